@@ -100,7 +100,9 @@ def test_wrong_answers_that_are_no_names(tmp_path: Path, head: np.ndarray) -> No
     ("key", "value"), [("data.train", "a\0b"), ("tracking.run_name", "\ud800")]
 )
 def test_settings_that_no_file_can_hold(key: str, value: str) -> None:
-    refused(lambda: load("umls", {key: value}), "valid Unicode text without NUL characters", ConfigError)
+    refused(
+        lambda: load("umls", {key: value}), "valid Unicode text without NUL characters", ConfigError
+    )
 
 
 def test_settings_without_end_are_shown_in_part() -> None:

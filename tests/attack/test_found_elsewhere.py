@@ -72,7 +72,7 @@ def test_a_task_that_is_not_that_of_the_data(tmp_path: Path) -> None:
         with open_model(str(tmp_path)):
             pass
 
-    refused(opened, "has no data of kind triples", CheckpointError)
+    refused(opened, "does not use data of kind triples", CheckpointError)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,9 @@ def test_many_explanations_say_so_too(averaged: str, trained: TrainedStore, tmp_
 def test_the_average_itself_is_not_explained(averaged: str, tmp_path: Path) -> None:
     best = download_artifact(averaged, names.ARTIFACT_BEST, tmp_path)
     for folder in (best, best.parent):
-        with pytest.raises(CheckpointError, match=r"best: holds the average .* give the run's id"):
+        with pytest.raises(
+            CheckpointError, match=r"best: contains the average .* give the run's id"
+        ):
             tracin(str(folder), TEST, {})
     step = download_artifact(averaged, f"{names.ARTIFACT_CHECKPOINTS}/epoch-0002", tmp_path)
     assert len(tracin(str(step), TEST, {}).report.model.checkpoints) == 1

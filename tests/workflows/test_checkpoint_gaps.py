@@ -99,9 +99,9 @@ def test_a_folder_with_a_gap_or_a_foreign_checkpoint_is_refused(clew: Clew) -> N
     folder = Path("out/checkpoints")
     refused = ("tracin", "--model", "out", "--test", TEST)
     for lost, says in (
-        ("epoch-0001", "out: the checkpoint of step 13 is missing, which epoch-0002 (step 26)"),
-        ("epoch-0002", "out: the checkpoint of step 26 is missing, which epoch-0003 (step 39)"),
-        ("epoch-0003", "out: the checkpoint of step 39 is missing, where the run ended"),
+        ("epoch-0001", "out: the checkpoint of step 13, before epoch-0002 (step 26), is missing"),
+        ("epoch-0002", "out: the checkpoint of step 26, before epoch-0003 (step 39), is missing"),
+        ("epoch-0003", "out: the checkpoint of the last step, 39, is missing"),
     ):
         (folder / lost).rename(lost)
         assert says in clew(*refused, code=2)
@@ -116,14 +116,16 @@ def test_a_folder_with_a_gap_or_a_foreign_checkpoint_is_refused(clew: Clew) -> N
     assert "epoch-0003 (step 39) has learning_rate_weight 0" in line
     shutil.rmtree(folder / "epoch-0003")
     line = clew("tracin", "--model", "out/checkpoints", "--test", TEST, code=2)
-    assert "out/checkpoints: the checkpoint of step 39 is missing" in line
+    assert "out/checkpoints: the checkpoint of the last step, 39, is missing" in line
     (stored_checkpoints(run_id) / "epoch-0003").rename("epoch-0003")
     says = clew("tracin", "--model", run_id, "--test", TEST, code=2)
-    assert f"run {run_id}: the checkpoint of step 39 is missing, where the run ended" in says
+    assert f"run {run_id}: the checkpoint of the last step, 39, is missing" in says
     Path("epoch-0003").rename(stored_checkpoints(run_id) / "epoch-0003")
     shutil.rmtree(stored_checkpoints(run_id) / "epoch-0002")
     says = clew("tracin", "--model", run_id, "--test", TEST, code=2)
-    assert f"run {run_id}: the checkpoint of step 26 is missing" in says
+    assert (
+        f"run {run_id}: the checkpoint of step 26, before epoch-0003 (step 39), is missing" in says
+    )
 
 
 def test_checkpoints_of_an_older_version_open_by_their_run_alone(clew: Clew) -> None:

@@ -63,7 +63,10 @@ def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:
     ("model", "message"),
     [
         ("", "no model given"),
-        ("clew-umls@champion", "is no run id; a registered model is models:/clew-umls@champion"),
+        (
+            "clew-umls@champion",
+            "not a run id; for a registered model, give models:/clew-umls@champion",
+        ),
         ("models:/nothing@champion", "no model 'nothing' is registered"),
         ("models:/nothing/7", "'nothing' has no version 7"),
         ("models:/nothing", "is not an address in the registry"),

@@ -131,7 +131,7 @@ def test_groups_go_on_where_they_were_stopped(
     with monkeypatch.context() as patch:
         patch.setattr(leave_one_out, "train", train_until_stopped)
         assert run(["train", *settings]) == 130
-    assert "all groups go on with clew train --config FILE --resume" in capsys.readouterr().err
+    assert "to continue all groups: clew train --config FILE --resume" in capsys.readouterr().err
     query = RunQuery(kind=names.KIND_EVALUATE, status="KILLED")
     (stopped,) = search_runs(query).runs
     result = CliRunner().invoke(cli, ["train", *settings, "--resume"], catch_exceptions=False)

@@ -62,19 +62,19 @@ def test_a_plan_as_json_and_as_a_table(tmp_path: Path) -> None:
         "half the microbatch",
     }
     table = CliRunner().invoke(cli, ["plan", *options], catch_exceptions=False).output
-    assert "fits into 100.00 GiB; the largest microbatch that does: 1560" in table
+    assert "fits into 100.00 GiB; the largest microbatch that fits: 1560" in table
 
 
 def test_a_plan_says_that_compiling_is_not_in_it() -> None:
     compiled = plan(small_config(optimizations__torch_compile=True))
-    assert "torch_compile is on, and this is the memory without it" in compiled.table()
+    assert "torch_compile is on, but these numbers are without it" in compiled.table()
     assert "torch_compile" not in plan(small_config()).table()
 
 
 def test_a_plan_that_does_not_fit_says_so() -> None:
     result = plan(changed(), memory_gib=0.001)
     assert result.largest_batch_size == 0
-    assert "does not fit into 0.00 GiB; the largest microbatch that does: none" in result.table()
+    assert "does not fit into 0.00 GiB; the largest microbatch that fits: none" in result.table()
 
 
 def test_a_plan_of_an_automatic_batch_is_for_what_it_finds() -> None:

@@ -124,7 +124,7 @@ def test_files_of_queries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no query"),
+        ("", "contains no query"),
         ("cell\n", r"line 1: 'cell' has 1 tab-separated columns"),
         ("cell\tpart_of\ntoo\tmany\tof\tthem\n", r"line 2: .* has 4 tab-separated columns"),
         ("cell\t\ttissue\n", "line 1: .*give a relation and either a head"),
@@ -217,7 +217,7 @@ def test_a_whole_triple_is_placed_at_both_ends(
     assert for_heads["asked"]["head"] == named[0]
     assert (for_heads["tail"], len(for_heads["answers"])) == (named[2], 10)
     assert run_command(["predict", f"--model={registered}", *question]) == 0
-    assert "asked about, by rank among" in capsys.readouterr().out
+    assert "rank of this triple among" in capsys.readouterr().out
 
 
 def test_a_guess_is_called_one(trained: TrainedStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +260,8 @@ def test_an_answer_set_needs_the_data_of_a_run(trained: TrainedStore) -> None:
     moved = path.rename(path.with_name("moved.txt"))
     try:
         with pytest.raises(
-            DataError, match=r"calibrated on the model's data: .*valid\.txt.*or ask without"
+            DataError,
+            match=r"calibrated on the model's data: .*valid\.txt.*or leave out --conformal",
         ):
             predict(trained.other, [asked(*QUERY)], level=0.9)
     finally:

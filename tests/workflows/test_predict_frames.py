@@ -87,7 +87,7 @@ def test_rows_are_those_of_single_windows(sequences: StoredRun, tmp_path: Path) 
     metadata = table.schema.metadata
     assert metadata[b"clew.unit"] == b"km"
     assert metadata[b"clew.target"] == b"target"
-    assert "of 10 test windows they hold" in result.table()
+    assert "of 10 test windows they contain" in result.table()
     assert [path.name for path in tmp_path.iterdir() if path.name != "new"] == ["out.parquet"]
 
 
@@ -136,7 +136,7 @@ def test_without_its_data_a_model_predicts_without_intervals(
     finally:
         shutil.move(tmp_path / "moved", sequences.folder / "clouds")
     assert result.intervals is None
-    assert "note: no intervals, since the data that it was trained on" in result.table()
+    assert "note: no intervals, because the training data" in result.table()
     after = pq.read_table(output)
     assert after["prediction"].equals(before["prediction"])
     assert after["lower"].null_count == after["upper"].null_count == 10
@@ -282,8 +282,8 @@ def test_command_line(
         (["--frames=nothing", "--output=o.parquet"], "--frames nothing: no such file or folder"),
         (["--frames=new", "--output=new"], "--output new: is a folder; name a file"),
         (["--frames=new", "--output=o", "--confidence=1"], "--confidence is '1'"),
-        (["--prompt=hello"], "clew predict asks this one with --frames and --output"),
-        (["--head=a", "--relation=b"], "clew predict asks this one with --frames and --output"),
+        (["--prompt=hello"], "ask this model with clew predict --frames and --output"),
+        (["--head=a", "--relation=b"], "ask this model with clew predict --frames and --output"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -496,7 +496,7 @@ def test_what_cannot_be_used_is_not_registered_even_by_force(
 
 def test_a_run_of_another_task(trained: TrainedStore, changed_run: Callable[[Change], str]) -> None:
     run_id = changed_run(lambda folder: change_manifest(folder, task="speech"))
-    with pytest.raises(CheckpointError, match="the task is 'speech', which has no data of kind"):
+    with pytest.raises(CheckpointError, match="task is 'speech', which does not use data of kind"):
         promoted("speech", run_id)
 
 

@@ -130,10 +130,10 @@ def test_the_newest_good_checkpoint_is_taken_and_this_is_said_in_one_line(
         point = stopped.find(tmp_path / "downloads")
     assert point.checkpoint.name == "epoch-0002"
     assert [path.name for path in point.earlier] == ["epoch-0001"]
-    (line,) = [r.getMessage() for r in caplog.records if "going on" in r.getMessage()]
+    (line,) = [r.getMessage() for r in caplog.records if "; continuing" in r.getMessage()]
     source = str(stopped.kept) if stopped.by == "folder" else f"run {stopped.run_id}"
     assert line.startswith(f"{source}: epoch-0003")
-    assert line.endswith("; going on from epoch-0002")
+    assert line.endswith("; continuing from epoch-0002")
     assert name in line
     assert "downloads" not in line
     assert len(line.splitlines()) == 1
@@ -151,7 +151,7 @@ def test_a_damaged_best_checkpoint_is_made_again(
     point = stopped.find(tmp_path / "downloads")
     assert point.checkpoint.name == "epoch-0002"
     assert point.best is None
-    assert "best is damaged or missing; going on from epoch-0002" in caplog.text
+    assert "best is damaged or missing; continuing from epoch-0002" in caplog.text
     require_equal(stopped.resume(), stopped.kept.parent / "whole")
 
 

@@ -59,7 +59,7 @@ def test_a_given_continuation_is_traced_and_recorded(model: str, tmp_path: Path)
 
 def test_the_average_is_not_explained(model: str, tmp_path: Path):
     best = download_artifact(model, names.ARTIFACT_BEST, tmp_path)
-    with pytest.raises(CheckpointError, match="holds the average of the parameters"):
+    with pytest.raises(CheckpointError, match="contains the average of the parameters"):
         explained(str(best), "green bottles", " on", {})
 
 

@@ -142,8 +142,12 @@ def test_trials_do_not_start_from_each_other(earlier, tmp_path):
     [
         ("distmult", {}, "a cp model, but model.kind is distmult"),
         ("cp", {"data.inverse_relations": False}, "trained with data.inverse_relations=true"),
-        ("cp", {"model.embedding_dim": 6}, r"entity.weight has the shape \(8,\), here it has"),
-        ("cp", {"model.entity_bias": True}, "entity_bias has the shape of nothing"),
+        ("cp", {"model.embedding_dim": 6}, r"entity.weight has shape \(8,\), but here \(6,\)"),
+        (
+            "cp",
+            {"model.entity_bias": True},
+            r"entity_bias has shape \(no such parameter\), but here",
+        ),
     ],
 )
 def test_models_that_do_not_fit_are_refused(earlier, kind, overrides, message):

@@ -14,7 +14,7 @@ from clew.cli import explanations, models, project, training
 from clew.errors import UsageError
 
 UNDER_TORCHRUN = ("train", "predict", "tracin", "batch-tracin")
-"""Commands whose processes work together; of another one, each would do the whole work."""
+"""Commands whose processes share the work; with other commands, each process would do all of it."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

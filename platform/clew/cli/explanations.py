@@ -1,4 +1,4 @@
-"""Commands that explain predictions, and the one that tests explanations."""
+"""Commands that explain predictions, test explanations and write reports."""
 
 import json
 import re
@@ -51,10 +51,10 @@ class TracinOptions(ExplainOptions):
     output: Path | None = None
     """Folder for three result files, or a single .json, .csv or .parquet file."""
     first_answer: Annotated[Path | None, HIDDEN] = None
-    """Before all training triples are scored, write to this JSON file what those with an entity of
-    the test triple say."""
+    """Before all training triples are scored, write the scores of those that share an entity with
+    the test triple to this JSON file."""
     prepare: Annotated[bool, HIDDEN] = False
-    """Explain nothing: keep what explanations of the model share, for those that follow."""
+    """Explain nothing; only compute and keep what later explanations of the model share."""
 
 
 @command(TracinOptions)
@@ -229,7 +229,7 @@ class ValidateInfluenceOptions(Options):
     tests: Annotated[int, Field(ge=1)] = 100
     """Number of test triples, chosen at random."""
     deletions: Annotated[int, Field(ge=0)] = 30
-    """Number of test triples ranked first whose strongest facts are deleted."""
+    """Number of test triples with rank 1 whose strongest facts are deleted."""
     scores: str = ""
     """Forms of score to test, separated by commas (default: all that the run allows, except
     unrolled, which costs several trainings)."""
@@ -279,7 +279,7 @@ class ValueFactsOptions(Options):
     """Which answers' losses count: tail, head, or both (tails alone in a model without inverse
     relations)."""
     worst: Annotated[int, Field(ge=0)] = 100
-    """Number of facts in the list of the worst, worst_facts.tsv, which data.exclude takes."""
+    """Number of the worst facts to list in worst_facts.tsv, a file for data.exclude."""
     output_dir: Path | None = None
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
 

@@ -1,4 +1,4 @@
-"""Commands that ask trained models, and hand them on: predict, promote, export."""
+"""Commands that use trained models: predict, promote, export."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ class PredictOptions(Options):
     filter_known: bool = False
     """Leave out answers that are already known from training."""
     conformal: Annotated[float | None, Field(gt=0, lt=1), Option(alone="0.9")] = None
-    """Mark the answers in a set that holds a new answer with this probability (alone: 0.9)."""
+    """Mark the answers in a set that contains a new answer with this probability (alone: 0.9)."""
     input: Path | None = None
     """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for an unknown end."""
     prompt: str = ""
@@ -50,9 +50,9 @@ class PredictOptions(Options):
     prompt_file: str = ""
     """File with the prompt, in UTF-8, instead of --prompt; - is standard input."""
     max_tokens: Annotated[int, Field(ge=0)] = 200
-    """Tokens to write."""
+    """Number of tokens to write."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """Divides the logits before a token is drawn; 0 takes the likeliest."""
+    """Divisor of the logits before a token is drawn; 0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Draw only among the likeliest tokens that together have this probability."""
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
@@ -64,7 +64,7 @@ class PredictOptions(Options):
     output: Path | None = None
     """Parquet file for the predictions of frames."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    """Share of targets that the intervals of frames are meant to hold."""
+    """Share of targets that the intervals of frames should contain."""
     as_json: JsonFlag = False
     """Print JSON instead of a table or text."""
 
@@ -94,7 +94,7 @@ class PredictOptions(Options):
 
     @property
     def way(self) -> Callable[["PredictOptions"], None]:
-        """How the model is asked; about a graph unless the options say otherwise."""
+        """The function that asks the model; for a graph model, unless other options are given."""
         return _continue if self._given(TEXT) else _predict_frames if self.frames else _answer
 
 
@@ -179,7 +179,7 @@ class PromoteOptions(Options):
     dry_run: bool = False
     """Run the checks, but write nothing."""
     force: str = ""
-    """Overrule the checks that may be overruled, for this reason; the reason is recorded."""
+    """Reason to overrule the checks that can be overruled; the reason is recorded."""
     rollback: bool = False
     """Give the alias back to the version that had it before."""
     as_json: JsonFlag = False

@@ -44,7 +44,7 @@ class Option:
     hidden: bool = False
     """Whether only Clew's own processes use it."""
     run_kind: str = ""
-    """Kind of run that the value may name; `newest` then stands for the newest of these runs."""
+    """Kind of run that the value can name; `newest` then means the newest of these runs."""
 
 
 ModelReference = Annotated[str, Option(run_kind=KIND_TRAIN)]
@@ -88,10 +88,10 @@ class Options(Section):
 
 
 class Configured(Options):
-    """Options of a command that needs a configuration: also flags, `--set` and assignments."""
+    """Options of a command that needs a configuration, with flags, `--set` and assignments."""
 
     overrides: dict[str, Any] = Field(default_factory=dict, exclude=True)
-    """What they set, as `section.key` to value; assignments win."""
+    """The settings, `section.key` to value; assignments take precedence over flags."""
 
 
 class ClusterOptions(Options):
@@ -108,7 +108,7 @@ class ClusterOptions(Options):
     """With --cluster: memory to reserve for each task (default: none)."""
 
     def cluster_request(self) -> "ClusterRequest | None":
-        """Return the cluster that was asked for."""
+        """Return the requested cluster, or None."""
         from clew.workflows.clusters.nodes import ClusterRequest
 
         if not self.cluster:
@@ -120,10 +120,7 @@ class ClusterOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredOption(Option):
-    """One option, in the form that click, MLproject and the reference page need.
-
-    Its name has underscores.
-    """
+    """One option, as click, MLproject and the reference page need it; its name has underscores."""
 
     help: str
     annotation: Any
@@ -202,7 +199,7 @@ def _describe(error: ValidationError, typed: Mapping[str, str]) -> str:
 
 
 class Verb(click.Command):
-    """A command that is made from a class of options."""
+    """A command that is built from a class of options."""
 
     def __init__(self, options: type[Options], function: Callable[[Any], int]) -> None:
         name = function.__name__
@@ -238,7 +235,7 @@ def command(options: type[O]) -> Callable[[Callable[[O], int]], Verb]:
 
 
 def spellings(name: str) -> list[str]:
-    """Return an option with dashes and, for older scripts, with underscores."""
+    """Return the name of an option with dashes and, for older scripts, with underscores."""
     return list(dict.fromkeys([dashed(name), f"--{name}"]))
 
 
@@ -252,7 +249,7 @@ def _click_option(option: DeclaredOption) -> click.Option:
 
 
 def _settings_option() -> click.Option:
-    """Return the option `--set`, which may be given several times; its value is a list."""
+    """Return the option `--set`, which can be given several times; its value is a list."""
 
     def split(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[str]:
         return [part for text in texts for part in _split_assignments(text)]
@@ -262,7 +259,7 @@ def _settings_option() -> click.Option:
 
 
 def _split_assignments(text: str) -> list[str]:
-    """Split at commas that are followed by another assignment; values may contain commas."""
+    """Split at commas that are followed by another assignment; values can contain commas."""
     parts: list[str] = []
     for piece in filter(None, text.split(",")):
         if parts and "=" not in piece:

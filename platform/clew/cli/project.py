@@ -14,7 +14,7 @@ RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate"
 
 
 KGX_ONLY = {"qualifiers", "valid_fraction", "test_fraction", "seed"}
-"""Options that nothing but --kgx uses."""
+"""Options that only --kgx uses."""
 
 
 class DataOptions(Options):
@@ -59,7 +59,7 @@ class DataOptions(Options):
                 "`clew data --train ... --pack FOLDER`"
             )
         if self.kgx is None and (alone := sorted(self.model_fields_set & KGX_ONLY)):
-            raise ValueError(f"{dashed(alone[0])} is given without --kgx, which alone uses it")
+            raise ValueError(f"{dashed(alone[0])} is given without --kgx; only --kgx uses it")
         if self.files and not self.train:
             raise ValueError("--valid or --test is given without --train; give --train too")
         return self
@@ -113,7 +113,7 @@ class PretokenizeOptions(Options):
     held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share at the end of the text that is not used to train a BPE vocabulary."""
     force: bool = False
-    """Start from scratch, whatever the folder contains."""
+    """Start again, and delete an existing pack in the folder."""
 
 
 @command(PretokenizeOptions)
@@ -158,12 +158,12 @@ def runs(options: RunsOptions) -> int:
 
 
 class NoOptions(Options):
-    """For a command without options."""
+    """Options of a command that has none."""
 
 
 @command(NoOptions)
 def sync(options: NoOptions) -> int:
-    """Send what the tracking server missed. The records were kept while it was away."""
+    """Send the records that the tracking server missed. They were kept on this machine."""
     from clew.runs.forwarder import sync_spool
 
     results = sync_spool()

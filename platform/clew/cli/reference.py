@@ -1,9 +1,9 @@
-"""Writes what is generated from declarations: `MLproject` and the pages of reference.
+"""Writes the files that are generated from declarations: `MLproject` and the reference pages.
 
     python -m clew.cli.reference
 
-A command's options are declared next to it, settings in the schema of the configuration, the keys
-of MLflow in `clew.names`. Change them there, then run this program.
+Options are declared next to their command, settings in the schema of the configuration, and MLflow
+keys in `clew.names`. Change them there, then run this program.
 """
 
 import ast
@@ -36,7 +36,7 @@ LEFT_OUT = (
     "LIST_DATA_SET_PREFIX",
     "LIST_FINGERPRINT_PREFIX",
 )
-"""Constants that are no key."""
+"""Constants that are not keys."""
 TERMINAL_VERBS = ("runs", "sync", "ui")
 """Commands that are not entry points: MLflow would open a run for each of them."""
 EMPTY = '""'
@@ -72,15 +72,15 @@ value in brackets may be left out. An empty value counts as not given.
 KEYS_HEAD = f"""\
 # MLflow keys
 
-Written by `{PROGRAM}` from `platform/clew/names.py`. Every key
-under which Clew writes to a tracking store; `{{k}}` stands for a number, `{{name}}` for
-what was named. Metrics of quality have the split before them, such as `test/mrr`, and
-those of ranks the side behind them where there is one, such as `test/mrr_head`.
+Written by `{PROGRAM}` from `platform/clew/names.py`. These are all
+keys that Clew writes to a tracking store; `{{k}}` is a number, `{{name}}` a name. Quality
+metrics start with the split, such as `test/mrr`. Rank metrics of one side end with the
+side, such as `test/mrr_head`.
 """
 
 
 def mlproject() -> str:
-    """Return the content of `MLproject`."""
+    """Return the text of `MLproject`."""
     entries = [entry_point(verb) for verb in verbs() if verb.name not in TERMINAL_VERBS]
     return MLPROJECT_HEAD + "\n".join(entries)
 
@@ -116,10 +116,10 @@ def _parameter(option: DeclaredOption) -> str:
 
 
 def options_page() -> str:
-    """Return the content of `docs/reference/options.md`."""
+    """Return the text of `docs/reference/options.md`."""
     parts = [PAGE_HEAD, *(_verb_section(verb) for verb in verbs()), "## Configuration\n"]
     parts.append(
-        "The keys of a YAML file, which `section.key=value` sets too. A section that has a `kind`\n"
+        "The keys of a YAML file, which `section.key=value` also sets. A section with a `kind`\n"
         "has only the keys of that kind.\n"
     )
     parts += [_class_section(name, choice) for name in RunConfig.model_fields
@@ -199,7 +199,7 @@ def type_in_words(annotation: Any) -> str:
 
 
 def verbs() -> Iterator[Verb]:
-    """Yield the commands in their order."""
+    """Yield the commands in the order in which they were added."""
     yield from (verb for verb in cli.commands.values() if isinstance(verb, Verb))
 
 
@@ -214,7 +214,7 @@ def keys_page() -> str:
 
 
 def _groups() -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield each heading of the module with its keys and what their docstrings say."""
+    """Yield each heading of the module with its keys and their docstrings."""
     source = inspect.getsource(names)
     headings = [
         (number, text.removeprefix("# ").rstrip(":"))
@@ -227,7 +227,7 @@ def _groups() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def _keys(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield line, key and docstring of every constant that is a key."""
+    """Yield the line, key and docstring of every constant that is a key."""
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(key))):
@@ -237,7 +237,7 @@ def _keys(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _docstring(node: ast.stmt) -> str:
-    """Return the text under a constant on one line; empty if there is none."""
+    """Return a constant's docstring as one line; empty if there is none."""
     match node:
         case ast.Expr(value=ast.Constant(value=str(text))):
             return " ".join(text.split())
@@ -245,7 +245,7 @@ def _docstring(node: ast.stmt) -> str:
 
 
 def written_files() -> dict[str, str]:
-    """Return what this program writes: path to content."""
+    """Return the files that this program writes, path to text."""
     return {
         MLPROJECT: mlproject(),
         OPTIONS_PAGE: options_page(),

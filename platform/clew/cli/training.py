@@ -44,8 +44,8 @@ class TrainOptions(Configured):
     checkpoint_dir: Path | None = None
     """Folder that also keeps the run's checkpoints while it trains, as the tracking store does."""
     output_dir: Path | None = None
-    """Also keep configuration and all checkpoints in this folder: a new one (NAME-2 where NAME
-    holds a finished training), or, with --resume, the run's own."""
+    """Also keep configuration and all checkpoints in this folder: a new one (NAME-2 if NAME
+    contains a finished training), or, with --resume, the run's own."""
     result_file: Annotated[Path | None, HIDDEN] = None
     """Also write the result as JSON."""
     parent_run: Annotated[str, HIDDEN] = ""
@@ -82,7 +82,7 @@ def train(options: TrainOptions) -> int:
 
 
 def _resumed(options: TrainOptions) -> "TrainResult":
-    """Continue a given run, the newest one, or from a folder of checkpoints."""
+    """Continue the given run, the newest unfinished run, or a run in a folder of checkpoints."""
     from clew.workflows import resume
     from clew.workflows.leave_one_out import leaves_one_out, train_each_group
     from clew.workflows.outputs import check_new_folder
@@ -195,7 +195,7 @@ def tune(options: TuneOptions) -> int:
     from clew.workflows.tuning.search import TuneRequest
     from clew.workflows.tuning.tune import tune as workflow
 
-    if "CLEW_LOG_LEVEL" not in os.environ:  # one line for a trial is enough
+    if "CLEW_LOG_LEVEL" not in os.environ:  # one line per trial is enough
         logging.getLogger("clew").setLevel(logging.WARNING)
     request = TuneRequest(
         load(options.config, options.overrides),

@@ -1,4 +1,4 @@
-"""Runs a training or an explanation in a separate process, so that its memory peak is its own."""
+"""Runs a training or an explanation in a separate process, to measure its memory peak alone."""
 
 import json
 import os
@@ -23,10 +23,10 @@ def train_in_child(
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> TrainResult:
-    """Train as `train` does, in a fresh process with its own run; its output goes to ours.
+    """Train like `train`, but in a new process, whose output is printed by this one.
 
     Raises:
-        ClewError: the child ended with an error, under the class of its exit code.
+        ClewError: The child ended with an error; its exit code decides the class.
     """
     with working_folder("child") as folder:
         path, result = folder / "config.yaml", folder / "result.json"
@@ -36,15 +36,15 @@ def train_in_child(
         command += ["--tags", json.dumps(dict(tags or {}))]
         _run(command, "training")
         content = json.loads(result.read_text(encoding="utf-8"))
-        # A model for each group has errors by group besides, which are its run's alone.
+        # The result of `train_each_group` also has errors by group; they are not needed here.
         return TrainResult(**{field.name: content[field.name] for field in fields(TrainResult)})
 
 
 def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:
-    """Explain triples as `tracin` does, in a fresh process; return the id of its run.
+    """Explain triples like `tracin`, but in a new process, and return the id of its run.
 
     Raises:
-        ClewError: the child ended with an error, under the class of its exit code.
+        ClewError: The child ended with an error; its exit code decides the class.
     """
     assignments = ",".join(f"{key}={value}" for key, value in settings.items())
     command = [sys.executable, "-m", "clew", "tracin", "--model", model, "--test", tests]
@@ -56,7 +56,7 @@ def _run(command: list[str], what: str) -> str:
     """Run a command and return what it prints.
 
     Raises:
-        ClewError: it ended with an error, under the class of its exit code.
+        ClewError: The command ended with an error; its exit code decides the class.
     """
     parent = {PARENT_VARIABLE: str(os.getpid())}
     code, printed = run_child(command, environment=parent, capture=True)

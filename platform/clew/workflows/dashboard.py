@@ -1,4 +1,4 @@
-"""Serves the dashboard as a child process over the same tracking store."""
+"""Serves the dashboard in a child process that uses the same tracking store."""
 
 import socket
 import sys
@@ -13,7 +13,7 @@ def serve_dashboard(*, port: int, address: str) -> int:
     """Run Streamlit until it is stopped; return its exit code.
 
     Raises:
-        UsageError: Streamlit is not there, or the address and port cannot be used.
+        UsageError: Streamlit is not installed, or the address and port cannot be used.
     """
     if find_spec("streamlit") is None:
         raise UsageError(
@@ -29,7 +29,7 @@ def serve_dashboard(*, port: int, address: str) -> int:
 
 
 def _require_free(address: str, port: int) -> None:
-    """Refuse a port on which something listens already, or that may not be used."""
+    """Refuse a port that is in use or not allowed."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,5 +38,5 @@ def _require_free(address: str, port: int) -> None:
         except (OSError, UnicodeError) as error:
             raise UsageError(
                 f"--port {port} at {address} cannot be used ({described(error)}); if a dashboard "
-                "runs there already, open it, else give another --port"
+                "is already running there, open it, else give another --port"
             ) from None

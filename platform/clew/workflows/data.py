@@ -1,4 +1,4 @@
-"""Checks a data set and says what is in it; packs its triples; makes a data set of KGX files."""
+"""Checks and describes a data set, packs its triples, or makes a data set from KGX files."""
 
 import dataclasses
 import json
@@ -29,15 +29,15 @@ CodedEdges = Int[np.ndarray, "triple 3"]
 
 
 def data_settings(config: str, name: str, files: Mapping[str, str]) -> DataConfig:
-    """Return the settings of the data set that is meant.
+    """Return the settings of the data set that the only non-empty argument names.
 
     Args:
-        config: Configuration whose data set it is; empty: another one.
-        name: Name of a data set; empty: another one.
-        files: Files of triples by split; none: another one.
+        config: A configuration that names the data set.
+        name: Name of the data set.
+        files: Files of triples by split.
 
     Raises:
-        ConfigError: not exactly one of them is given, or it is not known.
+        ConfigError: None or several arguments are given, or the configuration or name is unknown.
     """
     if bool(config) + bool(name) + bool(files) != 1:
         raise ConfigError(
@@ -52,8 +52,8 @@ def describe_data(settings: DataConfig) -> str:
     """Return the counts of a data set, one per line.
 
     Raises:
-        ConfigError: it is text.
-        DataError: the data cannot be read.
+        ConfigError: The data set is text.
+        DataError: The data cannot be read.
     """
     if isinstance(settings, ImageSequenceData):
         summary = describe_sequences(load_sequences(settings))
@@ -71,11 +71,11 @@ def _lines(summary: Mapping[str, object]) -> str:
 
 
 def pack_data(settings: DataConfig, folder: Path) -> str:
-    """Pack triples into a new folder; return what is in it, and how to train on it.
+    """Pack triples into a new folder; return its counts and the command that trains on it.
 
     Raises:
-        ConfigError: the data are no triples, or the folder is there already.
-        DataError: the data cannot be read.
+        ConfigError: The data are not triples, or the folder exists already.
+        DataError: The data cannot be read.
     """
     if not isinstance(settings, TripleData):
         raise ConfigError(
@@ -100,7 +100,7 @@ def pack_data(settings: DataConfig, folder: Path) -> str:
 
 
 def describe_sequences(splits: SequenceSplits) -> dict[str, object]:
-    """Return sizes, groups, windows of each split, and the range of the targets."""
+    """Return the sizes, the groups, the windows of each split and the range of the targets."""
     table = splits.table
     known = table.target[np.isfinite(table.target)]
     frames, channels, height, width = table.images.shape
@@ -127,7 +127,7 @@ def _shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class KgxRequest:
-    """Which files become a data set, and how their triples are split."""
+    """A folder of KGX files to convert, and how to split its triples."""
 
     folder: Path
     output_dir: Path
@@ -138,11 +138,11 @@ class KgxRequest:
 
 
 def convert_kgx(request: KgxRequest) -> str:
-    """Write the data set into a new folder; return what is in it, one count a line.
+    """Write a data set into a new folder; return its counts, one per line.
 
     Raises:
-        ConfigError: the shares leave nothing to train on, or the folder is not empty.
-        DataError: the files are not what they should be.
+        ConfigError: The shares leave no training triples, or the folder is not empty.
+        DataError: The files are not valid KGX.
     """
     if request.valid_fraction + request.test_fraction >= 1:
         raise ConfigError(
@@ -165,9 +165,9 @@ def convert_kgx(request: KgxRequest) -> str:
 def split_triples(graph: KgxGraph, request: KgxRequest) -> dict[str, CodedEdges]:
     """Return the triples of each split, chosen at random.
 
-    A triple stays in training where its relation or an end would otherwise be in no training
-    triple. Triples between the same two entities, whichever way they point, stay together, so
-    that no test triple is a training triple read backwards.
+    Every entity and relation stays in at least one training triple. Triples between the same two
+    entities, in either direction, stay in one split, so that no test triple is a reversed training
+    triple.
     """
     triples = graph.triples
     ends = np.sort(triples[:, [0, 2]], axis=1)
@@ -194,13 +194,13 @@ def split_triples(graph: KgxGraph, request: KgxRequest) -> dict[str, CodedEdges]
 
 @dataclass(frozen=True)
 class _Left:
-    """How often each entity and each relation is in what is left to train on."""
+    """How often each entity and each relation occurs in the remaining training triples."""
 
     entities: Int[np.ndarray, " entity"]
     relations: Int[np.ndarray, " relation"]
 
     def take(self, rows: CodedEdges) -> bool:
-        """Take triples away, unless nothing of an entity or a relation would be left."""
+        """Remove triples, unless an entity or a relation would then have none left."""
         taken = [
             (self.entities, *np.unique(rows[:, [0, 2]], return_counts=True)),
             (self.relations, *np.unique(rows[:, 1], return_counts=True)),
@@ -220,7 +220,7 @@ def _write_triples(path: Path, graph: KgxGraph, rows: CodedEdges) -> None:
 
 
 def _write_names(folder: Path, graph: KgxGraph) -> None:
-    """Write names, kinds and synonyms of entities, and what the predicates are called."""
+    """Write the names, kinds and synonyms of the entities, and the labels of the predicates."""
     with (folder / "entity_names.tsv").open("w", encoding="utf-8") as file:
         for entity in graph.entities:
             name, kind = graph.names.get(entity) or entity, graph.kinds.get(entity, "")
@@ -232,7 +232,7 @@ def _write_names(folder: Path, graph: KgxGraph) -> None:
 
 
 def relation_label(relation: str) -> str:
-    """Return a predicate as people read it: `affects (object aspect qualifier: activity)`."""
+    """Return a readable predicate, such as `affects (object aspect qualifier: activity)`."""
     predicate, *qualifiers = relation.split(";")
     words = predicate.removeprefix(PREFIX).replace("_", " ")
     parts = [part.replace(PREFIX, "").replace("_", " ").replace("=", ": ") for part in qualifiers]

@@ -1,4 +1,4 @@
-"""Runs whose process died: whoever touches one ends it first, and leaves a living one alone."""
+"""Ends runs whose process died, and refuses to touch runs whose process is alive."""
 
 import time
 
@@ -18,10 +18,10 @@ from clew.runs.reading.runs import (
 
 
 def end_if_dead(run_id: str) -> None:
-    """End a run whose process died, if the store has it.
+    """End a run whose process died, if the store has the run.
 
     Raises:
-        TrackingError: it is alive.
+        TrackingError: The process of the run is alive.
     """
     try:
         run = find_run(run_id)
@@ -29,15 +29,16 @@ def end_if_dead(run_id: str) -> None:
         return
     if run.status == "RUNNING":
         require_dead(run)
-        # What it left in the spool is sent first; its configuration may be among that.
+        # The records in its spool are sent first; its configuration may be one of them.
         kind = run.tags.get(names.TAG_KIND, names.KIND_TRAIN)
         open_tracker(TrackingConfig(), kind=kind, run_id=run_id).finish("KILLED")
 
 
 def require_dead(run: RunRecord) -> None:
-    """Refuse a run whose process is alive: it holds its spool here, or was heard of from elsewhere.
+    """Refuse a run whose process is alive.
 
-    A spool that nobody holds is a process of this machine that died, however lately.
+    A process of this machine is alive if it holds the lock of the run's spool. If there is no spool
+    here, the last sign of life in the store decides.
     """
     folder = store.spool_root() / run.run_id
     if folder in list_journals(folder.parent):

@@ -1,4 +1,4 @@
-"""The demo: one real graph, two precisions, a table, and where to look next."""
+"""Runs the demo: trains on one graph in two precisions, compares, explains and promotes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -60,7 +60,7 @@ def run_demo(*, quick: bool = False) -> Iterator[str]:
 
 
 def record(tracker: Tracker, configs: Sequence[RunConfig], results: Sequence[TrainResult]) -> None:
-    """Record what the runs share as parameters, and their values and ratios as metrics."""
+    """Record the settings that the runs share, and their metrics and ratios."""
     first, *others = (flatten(config) for config in configs)
     tracker.params({k: v for k, v in first.items() if all(other[k] == v for other in others)})
     keys = [key for _, key, _ in COLUMNS if all(key in result.metrics for result in results)]
@@ -76,7 +76,7 @@ def record(tracker: Tracker, configs: Sequence[RunConfig], results: Sequence[Tra
 
 
 def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[str]:
-    """Explain ten test triples by the better model; show the best-ranked one's proponents."""
+    """Explain ten test triples with the better model; show the proponents of the best-ranked."""
     better = max(results, key=lambda result: result.metrics[VALIDATION])
     if better.run_id is None or not isinstance(config.data, TripleData):
         return
@@ -99,7 +99,7 @@ def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[s
 
 
 def promotion(results: Sequence[TrainResult]) -> Iterator[str]:
-    """Promote the run with the better validation MRR; a champion that is no worse stays."""
+    """Promote the run with the better validation MRR, if it beats the champion."""
     run_ids = [result.run_id for result in results if result.run_id is not None]
     try:
         promoted = promote_best_of(run_ids, PromotionRequest())
@@ -118,7 +118,7 @@ def promotion(results: Sequence[TrainResult]) -> Iterator[str]:
 
 
 def comparison(results: Sequence[TrainResult]) -> Iterator[str]:
-    """Yield a table of runs, one per line, and the ratios of the later ones to the first."""
+    """Yield a table with one run per line, and compare the later runs with the first."""
     yield f"{'':12}" + "".join(f"{title:>12}" for title, _, _ in COLUMNS) + "  run"
     for result in results:
         metrics = result.metrics

@@ -1,8 +1,8 @@
-"""Evaluate: a trained model on a split of the data it was trained on, recorded as a run.
+"""Evaluates a trained model on a split of its own data, and records the result as a run.
 
-A graph model is also judged by given wrong triples, by other people's rules: a folder with
-`valid_negatives.txt` and `test_negatives.txt` (as CoDEx has them) asks for triple classification; a
-file `.npz` (arrays of OGB's splits) for a ranking against given candidates.
+A graph model can also be evaluated with given wrong triples, by the protocol of their benchmark. A
+folder with `valid_negatives.txt` and `test_negatives.txt` (as in CoDEx) selects triple
+classification. A file `.npz` (arrays of OGB's splits) selects ranking against given candidates.
 """
 
 import logging
@@ -34,7 +34,7 @@ NEGATIVES_FILE = "{split}_negatives.txt"
 
 @dataclass(frozen=True)
 class EvaluateResult:
-    """The quality of a model on a split, and the run that records it."""
+    """The metrics of a model on a split, and the run that records them."""
 
     model: str
     split: str
@@ -54,10 +54,10 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
         split: `valid` or `test`.
-        negatives: Also judge by these wrong triples.
+        negatives: Also evaluate with these wrong triples.
 
     Raises:
-        UsageError: the model or its data cannot be used; nothing is recorded then.
+        UsageError: The model or its data cannot be used; nothing is recorded then.
     """
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}; expected {' or '.join(SPLITS)}")
@@ -88,10 +88,10 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
 
 
 def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, float]:
-    """Return the quality of a loaded model on a split.
+    """Return the metrics of a loaded model on a split.
 
     Raises:
-        DataError: the split has no examples.
+        DataError: The split has no examples.
     """
     metrics = loaded.metrics(split)
     if not metrics:
@@ -109,9 +109,9 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
     """Return `classification_accuracy` and `_f1`, or `given_mrr` and `given_hits_at_k`, of a split.
 
     Raises:
-        ConfigError: the model is none of link prediction, or thresholds would be chosen on the
-            split that they are judged on.
-        DataError: the files cannot be read.
+        ConfigError: The model is not a link prediction model, or the thresholds would be chosen on
+            the split that is evaluated.
+        DataError: The files cannot be read.
     """
     task, model = loaded.task, loaded.model
     if not (isinstance(task, LinkPrediction) and isinstance(model, GraphModel)):
@@ -135,7 +135,7 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
 
 
 def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:
-    """Classify test triples, true and false ones, by thresholds from the validation triples."""
+    """Classify true and false test triples with thresholds from the validation triples."""
     graph, scored = task.graph, {}
     for name, true in (("valid", graph.valid), ("test", graph.test)):
         path = folder / NEGATIVES_FILE.format(split=name)

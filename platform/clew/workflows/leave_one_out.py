@@ -1,4 +1,4 @@
-"""Leave one group out: a model for each group in turn, and all predictions out of fold together."""
+"""Trains one model per held-out group, and reports all out-of-fold predictions together."""
 
 import logging
 import os
@@ -35,12 +35,12 @@ SPLIT = "test"
 
 @dataclass(frozen=True)
 class LeaveOneOutResult(TrainResult):
-    """Errors over all groups, and by group."""
+    """Errors over all groups and for each group."""
 
     groups: list[dict[str, float | int | str]] = field(default_factory=list)
 
     def table(self) -> str:
-        """Return the metrics, then one line for each group."""
+        """Return the metrics, followed by one line per group."""
         keys = [key for key in self.groups[0] if key == "mae" or key.endswith("_mae")]
         lines = [super().table(), "", "  ".join(f"{k:>16}" for k in ("group", "windows", *keys))]
         for row in self.groups:
@@ -50,7 +50,7 @@ class LeaveOneOutResult(TrainResult):
 
 
 def leaves_one_out(config: RunConfig) -> bool:
-    """Return whether a configuration asks for a model for each group."""
+    """Return whether a configuration asks for one model per group."""
     return isinstance(config.data, ImageSequenceData) and config.data.leave_one_group_out
 
 
@@ -63,20 +63,20 @@ def train_each_group(
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> LeaveOneOutResult:
-    """Train with each group held out for the test, in runs below one that reports all of them.
+    """Train with each group as the test group in turn, as child runs of one run for all groups.
 
     Args:
-        config: With `data.leave_one_group_out`.
-        resumes: Continue the newest run of all groups with this configuration, which did not
-            finish: groups that it trained are not trained again, and the one that it was training
-            goes on.
-        output_dir: Where to copy the files of the runs of this command, one folder for each group.
-        checkpoint_dir: Where the runs keep their checkpoints, one folder for each group.
-        parent_run_id: Run of which this one is a part.
-        tags: Further tags of all runs; a study's cell is the run above them alone.
+        config: A configuration with `data.leave_one_group_out`.
+        resumes: Continue the newest run of all groups with this configuration, if it did not
+            finish. Groups that it finished are not trained again, and the interrupted one
+            continues.
+        output_dir: Where to copy the files of the runs, one folder per group.
+        checkpoint_dir: Where the runs keep their checkpoints, one folder per group.
+        parent_run_id: The parent of the run of all groups.
+        tags: More tags of all runs. A study's cell tag is set only on the run of all groups.
 
     Raises:
-        UsageError: configuration, data or tracking store cannot be used, or there is nothing to
+        UsageError: Configuration, data or tracking store cannot be used, or there is nothing to
             continue.
     """
     assert isinstance(config.data, ImageSequenceData)
@@ -123,7 +123,7 @@ def train_each_group(
 def _run_of_all(
     config: RunConfig, table: FrameTable, parent_run_id: str | None, tags: Mapping[str, str]
 ) -> Iterator[Tracker]:
-    """Open the run that reports all groups; who stops it hears how all of them go on."""
+    """Open the run of all groups; if it is interrupted, the message says how to continue it."""
     source = Path(config.data.source).stem
     with open_tracker(
         TrackingConfig(experiment=config.tracking.experiment),
@@ -143,12 +143,12 @@ def _run_of_all(
             yield tracker
         except Interrupted as error:
             raise Interrupted(
-                f"{error}; all groups go on with clew train --config FILE --resume"
+                f"{error}; to continue all groups: clew train --config FILE --resume"
             ) from None
 
 
 def _fold(config: RunConfig, group: str) -> RunConfig:
-    """Return the configuration of one group's run; with it alone the run can be repeated."""
+    """Return the configuration of one group's run, which is enough to repeat that run."""
     content = config.model_dump(mode="json")
     content["data"] |= {"leave_one_group_out": False, "test_group": group}
     content["tracking"]["run_name"] = f"{config.tracking.run_name or 'without'} {group}"
@@ -156,11 +156,11 @@ def _fold(config: RunConfig, group: str) -> RunConfig:
 
 
 def _unfinished(config: RunConfig, fingerprint: str) -> Iterator[RunRecord]:
-    """Yield the newest run of all groups, which did not finish, and those that it continued.
+    """Yield the newest run of all groups, if it is unfinished, and the runs that it continued.
 
     Raises:
-        TrackingError: there is none, the newest one finished, or it is alive.
-        CheckpointError: it was trained on other data.
+        TrackingError: There is no such run, or the newest one finished or is alive.
+        CheckpointError: The run was trained on other data.
     """
     query = RunQuery(kind=names.KIND_EVALUATE, config_hash=config.config_hash)
     found = search_runs(query, limit=1).runs
@@ -191,7 +191,7 @@ def _trained(
     parent_run_id: str | None,
     tags: Mapping[str, str],
 ) -> TrainResult:
-    """Return the run of a group: an earlier one, one that goes on, or a new one."""
+    """Return a group's run: an earlier finished run, a continued run, or a new run."""
     earlier = [run for parent in parents for run in runs_with(fold, parent_run=parent.run_id)]
     for run in earlier:
         if run.status == "FINISHED":
@@ -217,7 +217,7 @@ def _trained(
     if parents and checkpoint_dir is not None and checkpoint_dir.is_dir():
         aside = checkpoint_dir.with_name(f".{checkpoint_dir.name}.aside")
         remove(aside)
-        checkpoint_dir.rename(aside)  # no checkpoint in it can be continued
+        checkpoint_dir.rename(aside)  # no checkpoint in it can be used
     return train(
         fold,
         output_dir=output_dir,
@@ -228,7 +228,7 @@ def _trained(
 
 
 def _predictions(fold: TrainResult, folder: Path) -> RegressionResult:
-    """Fetch the predictions of a finished run."""
+    """Download the predictions of a finished run."""
     if fold.run_id is None:
         raise TrackingError("the run of a group was not recorded, so its predictions are lost")
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Runs about a trained model: linked to the run that trained it, with what they were made on."""
+"""Opens runs that use a trained model, linked to its training run, with the data and hardware."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +33,10 @@ def linked_run(
     context: str,
     tags: Mapping[str, str] | None = None,
 ) -> Iterator[Tracker]:
-    """Open a run that is linked to the run whose model it works on; `context` is for what."""
+    """Open a run that is linked to the model's training run.
+
+    `context` is the purpose of the data set in this run, for MLflow.
+    """
     tracker = open_tracker(
         TrackingConfig(experiment=source.config.tracking.experiment),
         kind=kind,
@@ -59,9 +62,10 @@ def trace_run(
     kind: str = names.KIND_TRACE,
     tags: Mapping[str, str] | None = None,
 ) -> Iterator[Tracker]:
-    """Open a linked run that records an explanation; its last metrics are the peaks of memory.
+    """Open a linked run for an explanation; when it ends, record the memory peaks.
 
-    Process and GPU memory count from here on; what is there already, the models, is in the peaks.
+    The peaks of process and GPU memory are reset here. They include the memory that is already in
+    use, such as the loaded models.
     """
     with linked_run(
         source, loaded, run_name, kind=kind, context="explanation", tags=tags
@@ -76,7 +80,7 @@ def trace_run(
 
 
 def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
-    """Return the tags of a run that works on a trained model."""
+    """Return the tags of a run that uses a trained model."""
     tags = task_tags(loaded.task, source.manifest.config_hash, loaded.device)
     tags[names.TAG_CHECKPOINT_STEP] = str(source.manifest.step)
     if source.run_id is not None:
@@ -87,7 +91,7 @@ def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
 
 
 def task_tags(task: Task[Any], config_hash: str, device: torch.device) -> dict[str, str]:
-    """Return what a run on this machine says of its task, its code and its hardware."""
+    """Return the tags for the task, the code version and the hardware of a run."""
     return {
         names.TAG_TASK: task.kind,
         names.TAG_DATASET: task.dataset,

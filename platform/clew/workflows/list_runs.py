@@ -1,4 +1,4 @@
-"""Lists runs of the tracking store, so that a person finds the id of the one that is wanted."""
+"""Lists the latest runs of the tracking store with their ids."""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs
 
 @dataclass(frozen=True)
 class ListedRun:
-    """What the list says of a run."""
+    """One line of the list of runs."""
 
     run_id: str
     kind: str
@@ -19,7 +19,7 @@ class ListedRun:
     data: str
     variant: str
     quality: str
-    """Last value of the main metric of its task, with the metric's name."""
+    """Name and last value of the task's main metric."""
     started: str
     """In UTC."""
     name: str
@@ -27,13 +27,13 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class RunList:
-    """Some runs, the latest first; `more` says whether the store has others like them."""
+    """Runs, the latest first; `more` is true if the store has more runs that match."""
 
     runs: tuple[ListedRun, ...]
     more: bool
 
     def table(self) -> str:
-        """Return the runs, one per line under the names of the columns."""
+        """Return a header and one line per run."""
         if not self.runs:
             return "no such run"
         rows = [asdict(run) for run in self.runs]
@@ -48,12 +48,12 @@ def list_runs(*, kind: str = "", experiment: str = "", limit: int = 20) -> RunLi
     """Return the latest runs.
 
     Args:
-        kind: Of the runs, such as `train` or `trace`; empty for all.
-        experiment: Its runs alone; empty for all.
-        limit: How many at most.
+        kind: Kind of the runs, such as `train` or `trace`; empty for all.
+        experiment: Name of the experiment; empty for all.
+        limit: Maximum number of runs.
 
     Raises:
-        TrackingError: there is no such experiment, no store, or it does not answer.
+        TrackingError: The experiment or the store does not exist, or the store does not answer.
     """
     ids = (experiment_id_of(experiment),) if experiment else ()
     page = search_runs(RunQuery(ids, kind=kind), limit=limit)

@@ -1,4 +1,4 @@
-"""Finds the model that a person names: a run id, `models:/name@alias`, or a checkpoint folder."""
+"""Finds the model for a run id, `models:/name@alias`, or a checkpoint folder."""
 
 import logging
 import os
@@ -36,17 +36,17 @@ REGISTRY_SCHEME = "models:/"
 OLDER_SUFFIX = ".pt"
 KEPT_FOLDERS = (names.ARTIFACT_BEST, names.ARTIFACT_CHECKPOINTS)
 EXPECTED = "a run id, models:/name@alias, or a folder of checkpoints"
-"""What names a model, in words."""
+"""The accepted model references, for messages."""
 SERVED_FOLDER = "artifacts/model"
-"""Where a registered model keeps its model folder."""
+"""Path of the model folder in a registered model."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model on local disk, and where it is from.
+    """A model on local disk, and where it comes from.
 
-    `checkpoint` holds the checkpoint. For a registered model it is its whole model folder, names,
-    known triples and calibration included (`clew.link_prediction.model_folder`).
+    `checkpoint` is the checkpoint folder. For a registered model it is the whole model folder,
+    which also contains names, known triples and calibration (`clew.link_prediction.model_folder`).
     """
 
     reference: str
@@ -58,7 +58,7 @@ class ModelSource:
 
     @property
     def title(self) -> str:
-        """What the model is, in a few words for people."""
+        """Short name of the model for messages."""
         if self.version is not None:
             return f"{self.version.name} version {self.version.number} (run {self.run_id})"
         return f"run {self.run_id}" if self.run_id else str(self.checkpoint)
@@ -66,11 +66,11 @@ class ModelSource:
 
 @contextmanager
 def open_model(reference: str) -> Iterator[ModelSource]:
-    """Find a model and have its files on local disk for the time of the context.
+    """Find a model, and keep its files on local disk inside this context.
 
     Raises:
-        TrackingError: no such run, model or alias, or the store does not answer.
-        CheckpointError: the run has no best checkpoint, or it cannot be read.
+        TrackingError: The run, model or alias does not exist, or the store does not answer.
+        CheckpointError: The run has no best checkpoint, or the checkpoint cannot be read.
     """
     with folder_for(reference, "model") as folder:
         if reference.startswith(REGISTRY_SCHEME):
@@ -85,16 +85,17 @@ def open_model(reference: str) -> Iterator[ModelSource]:
 
 @contextmanager
 def folder_for(reference: str, purpose: str) -> Iterator[Path]:
-    """Yield a working folder for a model's files; errors name the model in place of the folder.
+    """Yield a working folder for a model's files; errors name the model instead of the folder.
 
     Raises:
-        ConfigError: the reference is empty.
+        ConfigError: The reference is empty, or a registered model's without `models:/`.
     """
     if not reference.strip():
         raise ConfigError(f"no model given; expected {EXPECTED}")
     if "@" in reference and "/" not in reference and folder_meant(reference) is None:
         raise ConfigError(
-            f"model {reference!r} is no run id; a registered model is {REGISTRY_SCHEME}{reference}"
+            f"model {reference!r} is not a run id; for a registered model, give "
+            f"{REGISTRY_SCHEME}{reference}"
         )
     title = reference if reference.startswith(REGISTRY_SCHEME) else f"run {reference}"
     with working_folder(purpose, holds=title) as folder:
@@ -102,11 +103,11 @@ def folder_for(reference: str, purpose: str) -> Iterator[Path]:
 
 
 def find_version(reference: str) -> RegisteredVersion:
-    """Return the version that `models:/name@alias` or `models:/name/3` means.
+    """Return the registered version for `models:/name@alias` or `models:/name/3`.
 
     Raises:
-        ConfigError: it is no such address.
-        TrackingError: there is no such model, alias or version.
+        ConfigError: The reference has neither form.
+        TrackingError: The model, alias or version does not exist.
     """
     path = reference.removeprefix(REGISTRY_SCHEME)
     name, at, alias = path.rpartition("@")
@@ -122,12 +123,12 @@ def find_version(reference: str) -> RegisteredVersion:
 
 
 def open_version(version: RegisteredVersion, folder: Path, reference: str = "") -> ModelSource:
-    """Download the checkpoint of a registered version into `folder`, not the code beside it."""
+    """Download the model folder of a registered version into `folder`, without its code."""
     model = Registry.connect().download(version, folder, SERVED_FOLDER)
     if not (model / MANIFEST_FILE).is_file():
         raise CheckpointError(
-            f"{version.uri} holds no {SERVED_FOLDER}/{MANIFEST_FILE}; it was not registered by "
-            "`clew promote`"
+            f"{version.uri} has no {SERVED_FOLDER}/{MANIFEST_FILE}; it was not registered "
+            "by `clew promote`"
         )
     source = _open(model, reference or version.uri)
     return replace(source, run_id=version.run_id or source.run_id, version=version)
@@ -137,7 +138,7 @@ def open_run_best(run_id: str, folder: Path) -> ModelSource:
     """Download the best checkpoint of a run into `folder`.
 
     Raises:
-        CheckpointError: the run has none.
+        CheckpointError: The run has no best checkpoint.
     """
     folders = folders_of_run(run_id)
     if names.ARTIFACT_BEST not in folders:
@@ -157,26 +158,26 @@ def require_task(source: ModelSource, task: str, only: str) -> None:
 
     Args:
         source: The model.
-        task: Of the models that can be used.
-        only: What these alone do, for people.
+        task: The task that is needed.
+        only: What only models of this task can do, for the message.
 
     Raises:
-        ConfigError: it is a model of another task; the message says how to ask it.
+        ConfigError: The model has another task; the message says how to use the model.
     """
     own = source.manifest.task
     if own != task:
         raise ConfigError(
-            f"{source.title} is a {own} model; {only}; clew predict asks this one with "
+            f"{source.title} is a {own} model; {only}; ask this model with clew predict "
             f"{ASKED_WITH[own]}"
         )
 
 
 def recorded_file(source: ModelSource, name: str, work: Path) -> Path:
-    """Return a file that a model's run recorded: beside the checkpoint, or downloaded to `work`.
+    """Return a file that a model's run recorded; download it to `work` if it is not on disk.
 
     Raises:
-        CheckpointError: it is not beside the checkpoint, which names no run.
-        TrackingError: the run does not have it.
+        CheckpointError: The file is not next to the checkpoint, and the model's run is unknown.
+        TrackingError: The run does not have the file.
     """
     beside = [source.checkpoint, source.checkpoint.parent]
     if source.checkpoint.parent.name == names.ARTIFACT_CHECKPOINTS:
@@ -185,7 +186,9 @@ def recorded_file(source: ModelSource, name: str, work: Path) -> Path:
     if found is not None:
         return found
     if source.run_id is None:
-        raise CheckpointError(f"{source.title}: no {name} beside it; ask the run by its id instead")
+        raise CheckpointError(
+            f"{source.title}: {name} is not next to it; give the run's id instead"
+        )
     return download_artifact(source.run_id, name, work)
 
 
@@ -193,8 +196,8 @@ def folders_of_run(run_id: str) -> list[str]:
     """Return the names of a run's artifact folders.
 
     Raises:
-        CheckpointError: it looks like a path, and there is no such run.
-        TrackingError: there is no such run.
+        CheckpointError: There is no such run, and `run_id` looks like a path.
+        TrackingError: There is no such run.
     """
     try:
         return list_artifact_folders(run_id)
@@ -205,7 +208,7 @@ def folders_of_run(run_id: str) -> list[str]:
 
 
 def missing_in_run(run_id: str, folders: list[str], what: str, advice: str) -> CheckpointError:
-    """Return the error for a run that lacks what only a training writes."""
+    """Return the error for a run without the artifact `what` of training runs."""
     kind = find_run(run_id).tags.get(names.TAG_KIND, names.KIND_TRAIN)
     if kind != names.KIND_TRAIN:
         return CheckpointError(
@@ -217,20 +220,20 @@ def missing_in_run(run_id: str, folders: list[str], what: str, advice: str) -> C
 
 
 def folder_meant(reference: str) -> Path | None:
-    """Return the folder that a person means by a path, None if it is none.
+    """Return the folder that a model reference names, or None if it names none.
 
-    Older scripts kept a model in one file, `FOLDER/best_model.pt`. Where there is no such file, it
-    means the folder.
+    Older scripts kept a model in one file, `FOLDER/best_model.pt`. If this file does not exist, the
+    path means `FOLDER`.
     """
     path = Path(reference)
-    if os.path.isdir(path):  # Path.is_dir raises where the ids of many runs are too long for a path
+    if os.path.isdir(path):  # Path.is_dir raises if many run ids are too long for a path
         return path
     if path.suffix != OLDER_SUFFIX:
         return None
     if path.is_file():
         raise CheckpointError(
-            f"{reference}: a file; models are folders with {MODEL_FILE} and {MANIFEST_FILE} here, "
-            "and pickled files are never read: train with --output-dir and give that folder"
+            f"{reference} is a file; expected a folder with {MODEL_FILE} and {MANIFEST_FILE}, "
+            "because pickled files are never read; train with --output-dir and give that folder"
         )
     if not any((path.parent / name).is_dir() for name in KEPT_FOLDERS):
         return None
@@ -245,22 +248,22 @@ def _open(folder: Path, reference: str) -> ModelSource:
     config = trained_with(manifest, {}, source=str(folder / MANIFEST_FILE))
     if manifest.task != TASKS[config.data.kind]:
         raise CheckpointError(
-            f"{folder / MANIFEST_FILE}: the task is {quoted(manifest.task)}, which has no data of "
-            f"kind {config.data.kind}; take another checkpoint"
+            f"{folder / MANIFEST_FILE}: the task is {quoted(manifest.task)}, which does not use "
+            f"data of kind {config.data.kind}; use another checkpoint"
         )
     return ModelSource(reference, folder, manifest, config, run_id=manifest.run_id or None)
 
 
 def trained_with(manifest: Manifest, overrides: Overrides, *, source: str) -> RunConfig:
-    """Return the configuration of a model; its data are found from other folders too.
+    """Return the configuration of a model, with data paths that are valid in any working folder.
 
     Args:
-        manifest: What its checkpoint says of itself.
-        overrides: Settings that replace its own.
-        source: What an error is blamed on.
+        manifest: The manifest of its checkpoint.
+        overrides: Settings that replace those of the manifest.
+        source: Name of the settings in error messages.
 
     Raises:
-        ConfigError: a setting cannot be used.
+        ConfigError: A setting is not valid.
     """
     config = from_mapping(manifest.config, overrides, source=source)
     data = looked_up_in(manifest.folder, config.data) if manifest.folder else config.data
@@ -276,7 +279,7 @@ class LoadedModel:
     device: torch.device
 
     def metrics(self, split: str) -> dict[str, float]:
-        """Return the quality on a split under names such as `test/mrr`; empty without examples."""
+        """Return the metrics of a split, such as `test/mrr`; empty if it has no examples."""
         self.model.eval()
         with torch.no_grad():
             return self.task.metrics(self.model, split, self.device)
@@ -287,12 +290,11 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
 
     Args:
         source: The model.
-        data: Where to read the data instead of where the model's own configuration says; it must
-            be the same data.
+        data: Where to read the training data, if not where the model's configuration says.
 
     Raises:
-        DataError: the data cannot be read.
-        CheckpointError: the data is not what the model was trained on, or the weights do not fit.
+        DataError: The data cannot be read.
+        CheckpointError: The model was trained on other data, or the weights do not fit.
     """
     if data is not None:
         own = source.config.data
@@ -308,8 +310,8 @@ def own_task(source: ModelSource) -> Task[Any]:
     """Build the task that a model was trained on.
 
     Raises:
-        DataError: the data cannot be read.
-        CheckpointError: it is not what the model was trained on.
+        DataError: The data cannot be read.
+        CheckpointError: The model was trained on other data.
     """
     task = build_task(source.config)
     check_fingerprint(source, task.data_fingerprint)
@@ -317,15 +319,15 @@ def own_task(source: ModelSource) -> Task[Any]:
 
 
 def device_of(config: RunConfig, local_rank: int = 0) -> torch.device:
-    """Return where a trained model works: on a GPU if one is there, unless it was on the CPU."""
+    """Return the device for a trained model: the CPU if it was configured, else a GPU if any."""
     return resolve_device("cpu" if config.training.device == "cpu" else "auto", local_rank)
 
 
 def check_fingerprint(source: ModelSource, fingerprint: str) -> None:
-    """Refuse data other than what a model was trained on.
+    """Refuse data that differ from the model's training data.
 
     Raises:
-        CheckpointError: it is other data.
+        CheckpointError: The fingerprints differ.
     """
     if fingerprint != source.manifest.data_fingerprint:
         raise CheckpointError(

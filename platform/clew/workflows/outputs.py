@@ -1,4 +1,4 @@
-"""Where a person wants results: what cannot be written is refused before anything is computed."""
+"""Checks output paths before anything is computed."""
 
 import os
 import tempfile
@@ -7,28 +7,28 @@ from pathlib import Path
 from clew.errors import ConfigError
 
 RESERVE = 24
-"""By how many bytes a temporary name is longer; what is put in a folder adds up to eight times."""
+"""Extra bytes of a temporary name. Paths inside an output folder can be 8 times this longer."""
 
 
 def check_folder(option: str, path: Path | None) -> None:
-    """Refuse a folder that is a file, or that cannot be made or written.
+    """Refuse a folder that is a file, or that cannot be created or written.
 
     Args:
-        option: As the person typed it, for example `--output-dir`.
-        path: What was given; None: nothing was.
+        option: Name of the option for messages, such as `--output-dir`.
+        path: The folder; None if it was not given.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: Nothing can be written there.
     """
     if path is not None:
         _check_can_hold(path, f"{option} {path}")
 
 
 def check_new_folder(option: str, path: Path | None) -> None:
-    """Refuse what `check_folder` does, and a folder that holds something.
+    """Refuse what `check_folder` refuses, and a folder that is not empty.
 
     Raises:
-        ConfigError: nothing can be written there, or something would be overwritten.
+        ConfigError: Nothing can be written there, or something would be overwritten.
     """
     check_folder(option, path)
     if path is not None and path.exists() and any(path.iterdir()):
@@ -38,10 +38,10 @@ def check_new_folder(option: str, path: Path | None) -> None:
 
 
 def check_file(option: str, path: Path | None) -> None:
-    """Refuse a file that is a folder, or whose folder cannot be made or written.
+    """Refuse a file path that is a folder, or whose folder cannot be created or written.
 
     Raises:
-        ConfigError: nothing can be written there.
+        ConfigError: Nothing can be written there.
     """
     if path is None:
         return
@@ -54,7 +54,7 @@ def _check_can_hold(folder: Path, given: str) -> None:
     nearest = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if nearest.is_symlink() and not nearest.exists():
         raise ConfigError(
-            f"{given}: {nearest} is a link to {os.readlink(nearest)}, which is not there; name "
+            f"{given}: {nearest} is a link to {os.readlink(nearest)}, which does not exist; name "
             "another place"
         )
     name, whole = os.pathconf(nearest, "PC_NAME_MAX"), os.pathconf(nearest, "PC_PATH_MAX")
@@ -66,6 +66,6 @@ def _check_can_hold(folder: Path, given: str) -> None:
     if not nearest.is_dir():
         raise ConfigError(f"{given}: {nearest} is not a folder; name another place")
     try:
-        tempfile.TemporaryFile(dir=nearest).close()  # permissions alone say too little: /proc
+        tempfile.TemporaryFile(dir=nearest).close()  # permissions are not enough, e.g. in /proc
     except OSError:
         raise ConfigError(f"{given}: {nearest} cannot be written; name another place") from None

@@ -1,4 +1,4 @@
-"""Pretokenize: a corpus in, one memory map of tokens out, to train on many times."""
+"""Packs a corpus into one memory map of tokens, from which any number of runs can train."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +14,13 @@ from clew.workflows.outputs import check_folder
 
 @dataclass(frozen=True)
 class PretokenizeResult:
-    """A finished pack and where it is."""
+    """A packed corpus, and its folder."""
 
     output: Path
     manifest: PackManifest
 
     def table(self) -> str:
-        """Return what was packed, one fact per line."""
+        """Return the counts of the packed corpus, one per line."""
         manifest = self.manifest
         windows = max(0, manifest.num_tokens - 1) // manifest.chunk_size
         facts = {
@@ -40,10 +40,12 @@ class PretokenizeResult:
 def pretokenize_corpus(
     settings: PackSettings, output: Path, *, num_proc: int = 1, force: bool = False
 ) -> PretokenizeResult:
-    """Pack a corpus, named, in files or from Hugging Face; continue where a killed run stopped.
+    """Pack a corpus, or continue where a killed process stopped.
+
+    The corpus is a path, a named data set, or a data set on Hugging Face.
 
     Raises:
-        UsageError: a number that is not positive, or a corpus that cannot be read.
+        UsageError: A number is not positive, or the corpus cannot be read.
     """
     for name, value in (
         ("chunk_size", settings.chunk_size),
@@ -59,7 +61,7 @@ def pretokenize_corpus(
 
 
 def _resolved(settings: PackSettings) -> PackSettings:
-    """Let a named data set stand for its folder, where no file of that name lies here."""
+    """Replace the name of a data set by its path, unless a file or folder has this name."""
     path = expanded(settings.dataset)
     if path.exists() or path.suffix or "/" in settings.dataset:
         return settings

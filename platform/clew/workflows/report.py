@@ -1,4 +1,4 @@
-"""Writes an explanation as a page to mail, or as a message in TRAPI."""
+"""Writes an explanation as an HTML page to mail, or as a TRAPI message."""
 
 from pathlib import Path
 from typing import Literal
@@ -13,16 +13,16 @@ ReportFormat = Literal["html", "trapi"]
 
 
 def write_report(explanation: str, test: int, output: Path, form: ReportFormat) -> str:
-    """Write one explained triple to a file; return in a line what was written.
+    """Write the explanation of one triple to a file; return one line that says what was written.
 
     Args:
         explanation: A trace run's id, a folder that `tracin` wrote, or its JSON file.
-        test: The triple's place in the report, from 0.
-        output: The file; one that is there is replaced.
-        form: As a page of HTML, or as a TRAPI message.
+        test: Position of the triple in the report, from 0.
+        output: The file; an existing file is replaced.
+        form: Format of the file: an HTML page or a TRAPI message.
 
     Raises:
-        UsageError: there is no such explanation, or the file cannot be written.
+        UsageError: There is no such explanation, or the file cannot be written.
     """
     check_file("--output", output)
     found = open_explanation(explanation, test)

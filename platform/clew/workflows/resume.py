@@ -1,4 +1,4 @@
-"""Finds where an interrupted run can be continued: its newest good checkpoint."""
+"""Finds the newest good checkpoint of an interrupted run, from which it can be continued."""
 
 import logging
 import os
@@ -36,8 +36,8 @@ from clew.workflows.warm_start import with_named_start
 
 logger = logging.getLogger(__name__)
 
-# Another value of one of these would make the checkpoint's tensors, its best metric, or the order
-# of the remaining examples, mean something else.
+# With another value of one of these, the checkpoint's tensors, its best metric or the order of the
+# remaining examples would no longer be valid.
 FIXED_SECTIONS = ("data", "model")
 FIXED_KEYS = (
     "loss.kind",
@@ -57,7 +57,7 @@ FIXED_KEYS = (
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A run to continue: its checkpoint on local disk, and the configuration from here on."""
+    """A run to continue: its checkpoint on local disk, and the configuration to continue with."""
 
     run_id: str
     checkpoint: Path
@@ -66,13 +66,13 @@ class ResumePoint:
     earlier: tuple[Path, ...]
     best: Path | None
     unused: tuple[Path, ...] = ()
-    """What else a killed process left in the folder: half written, damaged, or after that point."""
+    """Other checkpoints that a killed process left: partly written, damaged or later ones."""
 
     def __post_init__(self) -> None:
-        """Refuse a training that has gone further than it should.
+        """Refuse a checkpoint that is beyond the configured end of training.
 
         Raises:
-            ConfigError: its end, as it is configured now, lies before the checkpoint.
+            ConfigError: The checkpoint has more epochs or steps than the configuration.
         """
         for key, reached in (
             ("num_epochs", self.manifest.epoch),
@@ -87,12 +87,12 @@ class ResumePoint:
 
     @property
     def folder_of_paths(self) -> str:
-        """Where relative paths of the data start: here, or where the run was started."""
+        """Folder of relative data paths: the working folder, or the one where the run started."""
         data, there = self.config.data, self.manifest.folder
         return there if there and looked_up_in(there, data) != data else os.getcwd()
 
     def put_aside(self) -> None:
-        """Give what the resumed run makes again a hidden name, and remove what is half written."""
+        """Rename the unused checkpoints to hidden names, and remove partly written ones."""
         for path in self.unused:
             if path.suffix == ".tmp":
                 remove(path)
@@ -102,10 +102,10 @@ class ResumePoint:
                 path.rename(aside)
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse data other than the run's.
+        """Refuse data that differ from the run's.
 
         Raises:
-            CheckpointError: the fingerprints differ.
+            CheckpointError: The fingerprints differ.
         """
         if fingerprint != self.manifest.data_fingerprint:
             raise CheckpointError(
@@ -116,12 +116,12 @@ class ResumePoint:
 
 
 def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
-    """Download what is needed to continue a run into `folder`.
+    """Download the files that are needed to continue a run into `folder`.
 
     Raises:
-        TrackingError: there is no such run, or its process is alive; nothing is written.
-        CheckpointError: it has no checkpoint that can be resumed from.
-        ConfigError: it is no training run, or an override changes what must stay as it was.
+        TrackingError: There is no such run, or its process is alive; nothing is written.
+        CheckpointError: The run has no checkpoint to resume from.
+        ConfigError: The run is not a training run, or an override changes a fixed setting.
     """
     run = find_run(run_id)
     kind = run.tags.get(names.TAG_KIND, "none")
@@ -155,10 +155,10 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
 def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
     """Find the newest run with this configuration that did not finish.
 
-    Runs without a usable checkpoint are passed over, with a warning.
+    Runs without a usable checkpoint are skipped with a warning.
 
     Raises:
-        TrackingError: there is none, or it is alive.
+        TrackingError: There is no such run, or its process is alive.
     """
     for run in _unfinished(with_named_start(config, is_part=False)):
         try:
@@ -175,7 +175,7 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
 
 
 def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
-    """Yield runs with a configuration, newest first, without those that a finished one resumed."""
+    """Yield unfinished runs with a configuration, newest first; skip those resumed to the end."""
     completed: set[str] = set()
     for run in runs_with(config):
         if run.status == "FINISHED" or run.run_id in completed:
@@ -185,7 +185,7 @@ def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
 
 
 def runs_with(config: RunConfig, *, parent_run: str = "") -> Iterator[RunRecord]:
-    """Yield the trainings with a configuration, newest first; only a parent's, if one is given."""
+    """Yield training runs with a configuration, newest first; with a parent, only its children."""
     is_auto = config.training.batch_size == AUTO_BATCH_SIZE
     query = RunQuery(
         kind=names.KIND_TRAIN,
@@ -200,7 +200,7 @@ def runs_with(config: RunConfig, *, parent_run: str = "") -> Iterator[RunRecord]
 
 
 def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> RunConfig:
-    """Return a configuration with a run's batch sizes in place of `auto`."""
+    """Return a configuration with a run's batch sizes instead of `auto`."""
     if config.training.batch_size != AUTO_BATCH_SIZE or batch_size is None:
         return config
     settings = {"batch_size": batch_size, "gradient_accumulation": accumulation}
@@ -212,17 +212,17 @@ def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> 
 def find_in_folder(
     folder: Path, config: RunConfig | None, overrides: Mapping[str, Any]
 ) -> ResumePoint:
-    """Return the newest good checkpoint of a folder that `--checkpoint-dir` kept.
+    """Return the newest good checkpoint of a folder that was given as `--checkpoint-dir`.
 
     Args:
-        folder: With `checkpoints/` in it, or with the checkpoints themselves.
-        config: What to continue with; None: the configuration of the checkpoint.
-        overrides: Settings that replace the checkpoint's own.
+        folder: Contains `checkpoints/`, or the checkpoints themselves.
+        config: Configuration to continue with; None: that of the checkpoint.
+        overrides: If `config` is None, settings that replace those of the checkpoint.
 
     Raises:
-        CheckpointError: it has no checkpoint that can be resumed from.
-        ConfigError: the configuration changes what must stay as it was.
-        TrackingError: the process that writes there is alive.
+        CheckpointError: The folder has no checkpoint to resume from.
+        ConfigError: The configuration changes a fixed setting.
+        TrackingError: The process that writes there is alive.
     """
     inner = folder / names.ARTIFACT_CHECKPOINTS
     place = inner if inner.is_dir() else folder
@@ -258,7 +258,8 @@ def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) == after.get(key):
             continue
-        # With a sharded table, the processes may be others: what counts is all their batches.
+        # With a sharded table, the number of processes may change: only the sum of their batches
+        # must stay the same.
         sharded = original.training.shard_entities or config.training.shard_entities
         shared = key == "training.batch_size" and sharded
         if (key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS) and not shared:
@@ -272,19 +273,19 @@ def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None
 def _good(
     checkpoints: Sequence[Path], best: Path, source: str
 ) -> tuple[tuple[Path, ...], Path | None]:
-    """Return the checkpoints up to the newest from which the run can go on as if never stopped.
+    """Return the good checkpoints in order of their steps, and the best one if there is one.
 
-    They are in order of their steps, with the best checkpoint if there is one. Damaged ones are
-    left out. Where the best one is damaged or missing, so are all from its step on: training has to
-    come there again.
+    The run can continue from the last of them as if it had never stopped. Damaged checkpoints are
+    left out. If the best checkpoint is damaged or missing, all checkpoints from its step on are
+    left out too, because training must reach that step again.
 
     Args:
         checkpoints: Folders of checkpoints, in any order.
         best: Folder of the best checkpoint.
-        source: Where they are from, for messages.
+        source: Run or folder of the checkpoints, for messages.
 
     Raises:
-        CheckpointError: there are none.
+        CheckpointError: There is no good checkpoint.
     """
     found, problems = [], []
     for path in sorted(checkpoints):
@@ -306,7 +307,7 @@ def _good(
             "with clew train --config"
         )
     if problems:
-        logger.warning("%s: %s; going on from %s", source, said, found[-1][1].name)
+        logger.warning("%s: %s; continuing from %s", source, said, found[-1][1].name)
     return tuple(path for _, path, _ in found), best if has_best else None
 
 

@@ -1,4 +1,4 @@
-"""Finds the checkpoints that an explanation sums over: of a run, a registered model, a folder."""
+"""Finds the checkpoints that influence is summed over: of a run, a registered model or a folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +31,7 @@ from clew.workflows.model_source import (
 )
 
 OF_THE_TRAINING = ("model", "loss", "optimizer", "schedule", "training")
-"""Sections of a configuration that say what was trained, and none of them how to explain it."""
+"""Sections of a configuration that describe the training, not the explanation."""
 OF_THE_MACHINE = {
     "loss.implementation",
     "loss.chunk_mib",
@@ -41,21 +41,21 @@ OF_THE_MACHINE = {
     "training.num_workers",
     "training.peer_timeout_seconds",
 }
-"""Their settings that change where and how fast it is computed, alone."""
+"""Settings in these sections that change only where and how fast the training is computed."""
 
 
 @contextmanager
 def open_checkpoints(
     reference: str, overrides: Mapping[str, Any]
 ) -> Iterator[tuple[ModelSource, tuple[CheckpointRecord, ...]]]:
-    """Find a model's checkpoints, in order of their steps, and have them on local disk.
+    """Find a model's checkpoints, in order of their steps, and keep them on local disk.
 
     Args:
         reference: A run id, `models:/name@alias`, or a folder of checkpoints.
         overrides: Settings of the explanation, `influence.key` to value.
 
     Raises:
-        UsageError: the checkpoints are missing or do not belong together.
+        UsageError: Checkpoints are missing, or they do not belong to one run.
     """
     with folder_for(reference, "trace") as folder:
         version = None
@@ -78,7 +78,7 @@ def open_checkpoints(
 
 
 def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | None]:
-    """Download a run's checkpoints, and its history if it has ended."""
+    """Download a run's checkpoints, and its history if the run has finished."""
     folders = folders_of_run(run_id)
     if names.ARTIFACT_CHECKPOINTS not in folders:
         raise missing_in_run(
@@ -96,7 +96,7 @@ def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | N
 
 
 def _of_folder(folder: Path) -> list[CheckpointRecord]:
-    """Take the checkpoints of a run's folder, of a folder of checkpoints, or a single one."""
+    """Return the checkpoints in a run's folder or a folder of checkpoints, or a single one."""
     if (folder / MANIFEST_FILE).is_file():
         return [read_record(folder)]
     inner = folder / names.ARTIFACT_CHECKPOINTS
@@ -109,7 +109,7 @@ def _of_folder(folder: Path) -> list[CheckpointRecord]:
 
 
 def _history_of(folder: Path) -> Path | None:
-    """Return the history that a finished training left in a folder, or beside its checkpoints."""
+    """Return the history file of a finished training, in a folder or next to its checkpoints."""
     places = [folder, *([folder.parent] if folder.name == names.ARTIFACT_CHECKPOINTS else [])]
     found = (place / names.ARTIFACT_HISTORY for place in places)
     return next((path for path in found if path.is_file()), None)
@@ -121,18 +121,18 @@ def _complete(
     run_id: str | None,
     history: Path | None,
 ) -> list[CheckpointRecord]:
-    """Return all of a run's checkpoints; one that was named by itself stands for itself.
+    """Check that all checkpoints of a run are there, unless the user named a single one.
 
     Raises:
-        CheckpointError: one is missing, or nobody could tell.
+        CheckpointError: A checkpoint is missing, or this cannot be determined.
     """
     if folder is not None and records[0].path == folder:
         return records
     place = f"run {run_id}" if folder is None else str(folder)
     if history is not None and (end := last_step(history)) > records[-1].step:
         raise CheckpointError(
-            f"{place}: the checkpoint of step {end} is missing, where the run ended; influence is "
-            "a sum over all checkpoints of a run: copy the missing one here, or give the run's id"
+            f"{place}: the checkpoint of the last step, {end}, is missing; influence is a sum over "
+            "all checkpoints of a run: copy the missing one here, or give the run's id"
         )
     if folder is None:
         return _without_gaps(records, place)
@@ -140,7 +140,7 @@ def _complete(
     if unlinked:
         run_id = read_manifest(records[-1].path).run_id
         raise CheckpointError(
-            f"{folder}: {unlinked[0]} does not say which checkpoint comes before it, since an "
+            f"{folder}: {unlinked[0]} does not say which checkpoint comes before it, because an "
             "older version of Clew wrote it, so a missing one would not be noticed; give the "
             f"run's id{f' ({run_id})' if run_id else ''}, or one checkpoint's folder"
         )
@@ -148,18 +148,18 @@ def _complete(
 
 
 def _without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[CheckpointRecord]:
-    """Return the checkpoints of a run, one for each step, if none of its steps is left out.
+    """Return the checkpoints of a run, one per step, if none is missing.
 
-    A resumed run may have written one step twice, under two names: that is one point of the sum.
-    In a run of an older version, which did not write down the previous step, a checkpoint that is
-    missing is not noticed; the tracking store has all that were written.
+    A resumed run can have two checkpoints of one step, under two names; only one of them is kept.
+    Older versions did not record the previous step, so a missing checkpoint of theirs is not
+    noticed here; the tracking store has all checkpoints that were written.
 
     Args:
-        checkpoints: In order of their steps.
-        place: Where they are, for the message.
+        checkpoints: Checkpoints of one run.
+        place: Run or folder of the checkpoints, for the message.
 
     Raises:
-        CheckpointError: a checkpoint is missing, or has lost its learning-rate weight.
+        CheckpointError: A checkpoint is missing, or has lost its learning-rate weight.
     """
     ordered = sorted(checkpoints, key=lambda c: (c.step, c.learning_rate_weight, c.epoch))
     kept = list({record.step: record for record in ordered}.values())
@@ -169,9 +169,9 @@ def _without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[C
         previous = reached if record.previous_step is None else record.previous_step
         if previous > reached:
             raise CheckpointError(
-                f"{place}: the checkpoint of step {previous} is missing, which {name} follows; "
-                "influence is a sum over all checkpoints of a run: copy the missing one here, or "
-                "give the run's id"
+                f"{place}: the checkpoint of step {previous}, before {name}, is missing; influence "
+                "is a sum over all checkpoints of a run: copy the missing one here, or give the "
+                "run's id"
             )
         if previous < reached:
             raise CheckpointError(
@@ -189,12 +189,12 @@ def _without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[C
 
 
 def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration that the checkpoints share, with the explanation's settings."""
+    """Return the common configuration of the checkpoints, with the explanation's settings."""
     manifests = [read_manifest(record.path) for record in records]
     for record, manifest in zip(records, manifests, strict=True):
         if manifest.data_fingerprint != manifests[-1].data_fingerprint:
             raise CheckpointError(
-                f"{record.path}: was trained on data {manifest.data_fingerprint}, "
+                f"{record.path}: was trained on data {manifest.data_fingerprint}, but "
                 f"{records[-1].path.name} on {manifests[-1].data_fingerprint}; expected the "
                 "checkpoints of one run"
             )
@@ -205,30 +205,30 @@ def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]
 
 
 def _refuse_another_training(trained: RunConfig, explained: RunConfig) -> None:
-    """Refuse settings with which the run was not trained: it would be another run's explanation."""
+    """Refuse training settings that differ from the run's; they would describe another run."""
     before, now = flatten(trained), flatten(explained)
     for key in sorted((before.keys() | now.keys()) - OF_THE_MACHINE):
         if key.partition(".")[0] in OF_THE_TRAINING and before.get(key) != now.get(key):
             raise ConfigError(
                 f"{key} is {quoted(now.get(key))}, but the run was trained with "
-                f"{quoted(before.get(key))}; an explanation is of the run as it was trained: leave "
-                "it out, or train with it"
+                f"{quoted(before.get(key))}; an explanation needs the settings of the run: leave "
+                "this one out, or train with it"
             )
 
 
 def _refuse_average(records: list[CheckpointRecord], config: RunConfig) -> None:
-    """Refuse weights that no step of training went through; influence sums over those it did."""
+    """Refuse averaged weights, because influence is a sum over the weights at training steps."""
     decay = config.training.ema_decay
     for path in (record.path for record in records):
         if decay is not None and not (path / AVERAGE_FILE).is_file():
             raise CheckpointError(
-                f"{path}: holds the average of the parameters (training.ema_decay is {decay}), "
-                "which no step of training went through; give the run's id, or a folder of its "
+                f"{path}: contains the average of the parameters (training.ema_decay is {decay}), "
+                "not the parameters of a training step; give the run's id, or a folder of its "
                 "checkpoints"
             )
 
 
 def average_setting(config: RunConfig) -> dict[str, float]:
-    """Return what an explanation's settings say of the run's average; nothing if it keeps none."""
+    """Return the setting that records the decay of the run's average; empty without an average."""
     decay = config.training.ema_decay
     return {} if decay is None else {names.SETTING_EMA_DECAY: decay}

@@ -1,7 +1,7 @@
-"""What a kind of model must offer to be promoted and served, and what each kind offers.
+"""The interface that a kind of model needs for promotion and serving, and its implementations.
 
-Gate, registry and serving know a candidate by its task and by this. A new kind of model is one
-class here, and its serving code.
+Promotion checks, registry and serving use a candidate only through its task and this interface. A
+new kind of model needs one class here, and its serving code.
 """
 
 import math
@@ -39,47 +39,47 @@ from clew.runs.packaging import save_servable
 from clew.training.task import Task
 
 NUM_QUERIES, NUM_PROMPTS, NUM_WINDOWS = 8, 4, 2
-"""Requests that a candidate is asked before it is promoted."""
+"""Number of requests that a candidate must answer before it is promoted, for each task."""
 PROMPT_TOKENS = 32
 TOLERANCE = 1e-4
-"""How far a served score may lie from the checkpoint's own; of a value, also as a share of it."""
+"""Allowed difference between a served score and the checkpoint's; for values, also relative."""
 Row = dict[str, Any]
-"""A request: what its columns hold."""
+"""A request: column to value."""
 
 
 class Calibrated(Protocol):
-    """What was found on held-out examples, for a model to be served with."""
+    """A result on held-out examples that is served with a model, such as a calibration."""
 
     def describe(self) -> str:
-        """Return it for people, in one line."""
+        """Return one line of text for messages."""
         ...
 
     def tags(self) -> dict[str, str]:
-        """Return the tags of a version that has it."""
+        """Return the tags for a registered version with this result."""
         ...
 
 
 class Servable(Protocol):
-    """A model's task as promotion and serving see it."""
+    """The interface of a model's task for promotion and serving."""
 
     examples: str
-    """What the data consists of, for people: `triples`."""
+    """Plural name of the data's examples for messages, such as `triples`."""
     uncalibrated: str
-    """Why there may be nothing to serve the model with, for people."""
+    """Why `calibrate` can return None, for messages."""
     serving_code: Path
-    """The Python file that MLflow runs to get the model."""
+    """The Python file that MLflow runs to load the model."""
 
     @property
     def num_test_examples(self) -> int:
-        """How many examples the test split has."""
+        """Number of examples in the test split."""
         ...
 
     def calibrate(self, model: nn.Module) -> Any:
-        """Return what held-out examples say, `Calibrated`; None where they say nothing."""
+        """Return the result on held-out examples, a `Calibrated`; None if there is none."""
         ...
 
     def write_folder(self, folder: Path, *, checkpoint: Path, calibration: Any, work: Path) -> Path:
-        """Gather in a new folder what the serving code needs; `work` is an empty folder."""
+        """Write what the serving code needs to a new folder; `work` is an empty folder."""
         ...
 
     def example_rows(self) -> list[Row]:
@@ -87,7 +87,7 @@ class Servable(Protocol):
         ...
 
     def answer(self, folder: Path, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Answer requests from what `write_folder` wrote, without MLflow."""
+        """Answer requests from a folder that `write_folder` wrote, without MLflow."""
         ...
 
     def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -112,7 +112,7 @@ class ServedTriples:
         return len(self.graph.test)
 
     def calibrate(self, model: nn.Module) -> Calibration | None:
-        """Fit the temperature of answers to the validation triples, on the CPU."""
+        """Fit the temperature of the answers on the validation triples, on the CPU."""
         assert isinstance(model, GraphModel)
         known = FilterIndex.in_both_directions(self.graph.train, self.graph.num_relations)
         predictor = Predictor(model, self.graph.entities, self.graph.relations, known=known)
@@ -121,7 +121,7 @@ class ServedTriples:
     def write_folder(
         self, folder: Path, *, checkpoint: Path, calibration: Calibration | None, work: Path
     ) -> Path:
-        """Gather checkpoint, names, known triples, calibration, and what answer sets need."""
+        """Write checkpoint, names, known triples, calibration and the data for answer sets."""
         self.task.write_artifacts(work)
         written = write_graph_folder(
             folder,
@@ -138,7 +138,7 @@ class ServedTriples:
         return written
 
     def example_rows(self) -> list[dict[str, str]]:
-        """Return queries from the first training triples: for tails and, if it can, for heads."""
+        """Return queries from the first training triples: for tails and, if possible, for heads."""
         entities, relations = self.graph.entities, self.graph.relations
         rows: list[dict[str, str]] = []
         for triple in self.graph.train[: NUM_QUERIES // 2]:
@@ -176,22 +176,22 @@ class ServedText:
 
     @property
     def num_test_examples(self) -> int:
-        """Number of test tokens that are predicted."""
+        """Number of predicted test tokens."""
         return len(self.task.splits.windows["test"].stream) - 1
 
     def calibrate(self, model: nn.Module) -> None:
         """Return None: nothing is fitted."""
 
     def write_folder(self, folder: Path, *, checkpoint: Path, calibration: Any, work: Path) -> Path:
-        """Gather checkpoint and tokenizer."""
+        """Write checkpoint and tokenizer."""
         return write_text_folder(folder, checkpoint=checkpoint, packed=self.task.splits.packed)
 
     def example_rows(self) -> list[dict[str, str]]:
-        """Return beginnings of the training text, at places far from each other."""
+        """Return pieces of the training text that are evenly spaced."""
         stream, tokenizer = self.task.splits.windows["train"].stream, self.task.splits.tokenizer
         starts = range(0, len(stream), -(-len(stream) // NUM_PROMPTS))
         texts = [tokenizer.decode(stream[start : start + PROMPT_TOKENS]) for start in starts]
-        # The token for unknown text stands for none that could be asked.
+        # Text with the token for unknown text cannot be used as a prompt.
         return [{"prompt": text} for text in texts if text and not tokenizer.first_unknown(text)]
 
     def answer(self, folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ class ServedText:
         return [{"text": continuation(text_model, row["prompt"])} for row in rows]
 
     def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Compare the texts: the same seed draws the same one."""
+        """Compare the texts, which are equal because the seed is the same."""
         return bool(one["text"] == other["text"])
 
 
@@ -228,7 +228,7 @@ class ServedFrames:
     def write_folder(
         self, folder: Path, *, checkpoint: Path, calibration: HeldOutErrors | None, work: Path
     ) -> Path:
-        """Gather checkpoint, what its data were, and its errors on held-out windows."""
+        """Write the checkpoint, the description of its data, and its errors on held-out windows."""
         self.task.write_artifacts(work)
         return write_frames_folder(folder, checkpoint=checkpoint, record=work, errors=calibration)
 
@@ -254,7 +254,7 @@ class ServedFrames:
         return [predictor.predict(**row) for row in rows]
 
     def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Compare values and bounds."""
+        """Compare the values and the bounds of the intervals."""
         return one.keys() == other.keys() and all(
             math.isclose(one[key], other[key], rel_tol=TOLERANCE, abs_tol=TOLERANCE) for key in one
         )
@@ -268,7 +268,7 @@ _SERVED: dict[str, Any] = {
 
 
 def servable_of(task: Task[Any]) -> Servable:
-    """Return the task as promotion and serving see it."""
+    """Return the interface of a task for promotion and serving."""
     servable: Servable = _SERVED[task.kind](task)
     return servable
 
@@ -276,7 +276,7 @@ def servable_of(task: Task[Any]) -> Servable:
 def save_candidate(
     task: Task[Any], work: Path, *, checkpoint: Path, calibration: Calibrated | None
 ) -> Path:
-    """Save a checkpoint in the empty folder `work` as something that MLflow can serve."""
+    """Save a checkpoint in the empty folder `work` as a model that MLflow can serve."""
     (work / "run").mkdir()
     servable = servable_of(task)
     model_folder = servable.write_folder(

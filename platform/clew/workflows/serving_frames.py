@@ -1,4 +1,4 @@
-"""The code of a registered model of image sequences: a row is a window of frames."""
+"""Serving code of a registered model of image sequences: each row is a window of frames."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from clew.runs.served_model import Row, ServedModel, Settings, set_model
 
 
 class WindowSettings(Settings):
-    """What share of targets the intervals are meant to hold."""
+    """Share of targets that the intervals should contain."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
 
 
 class ServedWindows(ServedModel[WindowSettings]):
-    """Predicts windows of frames, each with an interval."""
+    """Predicts a value and an interval for each window of frames."""
 
     expects = (
         "rows with images (time, channel, height, width) and, if the model needs them, scalars "
@@ -27,7 +27,7 @@ class ServedWindows(ServedModel[WindowSettings]):
     settings = WindowSettings
 
     def load(self, folder: Path) -> None:
-        """Load checkpoint, what its data were, and its errors on held-out windows."""
+        """Load the checkpoint, the description of its data, and its errors on held-out windows."""
         from clew.image_sequences.requests import WindowPredictor
 
         self._predictor = WindowPredictor.load(folder)

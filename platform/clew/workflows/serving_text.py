@@ -1,4 +1,4 @@
-"""The code of a registered language model: a row is a prompt, its answer the text that follows."""
+"""Serving code of a registered language model: it continues the prompt of each row."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from clew.runs.served_model import Row, ServedModel, Settings, set_model
 
 
 class TextSettings(Settings):
-    """How much is written, and how it is drawn."""
+    """Length of the text, and how its tokens are drawn."""
 
     max_tokens: Annotated[int, Field(ge=0, le=10_000)] = 200
     temperature: Annotated[float, Field(ge=0)] = 1.0
@@ -30,7 +30,7 @@ class ServedWriter(ServedModel[TextSettings]):
     settings = TextSettings
 
     def load(self, folder: Path) -> None:
-        """Load checkpoint and tokenizer."""
+        """Load the checkpoint and the tokenizer."""
         from clew.language_modeling.model_folder import load_text_folder
 
         self._model = load_text_folder(folder)

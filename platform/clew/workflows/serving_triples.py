@@ -1,4 +1,4 @@
-"""The code of a registered graph model: a row is a query, its answer the best entities."""
+"""Serving code of a registered graph model: it answers the query of each row with entities."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from clew.runs.served_model import Row, ServedModel, Settings, set_model
 
 
 class QuerySettings(Settings):
-    """How many answers a query gets, and which."""
+    """Number of answers per query, and whether known answers are left out."""
 
     top_k: Annotated[int, Field(ge=1, le=10_000)] = 10
     filter_known: bool = False
@@ -28,7 +28,7 @@ class ServedQueries(ServedModel[QuerySettings]):
     settings = QuerySettings
 
     def load(self, folder: Path) -> None:
-        """Load checkpoint, names and known triples."""
+        """Load the checkpoint, the names and the known triples."""
         from clew.link_prediction.model_folder import load_predictor
 
         self._predictor = load_predictor(folder)

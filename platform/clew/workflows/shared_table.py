@@ -1,7 +1,8 @@
-"""Commands that ask a trained model in several processes, each with its own rows of the entities.
+"""Runs commands on a trained model in several processes that share the entity table.
 
-`torchrun --nproc_per_node=4 -m clew predict` is enough to ask for it: every process reads its rows
-from the checkpoint's files and takes part in every answer. The main one alone writes.
+`torchrun --nproc_per_node=4 -m clew predict` is enough to use this. Every process reads its own
+rows of the table from the checkpoint's files and takes part in every answer. Only the main process
+writes.
 """
 
 import hashlib
@@ -20,19 +21,19 @@ from clew.training.peers import code_digest, naming_lost_peers, require_same
 from clew.training.sharding.table import sharded_tables
 
 AGAIN = "nothing was written: start again"
-"""What is left of a command when a process is lost."""
+"""End of the message when a process is lost."""
 
 
 @contextmanager
 def sharing_the_table(left: str = AGAIN) -> Iterator[World]:
-    """Join the processes that torchrun started; models that are built meanwhile have own rows.
+    """Join the processes that torchrun started; models built in this context share the table.
 
     Args:
-        left: What is left when a process is lost, and what to do.
+        left: End of the message when a process is lost: what was saved and what to do.
 
     Raises:
-        PeerError: another process died or hangs.
-        ClewError: what the block raises; its message says in which process.
+        PeerError: Another process died or hangs.
+        ClewError: The block raised it; the message names the process.
     """
     with joined_world() as joined, naming_lost_peers(joined, left):
         world = joined.sharing_tables() if joined.size > 1 else joined
@@ -48,16 +49,16 @@ def sharing_the_table(left: str = AGAIN) -> Iterator[World]:
 def require_same_question(
     world: World, checkpoints: Sequence[Path], num_entities: int, facts: Mapping[str, object]
 ) -> None:
-    """Refuse processes that do not ask the same model the same, and more of them than entities.
+    """Refuse processes with different models or requests, or more processes than entities.
 
     Args:
         world: The processes.
         checkpoints: The model's checkpoints.
-        num_entities: Rows of its table.
-        facts: What else must be equal, by what it is called.
+        num_entities: Number of rows of the entity table.
+        facts: Other values that must be equal, by their names in messages.
 
     Raises:
-        ConfigError: a process differs from the main one, or would have no row.
+        ConfigError: A process differs from the main one, or would have no row.
     """
     if world.size == 1:
         return
@@ -73,6 +74,6 @@ def require_same_question(
 
 
 def digest(content: object) -> str:
-    """Return sixteen hex digits over JSON values, for what is too long for a message."""
+    """Return a hash of JSON values with 16 hex digits, short enough for a message."""
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -20,20 +20,20 @@ TASKS = {
     "tokens": names.TASK_LANGUAGE_MODELING,
     "image_sequences": names.TASK_SEQUENCE_REGRESSION,
 }
-"""Kind of data to the task on it."""
+"""Kind of data to the task that uses it."""
 ASKED_WITH = {
     names.TASK_LINK_PREDICTION: "--relation and --head or --tail, or --input",
     names.TASK_LANGUAGE_MODELING: "--prompt or --prompt-file",
     names.TASK_SEQUENCE_REGRESSION: "--frames and --output",
 }
-"""The options with which `clew predict` asks a model of each task."""
+"""Options of `clew predict` for a model of each task."""
 
 
 def build_task(config: RunConfig) -> Task[Any]:
-    """Read the data and bind it to model and loss.
+    """Read the data, and return the task with the configuration's model and loss.
 
     Raises:
-        DataError: the data cannot be read.
+        DataError: The data cannot be read.
     """
     match config.data:
         case TripleData():
@@ -47,5 +47,5 @@ def build_task(config: RunConfig) -> Task[Any]:
 
 
 def data_fingerprint(config: RunConfig) -> str:
-    """Return what the configuration's data are, as this machine has them."""
+    """Return the fingerprint of the configuration's data on this machine."""
     return build_task(config).data_fingerprint

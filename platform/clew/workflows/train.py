@@ -1,4 +1,4 @@
-"""Train: a configuration in, a finished and evaluated run in the tracking store out."""
+"""Trains a configuration, evaluates the model, and records the run in the tracking store."""
 
 import json
 import logging
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished training run has to show."""
+    """The run, the variant and the metrics of a finished training."""
 
     run_id: str | None
     variant: str
@@ -82,21 +82,21 @@ def train(
     tags: Mapping[str, str] | None = None,
     watch: Watch | None = None,
 ) -> TrainResult:
-    """Train, evaluate and record one run, as part of another if that is given.
+    """Train, evaluate and record one run.
 
     Args:
-        config: What to train.
-        output_dir: Also copy the run's files to this new folder at the end; where it holds a
-            finished training, to one beside it.
-        checkpoint_dir: Keep the run's files in this new folder while it trains.
-        parent_run_id: Run of which this one is a part.
-        tags: Further tags of the run.
-        watch: Sees the training, and may end it.
+        config: The configuration.
+        output_dir: Also copy the run's files to this new folder at the end; if it contains a
+            finished training, to a new folder next to it.
+        checkpoint_dir: Keep the run's files in this new folder during training.
+        parent_run_id: Parent of the run, if it is part of another run.
+        tags: More tags of the run.
+        watch: Watches the training, and can stop it.
 
     Raises:
-        UsageError: configuration, data or tracking store cannot be used; nothing is left running.
-        ProtectedStop: stopped to protect the result.
-        Interrupted: stopped by the person, with a checkpoint, or by the watch.
+        UsageError: Configuration, data or tracking store cannot be used; nothing is left running.
+        ProtectedStop: The training stopped to protect the result.
+        Interrupted: The user stopped the training, which left a checkpoint, or the watch did.
     """
     check_folders(output_dir, checkpoint_dir)
     with (
@@ -123,15 +123,15 @@ def resume(
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> TrainResult:
-    """Continue from a checkpoint, in a new run that holds the earlier checkpoints too.
+    """Continue from a checkpoint, in a new run that also contains the earlier checkpoints.
 
     Args:
-        find: Finds the checkpoint, and may download it into the folder that it gets.
-        output_dir: Also copy the run's files at the end to this folder, which is new or has those
-            of the run up to the checkpoint.
-        checkpoint_dir: Keep the run's files in this folder while it trains.
-        parent_run_id: Run of which this one is a part.
-        tags: Further tags of the run.
+        find: Finds the checkpoint; it can download it into the folder that is passed.
+        output_dir: Also copy the run's files to this folder at the end. The folder is new, or
+            contains the run's files up to the checkpoint.
+        checkpoint_dir: Keep the run's files in this folder during training.
+        parent_run_id: Parent of the run, if it is part of another run.
+        tags: More tags of the run.
     """
     check_folders(output_dir, checkpoint_dir, resumes=True)
     with (
@@ -172,8 +172,8 @@ def _train(
     if config.training.shard_entities:
         if world.size == 1:
             raise ConfigError(
-                "training.shard_entities is true, but there is one process; start with torchrun "
-                "--nproc_per_node=4 -m clew train, or set it to false"
+                "training.shard_entities is true, but there is only one process; start with "
+                "torchrun --nproc_per_node=4 -m clew train, or set it to false"
             )
         world = world.sharing_tables()
     config = resolve_batch_size(config, device, world)
@@ -198,11 +198,11 @@ def _train(
         only_training_in("--checkpoint-dir", checkpoint_dir, world),
         only_training_in("--output-dir", output_dir, world),
     ):
-        check_output_dir(output_dir, point)  # another training may just have filled it
+        check_output_dir(output_dir, point)  # another training may have filled it meanwhile
         tracker.tags(tags or {})
         watch.started(tracker)
         folder = checkpoint_dir or temporary
-        if world.exchange is not None:  # all write their rows where the main one writes the rest
+        if world.exchange is not None:  # every process writes its rows to the main one's folder
             folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
         folder.mkdir(parents=True, exist_ok=True)
         memory = MemoryBefore.look(config, task, device, world)
@@ -222,7 +222,7 @@ def _train(
 
 
 def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> None:
-    """Refuse processes with other code, data or configuration, and more than can share a table."""
+    """Refuse processes with different code, data or configuration, or too many for the table."""
     if world.size == 1:
         return
     facts = {
@@ -245,7 +245,7 @@ def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> No
 
 
 def _check_validation(config: RunConfig, task: Task[Any]) -> None:
-    """Refuse, before anything trains, data that leave nothing to validate with."""
+    """Refuse data without validation examples before training starts."""
     if config.evaluation.enabled and not task.has_examples("valid"):
         given = {
             "triples": "give data.valid, a file of triples",
@@ -264,7 +264,7 @@ def _run(
     output_dir: Path | None,
     memory: MemoryBefore,
 ) -> TrainResult:
-    """Train and evaluate with everything in place; write what belongs to the whole run."""
+    """Train and evaluate with a trainer; write the files of the run."""
     config, tracker = trainer.config, trainer.history.tracker
     folder = trainer.checkpointer.folder
     parameters = count_parameters(trainer.model)
@@ -277,7 +277,7 @@ def _run(
     if point is not None:
         _require_equal_batches(trainer, point)
         trainer.checkpointer.resumable.restore(point.checkpoint)
-        if trainer.world.is_main:  # the earlier checkpoints belong to this run too
+        if trainer.world.is_main:  # the new run also contains the earlier checkpoints
             point.put_aside()
             trainer.checkpointer.adopt([*point.earlier, point.checkpoint], point.best)
     reset_gpu_peaks(trainer.precision.device)
@@ -304,20 +304,20 @@ def _run(
 
 
 def _require_equal_batches(trainer: Trainer[Any], point: ResumePoint) -> None:
-    """Refuse other processes whose batches together are not those of the checkpoint."""
+    """Refuse a resumed run whose processes together have another batch size than before."""
     before = point.manifest.config["training"]["batch_size"]
     processes = load_training_values(point.checkpoint).world_size
     now, size = trainer.settings.batch_size, trainer.world.size
     if before * processes != now * size:
         raise ConfigError(
-            f"training.batch_size is {now} in {size} processes, the run had "
+            f"training.batch_size is {now} in {size} processes, but the run had "
             f"{before} in {processes}; a resumed run needs the same number of examples in a step: "
             f"{before * processes} in all"
         )
 
 
 def _test(trainer: Trainer[Any]) -> dict[str, float]:
-    """Evaluate the best checkpoint on the test split, on the main process."""
+    """Evaluate the best checkpoint on the test split, and write the report in the main process."""
     evaluation = trainer.config.evaluation
     if not (evaluation.enabled and evaluation.test_after_training) or not trainer.world.evaluates:
         return {}
@@ -336,7 +336,7 @@ def _test(trainer: Trainer[Any]) -> dict[str, float]:
 
 
 def _write_run_files(trainer: Trainer[Any]) -> None:
-    """Write configuration and names, so that the run can be repeated and read without its data."""
+    """Write configuration and names, so that the run can be repeated, and used without its data."""
     if not trainer.world.is_main:
         return
     config, folder = trainer.config, trainer.checkpointer.folder

@@ -1,6 +1,6 @@
-"""The run of a training: what the tracking store says of it, and the folders that it fills.
+"""The run of a training in the tracking store, and the folders that the training writes.
 
-They are checked before it, held by one training, and copied after it.
+The folders are checked and locked before training, and filled during or after it.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from clew.workflows.outputs import check_folder, check_new_folder
 from clew.workflows.resume import ResumePoint
 
 RUN_FILES = "run"
-"""Part of the working folder with what the task writes for readers, for example `vocabulary/`."""
+"""Folder, in the working folder, for files that the task writes, such as `vocabulary/`."""
 
 
 def open_training_run(
@@ -47,7 +47,7 @@ def open_training_run(
     point: ResumePoint | None,
     parent_run_id: str | None,
 ) -> Tracker:
-    """Open the run and say what it is; processes other than the main one record nothing."""
+    """Open the run and record its tags, settings and data; only the main process records."""
     if not world.is_main:
         return Tracker()
     dtype = half_precision_type(config.optimizations, device)
@@ -81,14 +81,14 @@ def open_training_run(
 def origin_of(
     config: RunConfig, task: Task[Any], tracker: Tracker, device: torch.device, folder: str
 ) -> Manifest:
-    """Return what every checkpoint of the run says of where it is from.
+    """Return the manifest from which the manifest of each checkpoint is made.
 
     Args:
-        config: What is trained.
-        task: What the model learns.
-        tracker: Records the run.
-        device: Where it is trained.
-        folder: Where relative paths of the configuration start.
+        config: The configuration.
+        task: The task of the model.
+        tracker: The tracker of the run.
+        device: Device of the training.
+        folder: Folder of relative paths in the configuration.
     """
     return Manifest(
         step=0,
@@ -108,7 +108,7 @@ def origin_of(
 
 
 def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | None) -> str:
-    """Return the options with which a stopped run goes on; empty where none of it is kept."""
+    """Return the options that continue a stopped run; empty if no checkpoint is kept."""
     if tracker.run_id is not None and config.tracking.log_checkpoints:
         return f"--resume {tracker.run_id}"
     if checkpoint_dir is None:
@@ -117,7 +117,7 @@ def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | Non
 
 
 def variant_name(config: RunConfig, precision: str) -> str:
-    """Return the run's variant: precision, then what differs from the defaults."""
+    """Return the run's variant: the precision, and the optimizations that are not the default."""
     optimizations = config.optimizations
     parts = [precision]
     parts += ["+ckpt"] if optimizations.use_gradient_checkpointing else []
@@ -129,12 +129,12 @@ def variant_name(config: RunConfig, precision: str) -> str:
 def check_folders(
     output_dir: Path | None, checkpoint_dir: Path | None, *, resumes: bool = False
 ) -> None:
-    """Refuse folders that a training cannot fill; one that resumes may have its own files there.
+    """Refuse folders that a training cannot use; a resumed run's folders can contain its files.
 
-    An output folder with a finished training is not refused: `free_output_dir` names another.
+    An output folder with a finished training is not refused; `free_output_dir` chooses another.
 
     Raises:
-        ConfigError: one of them holds something or cannot be written, or both are the same.
+        ConfigError: A folder is not empty or cannot be written, or both are the same folder.
     """
     # `Path.is_dir` raises for a name that is too long.
     goes_on = resumes and output_dir and os.path.isdir(output_dir / names.ARTIFACT_CHECKPOINTS)
@@ -145,51 +145,51 @@ def check_folders(
         check_folder("--checkpoint-dir", checkpoint_dir)
         if checkpoint_dir and any(checkpoint_dir.glob(f"{names.ARTIFACT_CHECKPOINTS}/*/")):
             raise ConfigError(
-                f"--checkpoint-dir {checkpoint_dir}: holds a training; add --resume to continue "
+                f"--checkpoint-dir {checkpoint_dir}: contains a training; add --resume to continue "
                 "it, or name a new folder: nothing is overwritten"
             )
         check_new_folder("--checkpoint-dir", checkpoint_dir)
     if output_dir and checkpoint_dir and output_dir.resolve() == checkpoint_dir.resolve():
         raise ConfigError(
             f"--output-dir and --checkpoint-dir are both {output_dir}; name two folders, or give "
-            "--checkpoint-dir alone, which holds the run's files too"
+            "only --checkpoint-dir, which also keeps the run's files"
         )
 
 
 def free_output_dir(folder: Path | None, tracker: Tracker) -> Path | None:
-    """Return the folder for a new training: NAME-2 and so on, where NAME holds a finished one.
+    """Return the folder for a new training: NAME-2 and so on if NAME contains a finished one.
 
     Args:
-        folder: What the person gave.
-        tracker: Records where the files go instead.
+        folder: The folder that the user gave.
+        tracker: Records a warning if the files go to another folder.
     """
     if folder is None or not _holds_finished(folder):
         return folder
     place = os.path.abspath(folder)
     beside = (Path(f"{place}-{number}") for number in itertools.count(2))
     free = next(path for path in beside if not os.path.lexists(path))
-    tracker.warn(f"--output-dir {folder} holds a finished training; this one goes into {free}")
+    tracker.warn(f"--output-dir {folder} contains a finished training; this one goes into {free}")
     return free
 
 
 def _holds_finished(folder: Path) -> bool:
-    """Whether `copy_outputs` has filled a folder, or a part of it."""
+    """Whether `copy_outputs` has written to a folder, even if only in part."""
     written = (names.ARTIFACT_CONFIG_YAML, names.ARTIFACT_HISTORY)
     return all(os.path.isfile(folder / name) for name in written)
 
 
 def check_output_dir(output_dir: Path | None, point: ResumePoint | None) -> None:
-    """Refuse a folder with files other than those of the run that goes on, up to where it goes on.
+    """Refuse an output folder that contains more than the resumed run's files up to its checkpoint.
 
     Raises:
-        ConfigError: it holds something else, or cannot be written.
+        ConfigError: The folder contains other files, or cannot be written.
     """
     if output_dir is None or point is None or not _holds_begin(output_dir, point):
         check_new_folder("--output-dir", output_dir)
 
 
 def _holds_begin(folder: Path, point: ResumePoint) -> bool:
-    """Whether a folder's newest checkpoint is one of those that a run goes on from."""
+    """Whether the newest checkpoint in a folder is one of those that a resumed run keeps."""
     try:
         kept = list_checkpoints(folder / names.ARTIFACT_CHECKPOINTS)
         newest = read_manifest(kept[-1].path) if kept else None
@@ -200,22 +200,22 @@ def _holds_begin(folder: Path, point: ResumePoint) -> bool:
 
 
 def lock_of(folder: Path) -> Path:
-    """Return the file that stands for a folder in this machine's folder of temporary files."""
+    """Return the path of a folder's lock, which is in the folder for temporary files."""
     place = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"clew-training-{os.getuid()}-{place}.lock"
 
 
 @contextmanager
 def only_training_in(option: str, folder: Path | None, world: World) -> Iterator[None]:
-    """Hold a person's folder, so that no second training of this machine writes into it.
+    """Lock a folder, so that no second training on this machine writes into it.
 
     Args:
-        option: The option that named it.
-        folder: The folder, which need not be there yet; None: there is none to hold.
-        world: Only the main process holds it.
+        option: The option that named the folder.
+        folder: The folder, which need not exist yet; None: nothing is locked.
+        world: The processes; only the main one locks the folder.
 
     Raises:
-        ConfigError: another process trains there.
+        ConfigError: Another process trains there.
     """
     if folder is None or not world.is_main:
         yield
@@ -236,7 +236,7 @@ def only_training_in(option: str, folder: Path | None, world: World) -> Iterator
 
 
 def copy_outputs(folder: Path, output_dir: Path) -> None:
-    """Copy a run's files to the folder that a person asked for, which may hold its beginning."""
+    """Copy a run's files to an output folder, which can already contain its earlier files."""
     output_dir.mkdir(parents=True, exist_ok=True)
     for name in (names.ARTIFACT_CONFIG_YAML, names.ARTIFACT_CONFIG_JSON, names.ARTIFACT_HISTORY):
         shutil.copy2(folder / name, output_dir / name)

@@ -1,7 +1,7 @@
-"""Starts a training from the parameters of an earlier run; what that run did not have stays new.
+"""Starts a training from the parameters of an earlier run.
 
-Rows of tables are matched by the names of entities and relations, so that a graph may have gained,
-lost or reordered some of them. Everything else is taken over whole.
+Table rows are matched by the names of entities and relations, so the graph can have new, missing or
+reordered ones. Rows of new names keep their initial values. All other parameters are copied.
 """
 
 import logging
@@ -36,7 +36,7 @@ ENTITY_TABLES = ("entity.weight", "head_entity.weight", "entity_bias")
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Where a training started, and how many rows it took over."""
+    """The model that a training started from, and the numbers of copied and new rows."""
 
     source: str
     entities_taken: int
@@ -51,7 +51,7 @@ class WarmStart:
 
 @dataclass(frozen=True)
 class Matches:
-    """Rows of an earlier table, and the rows of the new one with the same names."""
+    """Rows of an earlier table, and the rows of the new table with the same names."""
 
     earlier: np.ndarray
     now: np.ndarray
@@ -64,38 +64,38 @@ class Matches:
         return cls(place.drop_null().to_numpy(), known)
 
     def with_inverses(self, num_earlier: int, num_now: int) -> "Matches":
-        """Return the rows of relations and of their inverses, which follow them."""
+        """Return the rows of the relations and of their inverses, which follow the relations."""
         earlier = np.concatenate([self.earlier, self.earlier + num_earlier])
         return Matches(earlier, np.concatenate([self.now, self.now + num_now]))
 
 
 def with_named_start(config: RunConfig, *, is_part: bool) -> RunConfig:
-    """Return a configuration that names its start by an id, where it says `newest`.
+    """Return the configuration with a run id in place of `newest` in `model.warm_start`.
 
     Args:
-        config: Of a training.
-        is_part: Whether it is one of several, of which each would start from the one before.
+        config: Configuration of a training.
+        is_part: Whether the training is one of several, each of which would start from the last.
 
     Raises:
-        ConfigError: it is one of several.
-        TrackingError: no training has finished, or the store does not answer.
+        ConfigError: `model.warm_start` is `newest`, and the training is one of several.
+        TrackingError: No training has finished, or the store does not answer.
     """
     model = config.model
     if not isinstance(model, GraphModelSettings) or model.warm_start != names.NEWEST:
         return config
     if is_part:
         raise ConfigError(
-            f"{KEY} is {names.NEWEST!r}, but of several trainings each would start from the one "
-            "before it; give the id of a run"
+            f"{KEY} is {names.NEWEST!r}, but this is one of several trainings, and each would "
+            "start from the one before it; give the id of a run"
         )
     return with_settings(config, {KEY: run_meant(names.NEWEST, names.KIND_TRAIN)})
 
 
 def check_start(task: Task[Any], reference: str) -> None:
-    """Refuse, before a run is opened, a model from which training cannot start.
+    """Refuse a model from which training cannot start, before a run is opened.
 
     Raises:
-        UsageError: as for `start_warm`.
+        UsageError: When `start_warm` raises it.
     """
     with torch.device("meta"):
         model = task.build_model()
@@ -103,16 +103,16 @@ def check_start(task: Task[Any], reference: str) -> None:
 
 
 def start_warm(model: nn.Module, task: Task[Any], reference: str) -> WarmStart:
-    """Copy the parameters of an earlier model into a fresh one, in place.
+    """Copy the parameters of an earlier model into a new model, in place.
 
     Args:
-        model: The fresh model.
-        task: Its task, with the names of entities and relations.
+        model: The new model.
+        task: The new model's task, with the names of entities and relations.
         reference: A run id, `models:/name@alias` or a checkpoint folder.
 
     Raises:
-        ConfigError: the models have different kinds or sizes, or no entity in common.
-        UsageError: there is no such model.
+        ConfigError: The models have different kinds or sizes, or no entity in common.
+        UsageError: There is no such model.
     """
     start = _Start.find(model, task, reference)
     _copy(start.earlier, model, start.rows)
@@ -125,7 +125,7 @@ def start_warm(model: nn.Module, task: Task[Any], reference: str) -> WarmStart:
 
 @dataclass(frozen=True)
 class _Start:
-    """An earlier model, and the rows of its tables that a fresh one takes over."""
+    """An earlier model, and the rows of its tables to copy into a new model."""
 
     earlier: GraphModel
     rows: dict[str, Matches]
@@ -133,7 +133,7 @@ class _Start:
 
     @classmethod
     def find(cls, model: nn.Module, task: Task[Any], reference: str) -> "_Start":
-        """Open the earlier model, and see that it fits."""
+        """Open the earlier model, and check that it fits."""
         assert isinstance(model, GraphModel)
         assert isinstance(task, LinkPrediction)
         graph = task.graph
@@ -183,15 +183,15 @@ def _check_fits(earlier: Predictor, model: GraphModel, task: LinkPrediction, tit
     for name in before | after:
         if before.get(name) != after.get(name):
             raise ConfigError(
-                f"{title}, whose {name} has the shape {before.get(name, 'of nothing')}, here it "
-                f"has {after.get(name, 'of nothing')}; give the section model the settings of "
-                "that run"
+                f"{title}, whose {name} has shape {before.get(name, '(no such parameter)')}, but "
+                f"here {after.get(name, '(no such parameter)')}; use that run's settings in the "
+                "section model"
             )
 
 
 @torch.no_grad()
 def _copy(earlier: GraphModel, model: nn.Module, rows: dict[str, Matches]) -> None:
-    """Copy the matched rows of tables, and everything else whole."""
+    """Copy the matched rows of tables, and all other parameters whole."""
     before = earlier.state_dict()
     for name, tensor in model.state_dict().items():
         if name in rows:

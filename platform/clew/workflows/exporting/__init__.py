@@ -1,1 +1,1 @@
-"""Models as programs that need no Clew, and embeddings as tables."""
+"""Exports models as programs that run without Clew, and embeddings as tables."""

@@ -1,8 +1,8 @@
-"""Export: a model as a program without Python code, and its embeddings with their names as Parquet.
+"""Exports a model as a program without Python code, and its named embeddings as Parquet.
 
-`export_triples`, `export_text` and `export_frames` say which files there are of each kind of model.
-Beside them, export.json says which model it is, what goes in and comes out of the program, and how
-far its results lie from the model's.
+The modules of `export_triples`, `export_text` and `export_frames` describe the files for each kind
+of model. The file export.json describes the model, the inputs and outputs of the program, and the
+difference between its results and the model's.
 """
 
 import json
@@ -31,14 +31,14 @@ EXPORTERS = {
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written, and where."""
+    """The files that were written, and their folder."""
 
     folder: Path
     model: str
     exported: Exported
 
     def table(self) -> str:
-        """Return what was written, one file per line."""
+        """Return the model and the files, one per line."""
         files = {**self.exported.files, self.exported.program_file: self.exported.program.line()}
         lines = [f"{self.folder / name}: {what}" for name, what in files.items()]
         return "\n".join([f"model: {self.model}", *lines])
@@ -49,10 +49,10 @@ def export(model: str, output_dir: Path) -> ExportResult:
 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
-        output_dir: Where to; nothing is overwritten.
+        output_dir: The new folder; nothing is overwritten.
 
     Raises:
-        UsageError: the model cannot be used or exported, or the folder is not empty.
+        UsageError: The model cannot be used or exported, or the folder is not empty.
     """
     check_new_folder("--output-dir", output_dir)
     with open_model(model) as source:
@@ -69,7 +69,7 @@ def export(model: str, output_dir: Path) -> ExportResult:
 
 
 def _write_summary(path: Path, source: ModelSource, exported: Exported) -> None:
-    """Say where the files of a folder are from."""
+    """Write the description of the model and its program."""
     origin = {
         "model": source.title,
         "task": source.manifest.task,

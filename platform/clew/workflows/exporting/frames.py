@@ -1,8 +1,8 @@
-"""Exports a model of image sequences: a program from pixels and scalars, in their files' units.
+"""Exports a model of image sequences as a program, whose inputs have the units of the data files.
 
     predictions.pt2     (images, scalars[, present]) of windows -> values in the target's unit
 
-A model of a change gets `present` and adds it. There are no embeddings with names.
+A model that predicts a change also gets `present` and adds it. There are no named embeddings.
 """
 
 from dataclasses import asdict
@@ -26,7 +26,7 @@ NUM_CHECKED = 5
 
 
 class ExportedWindows(nn.Module):
-    """A model of image sequences with its scalars' encoding and its scalers."""
+    """A model of image sequences with the encoding of its scalars and the scaling of its values."""
 
     def __init__(self, model: SequenceRegressor, encoding: ScalarEncoding) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ExportedWindows(nn.Module):
 
 
 class ExportedChanges(ExportedWindows):
-    """A model of the change from the present value, with the sum."""
+    """A model of the change from the present value, to which the present value is added."""
 
     def forward(self, images: Tensor, scalars: Tensor, present: Tensor) -> Tensor:  # type: ignore[override]
         """Return `(window,)` values, float64, in the target's unit."""
@@ -51,7 +51,7 @@ def export_frames(source: ModelSource, folder: Path) -> Exported:
     """Write a model of image sequences into a folder.
 
     Raises:
-        ConfigError: torch cannot write its program; nothing else could be written.
+        ConfigError: PyTorch cannot export the program, and there are no other files to export.
     """
     data = source.config.data
     assert isinstance(data, ImageSequenceData)
@@ -85,7 +85,7 @@ def export_frames(source: ModelSource, folder: Path) -> Exported:
 def _example(
     model: SequenceRegressor, record: SequencesRecord, count: int, *, change: bool
 ) -> Inputs:
-    """Return windows of noise that is as bright as the training frames."""
+    """Return windows of noise with the mean and standard deviation of the training frames."""
     generator = torch.Generator().manual_seed(0)
     frames, *size = model.shape.num_frames, *record.frames[1:]
     noise = torch.randn(count, frames, *size, generator=generator)
@@ -97,7 +97,7 @@ def _example(
 
 
 def _inputs(model: SequenceRegressor, record: SequencesRecord, *, change: bool) -> dict[str, str]:
-    """Say what goes into the program."""
+    """Return descriptions of the program's inputs."""
     frames, size = model.shape.num_frames, ", ".join(map(str, record.frames[1:]))
     said = {
         "images": f"(window, {frames}, {size}) float32: time, channel, height, width",
@@ -107,7 +107,7 @@ def _inputs(model: SequenceRegressor, record: SequencesRecord, *, change: bool) 
 
 
 def _intervals(source: ModelSource, model: SequenceRegressor) -> dict[str, float] | None:
-    """Return the half width of the usual intervals and what it is from; None if there is none."""
+    """Return the intervals with the default confidence; None if they cannot be computed."""
     errors, _ = held_out_errors(source, model, torch.device("cpu"))
     try:
         return None if errors is None else asdict(intervals_of(errors, CONFIDENCE))

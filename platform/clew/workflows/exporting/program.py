@@ -1,7 +1,7 @@
-"""A model as a `torch.export` program on disk, compared with the model once it is loaded.
+"""Writes a model as a `torch.export` program, and compares the loaded program with the model.
 
-Nothing in it is pickled: the program's example inputs, which torch would pickle, are left out. It
-holds operators of torch alone, so that it runs without Clew.
+The program contains no pickled data: its example inputs, which PyTorch would pickle, are left out.
+It contains only PyTorch operators, so that it runs without Clew.
 """
 
 import logging
@@ -21,14 +21,14 @@ from clew.layers.doubling_scan import scan_by_doubling, varying_scan_by_doubling
 logger = logging.getLogger(__name__)
 
 MAX_DIFFERENCE = 1e-4
-"""How far a result may lie from the model's, as a share of the largest if that is above 1."""
+"""Allowed difference from the model's result, relative to the largest result if that exceeds 1."""
 
 Inputs = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class ProgramCheck:
-    """How the exported program compares with the model, or why there is none."""
+    """The difference between the exported program and the model, or why there is no program."""
 
     exported: bool
     max_difference: float | None = None
@@ -36,7 +36,7 @@ class ProgramCheck:
     reason: str = ""
 
     def line(self) -> str:
-        """Return it for people."""
+        """Return one line of text for the table of files."""
         if not self.exported:
             return f"not exported: {self.reason}"
         return (
@@ -46,14 +46,14 @@ class ProgramCheck:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written of a model."""
+    """The exported files of a model."""
 
     files: Mapping[str, str]
-    """Name of a file beside the program to what it holds, for people."""
+    """Name of each file other than the program to a short description."""
     program_file: str
     program: ProgramCheck
     said: Mapping[str, Any]
-    """What the summary says beside where the model is from: JSON values."""
+    """More entries of export.json, as JSON values."""
 
 
 @torch.no_grad()
@@ -65,19 +65,19 @@ def write_program(
     dynamic: Mapping[str, Mapping[int, Any]],
     longest: int | None = None,
 ) -> ProgramCheck:
-    """Write a module as a program, and keep it if it answers as the module does.
+    """Write a module as a program, and keep the file if its results equal the module's.
 
     Args:
-        module: Takes tensors, returns one or several.
-        path: The file.
-        examples: Inputs to compare on; the first are also those that the program is traced with.
-        dynamic: Name of an input to its axes of any length (`torch.export.Dim`).
-        longest: Steps of the longest scan in the module; None: there is none.
+        module: Module that takes tensors and returns one tensor or several.
+        path: File to write.
+        examples: Inputs for the comparison; the program is traced with the first of them.
+        dynamic: Name of each input to its axes of variable length (`torch.export.Dim`).
+        longest: Number of steps of the longest scan in the module; None: it has no scan.
     """
     num_examples = sum(len(inputs[0]) for inputs in examples)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 warns of what it does
+            warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 raises it in its own code
             program = torch.export.export(module, examples[0], dynamic_shapes=dict(dynamic))
             if longest is not None:
                 scans = {
@@ -89,7 +89,7 @@ def write_program(
             torch.export.save(program, path)
             loaded = torch.export.load(path).module()
         difference, largest = _difference(module, loaded, examples)
-    except Exception as error:  # whatever torch cannot export, it says in many ways
+    except Exception as error:  # torch raises many types of error for models it cannot export
         path.unlink(missing_ok=True)
         reason = described(error)
         logger.warning("torch.export does not work for this model: %s", reason)
@@ -123,6 +123,6 @@ def _tensors(result: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def rows_of(table: nn.Embedding) -> pa.FixedSizeListArray:
-    """Return an embedding table with one list for each row, float32."""
+    """Return an embedding table as a float32 array with one list per row."""
     values = pa.array(table.weight.detach().numpy().ravel())
     return pa.FixedSizeListArray.from_arrays(values, table.embedding_dim)

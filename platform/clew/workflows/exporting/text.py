@@ -1,10 +1,10 @@
-"""Exports a language model: the embeddings of its tokens, and one program that reads and writes.
+"""Exports a language model as its token embeddings and a program that returns logits and state.
 
-    tokens.parquet      id, text (null for the end of a text), embedding, which is also the head's
-    logits.pt2          (tokens, state) -> (logits, state); a fresh state is zeros
+    tokens.parquet      id, text (null for the end of a text), embedding (shared with the head)
+    logits.pt2          (tokens, state) -> (logits, state); the initial state is zeros
     tokenizer.json      the tokenizer, unless tokens are bytes
 
-A text may go through the program in parts of any length up to the longest that it was traced for.
+The program can process a text in parts of any length up to the longest that it was traced for.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ TOKENS_FILE = "tokens.parquet"
 PROGRAM_FILE = "logits.pt2"
 MIN_LONGEST = 64
 NUM_CHECKED, MOST_CHECKED = 5, 512
-"""Texts that the program is compared on, and the most tokens of each."""
+"""Number of texts for the comparison, and the maximum tokens of each."""
 
 
 class ExportedText(nn.Module):
@@ -39,7 +39,7 @@ class ExportedText(nn.Module):
     def forward(
         self, tokens: Tensor, eigenstates: Tensor, filtered: Tensor, position: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return logits `(batch, time, token)` and the state after the tokens."""
+        """Return the logits `(batch, time, token)` and the state after the tokens."""
         config = self.model.config
         before = tuple(
             LayerState(eigenstates[layer], filtered[layer, 0], filtered[layer, 1])
@@ -79,7 +79,7 @@ def export_text(source: ModelSource, folder: Path) -> Exported:
     files = {TOKENS_FILE: f"{tokenizer.vocabulary_size:,} rows of {model.config.d_model}"}
     if tokenizer.file_content is not None:
         (folder / TOKENIZER_FILE).write_text(tokenizer.file_content, encoding="utf-8")
-        files[TOKENIZER_FILE] = "of the package tokenizers"
+        files[TOKENIZER_FILE] = "for the package tokenizers"
     longest = _longest(model)
     batch, time = torch.export.Dim("batch", min=1), torch.export.Dim("time", min=1, max=longest)
     module = ExportedText(model)
@@ -101,8 +101,8 @@ def export_text(source: ModelSource, folder: Path) -> Exported:
         said={
             "inputs": _inputs(module, longest),
             "outputs": {
-                "logits": "(batch, time, token) float32: of the token that follows each one",
-                "eigenstates, filtered, position": "as they went in, after these tokens",
+                "logits": "(batch, time, token) float32: for the token that follows each one",
+                "eigenstates, filtered, position": "state after these tokens, shaped as the inputs",
             },
             "tokenizer": BYTES if tokenizer.file_content is None else TOKENIZER_FILE,
             "end_of_text": tokenizer.end_of_text,
@@ -111,7 +111,7 @@ def export_text(source: ModelSource, folder: Path) -> Exported:
 
 
 def _inputs(module: ExportedText, longest: int) -> dict[str, str]:
-    """Say what goes into the program."""
+    """Return descriptions of the program's inputs."""
     layers, _, states, _ = module.fresh(1)[0].shape
     _, _, _, before, dim = module.fresh(1)[1].shape
     return {
@@ -123,12 +123,12 @@ def _inputs(module: ExportedText, longest: int) -> dict[str, str]:
 
 
 def _longest(model: EigenstateLM) -> int:
-    """Return the most tokens at once: a training window, up to the next power of two."""
+    """Return the longest input: a training window, rounded up to a power of two."""
     return max(MIN_LONGEST, 1 << (model.config.max_seq_len - 1).bit_length())
 
 
 def _examples(module: ExportedText, longest: int) -> list[Inputs]:
-    """Return a few texts from the start, one of one token, and one that goes on from a state."""
+    """Return texts from the initial state, a text of one token, and texts that continue a state."""
     generator = torch.Generator().manual_seed(0)
     size = module.model.embedding.num_embeddings
     time = min(longest, MOST_CHECKED)

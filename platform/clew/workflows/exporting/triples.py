@@ -1,4 +1,4 @@
-"""Exports a graph model: its embeddings with their names, and its scores as a program.
+"""Exports a graph model as named embeddings and a program that returns scores.
 
 entities.parquet    id, name, label, bias, embedding
 relations.parquet   id, name, label, inverse, embedding; row r + R is the inverse of row r
@@ -27,11 +27,11 @@ INPUTS = {
     "head": "(batch,) int64: id of an entity",
     "relation": "(batch,) int64: id of a relation, or of an inverse one",
 }
-OUTPUTS = {"scores": "(batch, entity) float32: of each entity as the tail"}
+OUTPUTS = {"scores": "(batch, entity) float32: score of each entity as the tail"}
 
 
 class ExportedModel(nn.Module):
-    """A model with its entity table: ids in, scores of all entities out."""
+    """A graph model that takes ids and returns the scores of all entities."""
 
     def __init__(self, model: GraphModel) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def export_triples(source: ModelSource, folder: Path) -> Exported:
 
 
 def export_program(model: GraphModel, path: Path) -> ProgramCheck:
-    """Write the model as a program; its queries are drawn with a seed of their own."""
+    """Write the model as a program, and compare both on random queries with a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     head, relation = (
         torch.randint(table.num_embeddings, (NUM_CHECKED,), generator=generator)

@@ -1,1 +1,1 @@
-"""What a training will need of memory and time, before it starts."""
+"""Predicts the memory and time of a training before it starts."""

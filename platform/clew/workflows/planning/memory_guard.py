@@ -1,4 +1,4 @@
-"""Memory around a training run: batches that fit, a prediction, and words where it runs out."""
+"""Chooses batch sizes that fit, predicts memory, and explains out-of-memory errors."""
 
 import logging
 from collections.abc import Iterator
@@ -27,19 +27,19 @@ logger = logging.getLogger(__name__)
 NUM_CHANGES = 3
 SHOWN_PARTS = 4
 USED_SHARE = 0.85
-"""Share of the memory that is there which `auto` may use: predictions err by up to 15 %."""
+"""Share of the free memory that `auto` uses, because predictions can be up to 15 % wrong."""
 
 
 def resolve_batch_size(config: RunConfig, device: torch.device, world: World) -> RunConfig:
     """Return the configuration with numbers in place of `auto`, the same in every process.
 
     Args:
-        config: As it was given.
-        device: Where training will run.
-        world: Processes of the run; the main one chooses for all.
+        config: The configuration that was given.
+        device: Device of the training.
+        world: Processes of the run; the main process chooses for all.
 
     Raises:
-        OutOfMemoryError: not even the smallest microbatch fits.
+        OutOfMemoryError: Not even the smallest microbatch fits.
     """
     if config.training.batch_size != AUTO_BATCH_SIZE:
         return config
@@ -55,31 +55,32 @@ def resolve_batch_size(config: RunConfig, device: torch.device, world: World) ->
 
 @dataclass(frozen=True)
 class MemoryBefore:
-    """What was known of memory before the trainer was built."""
+    """Predicted memory of a training, and memory of the process before the trainer is built."""
 
     predicted: dict[str, float]
-    """The metric of the prediction; empty where there is none."""
+    """Metric of the prediction; empty if there is no prediction."""
     process_gib: float
-    """Size of the process."""
+    """Memory that the process used."""
 
     @classmethod
     def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
-        """Predict the need, in the main process, and measure what the process has now."""
-        # Of a sharded table no process has as much as the planner's step would take.
+        """Predict the memory in the main process, and measure what the process uses now."""
+        # With a sharded table, each process needs less than the planner would predict.
         planner = MemoryPlanner(task, device, world.size)
         predicts = world.is_main and world.exchange is None
         return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
 
     def process_peaks(self) -> dict[str, float]:
-        """Return the process's peak, and how much of it training brought."""
+        """Return the metrics of the process's memory peak and its growth during training."""
         peak = process_peak_gib()
         return {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - self.process_gib}
 
 
 def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, float]:
-    """Say what training will take in memory, warn if it cannot fit, and return the metric.
+    """Log the predicted memory, warn if it does not fit, and return the metric.
 
-    A prediction that fails is reported and stops nothing: training may well succeed.
+    If the prediction fails, a warning is logged and training continues, because it can still
+    succeed.
     """
     kind = planner.device.type
     try:
@@ -91,7 +92,7 @@ def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, flo
     logger.info("memory on %s: %s", kind, in_words(memory))
     if memory.total_gib > limit:
         logger.warning(
-            "%.2f GiB will be needed on %s and there are %.2f GiB: training will run out of memory",
+            "%.2f GiB will be needed on %s, but %.2f GiB are free: training will run out of memory",
             memory.total_gib,
             kind,
             limit,
@@ -110,13 +111,13 @@ def in_words(memory: StepMemory) -> str:
 def explaining_lack_of_memory(
     config: RunConfig, task: Task[Any], device: torch.device
 ) -> Iterator[None]:
-    """Turn a lack of memory into one line: budget, measured peak, and what would fit."""
+    """Turn an out-of-memory error into one line: budget, measured peak, and what would fit."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        reason = error.with_traceback(None)  # the tensors of its frames die here
+        reason = error.with_traceback(None)  # frees the tensors in the frames of the traceback
     else:
         return
     peak = gpu_peaks(device).get(names.GPU_PEAK_ALLOCATED_GIB, process_peak_gib())
@@ -133,7 +134,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def describe_lack(planner: MemoryPlanner, config: RunConfig, peak_gib: float) -> str:
     """Return the budget and the measured peak, and the changes that would fit."""
     kind, memory = planner.device.type, planner.predict(config)
-    # Never more than what has failed.
+    # The changes must need less than what has just failed.
     limit = min(free_gib(planner.device), max(peak_gib, memory.total_gib) * 0.99)
     shown = "; ".join(
         " ".join(f"{key}={str(value).lower()}" for key, value in change.settings.items())
@@ -146,7 +147,7 @@ def describe_lack(planner: MemoryPlanner, config: RunConfig, peak_gib: float) ->
 
 
 def changes_that_fit(planner: MemoryPlanner, config: RunConfig, limit: float) -> list[Variant]:
-    """Return up to three changes that stay within a limit, those that cost least first."""
+    """Return up to three changes that fit into a limit, in the order of their costs."""
     mixed: Settings = {"optimizations.use_mixed_precision": True}
     recomputed: Settings = {"optimizations.use_gradient_checkpointing": True}
     batch_size, found = config.training.batch_size, list[Variant]()
@@ -157,7 +158,7 @@ def changes_that_fit(planner: MemoryPlanner, config: RunConfig, limit: float) ->
         try:
             size = largest_divisor(planner, changed, limit, most=batch_size - (not settings))
         except (ConfigError, OutOfMemoryError):
-            continue  # nothing that could be recomputed, or too large even so
+            continue  # the model has nothing to recompute, or still does not fit
         smaller = split(config, size) if size < batch_size else {}
         changed = with_settings(changed, smaller)
         found.append(Variant("change", {**settings, **smaller}, planner.predict(changed)))

@@ -1,4 +1,4 @@
-"""Plan: what training would take in memory, what would save some, and how large a batch fits."""
+"""Plans the memory of a training, what other settings would save, and the largest batch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,43 +16,43 @@ from clew.workflows.planning.scale_plan import GraphSize, ScalePlan, plan_scale
 
 AS_CONFIGURED = "as configured"
 SEARCHED_TIMES = 32
-"""The largest microbatch is looked for up to this many times the configured one."""
+"""The largest microbatch is searched up to this multiple of the configured one."""
 SWITCHES = {"use_mixed_precision": "mixed precision", "use_gradient_checkpointing": "checkpointing"}
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A configuration with some settings changed, and the memory that it would take."""
+    """A configuration with some settings changed, and its predicted memory."""
 
     name: str
     settings: Settings
-    """What is changed, `section.key` to value."""
+    """The changed settings, `section.key` to value."""
     memory: StepMemory
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The budget of a configuration with its limit, and its variants."""
+    """Predicted memory of a configuration and its variants, and the limit of the device."""
 
     device: str
     batch_size: int
     gradient_accumulation: int
     limit_gib: float
-    """What the device has to give, for the whole process on a CPU."""
+    """Available memory of the device; on a CPU, for the whole process."""
     largest_batch_size: int
     """Largest microbatch that fits; 0 if none does."""
     searched_batch_size: int
-    """Largest microbatch that was looked at."""
+    """Largest microbatch that was tried."""
     variants: list[Variant]
-    """The configuration as it stands first."""
+    """The unchanged configuration first, then the variants."""
     torch_compile: bool = False
-    """Whether training compiles the model, which changes its memory and is not planned for."""
+    """Whether training compiles the model; the effect on memory is not predicted."""
     scale: ScalePlan | None = None
-    """Memory, traffic and time with the entity table spread over the processes."""
+    """Memory, traffic and time with the entity table sharded over the processes."""
 
     def table(self) -> str:
-        """Return the budget in GiB, a line for each variant."""
+        """Return the predicted memory in GiB, one line per variant."""
         width = max(len(variant.name) for variant in self.variants)
         lines = [
             f"GiB on {self.device}, microbatches of {self.batch_size} x "
@@ -65,20 +65,20 @@ class MemoryPlan:
         verdict = "fits" if self.variants[0].memory.total_gib <= self.limit_gib else "does not fit"
         most = self.largest_batch_size == self.searched_batch_size
         lines.append(
-            f"{verdict} into {self.limit_gib:.2f} GiB; the largest microbatch that does: "
-            f"{self.largest_batch_size or 'none'}{', the largest looked at' if most else ''}"
+            f"{verdict} into {self.limit_gib:.2f} GiB; the largest microbatch that fits: "
+            f"{self.largest_batch_size or 'none'}{', the largest tried' if most else ''}"
         )
         if self.torch_compile:
             lines.append(
-                "optimizations.torch_compile is on, and this is the memory without it: compiling "
-                "changes it"
+                "optimizations.torch_compile is on, but these numbers are without it: compiling "
+                "changes the memory"
             )
         if self.scale is not None:
             lines.append(self.scale.sentence())
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """Return everything as JSON values."""
         variants = [
             {
                 "name": variant.name,
@@ -103,17 +103,17 @@ def plan(
     """Plan the memory of a configuration without training it.
 
     Args:
-        config: As for training.
-        device: Where it would run: `cpu`, `cuda`, or the name of a GPU that need not be there;
-            unset: as configured.
-        memory_gib: What the device has to give; unset: what it has to give now, or all of it where
-            it is not there.
-        world_size: Processes of a data-parallel run; the plan is for each of them.
+        config: The configuration of the training.
+        device: `cpu`, `cuda`, or the name of a GPU, which this machine need not have; None: the
+            configured device.
+        memory_gib: Available memory; None: the free memory of the device, or all of its memory if
+            this machine does not have it.
+        world_size: Number of processes of a data-parallel run; the plan is for each of them.
         sizes: Sizes to plan with instead of the data.
 
     Raises:
-        ConfigError: the device is not known, or there is no process to plan for.
-        DataError: the data cannot be read, and no sizes are given.
+        ConfigError: The device is unknown, or `world_size` is below 1.
+        DataError: The data cannot be read, and no sizes are given.
     """
     if world_size < 1:
         raise ConfigError(f"{world_size} processes given; expected one or more")
@@ -127,7 +127,8 @@ def plan(
         size = GraphSize(task.graph.num_entities, triples // (2 if num_examples else 1) or 1)
         scale = plan_scale(config, size, world_size)
     if config.training.shard_entities and isinstance(task, LinkPrediction):
-        # What a process holds is what one would with its rows alone, which it adds no gradients of.
+        # A process needs as much as a single process with only its rows, whose gradients are not
+        # summed over the processes.
         task, world_size = of_own_rows(task, config, world_size), 1
     planner = MemoryPlanner(task, target.device, world_size)
     if config.training.batch_size == AUTO_BATCH_SIZE:
@@ -148,7 +149,7 @@ def plan(
 
 
 def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
-    """Return the configuration as it stands, and with each optimization switched."""
+    """Return the unchanged configuration, and variants with one optimization switched each."""
     changes: dict[str, Settings] = {AS_CONFIGURED: {}}
     for key, name in SWITCHES.items():
         on = getattr(config.optimizations, key)
@@ -160,13 +161,13 @@ def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
         try:
             memory = planner.predict(with_settings(config, settings))
         except ConfigError:
-            continue  # this model has nothing of the kind
+            continue  # this model does not support the optimization
         found.append(Variant(name, settings, memory))
     return found
 
 
 def examples_in_step(config: RunConfig) -> int:
-    """Return the examples in an optimizer step of each process."""
+    """Return the number of examples in an optimizer step of each process."""
     training = config.training
     if training.batch_size == AUTO_BATCH_SIZE:
         return training.effective_batch_size or DEFAULT_BATCH_SIZE
@@ -174,7 +175,7 @@ def examples_in_step(config: RunConfig) -> int:
 
 
 def split(config: RunConfig, batch_size: int) -> dict[str, Any]:
-    """Return the settings of other microbatches with as many examples in a step."""
+    """Return settings for another microbatch size with the same number of examples per step."""
     settings: dict[str, Any] = {
         "training.batch_size": batch_size,
         "training.gradient_accumulation": -(-examples_in_step(config) // batch_size),
@@ -187,14 +188,16 @@ def split(config: RunConfig, batch_size: int) -> dict[str, Any]:
 def largest_divisor(
     planner: MemoryPlanner, config: RunConfig, limit_gib: float, *, most: int | None = None
 ) -> int:
-    """Return the largest microbatch that fits and divides the optimizer step; it may be `auto`.
+    """Return the largest microbatch that fits and divides the number of examples in a step.
 
-    Every step then sees the same examples as with one large batch, and since losses are sums that
-    the trainer divides once, by the count of the whole step, gradients are those of the large batch
-    too (except batch normalisation, which sees one microbatch at a time).
+    Every step then uses the same examples as with one large batch. The gradients are also the same,
+    because losses are sums that the trainer divides once, by the count of the whole step. The
+    exception is batch normalisation, which uses one microbatch at a time. The configured batch size
+    can be `auto`.
 
     Raises:
-        OutOfMemoryError: not even the smallest microbatch up to `most` fits.
+        ConfigError: Batch normalisation needs more examples than a step has.
+        OutOfMemoryError: Not even the smallest microbatch up to `most` fits.
     """
     together, least = examples_in_step(config), config.smallest_batch_size
     if together < least:
@@ -202,7 +205,7 @@ def largest_divisor(
             f"a step has {together} example, and batch normalisation needs {least} at once; "
             "raise training.effective_batch_size or training.batch_size"
         )
-    # Two microbatches hold gradients while the second is made: no smaller number needs more.
+    # The second microbatch runs while the gradients of the first exist: this case needs the most.
     halves = with_settings(config, split(config, max(together // 2, least)))
     fits = planner.largest_batch(halves, limit_gib, most=min(most or together, together))
     for size in range(fits, least - 1, -1):

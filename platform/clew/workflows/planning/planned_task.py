@@ -1,7 +1,7 @@
-"""The task that memory is planned for: from the data, or from their sizes alone.
+"""Builds the task whose memory is planned, from the data or only from their sizes.
 
-A prediction needs the shapes of tensors. They follow from a window and a vocabulary for text, from
-the numbers of entities and relations for a graph, from the shape of a frame for images.
+A prediction needs the shapes of the tensors. For text they follow from window and vocabulary size,
+for a graph from the numbers of entities and relations, for images from the shape of a frame.
 """
 
 from dataclasses import dataclass
@@ -47,9 +47,9 @@ class DataSizes:
 
     num_entities: int | None = None
     num_relations: int | None = None
-    """Without inverse relations."""
+    """Number of relations, without inverse relations."""
     num_triples: int | None = None
-    """Training triples, where there are entities and relations; they change no memory."""
+    """Number of training triples, used with entities and relations; it does not affect memory."""
     vocabulary_size: int | None = None
     frame_shape: tuple[int, int, int] | None = None
     """Channels, height and width."""
@@ -58,11 +58,11 @@ class DataSizes:
 def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | None]:
     """Return a task with the shapes of a configuration, and its number of examples if known.
 
-    Text is never read: its vocabulary is that of the packed corpus, or else of the tokenizer.
+    Text is never read; the vocabulary size is that of the packed corpus or of the tokenizer.
 
     Raises:
-        ConfigError: sizes are given in part, or of another kind of data.
-        DataError: the data cannot be read, and no sizes are given.
+        ConfigError: Some sizes are missing, or they belong to another kind of data.
+        DataError: The data cannot be read, and no sizes are given.
     """
     data, needed = config.data, set(TASK_KINDS[config.data.kind].sizes)
     given = {name for name, value in vars(sizes).items() if value is not None} - {"num_triples"}
@@ -86,7 +86,7 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
 
 
 def of_own_rows(task: LinkPrediction, config: RunConfig, processes: int) -> LinkPrediction:
-    """Return a task with as many entities as one of several processes has rows of."""
+    """Return a task whose entities are the table rows of one of several processes."""
     rows = -(-task.graph.num_entities // processes)
     return LinkPrediction(_graph(rows, task.graph.num_relations), config)
 
@@ -96,7 +96,7 @@ def _options(names: set[str]) -> str:
 
 
 def _vocabulary_size(data: TokenData) -> int:
-    """Return the size of the packed corpus's vocabulary, else of the configured tokenizer's."""
+    """Return the vocabulary size of the packed corpus, or of the configured tokenizer."""
     folder = expanded(data.packed or "")
     is_told = data.tokenizer or data.name or data.dataset
     if data.packed and (is_packed(folder) or not is_told):
@@ -107,7 +107,7 @@ def _vocabulary_size(data: TokenData) -> int:
 
 
 def _tokens(vocabulary_size: int, window: int) -> TokenSplits:
-    """Return one window of zeros for each split."""
+    """Return splits with one window of zeros each."""
     tokens = np.zeros(window + 1, dtype=np.uint16)
     manifest = PackManifest(
         dataset=NAME,
@@ -128,7 +128,7 @@ def _tokens(vocabulary_size: int, window: int) -> TokenSplits:
 
 
 def _graph(num_entities: int, num_relations: int) -> KnowledgeGraph:
-    """Return one triple among entities and relations that have no names."""
+    """Return a graph with one triple, whose entities and relations have no names."""
     return KnowledgeGraph(
         NAME,
         Vocabulary("entity", pa.nulls(num_entities, pa.string())),
@@ -151,7 +151,7 @@ class _BlankFrames:
 
 
 def _frames(data: ImageSequenceData, shape: tuple[int, int, int]) -> SequenceSplits:
-    """Return one window of blank frames, with the scalars that the configuration names."""
+    """Return splits with one window of blank frames and the configured scalars."""
     names = data.scalars or (*data.azimuth_scalars, *data.zenith_scalars)
     zeros, groups = np.zeros(data.temporal_frames), np.full(data.temporal_frames, "0")
     table = FrameTable(

@@ -1,9 +1,9 @@
-"""What training and explaining a large graph takes: memory, traffic and time, from unit costs.
+"""Estimates the memory, traffic and time to train and explain a large graph, from unit costs.
 
-Two of the costs were measured, on the CPU where all of this was written (`docs/scale.md` says with
-which programs): the loss reaches .91 of the speed of its bare matrix products, and a trace takes as
-long as 8.7 operations at that speed for each training row, entity and dimension. Speeds of GPUs and
-of links between them are their data sheets'. So the times say what limits, not what a clock will.
+Two costs were measured on a CPU, by the programs named in `docs/scale.md`: the loss reaches .91 of
+the speed of its bare matrix products, and a trace takes as long as 8.7 operations at that speed per
+training row, entity and dimension. The speeds of GPUs and links are from data sheets. The times
+therefore show what limits a run; they are not exact run times.
 """
 
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from clew.training.sharding.traffic import lookup_bytes, loss_bytes
 PRODUCT_SHARE = 0.91
 TRACE_OPERATIONS = 8.7
 FLOAT_BYTES = 4
-COPIES_OF_QUERIES = 4  # queries of all processes, their gradient, and both once more as sent
+COPIES_OF_QUERIES = 4  # queries of all processes and their gradients, each also in a send buffer
 
 
-# What an H100 can do, by its data sheet.
+# Speeds of an H100, from its data sheet.
 OPERATIONS_PER_SECOND = 67e12
 MEMORY_BYTES_PER_SECOND = 3.35e12
 LINK_BYTES_PER_SECOND = 450e9
@@ -33,7 +33,7 @@ DEVICES_PER_MACHINE = 8
 
 @dataclass(frozen=True)
 class GraphSize:
-    """A graph, and how large its model is trained."""
+    """Number of entities and training triples of a graph."""
 
     num_entities: int
     num_triples: int
@@ -41,7 +41,7 @@ class GraphSize:
 
 @dataclass(frozen=True)
 class ScalePlan:
-    """What each of several processes takes, with the entity table spread over them."""
+    """Memory, traffic and time of each process, with the entity table sharded over them."""
 
     processes: int
     table_and_state_gib: float
@@ -50,20 +50,20 @@ class ScalePlan:
     received_mib_per_step: float
     product_seconds_per_step: float
     table_seconds_per_step: float
-    """To read and write the rows that a step updates."""
+    """Time to read and write the rows that a step updates."""
     traffic_seconds_per_step: float
     steps_per_epoch: int
     trace_hours: float
-    """One prediction at one checkpoint, over all training rows."""
+    """Time to explain one prediction at one checkpoint, over all training rows."""
 
     @property
     def memory_gib(self) -> float:
-        """Least memory of a process, without libraries and without copies of the gradient."""
+        """Minimum memory of a process, without libraries and copies of the gradient."""
         return self.table_and_state_gib + self.gradient_gib + self.queries_gib
 
     @property
     def epoch_hours(self) -> float:
-        """One epoch, if nothing of a step overlaps."""
+        """Time of one epoch, if no parts of a step overlap."""
         parts = (
             self.product_seconds_per_step,
             self.table_seconds_per_step,
@@ -73,7 +73,7 @@ class ScalePlan:
 
     @property
     def limit(self) -> str:
-        """What a step spends most of its time with."""
+        """The part of a step that takes the most time."""
         parts = {
             "matrix products": self.product_seconds_per_step,
             "reading and writing the table": self.table_seconds_per_step,
@@ -82,23 +82,23 @@ class ScalePlan:
         return max(parts, key=lambda name: parts[name])
 
     def sentence(self) -> str:
-        """Return the plan in one line for people."""
+        """Return the plan as one line of text."""
         return (
             f"entity table over {self.processes} processes: in each, table and state "
-            f"{self.table_and_state_gib:.3g} GiB, its gradient {self.gradient_gib:.3g}; "
-            f"{self.received_mib_per_step:.3g} MiB received a step; H100 by data sheet: "
-            f"{self.epoch_hours:.3g} h an epoch, most of it {self.limit}; a trace "
-            f"{self.trace_hours:.3g} h a checkpoint"
+            f"{self.table_and_state_gib:.3g} GiB, its gradient {self.gradient_gib:.3g} GiB; "
+            f"{self.received_mib_per_step:.3g} MiB received per step; H100 by data sheet: "
+            f"{self.epoch_hours:.3g} h per epoch, most of it {self.limit}; a trace "
+            f"{self.trace_hours:.3g} h per checkpoint"
         )
 
 
 def plan_scale(config: RunConfig, graph: GraphSize, processes: int) -> ScalePlan:
-    """Return what a configuration of link prediction takes in some processes, each on an H100.
+    """Return the plan of a link prediction training in several processes, each on an H100.
 
     Args:
-        config: Its batch size is that of a microbatch in each process.
-        graph: Entities and training triples.
-        processes: Number of processes, each with its rows of the entity table.
+        config: The configuration; its batch size is the microbatch of each process.
+        graph: The size of the graph.
+        processes: Number of processes, each with its own rows of the entity table.
     """
     model, loss = config.model, config.loss
     assert isinstance(model, GraphModelSettings)
@@ -125,7 +125,7 @@ def plan_scale(config: RunConfig, graph: GraphSize, processes: int) -> ScalePlan
         queries_gib=COPIES_OF_QUERIES * queries * row_bytes / GIB if processes > 1 else 0.0,
         received_mib_per_step=received / 2**20,
         product_seconds_per_step=products / rate,
-        # Row, gradient and state are read, row and state written.
+        # Row, gradient and state are read; row and state are written.
         table_seconds_per_step=updated
         * (3 * row_bytes + 2 * state * FLOAT_BYTES)
         / MEMORY_BYTES_PER_SECOND,
@@ -136,7 +136,7 @@ def plan_scale(config: RunConfig, graph: GraphSize, processes: int) -> ScalePlan
 
 
 def _state_numbers(config: RunConfig) -> int:
-    """Return how many numbers the optimizer keeps for a row of the table."""
+    """Return the number of optimizer state values per row of the table."""
     assert isinstance(config.model, GraphModelSettings)
     dim = config.model.embedding_dim
     match config.optimizer:
@@ -151,7 +151,7 @@ def _state_numbers(config: RunConfig) -> int:
 
 
 def _received_bytes(processes: int, config: RunConfig) -> float:
-    """Return what a process receives in a step; rows are looked up evenly from all."""
+    """Return the bytes that a process receives per step if its lookups are spread evenly."""
     if processes == 1:
         return 0.0
     assert isinstance(config.model, GraphModelSettings)

@@ -1,1 +1,1 @@
-"""Answers of a trained model: tails and heads, text, frames."""
+"""Predictions of a trained model: heads and tails, text, or values of image sequences."""

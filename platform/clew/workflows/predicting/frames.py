@@ -1,4 +1,4 @@
-"""Predict, for image sequences: frames in, a Parquet of values with intervals out."""
+"""Predicts values with intervals for new image sequences, and writes them as Parquet."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -42,19 +42,19 @@ class Intervals:
     """Split-conformal intervals: prediction plus and minus a half width."""
 
     confidence: float
-    """Share of targets that they are meant to hold."""
+    """Share of targets that the intervals should contain."""
     half_width: float
-    """In the target's unit."""
+    """Half width in the target's unit."""
     validation_windows: int
-    """Number of held-out errors that the half width is from."""
+    """Number of held-out errors from which the half width is computed."""
     test_windows: int
     test_coverage: float
-    """Share of the test windows' targets that they hold."""
+    """Share of the test windows' targets that the intervals contain."""
 
 
 @dataclass(frozen=True)
 class FramesResult:
-    """What was predicted, and how far it can be trusted."""
+    """The file of predictions, and their intervals."""
 
     model: str
     output: str
@@ -62,7 +62,7 @@ class FramesResult:
     target_name: str
     unit: str
     intervals: Intervals | None
-    """None where nothing was held out to make them from."""
+    """None if no errors on held-out windows are available."""
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class FramesResult:
         return asdict(self)
 
     def table(self) -> str:
-        """Return what was written, and what the intervals held when they were tested."""
+        """Return the output file and the coverage of the intervals, one per line."""
         unit = f" {self.unit}" if self.unit else ""
         shown = [f"model: {self.model}"]
         shown += [f"note: {note}" for note in self.notes]
@@ -79,7 +79,7 @@ class FramesResult:
             shown.append(
                 f"intervals of {found.confidence:.0%}: +- {found.half_width:.4g}{unit}, from "
                 f"{found.validation_windows:,} validation windows; of {found.test_windows:,} test "
-                f"windows they hold {found.test_coverage:.1%}"
+                f"windows they contain {found.test_coverage:.1%}"
             )
         return "\n".join(shown)
 
@@ -92,21 +92,21 @@ def predict_frames(
     confidence: float = CONFIDENCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FramesResult:
-    """Predict every complete window of new frames and write the values, whole or not at all.
+    """Predict every complete window of new frames and write the values atomically.
 
-    Half widths come from the errors on the validation windows, whose part in choosing the
-    checkpoint may make them too small: how many test windows they hold is measured.
+    Half widths come from the errors on the validation windows. They can be too small, because these
+    windows also chose the checkpoint; the coverage of the test windows is therefore measured.
 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
         frames: An HDF5 file or a folder of NumPy arrays, as for training, without targets.
-        output: Parquet file; one row for each window.
-        confidence: Share of targets that the intervals are meant to hold.
-        progress: Called with the number of windows done and in total.
+        output: Parquet file, with one row per window.
+        confidence: Share of targets that the intervals should contain.
+        progress: Called with the number of finished windows and the total number.
 
     Raises:
-        UsageError: the model is none of image sequences, the frames are not such as it was trained
-            on, or its validation windows are too few for the confidence.
+        UsageError: The model is not a model of image sequences, the frames do not fit the model, or
+            there are too few validation windows for the confidence.
     """
     check_file("--output", output)
     if not frames.exists():
@@ -155,7 +155,7 @@ def predict_frames(
 def _metadata(
     source: ModelSource, record: SequencesRecord, intervals: Intervals | None
 ) -> dict[str, str]:
-    """Return what the file says of its predictions, beside them."""
+    """Return the metadata of the Parquet file."""
     said = {"target": record.target_name, "unit": record.unit, "model": source.title}
     if intervals:
         said |= {key: str(value) for key, value in asdict(intervals).items()}
@@ -163,7 +163,7 @@ def _metadata(
 
 
 def open_regressor(source: ModelSource) -> tuple[SequenceRegressor, SequencesRecord]:
-    """Load a model of image sequences, on the CPU, and what its run recorded of its data."""
+    """Load a model of image sequences on the CPU, and its run's description of the data."""
     with working_folder("sequences") as work:
         record = SequencesRecord.read(recorded_file(source, SEQUENCES_FILE, work))
     return load_sequence_model(source.checkpoint, record), record
@@ -172,28 +172,29 @@ def open_regressor(source: ModelSource) -> tuple[SequenceRegressor, SequencesRec
 def held_out_errors(
     source: ModelSource, model: SequenceRegressor, device: torch.device
 ) -> tuple[HeldOutErrors | None, tuple[str, ...]]:
-    """Return the errors that a model keeps beside it, or measure them on its own data."""
+    """Return a model's errors on held-out windows, from its file or measured on its data.
+
+    The second value contains a note if there are no errors.
+    """
     kept = source.checkpoint / HELD_OUT_FILE
     if kept.is_file():
         return HeldOutErrors.read(kept), ()
     try:
         task = own_task(source)
     except UsageError as error:
-        return None, (
-            f"no intervals, since the data that it was trained on cannot be read: {error}",
-        )
+        return None, (f"no intervals, because the training data cannot be read: {error}",)
     assert isinstance(task, SequenceRegression)
     errors = task.held_out_errors(model, device)
     if errors is None:
-        return None, ("no intervals: no group was held out for validation in its training",)
+        return None, ("no intervals, because no group was held out for validation in training",)
     return errors, ()
 
 
 def intervals_of(errors: HeldOutErrors, confidence: float) -> Intervals:
-    """Return the intervals that errors give.
+    """Return the conformal intervals from errors on held-out windows.
 
     Raises:
-        ConfigError: there are too few validation windows for the confidence.
+        ConfigError: There are too few validation windows for the confidence.
     """
     width = errors.half_width(confidence)
     return Intervals(confidence, width, len(errors.valid), len(errors.test), errors.coverage(width))

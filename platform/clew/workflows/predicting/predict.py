@@ -1,4 +1,4 @@
-"""Predict: queries by name in, the best entities with scores and probabilities out."""
+"""Answers queries by name with the best entities, their scores and their probabilities."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PredictResult:
-    """Predictions, and what is to be said of all of them."""
+    """Predictions, and notes about all of them."""
 
     model: str
     predictions: tuple[Prediction, ...]
@@ -40,7 +40,7 @@ class PredictResult:
     notes: tuple[str, ...]
 
     def table(self) -> str:
-        """Return a table for each query."""
+        """Return one table per query."""
         shown = [f"model: {self.model}"]
         shown += [f"note: {note}" for note in self.notes]
         for prediction in self.predictions:
@@ -68,19 +68,19 @@ def predict(
 ) -> PredictResult:
     """Answer queries with a trained model.
 
-    The processes that torchrun started answer together, each from its own rows of the entities;
+    Under torchrun the processes answer together, each with its own rows of the entity table, and
     all of them get the same result.
 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
-        queries: What is asked.
-        top_k: Answers to each query.
-        filter_known: Leave answers out that are known in training.
-        level: Say which answers are in the set that holds a new one with this probability.
+        queries: The queries.
+        top_k: Number of answers per query.
+        filter_known: Leave out answers that are known from training.
+        level: Mark the answers in the set that contains a new answer with this probability.
 
     Raises:
-        UsageError: the model or a name cannot be found; near matches are proposed. Or an answer
-            set is asked for, and the model's data are not here to calibrate one.
+        UsageError: The model or a name cannot be found; the message suggests similar names. Or an
+            answer set is requested, but the model's data are not available to calibrate it.
     """
     with sharing_the_table() as world, open_model(model) as source:
         predictor, notes = open_predictor(source)
@@ -90,8 +90,8 @@ def predict(
         questions = [question for item in queries for question in _questions(item, predictor)]
         if not predictor.has_inverses and any(q.query.is_triple for q in queries):
             notes.append(
-                "a whole triple is placed by its tail alone: this model was trained without "
-                "inverse relations"
+                "a whole triple is ranked only by its tail, because this model was trained "
+                "without inverse relations"
             )
         if level is not None:
             calibrate_answer_sets(predictor, source)
@@ -111,7 +111,7 @@ def predict(
 
 
 def _facts(predictor: Predictor) -> dict[str, object]:
-    """Return what beside the checkpoint must be the same in all processes."""
+    """Return the values, in addition to the checkpoint, that all processes must share."""
     known = predictor.known
     return {
         "number of known answers": "unknown" if known is None else len(known.tails),
@@ -120,7 +120,7 @@ def _facts(predictor: Predictor) -> dict[str, object]:
 
 
 def _questions(item: Asked, predictor: Predictor) -> list[Query]:
-    """Return what a model is asked, under names that it knows."""
+    """Return the queries to the model, with the model's names of entities and relations."""
     try:
         return [
             predictor.resolve(question).query
@@ -131,13 +131,13 @@ def _questions(item: Asked, predictor: Predictor) -> list[Query]:
 
 
 def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
-    """Load a model with its names, and say what could not be had.
+    """Load a model with its names and known answers, and return notes about what is missing.
 
-    A registered model contains everything. For a run or a checkpoint, the data set says what is
-    known from training; without it, the names that the run recorded are enough to answer.
+    A registered model contains everything. For a run or a checkpoint, the known answers are read
+    from the data set. Without the data set, the names that the run recorded are enough to answer.
 
     Raises:
-        UsageError: the model is not of link prediction, or neither data nor names are available.
+        UsageError: The model is not a link prediction model, or neither data nor names are found.
     """
     require_task(
         source,
@@ -158,10 +158,10 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
 
 
 def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
-    """Measure what answer sets need on the model's own data, if it does not come with it.
+    """Calibrate answer sets on the model's data, unless the model contains the calibration.
 
     Raises:
-        UsageError: the data cannot be had, are others now, or have no validation triples.
+        UsageError: The data cannot be read, have changed, or have no validation triples.
     """
     if predictor.answer_sets is not None:
         return
@@ -170,12 +170,12 @@ def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
     except UsageError as error:
         raise type(error)(
             f"answer sets are calibrated on the model's data: {error}; promote its run again where "
-            "they are, or ask without an answer set (--conformal)"
+            "the data are, or leave out --conformal"
         ) from None
     if not len(graph.valid):
         raise DataError(
             f"{source.title}: its data have no validation triples, on which answer sets are "
-            "calibrated; ask without an answer set (--conformal)"
+            "calibrated; leave out --conformal"
         )
     predictor.answer_sets = predictor.measure_answer_sets(graph.valid, graph.test)
 
@@ -184,7 +184,7 @@ def _own_graph(source: ModelSource) -> KnowledgeGraph:
     """Read the graph that a model was trained on.
 
     Raises:
-        UsageError: it cannot be had, or is another now.
+        UsageError: The graph cannot be read, or has changed.
     """
     assert isinstance(source.config.data, TripleData)
     graph = load_graph(source.config.data)
@@ -193,14 +193,14 @@ def _own_graph(source: ModelSource) -> KnowledgeGraph:
 
 
 def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
-    """Return the names next to a checkpoint, or those that its run recorded."""
+    """Return the entity and relation names next to a checkpoint, or those of its run."""
     for folder in list(source.checkpoint.parents)[:2]:
         if (folder / VOCABULARY_FOLDER / ENTITIES_FILE).is_file():
             return read_vocabularies(folder / VOCABULARY_FOLDER)
     if source.run_id is None:
         raise CheckpointError(
-            f"{source.title}: neither its data set nor a folder {VOCABULARY_FOLDER} with names is "
-            "there; ask the run by its id instead"
+            f"{source.title}: neither its data set nor a folder {VOCABULARY_FOLDER} with names was "
+            "found; give the run's id instead"
         )
     with working_folder("names") as work:
         path = download_artifact(source.run_id, VOCABULARY_FOLDER, work)
@@ -218,7 +218,7 @@ def _table_of(prediction: Prediction) -> Iterator[str]:
     yield f"{'rank':>6}  {'score':>9}  {'probability':>11}  {'known':5}  {in_set}{query.asks_for}"
     yield from map(_line, prediction.answers)
     if (place := prediction.place) is not None:
-        yield f"asked about, by rank among {place.num_candidates:,} (all but other known answers):"
+        yield f"rank of this triple among {place.num_candidates:,} (all but other known answers):"
         yield _line(place)
 
 

@@ -1,4 +1,4 @@
-"""Queries as people write them: one on the command line, or a file of them."""
+"""Reads queries from the command line or from a file."""
 
 import json
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from clew.link_prediction.answers import Query
 from clew.text_blocks import read_lines
 
 ASKED = "?"
-"""Stands for the end that is asked for in a file of queries."""
+"""Placeholder for the unknown end of a query in a file."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A query, and where it was asked, for error messages."""
+    """A query, and its file and line for error messages."""
 
     query: Query
     where: str = ""
 
 
 def asked(head: str, relation: str, tail: str) -> Asked:
-    """Return a query from what a person gave; empty means not given."""
+    """Return a query from command-line values; an empty value means not given."""
     return Asked(Query(relation, head=head or None, tail=tail or None))
 
 
 def read_queries(path: Path) -> list[Asked]:
     """Read a file of queries: JSON objects, one per line, or `head<TAB>relation<TAB>tail`.
 
-    In tab-separated lines the end that is asked for is `?`, or missing if it is the tail; a line
-    with both ends is a whole triple.
+    In tab-separated lines, `?` is the unknown end, and an unknown tail can be left out. A line with
+    both ends is a whole triple.
 
     Raises:
-        DataError: a line is neither.
+        DataError: A line has neither form, or the file contains no query.
     """
     found = [
         Asked(_query_of_line(line, where), where)
@@ -41,7 +41,7 @@ def read_queries(path: Path) -> list[Asked]:
     ]
     if not found:
         raise DataError(
-            f"{path}: holds no query; expected one query per line, for example head<TAB>relation"
+            f"{path}: contains no query; expected one query per line, such as head<TAB>relation"
         )
     return found
 
@@ -53,7 +53,7 @@ def _query_of_line(line: str, where: str) -> Query:
     if len(fields) not in (2, 3):
         raise DataError(
             f"{where}: {quoted(line.strip())} has {len(fields)} tab-separated columns; expected "
-            f"head, relation and tail, with {ASKED} for the end asked for"
+            f"head, relation and tail, with {ASKED} for the unknown end"
         )
     head, relation, tail = (None if field == ASKED else field for field in (*fields, ASKED)[:3])
     return _checked(Query(relation or "", head=head or None, tail=tail or None), where)

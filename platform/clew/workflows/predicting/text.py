@@ -1,4 +1,4 @@
-"""Predict, for language models: a prompt in, the text that follows out, as it is written."""
+"""Continues a prompt with a language model, and yields the text in pieces as it is generated."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -35,23 +35,23 @@ from clew.workflows.model_source import (
 from clew.workflows.outputs import check_file
 
 STANDARD_INPUT = "-"
-"""Stands for it where a file is named."""
+"""File name that means standard input."""
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """What a person asks a language model for."""
+    """A request for text from a language model."""
 
     prompt: str = ""
-    """Text to continue; may be empty where a state is continued."""
+    """Text to continue; can be empty if a state is continued."""
     max_tokens: int = 200
-    """Tokens to write."""
+    """Number of tokens to generate."""
     sampling: Sampling = field(default_factory=Sampling)
-    """How they are drawn."""
+    """How the tokens are drawn."""
     seed: int | None = None
-    """Of the draws; None: 0, or what an earlier call's draws have come to."""
+    """Seed of the draws; None: 0, or the random state that `state` contains."""
     state: Path | None = None
-    """File that keeps where the text has come to; continued if it is there."""
+    """File that keeps the state after the text; if it exists, the text continues from there."""
 
 
 def predict_text(
@@ -59,19 +59,19 @@ def predict_text(
     request: TextRequest,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[str]:
-    """Yield the text that follows a prompt in pieces, and keep the state if that is asked for.
+    """Yield the text that follows a prompt in pieces; write the state if the request names a file.
 
-    The same request gives the same text. With a state, two calls give the text of one long call;
-    without one, what ends within a character ends with the replacement character.
+    The same request gives the same text. With a state file, two calls give the same text as one
+    long call. Without one, an incomplete character at the end becomes the replacement character.
 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
-        request: What to continue, and how.
-        progress: Called with the number of tokens of the prompt that are read, and in total.
+        request: The prompt, and how to continue it.
+        progress: Called with the number of prompt tokens read so far and in total.
 
     Raises:
-        UsageError: the model is none of language, the prompt is empty or not in its vocabulary, or
-            the state is another model's.
+        UsageError: The model is not a language model, the prompt is empty or not in its vocabulary,
+            or the state belongs to another model.
     """
     check_file("--state", request.state)
     continued = request.state is not None and request.state.exists()
@@ -98,13 +98,13 @@ def predict_text(
 
 
 def open_text_model(source: ModelSource) -> TextModel:
-    """Load a language model with its tokenizer, on the device that is there.
+    """Load a language model with its tokenizer, on a GPU if there is one.
 
-    The run's record of its tokens is enough. Where an older run has none of its tokenizer, the
-    text that it was trained on is opened.
+    The tokenizer is read from the run's record of its tokens. If an older run has no such record,
+    the tokenizer is read from the training text.
 
     Raises:
-        UsageError: neither is there, or they are not the model's.
+        UsageError: Neither the record nor the text is found, or they do not belong to the model.
     """
     config = source.config
     with working_folder("tokens") as work:
@@ -122,7 +122,7 @@ def open_text_model(source: ModelSource) -> TextModel:
 
 
 def _recorded_tokens(source: ModelSource, work: Path) -> tuple[PackManifest, Tokenizer]:
-    """Return what a run recorded of its tokens."""
+    """Return the manifest of the tokens and the tokenizer that a run recorded."""
     text = read_manifest(recorded_file(source, TOKENS_FILE, work).parent, TOKENS_FILE)
     if text.tokenizer == BYTES:
         return text, load_tokenizer(BYTES)
@@ -133,7 +133,7 @@ def read_prompt(name: str, standard_input: BinaryIO) -> str:
     """Return the text of a file, or of standard input if the name is `-`.
 
     Raises:
-        DataError: it cannot be read or is not UTF-8; the message names the byte.
+        DataError: The file cannot be read, or is not UTF-8; the message names the first bad byte.
     """
     try:
         content = standard_input.read() if name == STANDARD_INPUT else Path(name).read_bytes()
@@ -142,6 +142,6 @@ def read_prompt(name: str, standard_input: BinaryIO) -> str:
         raise DataError(f"{name}: cannot be read as a prompt ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{name}: byte {error.start} is 0x{error.object[error.start]:02x}, which is no UTF-8; "
-            "expected UTF-8 text"
+            f"{name}: byte {error.start} is 0x{error.object[error.start]:02x}, which is not valid "
+            "UTF-8; expected UTF-8 text"
         ) from None
