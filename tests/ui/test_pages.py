@@ -163,7 +163,7 @@ def test_the_preset_compares_variants_over_seeds(page: Open, many: Recorded) -> 
 def test_runs_of_different_data_are_said_to_be(page: Open, many: Recorded) -> None:
     first, second, other = (many.runs[name] for name in ("fp32 0", "fp32 1", "hostile"))
     assert "different data" not in shown(page("compare", many.uri, runs=f"{first},{second}"))
-    assert "These runs are of different data (" in shown(
+    assert "These runs use different data (" in shown(
         page("compare", many.uri, runs=f"{first},{other}")
     )
 

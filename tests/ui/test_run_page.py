@@ -35,7 +35,7 @@ def test_a_training_with_all_that_was_recorded(page: Open, many: Recorded) -> No
     assert headings == [
         "Metrics",
         "Ranks by relation",
-        "Comes from, led to",
+        "Related runs",
         "Files",
         "Configuration",
         "Log",
