@@ -1,4 +1,4 @@
-"""Two things that belong side by side, and below one another where the window is too narrow."""
+"""Columns that are side by side, or below one another if the window is too narrow."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -15,7 +15,7 @@ def columns(
     Args:
         widths: Shares of the width.
         key: Names the place in the page.
-        gap: Between columns.
+        gap: Space between columns.
     """
     with st.container(key=f"beside-{key}"):
         return st.columns(widths, gap=gap)
