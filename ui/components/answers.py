@@ -31,8 +31,8 @@ from clew.ui.data.questions import End, Why
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4
 PROBABILITY = (
-    "Of being the answer, if no known answer is; fitted on the validation data. Known answers "
-    "have no probability."
+    "Chance of being the answer, if no known one is; fitted on the validation data. Known "
+    "answers have none."
 )
 ABOUT = (
     "{name} is {place} of {candidates:,} candidates (entities except other known answers)"

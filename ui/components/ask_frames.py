@@ -155,7 +155,7 @@ def chart(frame: pd.DataFrame, title: str) -> alt.LayerChart:
     """Return the predictions over frames: a line and an interval for each group.
 
     Args:
-        frame: Rows `last_frame, group, prediction, lower, upper`; the last two may be null.
+        frame: Rows `last_frame, group, prediction, lower, upper`; the last two can be null.
         title: Name of the quantity, with its unit.
     """
     groups = list(dict.fromkeys(frame["group"]))

@@ -10,7 +10,7 @@ from streamlit.delta_generator import DeltaGenerator
 def columns(
     widths: Sequence[float], *, key: str, gap: Literal["small", "medium"] = "small"
 ) -> list[DeltaGenerator]:
-    """Return columns; the style sheet says how narrow they may be.
+    """Return columns; the style sheet sets how narrow they can be.
 
     Args:
         widths: Shares of the width.

@@ -37,7 +37,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
     """
     points = _with_deviations(points)
     first, last = _cost_axis(points)
-    # Names are on the side of the middle: the edge of the picture would cut them off.
+    # Names are on the inner side of their points: the picture's edge would cut them off.
     points = points.assign(early=points["cost"] <= (first + last) / 2)
     cost, quality = glossary.label(cost_key), glossary.label(quality_key)
     x = number("cost", title=cost, scale=_from_to(first, last))

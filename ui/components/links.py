@@ -14,7 +14,7 @@ def _nothing() -> None:
 
 
 def to(page: PageName, label: str, **parameters: str) -> None:
-    """Show a link; `label` may hold any text."""
+    """Show a link; `label` can be any text."""
     st.page_link(
         st.Page(_nothing, title=page.capitalize(), url_path=page, default=page == "overview"),
         label=f"{markup.markdown(label)} →",
