@@ -27,7 +27,7 @@ def show(job_id: str, *, progress: Show | None = None, result: Show | None = Non
     """
     job = find(job_id)
     if job is None:
-        states.note("This dashboard no longer has that command; start it again.")
+        states.note("This dashboard no longer knows that command; start it again.")
         return
     if job.state == "running" and job.seconds < SECONDS_AT_FIRST:
         job.wait(SECONDS_AT_FIRST)  # most jobs have ended by then, and need no refresh
