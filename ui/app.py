@@ -22,14 +22,14 @@ PAGES = {
     "ask": "Ask",
     "run": "Run",
 }
-# How long a browser fetches what it draws the first page with, from this same process. (A text
-# without a name would be shown: this file is Streamlit's script.)
+# The time a browser needs to fetch the files of the first page from this process. (This is a
+# comment, because Streamlit shows a bare string in its script on the page.)
 SECONDS_TO_DRAW = 0.3
 HIDDEN = ("run",)  # opened from other pages, not in the menu
 
 
 def page(name: str) -> Callable[[], None]:
-    """Return what renders a page; its modules are imported when it is first opened."""
+    """Return the function that renders a page; its first call imports the page's modules."""
 
     def render() -> None:
         import_module(f"clew.ui.views.{name}").render()
@@ -39,9 +39,9 @@ def page(name: str) -> Callable[[], None]:
 
 @st.cache_resource(show_spinner=False)
 def fetch_pages() -> None:
-    """Import all pages, once and in the background, so that the next one opens faster.
+    """Import all pages once, in the background, so that the next page opens faster.
 
-    What Compare reads of a hundred runs is read first; what fails there, the page itself says.
+    The runs for the preset of Compare are read first. The page itself reports any error.
     """
 
     def fetch() -> None:

@@ -1,11 +1,11 @@
-"""The dashboard behind a guard: no other site may talk to it or show it in a frame.
+"""The dashboard behind a guard: no other site can connect to it or show it in a frame.
 
-Streamlit takes a websocket from any page of its own host, whatever the port: every program that
-serves pages on the machine could drive the dashboard. The guard compares the port too.
+Streamlit accepts a websocket from any page of its own host and ignores the port. Any program that
+serves pages on the machine could then control the dashboard. The guard compares the port too.
 
-Pages say besides which parts of Streamlit's front end the first one needs. The front end fetches a
-part of itself when it is first drawn, the table's megabyte last of all. The browser can have them
-before: while it waits for the page, this process imports what that needs.
+A header of each page also lists the parts of Streamlit's front end that the first page needs.
+Otherwise the front end fetches a part only when it first draws it, and the table's megabyte last.
+With the header, the browser fetches them while this process imports the modules of the page.
 """
 
 import re
@@ -31,12 +31,12 @@ HEADERS = (
 ROOT = Path(st.__file__).parent / "static"
 SCRIPTS = "static/js"
 PARTS = ("DataFrame", "Html", "Metric", "Selectbox", "TextInput")
-"""What the page Overview consists of."""
+"""The parts of the front end that the page Overview uses."""
 IMPORTED = re.compile(r'(?:from|import)"\./([\w.\-]+\.js)"')
 
 
 class Guard:
-    """An ASGI application before the dashboard's.
+    """An ASGI application that wraps the dashboard.
 
     Args:
         app: The dashboard.
@@ -46,7 +46,7 @@ class Guard:
         self._app = app
 
     async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
-        """Refuse a websocket of another origin; add what browsers must know to every answer."""
+        """Refuse a websocket from another origin; add the headers to every other response."""
         if scope["type"] == "websocket" and not _is_own(dict(scope["headers"])):
             await receive()
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: a 403
@@ -61,9 +61,9 @@ class Guard:
 
 
 def _early(event: Event) -> list[tuple[bytes, bytes]]:
-    """Return what tells the browser to fetch parts of the front end, if the answer is a page.
+    """Return the header that makes the browser fetch parts of the front end, if this is a page.
 
-    A downloaded report is HTML too, but no page: beside it are no scripts.
+    A downloaded report is HTML too, but it has no scripts next to it.
     """
     headers = dict(event.get("headers", ()))
     is_html = headers.get(b"content-type", b"").startswith(b"text/html")
@@ -72,9 +72,9 @@ def _early(event: Event) -> list[tuple[bytes, bytes]]:
 
 
 def _is_own(headers: dict[bytes, bytes]) -> bool:
-    """Whether a page of this very address asks, or one of `server.corsAllowedOrigins`.
+    """Whether the request comes from a page of this address or of `server.corsAllowedOrigins`.
 
-    Browsers always say which page asks; what says nothing is no page.
+    Browsers always send the header `Origin`; a request without it does not come from a page.
     """
     origin = headers.get(b"origin", b"").decode("latin-1").lower()
     host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -84,13 +84,13 @@ def _is_own(headers: dict[bytes, bytes]) -> bool:
 
 @cache
 def link_header() -> str:
-    """Return the value of a header `Link` that names the scripts of `PARTS`."""
+    """Return the value of the header `Link` that lists the scripts of `PARTS`."""
     how = "rel=modulepreload; fetchpriority=low"
     return ", ".join(f"<./{SCRIPTS}/{name}>; {how}" for name in scripts())
 
 
 def scripts() -> Iterator[str]:
-    """Yield the files of `PARTS` and all that they import, less what every page has anyway."""
+    """Yield the files of `PARTS` and their imports, except those that every page loads anyway."""
     known = set(re.findall(rf"{SCRIPTS}/([\w.\-]+)", (ROOT / "index.html").read_text("utf-8")))
     folder = ROOT / SCRIPTS
     waiting = [path.name for part in PARTS for path in sorted(folder.glob(f"{part}.*.js"))]

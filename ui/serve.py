@@ -1,7 +1,7 @@
-"""Serves the dashboard: `python -m clew.ui.serve`, with Streamlit's options behind it.
+"""Serve the dashboard: `python -m clew.ui.serve`, followed by any options of Streamlit.
 
-It is `streamlit run` with a head start: what the first page needs is imported, and the store is
-asked for the first time, while the browser is still fetching the front end.
+This is `streamlit run` with a faster start: the modules of the first page are imported, and the
+store is queried for the first time, while the browser is still fetching the front end.
 """
 
 import gc
@@ -21,28 +21,28 @@ from clew.errors import ClewError
 from clew.processes import collect_garbage_rarely
 
 APP = Path(__file__).parent / "guarded.py"
-# All of the server is there before the second thread begins: two threads that import one package
-# from different ends may find it half made.
 GATEWAY = "mlflow.gateway"
+# Imported before the second thread starts: two threads that import modules of the same package
+# can see it half initialized.
 SERVER = ("streamlit.web.bootstrap", "streamlit.web.server")
 
 
 def warm_up() -> None:
-    """Import the first page and connect to the store; what fails here, the page itself says."""
+    """Import the first page and connect to the store; the page itself reports any error."""
     with suppress(ImportError, ClewError):
         import_module("clew.ui.views.overview")
         import_module("clew.ui.data.runs").connect()
-    gc.freeze()  # nothing that was imported is garbage
+    gc.freeze()  # imported modules are never garbage
     gc.enable()
 
 
 def skip_what_pages_do_not_need() -> None:
-    """Spare what Streamlit and MLflow do at their start for nobody here, a fifth of it.
+    """Skip start-up work of Streamlit and MLflow that the pages do not need: a fifth of the time.
 
-    Streamlit reads what each installed package says of itself, to find components for pages; the
-    pages here have none. It finds out whether a page is run without a server, to warn of it. MLflow
-    reads a constant in its gateway, whose package imports a web framework first, and it looks
-    through all installed packages for each of ten kinds of plugins.
+    Streamlit reads the metadata of each installed package to find custom components; the pages use
+    none. It also checks whether a page is run without a server, to warn about that. MLflow reads a
+    constant in its gateway package, which first imports a web framework, and it searches all
+    installed packages for each of ten kinds of plugins.
     """
     manifest_scanner.scan_component_manifests = lambda max_workers=None: []
     delta_generator._use_warning_has_been_displayed = True
@@ -58,7 +58,7 @@ def skip_what_pages_do_not_need() -> None:
 def main() -> None:
     """Serve until stopped."""
     collect_garbage_rarely()
-    gc.disable()  # until all is imported: a twelfth of that time
+    gc.disable()  # until everything is imported: saves a twelfth of that time
     skip_what_pages_do_not_need()
     for name in SERVER:
         import_module(name)

@@ -269,7 +269,7 @@ def large_box() -> None:
 def test_a_name_is_found_in_a_large_graph(typed: str, found: str) -> None:
     app = typing(typed)
     assert app.code[0].value == found
-    assert ("No name, no synonym and no id holds" in shown(app)) == (typed == "no such")
+    assert ("No name, synonym or id contains" in shown(app)) == (typed == "no such")
 
 
 def typing(text: str, **others: str) -> AppTest:

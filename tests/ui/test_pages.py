@@ -163,7 +163,7 @@ def test_the_preset_compares_variants_over_seeds(page: Open, many: Recorded) -> 
 def test_runs_of_different_data_are_said_to_be(page: Open, many: Recorded) -> None:
     first, second, other = (many.runs[name] for name in ("fp32 0", "fp32 1", "hostile"))
     assert "different data" not in shown(page("compare", many.uri, runs=f"{first},{second}"))
-    assert "These runs are of different data (" in shown(
+    assert "These runs use different data (" in shown(
         page("compare", many.uri, runs=f"{first},{other}")
     )
 
@@ -348,7 +348,7 @@ def test_siblings_share_the_relation_and_either_end(
 
 def test_groups_say_that_they_sum_what_the_report_holds(page: Open, many: Recorded) -> None:
     text = shown(page("influence", many.uri, run=many.runs["trace"], view="Groups"))
-    assert f"the other {5216 - 2 * TOP_K:,} that were scored are not in it" in text
+    assert f"the other {5216 - 2 * TOP_K:,} scored facts are not in it" in text
     whole = shown(page("influence", many.uri, run=many.runs["trace hostile"], view="Groups"))
     assert "are not in it" not in whole
 

@@ -35,7 +35,7 @@ def test_a_training_with_all_that_was_recorded(page: Open, many: Recorded) -> No
     assert headings == [
         "Metrics",
         "Ranks by relation",
-        "Comes from, led to",
+        "Related runs",
         "Files",
         "Configuration",
         "Log",
@@ -78,7 +78,7 @@ def test_what_another_command_started_is_not_shown_as_typed(many: Recorded) -> N
 def test_the_metric_in_the_address_is_drawn(page: Open, many: Recorded) -> None:
     app = page("run", many.uri, id=many.runs["fp32 1"], metric=names.TRAIN_LOSS)
     assert "Training loss" in shown(app)
-    assert "what training makes small" in shown(app).lower()
+    assert "what training minimizes" in shown(app).lower()
 
 
 def test_a_run_that_is_gone(page: Open, many: Recorded) -> None:

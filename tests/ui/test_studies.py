@@ -171,7 +171,7 @@ def test_settings_start_the_planner_and_its_budget_is_drawn(
         "optimizations.use_mixed_precision=true",
     }
     numbers = {metric.label: metric.value for metric in app.metric}
-    assert numbers == {"Predicted peak": "3.00 GiB", "There is": "2.00 GiB", "Largest batch": "4"}
+    assert numbers == {"Predicted peak": "3.00 GiB", "On device": "2.00 GiB", "Largest batch": "4"}
     assert "It does not fit" in shown(app)
     assert len(app.get("vega_lite_chart")) == 1
     app.selectbox(key="device").set_value("T4")

@@ -184,7 +184,7 @@ def test_a_model_that_is_no_run_of_the_store_cannot_be_repeated(
 ) -> None:
     store.client.delete_run(store.runs["fp32 1"])
     app = page("reviews", store.uri)
-    assert "in the store as a run to repeat" in shown(app)
+    assert "has no training run of the explained models to repeat" in shown(app)
     assert BUTTON not in [button.label for button in app.button]
 
 

@@ -43,7 +43,7 @@ def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
     text = shown(look(job.job_id))
     near = count_near(store)
     assert (
-        f"First answer**, of the {near:,} training facts that hold eicosanoid or steroid. The "
+        f"First answer**, from the {near:,} training facts with eicosanoid or steroid. The "
         f"other {NUM_FACTS - near:,} are still being compared"
     ) in text
     facts = text.count("clew-relation")
@@ -52,7 +52,7 @@ def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
 
     job.process.report(0, 0)
     text = shown(look(job.job_id))
-    assert f"Whole answer**, of all {NUM_FACTS:,} training facts." in text
+    assert f"Whole answer**, from all {NUM_FACTS:,} training facts." in text
     assert "strongest fact" in text
     assert "First answer" not in text
     assert text.count("clew-relation") == 5

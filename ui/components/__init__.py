@@ -1,1 +1,1 @@
-"""Charts, tables, filters: take data, return the choices of the person."""
+"""Charts, tables and filters: they show data and return what a person chooses."""

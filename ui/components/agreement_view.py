@@ -41,7 +41,7 @@ def show(found: Agreement, names: tuple[str, str]) -> None:
 
 
 def moved(found: Agreement, names: tuple[str, str]) -> pd.DataFrame:
-    """Return the facts that moved most among those that either puts near its top."""
+    """Return the facts that moved most, of those near the top of either explanation."""
     near = found.facts[["rank", "other_rank"]].min(axis=1) <= MAX_MOVED
     facts = found.facts[near]
     order = facts["moved"].abs().sort_values(ascending=False, kind="stable").index[:MAX_MOVED]
@@ -61,6 +61,6 @@ def _columns(names: tuple[str, str]) -> dict[str, Any]:
         "Training fact": st.column_config.TextColumn(width="large"),
         "Moved": st.column_config.NumberColumn(
             format="%+d",
-            help=f"Places by which the fact is further down in {names[1]} than in {names[0]}.",
+            help=f"How many places lower the fact is in {names[1]} than in {names[0]}.",
         ),
     }

@@ -1,6 +1,6 @@
-"""Answers of a model in the page Ask, the triple that was asked about, and why one is an answer.
+"""Answers of a model on the page Ask, the triple that was asked about, and the reasons for one.
 
-Why is said first by the facts near the triple, then by all of them.
+The reasons come first from the facts near the triple, then from all facts.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ from clew.ui.data.questions import End, Why
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4
 PROBABILITY = (
-    "Of being the answer, if none of the known ones is; fitted on the validation data. Known "
+    "Chance of being the answer, if no known one is; fitted on the validation data. Known "
     "answers have none."
 )
 ABOUT = (
-    "{name} is {place} of {candidates:,} candidates (all entities but the other known answers)"
+    "{name} is {place} of {candidates:,} candidates (entities except other known answers)"
     "{probability}{in_set}; {known}."
 )
 NUM_FACTS = 5
@@ -49,7 +49,7 @@ Explain = Callable[[Why], None]
 
 
 def answers(job: Job, vocabulary: ModelNames, explain: Explain, beside: DeltaGenerator) -> None:
-    """Show the answers of a finished job, and offer `beside` them to explain a ticked one."""
+    """Show the answers of a finished job, and `beside` them a button to explain a ticked one."""
     content = job.result()
     if job.state != "done" or content is None:
         return
@@ -100,13 +100,13 @@ def _prediction(
 
 
 def _about(asked: dict[str, Any], end: str) -> None:
-    """Say where the model puts the entity that was asked about."""
+    """Show the model's rank for the entity that was asked about."""
     probability = asked.get("probability")
     known = asked.get("known")
     told = {
-        True: "the training data say so already",
-        False: "the training data do not say so",
-        None: "whether the training data say so is not known here",
+        True: "the training data have this triple",
+        False: "the training data lack this triple",
+        None: "it is not known if the training data have this triple",
     }
     text = ABOUT.format(
         name=asked.get("label") or asked.get(end, ""),
@@ -120,7 +120,7 @@ def _about(asked: dict[str, Any], end: str) -> None:
 
 
 def _in_set(in_set: bool | None, known: bool | None) -> str:
-    """Say whether the answer set holds an entity; a known one is no candidate of it."""
+    """Return whether the answer set has an entity, in words; it never has a known answer."""
     if in_set is None:
         return ""
     said = "in the answer set" if in_set else "not in the answer set"
@@ -128,7 +128,7 @@ def _in_set(in_set: bool | None, known: bool | None) -> str:
 
 
 def percent(probability: float) -> str:
-    """Return a probability in percent; one that would be shown as none is said to be small."""
+    """Return a probability in percent; `below ...` if it would be rounded to zero."""
     if 0 < probability < SMALLEST_SHOWN:
         return f"below {SMALLEST_SHOWN:.2%}"
     return f"{probability:.2%}" if probability < 0.1 else f"{probability:.0%}"
@@ -149,20 +149,20 @@ def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str
                 format="%.3f", help="The model's own score (a logit): larger is more likely."
             ),
             "Probability": st.column_config.NumberColumn(format="percent", help=PROBABILITY),
-            "In the set": st.column_config.TextColumn(help="Whether the answer set holds it."),
-            "Known": st.column_config.TextColumn(help="Whether the training data say so already."),
+            "In the set": st.column_config.TextColumn(help="Whether the answer set has it."),
+            "Known": st.column_config.TextColumn(help="Whether the training data have it."),
         },
     )
 
 
 def _explained(found: Sequence[dict[str, Any]], end: str) -> dict[str, Any] | None:
-    """Return the answer that the address has explained, None if it is not among them."""
+    """Return the answer whose explanation is in the address, None if it is not in `found`."""
     wanted = address.text("why") and address.text("for")
     return next((answer for answer in found if wanted == f"{end},{answer.get(end)}"), None)
 
 
 def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
-    """Return the answers as a table; `end` is the end of the triple that they are."""
+    """Return the answers as a table; `end` is the end of the triple that was asked for."""
     known = {True: "● known", False: "new", None: "–"}
     in_set = {True: "✓", False: "", None: None}
     table = pd.DataFrame(
@@ -180,12 +180,12 @@ def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
 
 
 def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:
-    """Show a button that has a triple explained."""
+    """Show a button that starts the explanation of a triple."""
     st.button(label, key=key, type="primary", on_click=_start, args=(explain, why))
 
 
 def _start(explain: Explain, why: Why) -> None:
-    """Start an explanation from a button; too many at once is a message, not an error."""
+    """Start an explanation from a button; show a message if it cannot be started."""
     try:
         explain(why)
     except ClewError as error:
@@ -193,14 +193,14 @@ def _start(explain: Explain, why: Why) -> None:
 
 
 def explain_again(why: Why, explain: Explain) -> None:
-    """Offer the explanation that a link meant, which this dashboard does not know any more."""
+    """Offer to make the explanation of a link again, because this dashboard has lost it."""
     st.html(markup.triple(why.head, why.relation, why.tail))
-    states.note("This explanation is on the page Influence if it was finished; or make a new one.")
+    states.note("If this explanation was finished, it is on the page Influence; or make it again.")
     why_button("Explain again", why, explain, key="explain-again")
 
 
 def first_answer(job: Job) -> None:
-    """Show what the facts near the triple say, until all facts have been compared."""
+    """Show the explanation from the facts near the triple, until all facts have been compared."""
     path = questions.first_answer_of(job)
     if path is None or job.state == "done":
         return
@@ -211,7 +211,7 @@ def first_answer(job: Job) -> None:
     others = (head.train_size or near) - near
     fate = "are still being compared" if job.state == "running" else "were not compared"
     st.markdown(
-        f"**First answer**, of the {near:,} training facts that hold "
+        f"**First answer**, from the {near:,} training facts with "
         f"{markup.markdown(test['head'])} or {markup.markdown(test['tail'])}. The other "
         f"{others:,} {fate}; there may be stronger ones."
     )
@@ -219,19 +219,19 @@ def first_answer(job: Job) -> None:
 
 
 def explanation(job: Job) -> None:
-    """Say in words what a finished trace found, and link to all of it."""
+    """Show the result of a finished trace in words, and link to the whole explanation."""
     if job.state != "done":
         return
     run_id = job.run_id()
     if not run_id:
-        states.note("It is done; its explanation is the newest on the page Influence.")
+        states.note("Done: the explanation is the newest one on the page Influence.")
         return
-    with states.guarded("What the explanation says"):
+    with states.guarded("The explanation"):
         files = report_of_run(run_id)
         head = report_head(files)
         test, facts = triple_at(head, 0), facts_of(files, 0)
         st.markdown(
-            f"**Whole answer**, of all {scored(test, facts):,} training facts. "
+            f"**Whole answer**, from all {scored(test, facts):,} training facts. "
             + markup.markdown(evidence(test, facts, paths_of(files, 0)))
         )
         _strongest(facts)

@@ -1,4 +1,4 @@
-"""The question form of the page Ask, and questions to begin with."""
+"""The question form of the page Ask, and example questions."""
 
 from collections.abc import Sequence
 
@@ -13,14 +13,14 @@ HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
 MODEL = "ask-model"
 LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
 ASK_NOW = "now"
-"""Stands in the address for the answer of a question that has just been chosen."""
+"""In the address, represents the answer to a question that has just been chosen."""
 
 
 def model(found: Sequence[RegisteredModel]) -> RegisteredModel:
-    """Let a person choose whom to ask.
+    """Let a person choose the model to ask.
 
-    The address names the model from the first question on, the only one too: when there are others,
-    a link still asks the same. If that model is gone, nothing is asked of another one unasked.
+    After the first question the address names the model, even the only one, so that a link still
+    asks the same model once there are others. If it is gone, another model is not asked instead.
     """
     by_name = {model.name: model for model in found}
     linked = address.text("model")
@@ -41,7 +41,7 @@ def _choose_model() -> None:
 
 
 def _forget_answer() -> None:
-    """Take another model's answer out of the address."""
+    """Remove another model's answer from the address."""
     for key in ("answer", "why", "for"):
         address.write(key, None)
 
@@ -49,7 +49,7 @@ def _forget_answer() -> None:
 def question(vocabulary: ModelNames, *, again: bool) -> Question | None:
     """Let a person fill in a question; return it when they send it.
 
-    With `again`, return at once what the address asks, if the model knows its names.
+    With `again`, return the question in the address at once, if the model knows its names.
     """
     linked = _linked(vocabulary) if again else None
     first, second, third, fourth, fifth = st.columns([2.4, 2, 2.4, 1, 1.1])
@@ -66,7 +66,7 @@ def question(vocabulary: ModelNames, *, again: bool) -> Question | None:
             list(LEVELS),
             key="set",
             bind="query-params",
-            help="Mark the answers in a set that holds a new answer with at least this "
+            help="Mark a set of answers that has the new answer with at least this "
             "probability: calibrated on validation data, measured on test data.",
         )
     ]
@@ -78,7 +78,7 @@ def question(vocabulary: ModelNames, *, again: bool) -> Question | None:
             "New answers only",
             key="new",
             bind="query-params",
-            help="Leave out answers that the training data say already.",
+            help="Leave out answers that the training data have.",
         )
         st.caption("Leave one end empty to ask for it, or fill in both to ask about that triple.")
     if linked is not None:
@@ -113,7 +113,7 @@ def _relation(vocabulary: ModelNames) -> str:
 
 
 def examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> None:
-    """Offer questions to begin with; an empty end is the one that is asked for."""
+    """Offer example questions; an empty end is the one that is asked for."""
     if not found:
         return
     st.header("For example", anchor=False)
@@ -129,7 +129,7 @@ def examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> N
 
 
 def triple_text(triple: tuple[str, str, str], vocabulary: ModelNames) -> str:
-    """Return a triple under the labels that people know; an empty end is asked for."""
+    """Return a triple as text with its labels; an empty end becomes `what?`."""
     entities, relations = dict(vocabulary.entities), dict(vocabulary.relations)
     head, relation, tail = triple
     ends = [entities.get(end, end) or "what?" for end in (head, tail)]

@@ -37,9 +37,9 @@ class Upload(Protocol):
 
 
 def question(*, again: bool) -> AskedFrames | None:
-    """Let a person choose frames; return them when they send them, or `again` those of a path.
+    """Let a person choose frames; return them once sent, or with `again` those of a linked path.
 
-    Where people sign in they cannot name a place on the server: they may have no right to read it.
+    People who sign in cannot name a path on the server: they may have no right to read it.
     """
     linked = "" if sign_in.is_configured() else address.text("frames")
     first, second = st.columns([4, 1], vertical_alignment="bottom")
@@ -50,7 +50,7 @@ def question(*, again: bool) -> AskedFrames | None:
         list(CONFIDENCES),
         key="share",
         bind="query-params",
-        help="The share of targets that they are meant to hold, from the errors on validation "
+        help="Share of targets that the intervals should contain, from errors on validation "
         "windows.",
     )
     sent = st.button("Predict", type="primary", key="ask", disabled=not (path or chosen))
@@ -63,7 +63,7 @@ def question(*, again: bool) -> AskedFrames | None:
 
 
 def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
-    """Let a person name a path or choose files; the other one is empty."""
+    """Let a person name a path or choose files; return both, one of them empty."""
     on_server = False
     if not sign_in.is_configured():
         where = st.segmented_control(
@@ -80,7 +80,7 @@ def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
         path = st.text_input("Folder or file", key=PATH, placeholder="/data/new_frames").strip()
         return path, ()
     chosen = st.file_uploader(
-        "One HDF5 file, or a folder's NumPy files: images.npy, and as for training scalars.npy, "
+        "One HDF5 file, or a folder's NumPy files: images.npy and, as in training, scalars.npy, "
         "group.npy, time.npy, present.npy, sequences.json",
         type=[*HDF5, "npy", "json"],
         accept_multiple_files=True,
@@ -93,7 +93,7 @@ def uploaded(chosen: Sequence[Upload]) -> dict[str, bytes]:
     """Return the files of an upload under the names that `clew predict --frames` expects.
 
     Raises:
-        UsageError: they are neither one HDF5 file nor the files of a folder.
+        UsageError: The files are neither one HDF5 file nor the files of a folder.
     """
     names = [file.name for file in chosen]
     if len(names) == 1 and names[0].rpartition(".")[2].lower() in HDF5:
@@ -133,12 +133,12 @@ def predictions(job: Job) -> None:
 
 
 def _held(intervals: dict[str, Any], unit: str) -> str:
-    """Say what the intervals are, and what they held when they were tested."""
+    """Return a sentence about the intervals and the share of test targets that they contained."""
     width = f"{intervals['half_width']:.4g} {unit}".strip()
     return (
         f"Intervals of {intervals['confidence']:.0%}: ± {width}, from "
         f"{intervals['validation_windows']:,} validation windows; of "
-        f"{intervals['test_windows']:,} test windows they held {intervals['test_coverage']:.1%}."
+        f"{intervals['test_windows']:,} test windows they covered {intervals['test_coverage']:.1%}."
     )
 
 
@@ -155,8 +155,8 @@ def chart(frame: pd.DataFrame, title: str) -> alt.LayerChart:
     """Return the predictions over frames: a line and an interval for each group.
 
     Args:
-        frame: Rows `last_frame, group, prediction, lower, upper`; the last two may be null.
-        title: Of the quantity, with its unit.
+        frame: Rows `last_frame, group, prediction, lower, upper`; the last two can be null.
+        title: Name of the quantity, with its unit.
     """
     groups = list(dict.fromkeys(frame["group"]))
     colours = [palette.CATEGORIES[i % len(palette.CATEGORIES)] for i in range(len(groups))]

@@ -1,4 +1,4 @@
-"""The page Ask for a language model: the prompt, settings, and the text as it comes."""
+"""The page Ask for a language model: the prompt, settings, and the text as it is written."""
 
 import streamlit as st
 
@@ -18,7 +18,7 @@ _TEXT = (
 
 
 def question(*, again: bool) -> AskedText | None:
-    """Let a person give a prompt; return it when they send it, or `again` what the address asks."""
+    """Let a person give a prompt; return it once sent, or with `again` the one in the address."""
     linked = address.text("prompt")
     if PROMPT not in st.session_state:
         st.session_state[PROMPT] = linked
@@ -35,7 +35,7 @@ def question(*, again: bool) -> AskedText | None:
         0.1,
         key="temperature",
         bind="query-params",
-        help="0 always takes the likeliest token; 1 draws as the model says.",
+        help="0: always the likeliest token; 1: the model's probabilities.",
     )
     top_p = third.number_input(
         "Top p",
@@ -45,7 +45,7 @@ def question(*, again: bool) -> AskedText | None:
         0.05,
         key="p",
         bind="query-params",
-        help="Draw only from the likeliest tokens that have this probability together.",
+        help="Draw only from the likeliest tokens with this total probability.",
     )
     seed = fourth.number_input(
         "Seed",

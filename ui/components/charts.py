@@ -1,7 +1,7 @@
-"""Charts of runs: quality against cost, curves, memory; data in, a specification out.
+"""Charts of runs as Vega-Lite specifications: quality against cost, curves, memory.
 
-They are Vega-Lite as it is written. Altair would write and check the same in a tenth of a second a
-picture, and takes longer to be imported than the page Compare has to be drawn.
+They are written without Altair, which needs a tenth of a second per chart to build and check the
+same specification, and takes longer to import than the page Compare should take to draw.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def name(field: str, **more: object) -> Spec:
 
 
 def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: str) -> Spec:
-    """Return groups as points with their deviations, and the line of those that none beats.
+    """Return groups as points with their deviations, and a line through those that none beats.
 
     Args:
         points: Rows as `comparison.points` returns them.
@@ -37,7 +37,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
     """
     points = _with_deviations(points)
     first, last = _cost_axis(points)
-    # A name goes towards the middle of the picture, whose edge would cut it.
+    # Names are on the inner side of their points: the picture's edge would cut them off.
     points = points.assign(early=points["cost"] <= (first + last) / 2)
     cost, quality = glossary.label(cost_key), glossary.label(quality_key)
     x = number("cost", title=cost, scale=_from_to(first, last))
@@ -92,7 +92,7 @@ def _with_deviations(points: pd.DataFrame) -> pd.DataFrame:
         high=points["quality"] + quality,
         cheap=points["cost"] - cost,
         costly=points["cost"] + cost,
-        # Neighbours' names stand above and below in turn, so that they do not cover each other.
+        # Neighbours' names are above and below in turn, so that they do not overlap.
         above=points["cost"].rank(method="first").astype(int) % 2 == 1,
     )
 
@@ -112,7 +112,7 @@ def _names_beside(encoding: Spec) -> list[Spec]:
 
 
 def _cost_axis(points: pd.DataFrame) -> tuple[float, float]:
-    """Return where an axis of costs begins and ends; no cost is below zero."""
+    """Return the ends of an axis of costs; no cost is below zero."""
     low, high = float(points["cheap"].min()), float(points["costly"].max())
     margin = max((high - low) * 0.15, abs(high) * 0.02, 1e-9)
     return max(low - margin, min(low, 0.0)), high + margin
@@ -123,7 +123,7 @@ def _from_to(first: float, last: float) -> Spec:
 
 
 def _padded(points: pd.DataFrame) -> Spec:
-    """Return a scale around the values; they often differ by little."""
+    """Return a scale close around the values, which often differ only a little."""
     low, high = float(points["low"].min()), float(points["high"].max())
     margin = max((high - low) * 0.2, abs(high) * 0.002, 1e-9)
     return _from_to(low - margin, high + margin)
@@ -142,15 +142,15 @@ def curves(
     logarithmic: bool = False,
     kind: str = names.KIND_TRAIN,
 ) -> Spec:
-    """Return the curves of a metric, a line a run, a colour a group.
+    """Return the curves of a metric: one line per run, one colour per group.
 
     Args:
         frame: Rows `run, group, step, seconds, value`, as `comparison.curves` returns them.
         key: The metric.
         order: Names of the groups in the order of the table, for their colours.
-        by_time: Minutes since the run started on the x axis instead of optimizer steps.
-        logarithmic: A logarithmic y axis; values that are not positive are left out.
-        kind: Of the runs: those of a search count trials.
+        by_time: Show minutes since the run started on the x axis instead of optimizer steps.
+        logarithmic: Use a logarithmic y axis; values that are not positive are left out.
+        kind: Kind of the runs; a search counts trials instead of steps.
     """
     frame = frame.assign(minutes=frame["seconds"] / 60)
     if logarithmic:

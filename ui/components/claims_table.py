@@ -1,4 +1,4 @@
-"""The claims of studies beside what was measured."""
+"""The claims of studies, with what was measured."""
 
 import pandas as pd
 import streamlit as st
@@ -7,7 +7,7 @@ from clew.ui.components import states
 
 
 def show(frame: pd.DataFrame) -> None:
-    """Show claims, a row each."""
+    """Show claims, one per row."""
     st.dataframe(
         frame,
         column_order=[
@@ -23,7 +23,7 @@ def show(frame: pd.DataFrame) -> None:
             "claim": st.column_config.TextColumn("Claim", width="large"),
             "bounds": st.column_config.TextColumn("Bounds"),
             "about": st.column_config.TextColumn(
-                "Measured is the",
+                "Measured as",
                 help="ratio: divided by the value of the study's reference. difference: from that "
                 "value. value: the variant's own.",
             ),
@@ -38,5 +38,5 @@ def show(frame: pd.DataFrame) -> None:
     states.note(
         "Measured: the ratio to the study's reference, the difference from it, or the value "
         "itself, with its 95 % interval over rounds. A claim holds if the whole "
-        "interval keeps its bounds; a saving larger than the one claimed holds too."
+        "interval is within its bounds; a larger saving than claimed holds too."
     )

@@ -1,4 +1,4 @@
-"""What a person can set on the page Compare; every value is in the address."""
+"""The controls of the page Compare; every value is in the address."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from clew.ui.data.comparison import (
 from clew.ui.data.runs import RunRecord
 
 PRESET_HELP = (
-    "The newest training setting that was run in several variants, with the same seeds of each, "
-    "and plain float32 as the reference where there is one."
+    "The newest training setting that was run in several variants, each with the same seeds. "
+    "The reference is plain float32, if it was run."
 )
 FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
 PICKS: dict[str, Pick] = {"best": "best", "last": "last", "at a step": "step"}
@@ -42,7 +42,7 @@ class Curve:
 
 
 def preset_button(found: Preset | None) -> None:
-    """Show the button that compares precisions and checkpointing at once, and what it takes."""
+    """Show the button that compares precisions and checkpointing, and which runs it takes."""
 
     def choose() -> None:
         address.write("runs", [run.run_id for run in found.runs] if found else None)
@@ -62,7 +62,7 @@ def preset_button(found: Preset | None) -> None:
 
 
 def preset_text(found: Preset) -> str:
-    """Return which setting the preset takes, which variants, and which seeds."""
+    """Return the setting, the variants and the seeds of the preset, in words."""
     first = found.runs[0]
     called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(MODEL_KIND, "")]
     called += [first.tags.get(names.TAG_DEVICE, "")]
@@ -108,7 +108,7 @@ def setting(runs: Sequence[RunRecord]) -> Setting:
         ids,
         index=ids.index(linked if linked in ids else reference_of(runs)),
         format_func=lambda run_id: labels[run_id],
-        help="Every other row is held against this run; with seeds grouped, against its group.",
+        help="Every other row is compared with this run, or its group if seeds are together.",
     )
     address.write("ref", None if reference == reference_of(runs) else reference)
     metrics = quality_metrics(runs)
@@ -122,15 +122,15 @@ def setting(runs: Sequence[RunRecord]) -> Setting:
         default="best",
         required=True,
         bind="query-params",
-        help="Of the quality's curve: its best value (of a bias or coverage its last), its last, "
-        "or the last one up to a step.",
+        help="The value of the quality's curve: the best (for bias or coverage the last), the "
+        "last, or the last up to a step.",
     )
     grouped = fourth.toggle(
         "Seeds together",
         value=True,
         key="seeds",
         bind="query-params",
-        help="Runs alike except for their seed are one row: mean ± standard deviation.",
+        help="Runs that differ only in seed are one row: mean ± standard deviation.",
     )
     further = st.multiselect(
         "More columns",
@@ -162,10 +162,9 @@ def change() -> Change:
         default="ratios",
         required=True,
         bind="query-params",
-        help="✓ marks a change for the better, ✗ one for the worse. Grey are changes within the "
-        "noise, no larger than the scatter over seeds, and those where either side has one seed, "
-        "whose scatter nobody knows. What is good neither large nor small, a bias say, has no "
-        "mark.",
+        help="✓ marks a better value, ✗ a worse one. Grey: the change is no larger than the "
+        "variation over seeds, or that variation is unknown because one side has a single seed. "
+        "A metric such as bias, which should be neither large nor small, has no mark.",
     )
     return CHANGES[chosen or "ratios"]
 
@@ -199,7 +198,7 @@ def curve(runs: Sequence[RunRecord]) -> Curve:
         0.02,
         key="smooth",
         bind="query-params",
-        help="Share of what came before in each point; 0 shows the values as they were recorded.",
+        help="Weight of earlier values in each point; 0 shows the recorded values.",
     )
     logarithmic = fourth.toggle("Log scale", key="log", bind="query-params")
     return Curve(key or "", axis == "time", smoothing, logarithmic)

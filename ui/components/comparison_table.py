@@ -1,4 +1,4 @@
-"""The comparison as a table, value above change against the reference, and as files."""
+"""The comparison as a table of values and their changes against the reference, and as files."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -34,7 +34,7 @@ _CELL = '<td>{value}<br><span class="clew-change {kind}">{change}</span></td>'
 def show(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> None:
     """Show the table, and offer it as CSV, Markdown and LaTeX.
 
-    `picked` says of a metric with a curve which of its values is shown.
+    `picked` says, for a metric with a curve, which of its values is shown.
     """
     st.html(html(comparison, change, picked))
     labels = {

@@ -1,4 +1,4 @@
-"""Where reviewers disagree: a list, their verdicts side by side, and the form that decides."""
+"""Disagreements of reviewers: a list, the verdicts side by side, and the form to decide."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,9 +21,9 @@ from clew.ui.data.reviews import CHOICES, Decision, Disagreement, Opinion
 MAX_SIDE_BY_SIDE = 4
 KINDS = {"explanation": "explanation", "fact": "training fact"}
 MEANINGS = review_form.MEANINGS | {
-    "unsure": "Nobody can tell.",
+    "unsure": "It is unclear.",
     "wrong": "Leave the fact out of the next training.",
-    "right": "Keep it, whoever marked it wrong.",
+    "right": "Keep the fact in the training.",
 }
 _OPINION = (
     '<div class="clew-card"><h4><span class="clew-mark">{symbol}</span> {said}</h4>'
@@ -35,7 +35,7 @@ _OPINION = (
 def choose(found: Sequence[Disagreement]) -> Disagreement | None:
     """Show the disagreements in a table; return the one that the address names.
 
-    A row that is ticked goes into the address, so that a colleague can be sent to it.
+    A ticked row is put into the address, so that a colleague can get a link to it.
     """
     by_key = {each.key: each for each in found}
     wanted = address.text("decide")
@@ -122,6 +122,6 @@ def form(found: Disagreement) -> tuple[str, str, str] | None:
         comment = review_form.comment_box("Why", key)
         person = sign_in.name_box()
         if found.decision is not None:
-            st.caption("A new decision counts in place of the last one, which is kept.")
+            st.caption("A new decision counts instead of the last one, which is kept.")
         pressed = review_form.verdict_buttons(CHOICES[found.about], MEANINGS, key)
     return None if pressed is None else (pressed, person, comment)

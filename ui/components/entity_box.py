@@ -1,4 +1,4 @@
-"""One box to find an entity by any part of its name, its id or a synonym, kind by kind."""
+"""A box to find an entity by any part of its name, its id or a synonym."""
 
 import streamlit as st
 
@@ -6,7 +6,7 @@ from clew.ui.components import states
 from clew.ui.data.models import Entry, ModelNames, complete
 
 MAX_LISTED = 10_000
-"""Entries that the browser gets; of a larger graph, what a person types is looked up here."""
+"""Entries that the browser gets; in a larger graph, the server looks up what a person types."""
 MAX_MATCHES = 12
 SEPARATOR = "\n"
 """Between the name of an entity and its synonym, in the value of an option."""
@@ -18,18 +18,18 @@ def entity_box(
     """Show the box and return the name of the chosen entity, empty if none is.
 
     Args:
-        label: What stands above the box.
-        key: Its key; `st.session_state` holds under it what was chosen or typed.
+        label: Text above the box.
+        key: Key of the box; `st.session_state[key]` is what was chosen or typed.
         vocabulary: The entities.
-        start: Name that is chosen at first, if it is one of them.
-        placeholder: What stands in the empty box.
+        start: Name of the entity that is chosen at first, if the vocabulary has it.
+        placeholder: Text in the empty box.
     """
     entries = {_value(entry): entry for entry in vocabulary.entries}
     if key not in st.session_state and start in entries:
         st.session_state[key] = start
     listed = list(entries)[:MAX_LISTED]
     if (chosen := st.session_state.get(key)) in entries and chosen not in listed:
-        listed.append(chosen)  # the browser sends back the text of an option; this says whose it is
+        listed.append(chosen)  # the browser sends back an option's text; this maps it to the entry
     synonyms = ", of a synonym" if vocabulary.synonyms else ""
     typed = st.selectbox(
         label,
@@ -59,7 +59,7 @@ def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
     exact = [entry for entry in matches if wanted in map(str.casefold, entry.texts)]
     found = {entry.name: entry for entry in exact or matches}
     if not found:
-        states.note(f"No name, no synonym and no id holds {text!r}.")
+        states.note(f"No name, synonym or id contains {text!r}.")
     if len(found) < 2:
         return next(iter(found), "")
     kinds = dict.fromkeys(
@@ -75,9 +75,9 @@ def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
 
 
 def entry_text(entry: Entry) -> str:
-    """Return an entity as a person reads it: its kind, if any, and the synonym that names it.
+    """Return the text of an entity: its kind and the matching synonym, if any, and its label.
 
-    The kind comes first, for lists have no headings and cut what is long.
+    The kind comes first, because lists have no headings and cut long text.
     """
     text = shown(entry.name, entry.label)
     if entry.synonym:
@@ -86,5 +86,5 @@ def entry_text(entry: Entry) -> str:
 
 
 def shown(name: str, label: str) -> str:
-    """Return an entity or a relation as a person reads it."""
+    """Return the label of an entity or a relation, and its name if that differs."""
     return label if name == label else f"{label}  ({name})"

@@ -1,7 +1,7 @@
 """The training facts of an explanation: table, graph and bars that share one selection.
 
-The selected fact is in the address under `fact`, by its rank. A click in one picture changes the
-address and lets the others be drawn again.
+The rank of the selected fact is in the address under `fact`. A click in one of them changes the
+address, and the others are drawn again.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ _EFFECT = (
 
 
 def selected(facts: pd.DataFrame) -> int | None:
-    """Return the rank of the selected fact, None if none of the shown facts is."""
+    """Return the rank of the selected fact, None if it is not among `facts`."""
     rank = address.number("fact")
     return rank if rank is not None and (facts["rank"] == rank).any() else None
 
@@ -92,7 +92,7 @@ def _columns(column: str) -> dict[str, Any]:
     order = ", ".join(glossary.PARTS.values())
     return {
         "Rank": st.column_config.NumberColumn(
-            width=54, help="Place by falling influence: 1 helped the prediction most."
+            width=54, help="Place by influence: 1 helped the prediction most."
         ),
         "±": st.column_config.TextColumn(
             width=30, help="▲ made the prediction more likely, ▼ less likely."
@@ -141,7 +141,7 @@ def picture(
 
 
 def bars(facts: pd.DataFrame, column: str) -> None:
-    """Show the strongest facts on either side as bars."""
+    """Show the strongest facts of either sign as bars."""
     shown = strongest(facts, column, NUM_BARS)
     chart = influence_charts.fact_bars(shown, column, selected(facts))
     alt = f"Bars: {column} of the strongest training facts"
@@ -152,7 +152,7 @@ def details(facts: pd.DataFrame, column: str) -> None:
     """Show how the selected fact's influence splits."""
     rank = selected(facts)
     if rank is None:
-        st.caption("Click an edge of the graph or tick a row to see one fact more closely.")
+        st.caption("Click an edge of the graph or tick a row to see details of one fact.")
         return
     row: pd.Series = facts[facts["rank"] == rank].iloc[0]
     markup.show(
@@ -164,7 +164,7 @@ def details(facts: pd.DataFrame, column: str) -> None:
 
 
 def effect(row: pd.Series, column: str, *, of: str) -> Markup:
-    """Return in words what a fact or a window did to a prediction, or whatever it is `of`."""
+    """Return in words how a fact or a window changed a prediction, or whatever `of` names."""
     value = float(row[column])
     return markup.fill(
         _EFFECT,

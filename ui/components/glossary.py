@@ -9,7 +9,7 @@ from clew.runs.hardware import SAMPLING_SECONDS
 
 @dataclass(frozen=True)
 class Words:
-    """How a metric is called, in which unit, and what it tells."""
+    """The name of a metric, its unit and its meaning."""
 
     label: str
     unit: str
@@ -20,8 +20,8 @@ _QUALITY = {
     names.MRR: Words(
         "MRR",
         "",
-        "Mean reciprocal rank: 1 divided by the place at which the right answer came, averaged. "
-        "1 is perfect. Answers known to be true elsewhere are not counted against the model.",
+        "Mean reciprocal rank: the mean of 1 divided by the rank of the right answer. 1 is "
+        "perfect. Other answers that are known to be true do not count against the model.",
     ),
     names.hits_at(1): Words("Hits@1", "", "Share of questions whose right answer came first."),
     names.hits_at(3): Words("Hits@3", "", "Share of questions with the right answer in the top 3."),
@@ -32,27 +32,27 @@ _QUALITY = {
     names.PERPLEXITY: Words(
         "Perplexity",
         "",
-        "How many equally likely next tokens the model hesitates between; lower is better.",
+        "How many equally likely next tokens the model chooses between; lower is better.",
     ),
     names.BITS_PER_BYTE: Words(
-        "Bits per byte", "bit", "Bits that the model needs for a byte of text; lower is better."
+        "Bits per byte", "bit", "Bits that the model needs per byte of text; lower is better."
     ),
     names.MAE: Words("MAE", "", "Mean absolute error, in the unit of what is predicted."),
     names.RMSE: Words(
         "RMSE", "", "Root mean squared error: large errors weigh more. Lower is better."
     ),
     names.R2: Words("R²", "", "Share of the variance that is explained; 1 is perfect."),
-    names.LOSS: Words("Loss", "", "What training makes small."),
+    names.LOSS: Words("Loss", "", "What training minimizes."),
     names.BIAS: Words("Bias", "", "Mean of prediction minus target; 0 is best."),
     names.INTERVAL_COVERAGE: Words(
-        "Coverage", "", "Share of targets that lie in the interval around their prediction."
+        "Coverage", "", "Share of targets within the interval around their prediction."
     ),
     names.INTERVAL_HALF_WIDTH: Words(
         "Half width", "", "How far the interval reaches to either side of a prediction."
     ),
     **{
         names.ABS_ERROR_QUANTILE.format(k=k): Words(
-            f"Error of {k} %", "", f"Absolute error that {k} % of the windows stay below."
+            f"Error of {k} %", "", f"{k} % of the windows have a smaller absolute error."
         )
         for k in (50, 90, 95)
     },
@@ -77,8 +77,8 @@ _QUALITY = {
 }
 
 _LDS = (
-    "Rank correlation of what the scores promise with what training without some of the facts "
-    "does; 1 is perfect, 0 no better than chance."
+    "Rank correlation of the predicted effect with the real effect of training without some of "
+    "the facts; 1 is perfect, 0 is chance."
 )
 _METRICS = {
     names.TIME_EPOCH_SECONDS: Words(
@@ -91,7 +91,7 @@ _METRICS = {
         "Waiting for data", "ms", "Part of a step's time that is spent waiting for a batch."
     ),
     names.TIME_TOTAL_SECONDS: Words(
-        "Total time", "s", "Seconds from the start of the work to its end, evaluation included."
+        "Total time", "s", "Seconds from start to end, evaluation included."
     ),
     names.EXAMPLES_PER_SECOND: Words(
         "Examples per second", "1/s", "Training examples processed in a second; more is better."
@@ -101,31 +101,31 @@ _METRICS = {
     names.GPU_PEAK_ALLOCATED_GIB: Words(
         "Peak GPU memory",
         "GiB",
-        "The most GPU memory that tensors took at any moment of training. Runs on a CPU have none.",
+        "The most GPU memory that tensors used at any time in training. Runs on a CPU have none.",
     ),
     names.GPU_PEAK_RESERVED_GIB: Words(
-        "Peak GPU memory, reserved", "GiB", "The same, plus what the allocator held in reserve."
+        "Peak GPU memory, reserved", "GiB", "The same, plus what the allocator reserved."
     ),
     names.PROCESS_PEAK_GIB: Words(
-        "Peak process memory", "GiB", "The most main memory that the training process took."
+        "Peak process memory", "GiB", "The most main memory that the training process used."
     ),
-    names.TRAIN_LOSS: Words("Training loss", "", "What training makes small, per example."),
+    names.TRAIN_LOSS: Words("Training loss", "", "What training minimizes, per example."),
     names.TRAIN_LEARNING_RATE: Words("Learning rate", "", "Size of the optimizer's steps."),
     names.TRAIN_GRAD_NORM: Words("Gradient norm", "", "Length of the gradient before clipping."),
     names.TRAIN_LOSS_SCALE: Words(
-        "Loss scale", "", "What the loss is multiplied by, so that float16 holds its gradients."
+        "Loss scale", "", "Factor on the loss, so that float16 can represent its gradients."
     ),
     names.TRAIN_SKIPPED_STEPS: Words(
-        "Skipped steps", "", "Optimizer steps that were left out because float16 overflowed."
+        "Skipped steps", "", "Optimizer steps that were skipped because float16 overflowed."
     ),
     names.TRAIN_EPOCH: Words("Epoch", "", "Passes over the training data so far."),
     names.TIME_COMPILE_SECONDS: Words("Compiling", "s", "Seconds that torch.compile took."),
     names.TIME_EVALUATION_SECONDS: Words("Evaluating", "s", "Seconds that evaluation took."),
-    names.MFU: Words("Use of the device", "", "Share of its peak arithmetic rate that was used."),
+    names.MFU: Words("Use of the device", "", "Share of the device's peak arithmetic rate."),
     names.PROCESS_GROWTH_GIB: Words(
         "Growth of the process",
         "GiB",
-        "How much main memory the command took at most, above what its process had before it.",
+        "The most main memory that the command used, beyond what its process had before.",
     ),
     names.PREDICTED_GIB: Words(
         "Predicted peak", "GiB", "Peak memory that the planner predicted before training."
@@ -171,7 +171,7 @@ _METRICS = {
 INFLUENCE = (
     "How much training on this fact changed the prediction, summed over the checkpoints. Positive "
     "(▲): it made the predicted triple more likely. Negative (▼): less likely. Only the order and "
-    "the relative size mean something; it is no probability."
+    "the relative size matter; it is not a probability."
 )
 COSINE = (
     "Influence divided by the sizes of both gradients, from -1 to 1: facts with large gradients "
@@ -184,8 +184,8 @@ RANK = (
     "half."
 )
 SELF_INFLUENCE = (
-    "How strongly the triple would move its own prediction if it were trained on. Large values are "
-    "often rare, odd or wrong triples."
+    "How strongly the triple would change its own prediction if it were trained on. Triples with "
+    "large values are often rare, odd or wrong."
 )
 HOPS = (
     "Steps from the test triple to the fact, over the facts of this explanation: 0 shares an "
@@ -199,25 +199,25 @@ SPREAD = "Standard deviation of the influence over the averaged runs."
 WINDOW_INFLUENCE = (
     "How much training on this window changed the continuation's loss, summed over the "
     "checkpoints. Positive (▲): it made the continuation more likely. Negative (▼): less likely. "
-    "Only the order and the relative size mean something; it is no probability."
+    "Only the order and the relative size matter; it is not a probability."
 )
 TEXT_LOSS = (
-    "Loss of the continuation, summed over its tokens: 0 would be certainty. Divided by the number "
+    "Loss of the continuation, summed over its tokens; 0 means certainty. Divided by the number "
     "of tokens and by 0.693 it is bits per token."
 )
 PLACE = (
-    "Training windows are equal stretches of the training text, numbered in its order; tokens are "
-    "counted from the beginning of the packed text."
+    "Training windows are parts of the training text of equal length, numbered in order; tokens "
+    "are counted from the start of the packed text."
 )
 SPEARMAN = (
     "Rank correlation of the two explanations over the facts that both have: 1 is the same order, "
     "0 no relation, -1 the reverse."
 )
-OVERLAP = "Share of the strongest facts that both explanations have among their strongest."
+OVERLAP = "Share of the strongest facts that both explanations have in common."
 
 RATIO = "ratio"
 _MACHINE_UNITS = {"percentage": "%", "megabytes": "MB", "watts": "W"}
-"""How a unit is written at the end of the key of a machine's metric."""
+"""Endings of the keys of machine metrics, and the units that they mean."""
 
 PARTS = {
     "entity_output": "answer's embedding",
@@ -230,7 +230,7 @@ PARTS = {
 
 
 def words(key: str) -> Words:
-    """Return the words for a metric; one that nobody described keeps its own name."""
+    """Return the words for a metric; a metric without a description keeps its key as name."""
     if key in _METRICS:
         return _METRICS[key]
     if key.startswith(MACHINE):
@@ -253,10 +253,11 @@ def words(key: str) -> Words:
 
 
 def whose(key: str) -> tuple[str, str]:
-    """Return whose a metric is and its own key, such as `bf16` and `test/mrr`.
+    """Return the owner of a metric and the owner's key, such as `bf16` and `test/mrr`.
 
     Studies record metrics of their variants, and under `ratio/<variant>` their ratios to those of
-    the reference; promotions record those of the champion. Empty for a metric of the run itself.
+    the reference. Promotions record those of the champion. For a metric of the run itself, the
+    owner is empty.
     """
     owner, _, metric = key.partition("/")
     if owner == RATIO:
@@ -276,7 +277,7 @@ def _of_owner(owner: str, found: Words) -> Words:
 
 
 def _of_machine(key: str) -> Words:
-    """Return the words for what was sampled of the machine."""
+    """Return the words for a metric that was sampled on the machine."""
     name = key.removeprefix(MACHINE)
     start, _, end = name.rpartition("_")
     unit = _MACHINE_UNITS.get(end, "")
@@ -287,14 +288,14 @@ def _of_machine(key: str) -> Words:
 
 
 def place_on_curve(key: str, kind: str = names.KIND_TRAIN) -> str:
-    """Return what the numbers count at which a run of a kind recorded a metric."""
+    """Return what the x axis of a metric's curve counts in a run of this kind."""
     if kind == names.KIND_TUNE and not key.startswith(MACHINE):
         return "Trials done"
     return "Sample" if key.startswith(MACHINE) else "Optimizer step"
 
 
 def _side(name: str) -> tuple[str, str]:
-    """Return a metric's name without the side that it is of, and that side in words."""
+    """Return a metric's name without its side, and the side in words."""
     for side in ("head", "tail"):
         if name.endswith(f"_{side}"):
             return name.removesuffix(f"_{side}"), f", asked for {side}s"
@@ -302,7 +303,7 @@ def _side(name: str) -> tuple[str, str]:
 
 
 def _given(name: str) -> tuple[str, str]:
-    """Return a metric's name without the mark of given negatives, and that in words."""
+    """Return a metric's name without the prefix of given negatives, and the prefix in words."""
     before = names.GIVEN.format(name="")
     if name.startswith(before):
         return name.removeprefix(before), ", among given negatives"
@@ -315,9 +316,7 @@ def _loss_at(name: str) -> Words | None:
     place = name.removeprefix(before)
     if not name.startswith(before) or not place.isdigit():
         return None
-    help_text = (
-        "Loss of the tokens at that place in a window, in nats: less where more came before."
-    )
+    help_text = "Loss of the tokens at that place in a window, in nats: less after more text."
     return Words(f"Loss from token {int(place)} on", "nat", help_text)
 
 

@@ -1,7 +1,8 @@
 """The graph of an explanation: the test triple and its strongest training facts.
 
-Entities stand in columns from the test triple's head to its tail: between both what joins them by
-short paths, outside of them what is nearer to one end. The same explanation always looks the same.
+Entities are in columns from the test triple's head to its tail. Entities on short paths between the
+ends are in the middle; others are outside, at the nearer end. The same explanation always looks the
+same.
 """
 
 import math
@@ -31,7 +32,7 @@ NUM_LABELLED = 3
 NUM_NAMED = 40
 """How many entities have names, those of the strongest facts first; others show theirs on hover."""
 NUM_STACKED = 8
-"""In a column of more entities than this, names have one line, in an outer one beside them."""
+"""In a column of more entities than this, names have one line; in an outer one, beside them."""
 BESIDE_PIXELS, BESIDE_NARROW, AROUND_PIXELS = 150, 110, 70
 """Room for names beside a column, in a narrow window too, and for those above and below it."""
 HEIGHTS, HEIGHT_NARROW = (0.66, 1.15, 1.7), 1.8
@@ -52,9 +53,9 @@ def show(
     take: Callable[[int | None], None],
     alt: str,
 ) -> None:
-    """Show the graph of `spec`, and say which colour and symbol is which kind of entity.
+    """Show the graph of `spec`, and a legend for the kinds of entities.
 
-    `take` is called with the rank of the fact whose edge is clicked, with None for anything else.
+    `take` is called with the rank of the fact whose edge is clicked, or None for anything else.
     """
     ranks = [int(rank) for rank in facts["rank"]]
 
@@ -90,8 +91,8 @@ def spec(
         test: A row of the report's tests.
         facts: Training facts, strongest first.
         column: `influence` or `cosine`: the width of the edges.
-        selected: Ranks of the facts that stand out.
-        kinds: Kinds of entities by their ids, as far as they are known.
+        selected: Ranks of the highlighted facts.
+        kinds: Kinds of entities by their ids, if known.
     """
     facts = facts.head(MAX_EDGES)
     labels = node_labels(test, facts)
@@ -119,7 +120,7 @@ def spec(
         "data": nodes(height=HEIGHTS[len(crowded)], narrow=False),
         "links": links,
     }
-    # Too narrow for names on lines; what the triple and the selected fact say stands around it.
+    # Too narrow for names on lines; the page shows the triple and the selected fact as text.
     narrow = {
         "data": nodes(height=HEIGHT_NARROW, narrow=True),
         "links": [link | {"label": {"show": False}} for link in links],
@@ -144,9 +145,9 @@ def _nodes(
     long: set[float],
     narrow: bool,
 ) -> list[dict[str, Any]]:
-    """Return the entities; `labels` begins with the ends, then come those of strong facts.
+    """Return the entities; `labels` starts with the ends, followed by those of strong facts.
 
-    In a long column a name has one line, in an outer one beside its entity.
+    In a long column a name has one line; in a long outer column it is beside its entity.
     """
     crowded = long & {-1.0, 1.0}
     styles = {key: _style(key in ends, PLAIN.symbol, "") for key in labels}
@@ -167,9 +168,9 @@ def _nodes(
                 shown=number < NUM_NAMED,
                 wrapped=places[key][0] not in long,
                 is_end=key in ends,
-                # Beside crowded columns the ends are so near to each other that the name of the
-                # triple's relation is above them, in a narrow window that of the tail alone: below
-                # are the head's name and those behind the tail.
+                # Next to crowded columns the ends are close together. Above them is the name of
+                # the triple's relation, so their names are below. In a narrow window, the name of
+                # the tail is above; names of the head and of entities behind the tail are below.
                 below=(key == ends[0] or places[key][0] > places[ends[1]][0])
                 if narrow
                 else key in ends and bool(crowded),
@@ -182,7 +183,7 @@ def _nodes(
 
 
 def _style(is_end: bool, symbol: str, colour: str) -> dict[str, Any]:
-    """Return how an entity is drawn: by its kind, `colour` empty where that is not known."""
+    """Return the style of an entity by its kind; `colour` is empty if the kind is not known."""
     size = 18 if is_end else 10
     if not colour:
         plain = palette.HIGHLIGHT if is_end else palette.NEUTRAL
@@ -209,12 +210,12 @@ def _name(
     beside: bool,
     narrow: bool,
 ) -> dict[str, Any]:
-    """Return how an entity's name is written: away from the middle, in at most two lines.
+    """Return the label of an entity: on the side away from the middle, in at most two lines.
 
-    At half the height it is `below` its entity or above.
+    At half height, the label is under its entity if `below`, else above it.
     """
     x, y = place
-    # In a formatter a brace begins a placeholder; a space of no width behind it ends that.
+    # In a formatter a brace starts a placeholder; a zero-width space after it prevents that.
     lines = name_lines(text, 2 if wrapped else 1)
     is_low = y > 0 or (y == 0 and below)
     outwards = ("right" if x > 0 else "left") if beside else ("bottom" if is_low else "top")
@@ -234,7 +235,7 @@ def _test_edge(test: pd.Series) -> dict[str, Any]:
         "source": str(test["head_id"]),
         "target": str(test["tail_id"]),
         "value": f"{test['relation']}?",
-        # Bent: the straight line belongs to facts and to what stands between the ends.
+        # Curved: the straight line is for facts and for entities between the ends.
         "lineStyle": {
             "color": palette.HIGHLIGHT,
             "width": 3,
@@ -263,9 +264,9 @@ def _fact_edges(
         value = float(fact[column])
         chosen = fact["rank"] in selected
         (x, y), (end_x, end_y) = places[source], places[target]
-        # Names of lines that run into each other, or side by side, would lie over each other.
+        # Names of lines that meet, or that run side by side, would overlap.
         is_apart = seen[pair] == 1 and not long & {x, end_x}
-        # A line within a column would run over the entities there: it is bent towards the middle.
+        # A line within a column would cross its entities, so it is curved towards the middle.
         bent = math.copysign(0.3, (end_y - y) * -x) if x == end_x and y != end_y else 0.0
         edges.append(
             {

@@ -14,7 +14,7 @@ ABOVE = alt.Legend(title=None, orient="top")
 
 
 def _by_name(column: str, order: list[str]) -> alt.Y:
-    """Return a column whose values are names to be read, all of them, from top to bottom."""
+    """Return a y axis that shows all names in a column, from top to bottom."""
     axis = alt.Axis(labelLimit=260, labelOverlap=False, labelColor=palette.ink())
     return alt.Y(f"{column}:N", sort=order, title=None, axis=axis)
 
@@ -40,10 +40,10 @@ def fact_texts(facts: pd.DataFrame) -> list[str]:
 
 
 def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Chart:
-    """Return the strongest facts as bars; the sign shows in colour, direction and symbol.
+    """Return the strongest facts as bars; colour, direction and symbol show the sign.
 
     Args:
-        facts: Rows as `influence.facts_of` returns them, in the order to be shown.
+        facts: Rows as `influence.facts_of` returns them, in the order to show.
         column: `influence` or `cosine`.
         selected: Rank of the fact that is selected.
     """
@@ -55,7 +55,7 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
     frame = pd.DataFrame({"fact": texts, "rank": facts["rank"].to_numpy(), "value": values})
     frame["sign"] = _signs(values)
     frame["chosen"] = frame["rank"] == selected
-    # Two facts may read the same: their rank keeps the bars apart, and only the text is shown.
+    # Two facts can have the same text: the rank keeps their bars apart, and only the text is shown.
     frame["place"] = [f"{rank}|{text}" for rank, text in zip(frame["rank"], texts, strict=True)]
     labels = alt.Axis(
         labelExpr="slice(datum.value, indexof(datum.value, '|') + 1)",
@@ -90,7 +90,7 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
 
 
 def share_bars(shares: pd.DataFrame, title: str) -> alt.Chart:
-    """Return how a fact's influence splits; rows `part, value` in the order to be shown."""
+    """Return how a fact's influence splits; rows `part, value` in the order to show."""
     frame = shares.assign(
         sign=_signs(shares["value"]),
         text=[f"{palette.sign_symbol(value)} {value:.3g}" for value in shares["value"]],
@@ -137,7 +137,7 @@ def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
     Args:
         windows: Rows as `windows.text_windows` returns them.
         column: `influence` or `cosine`.
-        selected: Rank of the window that is read.
+        selected: Rank of the open window.
     """
     frame = windows[["rank", "window", "first_token"]].assign(
         value=windows[column],

@@ -1,6 +1,6 @@
-"""What a person can set on the page Influence; every value but an uploaded file is in the address.
+"""The controls of the page Influence; every value except an uploaded file is in the address.
 
-Names from data appear in select boxes and tables only, which show text as it is.
+Names from data appear only in select boxes and tables, which show plain text.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ TESTS_HEIGHT = 242
 
 
 def run_labels(runs: Sequence[RunRecord], *, linked: str = "") -> dict[str, str]:
-    """Return each run in one line: its name, its model's variant, its data, and when it began.
+    """Return each run in one line: its name, its model's variant, its data, and when it started.
 
-    The run that an address links to has a line too, although it may be older than the list.
+    The run in `linked` has a line too, even if it is older than the list.
     """
     variants = variants_of(runs)
     parts = {
@@ -41,7 +41,7 @@ def run_labels(runs: Sequence[RunRecord], *, linked: str = "") -> dict[str, str]
 
 
 def source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
-    """Let a person choose a trace run or files from the disk; return its id, or them by name."""
+    """Let a person choose a trace run or files from disk; return its id or the files by name."""
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with right.popover("Open files", width="stretch"):
         chosen = st.file_uploader(
@@ -68,7 +68,7 @@ def other_run(runs: Sequence[RunRecord], run_id: str) -> str:
 def _run(
     label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
 ) -> str:
-    """Let a person choose a run; return its id. The box follows the address, as Back changes it."""
+    """Let a person choose a run; return its id. The box follows the address, which Back changes."""
     box, linked = f"{key}-box", address.text(key)
     labels = run_labels(runs, linked=linked)
     options = ["", *labels] if optional else list(labels)
@@ -149,14 +149,14 @@ def _tests_table(found: pd.DataFrame) -> int:
 
 
 def open_test(place: int) -> None:
-    """Let the page explain another test triple, with none of its facts or paths selected."""
+    """Let the page explain another test triple, without a selected fact or path."""
     address.write("test", place)
     address.write("fact", None)
     address.write("path", None)
 
 
 def section(*, reviewable: bool, paths: bool) -> str:
-    """Let a person choose what of an explanation is shown: paths first, where there are some."""
+    """Let a person choose which part of an explanation is shown: paths first, if there are any."""
     sections = ["Paths", "Training facts", "Groups", "Another run"]
     sections += ["Review"] if reviewable else []
     first = sections[0] if paths and not address.text("fact") else sections[1]
@@ -189,9 +189,9 @@ def fact_filter(facts: pd.DataFrame) -> FactFilter:
             "Hide siblings",
             key="siblings",
             bind="query-params",
-            help="Leave out facts that share the relation and an end with the test triple (same "
-            "head and relation, or same relation and tail): the same question asked from either "
-            "side, often trivially influential.",
+            help="Leave out facts that have the same relation and head, or the same relation and "
+            "tail, as the test triple. They answer the same question, so their influence is often "
+            "trivial.",
         )
         by_cosine = cosine(facts)
     return FactFilter(
@@ -207,7 +207,7 @@ def _relation(place: DeltaGenerator, label: str, triples: pd.DataFrame, *, key: 
 
 
 def side() -> Side:
-    """Let a person choose what helped, what opposed, or both."""
+    """Let a person choose helping facts, opposing facts, or both."""
     chosen = st.segmented_control(
         "Side", list(SIDES), key="side", default="all", required=True, bind="query-params"
     )
@@ -215,7 +215,7 @@ def side() -> Side:
 
 
 def cosine(found: pd.DataFrame) -> bool:
-    """Let a person choose the cosine instead of the influence, where there is one."""
+    """Let a person choose the cosine instead of the influence, if there is one."""
     return st.toggle(
         "Cosine",
         key="cosine",
@@ -244,7 +244,7 @@ def picture() -> tuple[str, int]:
 
 
 def grouping() -> str:
-    """Let a person choose by what facts are summed."""
+    """Let a person choose how facts are grouped."""
     chosen = st.segmented_control(
         "Group by",
         ["relation", "shared entity"],
@@ -252,6 +252,6 @@ def grouping() -> str:
         default="relation",
         required=True,
         bind="query-params",
-        help="Many facts of one kind may matter together although none stands out.",
+        help="Many facts of one kind can matter together, even if each is weak.",
     )
     return chosen or "relation"

@@ -1,4 +1,4 @@
-"""A child process in the page: how it stands, what it says, and a button to cancel it."""
+"""A job in the page: its state, its output, and a button to cancel it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,19 +18,19 @@ Show = Callable[[Job], None]
 
 
 def show(job_id: str, *, progress: Show | None = None, result: Show | None = None) -> None:
-    """Show a job, renewed by itself while it runs.
+    """Show a job, and refresh it while it runs.
 
     Args:
-        job_id: The job; one that the server does not know (any more) is said to be gone.
-        progress: Shows what it has said so far.
-        result: Shows what came of it, once it is done.
+        job_id: The job; if the server does not have it (any more), a note is shown.
+        progress: Shows the output so far.
+        result: Shows the result, once the job has ended.
     """
     job = find(job_id)
     if job is None:
         states.note("This dashboard no longer knows that command; start it again.")
         return
     if job.state == "running" and job.seconds < SECONDS_AT_FIRST:
-        job.wait(SECONDS_AT_FIRST)  # most answers are there by then, and need no second look
+        job.wait(SECONDS_AT_FIRST)  # most jobs have ended by then, and need no refresh
     running = job.state == "running"
 
     def body() -> None:
@@ -62,7 +62,7 @@ def _body(job: Job, progress: Show | None) -> None:
 
 
 def _share(events: list[dict[str, Any]]) -> float:
-    """Return the share that is done, if the command says so; a little otherwise."""
+    """Return the share that is done, if the command reports it, else a small share."""
     for event in reversed(events):
         done, total = event.get("done"), event.get("total")
         if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
@@ -78,5 +78,5 @@ def _last_line(job: Job) -> str:
 def _log(job: Job) -> None:
     text = job.log().replace("\r", "\n").strip()
     if text:
-        with st.expander("What it said"):
+        with st.expander("Its messages"):
             st.code("\n".join(text.splitlines()[-TAIL_LINES:]), language=None, wrap_lines=True)

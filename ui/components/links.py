@@ -1,4 +1,4 @@
-"""Links from one page to another, with what the other is to show in the address."""
+"""Links from one page to another; the address says what the other page shows."""
 
 from typing import Literal
 
@@ -10,11 +10,11 @@ PageName = Literal["overview", "compare", "influence", "reviews", "models", "stu
 
 
 def _nothing() -> None:
-    """Stand in for the page's function: a link needs only its address."""
+    """Replace the page's function, because a link needs only the address."""
 
 
 def to(page: PageName, label: str, **parameters: str) -> None:
-    """Show a link; `label` may hold any text."""
+    """Show a link; `label` can be any text."""
     st.page_link(
         st.Page(_nothing, title=page.capitalize(), url_path=page, default=page == "overview"),
         label=f"{markup.markdown(label)} →",

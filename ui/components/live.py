@@ -1,4 +1,4 @@
-"""What is running now: progress of each run, renewed by itself while any is alive."""
+"""What is running now: the progress of each run, refreshed while any run is alive."""
 
 import time
 
@@ -23,7 +23,7 @@ MAX_SHOWN = 8
 
 
 def section(experiment_ids: tuple[str, ...]) -> None:
-    """Show the runs that say they are running; nothing if none does."""
+    """Show the runs that are marked as running; nothing if there are none."""
     runs = live_runs(experiment_ids)
     if not runs:
         return
@@ -34,7 +34,7 @@ def section(experiment_ids: tuple[str, ...]) -> None:
 
 
 def _runs(experiment_ids: tuple[str, ...], known: frozenset[str]) -> None:
-    """Show the runs; once one of the `known` ones has ended, renew the whole page."""
+    """Show the runs; once one of the `known` runs has ended, reload the whole page."""
     with states.guarded("The progress of runs"):
         runs = sorted(live_runs(experiment_ids), key=lambda run: state_of(run) == "stuck")
         if known - {run.run_id for run in runs}:
@@ -62,7 +62,7 @@ def _run(run: RunRecord) -> None:
 
 
 def _stuck(run: RunRecord) -> None:
-    """Say that a run is silent, and what to do; only a training goes on from a checkpoint."""
+    """Warn that a run is silent, and show what to do; only training resumes from a checkpoint."""
     silent = seconds_text(time.time() - last_sign_of_life(run))
     said = f"Stuck: silent for {silent}. Its process has probably died"
     if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN:

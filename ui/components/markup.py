@@ -1,7 +1,7 @@
-"""Text from data in the page: the one place that makes HTML, and it escapes all that it is given.
+"""HTML with text from data: only this module makes HTML, and it escapes all values.
 
-Names of entities, runs and models come from files; they may look like HTML or Markdown and must
-show as they are.
+Names of entities, runs and models come from files. They can look like HTML or Markdown, and must be
+shown as plain text.
 """
 
 import re
@@ -25,9 +25,9 @@ def style() -> None:
 
 
 def markdown(text: object) -> str:
-    """Return text that Markdown shows as it is, on one line.
+    """Return text on one line, escaped so that Markdown shows it unchanged.
 
-    A word joiner after a colon keeps `:smile:` from becoming a picture.
+    A word joiner after a colon prevents that `:smile:` becomes a picture.
     """
     line = " ".join(str(text).split())
     return _PUNCTUATION.sub(r"\\\1", line).replace(r"\:", "\\:\u2060")
@@ -39,7 +39,7 @@ def show(template: str, **values: object) -> None:
 
 
 def show_list(items: list[Markup]) -> None:
-    """Show pieces of HTML, each an `<li>`, below one another; nothing where there are none."""
+    """Show pieces of HTML, each an `<li>`, as a list; nothing if there are none."""
     if items:
         show('<ul class="clew-checks">{items}</ul>', items=join(items))
 
@@ -55,7 +55,7 @@ def join(parts: list[Markup], separator: str = "") -> Markup:
 
 
 def minute(created: str) -> str:
-    """Return when something was saved as people read it, to the minute."""
+    """Return the time when something was saved, to the minute, in a readable form."""
     return created[:16].replace("T", " ")
 
 
@@ -65,7 +65,7 @@ def triple(head: object, relation: object, tail: object) -> Markup:
 
 
 def marked(text: str, passages: list[tuple[int, int]]) -> Markup:
-    """Return text as HTML with passages of it marked; each is (start, end), left to right."""
+    """Return text as HTML with marked passages, each (start, end), from left to right."""
     pieces, done = [], 0
     for start, end in passages:
         pieces += [escape(text[done:start]), fill("<mark>{text}</mark>", text=text[start:end])]

@@ -32,14 +32,14 @@ def model(found: Sequence[RegisteredModel]) -> RegisteredModel:
 
 
 def roll_back(model: RegisteredModel) -> bool:
-    """Let a person give the champion's place back; return whether they confirmed it."""
+    """Let a person roll back to the previous version; return whether they confirmed it."""
     previous = model.aliases.get(names.ALIAS_PREVIOUS)
     if previous is None or model.champion is None:
         return False
     with st.popover(f"Roll back to version {previous}"):
         st.markdown(
             f"Version {previous} answers questions again; version {model.champion} becomes "
-            "*previous*. Doing it once more undoes it."
+            "*previous*. A second rollback undoes this."
         )
         return st.button("Roll back now", key="rollback", type="primary")
 
@@ -47,7 +47,7 @@ def roll_back(model: RegisteredModel) -> bool:
 def promotion() -> Promotion | None:
     """Let a person choose a run and a name; return what they ask for, once they do.
 
-    The name is that of the run's data until a person writes another.
+    The default name comes from the run's data.
     """
     runs = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
     linked = address.text("candidate")

@@ -40,7 +40,7 @@ LINEAGE = {
     "Rolled back by": names.TAG_ROLLED_BACK_BY,
     "Overruled because": names.TAG_FORCED_BECAUSE,
 }
-"""What a version's origin is called, and the tag that has it."""
+"""Labels for the origin of a version, and the tags that have the values."""
 _CARD = (
     '<div class="clew-card"><h2>{name} <span class="clew-badge">champion</span></h2>'
     "<p>Version <b>{version}</b> answers questions under <code>{uri}</code>.</p>"
@@ -71,11 +71,11 @@ def champion(model: RegisteredModel, version: Version) -> None:
 
 
 def measured(version: Version) -> dict[str, float]:
-    """Return what a promotion measured of a version; of others, what its run recorded last."""
+    """Return the metrics of a version that its promotion measured, or else those of its run."""
     found = {}
     for key, value in version.tags.items():
         if key.startswith(names.TAG_METRIC_PREFIX):
-            with suppress(ValueError):  # people may change tags
+            with suppress(ValueError):  # people can edit tags
                 found[key.removeprefix(names.TAG_METRIC_PREFIX)] = float(value)
     return found or dict(version.run.metrics if version.run is not None else {})
 
@@ -134,7 +134,7 @@ def _row(version: Version) -> dict[str, object]:
 
 
 def lineage(version: Version) -> None:
-    """Show where a version came from: its run, data, code, and what was said of it."""
+    """Show where a version came from: its run, data, code and other tags."""
     pairs = lineage_pairs(version)
     rows = [markup.fill(_PAIR, key=key, value=value) for key, value in pairs.items()]
     markup.show(_ORIGIN, rows=markup.join(rows))
@@ -145,7 +145,7 @@ def lineage(version: Version) -> None:
 
 
 def lineage_pairs(version: Version) -> dict[str, str]:
-    """Return what is known of a version's origin, by what people call it."""
+    """Return what is known about a version's origin, by label."""
     tags = dict(version.tags) | (dict(version.run.tags) if version.run is not None else {})
     pairs = {"Run": version.run_id or "unknown"}
     pairs |= {label: tags[tag] for label, tag in LINEAGE.items() if tag in tags}
@@ -185,7 +185,7 @@ def checks(job: Job) -> None:
 
 
 def outcome(job: Job) -> None:
-    """Show what came of a promotion or a rollback; the model that it was of is chosen once."""
+    """Show the result of a promotion or a rollback, and choose its model, but only once."""
     for event in job.events():
         result = event.get("result")
         if isinstance(result, dict):

@@ -1,7 +1,7 @@
-"""Colours with a meaning. They are Okabe and Ito's set: colour-blind people tell them apart.
+"""Colours with a meaning: Okabe and Ito's set, which colour-blind people can distinguish.
 
-Its blue is a little lighter here, for at least 3.8 : 1 against the light and the dark background.
-Nothing relies on colour alone: signs have symbols, states have symbols and words.
+Its blue is a little lighter here, for a contrast of at least 3.8 : 1 against the light and the dark
+background. Nothing relies on colour alone: signs have symbols, states have symbols and words.
 """
 
 import streamlit as st
@@ -15,7 +15,7 @@ HIGHLIGHT = "#E69F00"
 VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
 VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
 OPINION_SYMBOLS = VERDICT_SYMBOLS | {"convincing": "✓", "right": "✓", "wrong": "✗"}
-"""Of what people say about an explanation or about a fact."""
+"""Symbols of verdicts about an explanation or a fact."""
 STATE_SYMBOLS = {
     "running": "▶",
     "stuck": "⚠",
@@ -37,7 +37,7 @@ CATEGORIES = (
 
 
 INK = {"light": "#1C2A30", "dark": "#E6EDF0"}
-"""Of text by theme, for pictures whose text Streamlit leaves as it is."""
+"""Colours of text by theme, for pictures whose text Streamlit does not colour."""
 
 
 def ink() -> str:

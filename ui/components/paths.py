@@ -1,6 +1,6 @@
 """The paths of facts between a test triple's ends: drawn from left to right, and in sentences.
 
-The selected path is in the address under `path`, by its place in the list.
+The place of the selected path in the list is in the address under `path`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from clew.ui.components import address, beside, graph, markup, states, tables
 from clew.ui.data.influence import MAX_STEPS, FactPath, facts_of_paths
 
 NUM_DRAWN = 8
-"""So many paths are drawn; one further down is drawn beside them when it is selected."""
+"""How many paths are drawn; a selected path further down is drawn too."""
 
 
 def show(
@@ -23,7 +23,7 @@ def show(
     key: str,
     kinds: Mapping[str, str],
 ) -> None:
-    """Show paths as a picture beside their sentences; a click on either selects one."""
+    """Show paths as a picture next to their sentences; a click on either selects one."""
     if not paths:
         states.note(
             f"No path of up to {MAX_STEPS} helping facts joins the two ends; the single facts are "
@@ -83,7 +83,7 @@ def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
         alt="Paths between the two ends, the strongest first",
         column_config={
             "Path": st.column_config.TextColumn(
-                width="large", help="Its facts from the head on, each as it stands in the data."
+                width="large", help="Its facts, starting at the head, each as in the data."
             ),
             "Weakest": st.column_config.NumberColumn(
                 format="%.4g",

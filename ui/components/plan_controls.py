@@ -1,6 +1,6 @@
-"""The memory planner: what can be changed of a configuration, and its budget as stacked bars.
+"""The memory planner: the settings of a configuration, and its budget as stacked bars.
 
-Which settings there are, their bounds and their meaning come from the configuration's own schema.
+The settings, their bounds and their descriptions come from the schema of the configuration.
 """
 
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ SIZES_HELP = {
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a person wants planned."""
+    """What a person wants to plan."""
 
     changes: dict[str, str]
     """Settings that were changed, `section.key` to value."""
     device: str
-    """A GPU by name; empty: one with `memory_gib`."""
+    """Name of a GPU; if empty, a device with `memory_gib` of memory."""
     memory_gib: float
     sizes: dict[str, str]
     """Sizes to plan with instead of the data."""
@@ -59,7 +59,7 @@ def model_kind(config: RunConfig) -> str:
 def request(key: str, config: RunConfig) -> PlanRequest | None:
     """Let a person change settings; return a request once the button is pressed.
 
-    `key` tells the form of one configuration from that of another.
+    `key` is different for each configuration, so that each has its own form.
     """
     fields = shown_fields(config)
     with st.form(f"plan {key}", border=True):
@@ -97,8 +97,8 @@ def _device(name: str) -> str:
 def shown_fields(config: RunConfig) -> dict[str, tuple[FieldInfo, Any]]:
     """Return the settings that determine memory, `section.key` to field and present value.
 
-    Of the model they are its whole numbers, lists of them, and choices; of the data those that
-    have an option of their own.
+    For the model, they are integers, lists of integers, and choices. For the data, they are
+    integers that have their own command-line option.
     """
     found: list[tuple[str, Section, str]] = []
     found += [("training", config.training, key) for key in TRAINING]
@@ -122,7 +122,7 @@ def shown_fields(config: RunConfig) -> dict[str, tuple[FieldInfo, Any]]:
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:
-    """Return the values of a choice, nothing for a field that leaves none."""
+    """Return the values of a field with a choice, nothing for other fields."""
     values = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     return values if len(values) > 1 else ()
 
@@ -132,7 +132,7 @@ def _is_list(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """Return a value as an assignment of the command line has it."""
+    """Return a value as it is written in an assignment on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(list(value)) if isinstance(value, tuple) else str(value)
@@ -143,7 +143,7 @@ def _words(key: str) -> str:
 
 
 def _widget(name: str, field: FieldInfo, value: Any, key: str) -> str:
-    """Show a setting, and return what was given as text."""
+    """Show a setting, and return its value as text."""
     label = _words(name.partition(".")[2])
     if isinstance(value, bool):
         return _text(st.toggle(label, value, key=key, help=field.description))
@@ -168,20 +168,21 @@ def budget(job: Job) -> None:
     first, limit = result["variants"][0], float(result["limit_gib"])
     columns = st.columns(3)
     columns[0].metric("Predicted peak", f"{first['total_gib']:.2f} GiB")
-    columns[1].metric("There is", f"{limit:.2f} GiB")
+    columns[1].metric("On device", f"{limit:.2f} GiB")
     largest, searched = result["largest_batch_size"], result["searched_batch_size"]
     columns[2].metric("Largest batch", f"{'≥ ' if largest == searched else ''}{largest or 'none'}")
     fits = first["total_gib"] <= limit
     verdict = "✓ It fits." if fits else "✗ It does not fit: see which change would."
     st.markdown(f"{verdict} Planned for device `{markup.markdown(result['device'])}`.")
-    alt = "Bars: the memory that each change would need, by what needs it, beside what there is"
+    alt = "Bars: the memory that each change would need, by part, and the memory of the device"
     st.altair_chart(stacked_bars(result), width="stretch", alt=alt)
 
 
 def stacked_bars(result: dict[str, Any]) -> alt.LayerChart:
-    """Return a bar for each variant, its parts stacked, beside a line for the memory there is.
+    """Return a bar for each variant, its parts stacked, and a line for the available memory.
 
-    The axis fits the bars: with more than twice the memory of the longest, the line is left out.
+    The axis fits the bars. With more than twice the memory of the longest bar, the line is left
+    out.
     """
     parts = pd.DataFrame(
         [
@@ -209,7 +210,7 @@ def stacked_bars(result: dict[str, Any]) -> alt.LayerChart:
     rule = (
         alt.Chart(limit)
         .mark_rule(color=palette.AGAINST, strokeWidth=2)
-        .encode(x="gib:Q", tooltip=[alt.Tooltip("gib:Q", format=".2f", title="GiB there are")])
+        .encode(x="gib:Q", tooltip=[alt.Tooltip("gib:Q", format=".2f", title="GiB on device")])
     )
     height = 40 * len(result["variants"]) + 60
     chart: alt.LayerChart = (bars + rule).properties(height=height)

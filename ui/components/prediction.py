@@ -1,4 +1,4 @@
-"""A prediction and its explanation: in words, for who does not read tables first, and as files."""
+"""A prediction and its explanation in words, for people who do not start with tables; as files."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from clew.ui.data.influence import FactPath, ReportHead, answer, evidence, score
 from clew.ui.data.runs import number_text
 from clew.ui.data.sharing import NO_KINDS, SharedExplanation, html_report, trapi_json
 
-CHECKPOINTS = "States of the model during training over which the influence is summed."
+CHECKPOINTS = "Saved states of the model over which the influence is summed."
 
 _CARD = (
     '<div class="clew-card"><h2>{triple} <span class="clew-small clew-muted">{numbers}</span></h2>'
@@ -34,7 +34,7 @@ def card(
     head: ReportHead,
     kinds: Mapping[str, str] = NO_KINDS,
 ) -> None:
-    """Show what the model predicts, its numbers, and in sentences what made it."""
+    """Show what the model predicts, the numbers, and the reasons in sentences."""
     markup.show(
         _CARD,
         triple=markup.triple(test["head"], test["relation"], test["tail"]),
@@ -66,7 +66,7 @@ def _numbers(test: pd.Series, head: ReportHead) -> Markup:
 
 
 def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
-    """Return the identifiers of a triple's ends, with their kinds; empty if they say nothing new.
+    """Return the identifiers of a triple's ends, with their kinds; empty if they add nothing.
 
     An identifier of a known database is a link to its page there.
     """
@@ -85,7 +85,7 @@ def _identifier(key: str, name: str, kind: str) -> Markup:
 
 
 def share(shown: SharedExplanation) -> None:
-    """Offer an explanation as a page to mail and as a TRAPI message."""
+    """Offer an explanation as an HTML page and as a TRAPI message."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
     page, message = "Report to mail (HTML)", "TRAPI message (JSON)"
     exports.button(page, lambda: html_report(shown), f"{name}.html", "text/html")
@@ -94,13 +94,13 @@ def share(shown: SharedExplanation) -> None:
 
 
 def notes(settings: Mapping[str, Any]) -> None:
-    """Say what the numbers of an explanation are not of, where that matters."""
+    """Show a note if the numbers of an explanation are not those of the averaged parameters."""
     for note in average_notes(settings):
         states.note(note)
 
 
 def number(value: float | None) -> str:
-    """Return a number for people, a dash where there is none."""
+    """Return a number in a readable form, a dash if there is none."""
     if value is None or not math.isfinite(value):
         return "–"
     return f"{value:,.0f}" if value.is_integer() else number_text(value, 3)

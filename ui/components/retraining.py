@@ -13,9 +13,9 @@ from clew.ui.data.retraining import before_and_after
 from clew.ui.data.runs import RunRecord, number_text, runs_by_id
 
 NOISE = (
-    "One run each says little: with another seed alone these numbers move too. To tell, train both "
-    "with several seeds and compare those. In the ranks of the new run, the facts left out count "
-    "as known answers no longer."
+    "One run each says little: another seed changes these numbers too. To be sure, train both "
+    "with several seeds and compare those. In the ranks of the new run, the facts left out are no "
+    "longer known answers."
 )
 
 
@@ -40,7 +40,7 @@ def choose(runs: Sequence[RunRecord], *, key: str) -> RunRecord | None:
 
 
 def started(job: Job, run: RunRecord) -> None:
-    """Show a training that repeats a run, and what comes of it, from now on."""
+    """Put a training that repeats a run into the address, so that the page shows it."""
     for key, value in (("training", job.job_id), ("before", run.run_id), ("after", None)):
         address.write(key, value)
     st.rerun()
@@ -60,7 +60,7 @@ def outcome() -> None:
 
 def _working(job: Job) -> None:
     if job.state == "running":
-        links.to("overview", "How far it is")
+        links.to("overview", "Its progress")
 
 
 def _finished(job: Job) -> None:
@@ -89,7 +89,7 @@ def _compare(after_id: str) -> None:
 
 
 def frame(measured: pd.DataFrame) -> pd.DataFrame:
-    """Return the metrics as a person reads them."""
+    """Return the metrics in a readable form."""
     changes = [float(change) for change in measured["after"] - measured["before"]]
     signs = ["+" if change > 0 else "−" if change < 0 else "" for change in changes]
     return pd.DataFrame(

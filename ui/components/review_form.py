@@ -28,7 +28,7 @@ CONVINCING = "convincing"
 WRONG = "wrong"
 MEANINGS = {
     "plausible": "The facts are a sensible reason to believe the triple.",
-    "implausible": "They are not: beside the point, by chance, or wrong.",
+    "implausible": "They are not: off topic, by chance, or wrong.",
     "unsure": "I cannot tell.",
 }
 Said = TypeVar("Said", bound=str)
@@ -37,7 +37,7 @@ Said = TypeVar("Said", bound=str)
 def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
     """Let a person record a verdict, tick facts and comment; write it to the run.
 
-    What is not saved yet is there again when the person comes back to it.
+    Input that is not saved yet is restored when the person returns to the form.
 
     Args:
         run_id: The trace run.
@@ -46,7 +46,7 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
     """
     key = f"review-{run_id}-{test.name}"
     shown = strongest(facts, "influence", NUM_FACTS)
-    if f"{key}-facts" not in st.session_state:  # it was not drawn just now
+    if f"{key}-facts" not in st.session_state:  # the form was not on the page before
         st.session_state[f"{key}-begun"] = st.session_state.get(f"{key}-ticked", _ticks(shown))
     with st.container(border=True):
         st.caption("Tick the facts that convinced you, and those that look wrong.")
@@ -138,7 +138,7 @@ def _save(review: Review) -> None:
 
 
 def earlier(run_id: str, test: pd.Series) -> None:
-    """Show what was said about this explanation before, and what was decided."""
+    """Show earlier reviews of this explanation, and the decision, if there is one."""
     triple = fact_of(test).triple
     items = [
         said(each.verdict, each.verdict, each.reviewer or "somebody", each.created, each.comment)

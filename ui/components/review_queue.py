@@ -26,7 +26,7 @@ class Share:
         return f"{self.number}/{self.of}"
 
     def places(self, tests: pd.DataFrame) -> list[int]:
-        """Return the places of the test triples in it: every n-th one, so that parts are alike."""
+        """Return the places of its test triples: every n-th one, so that shares are similar."""
         return [int(place) for place in tests.index[self.number - 1 :: self.of]]
 
 
@@ -40,7 +40,7 @@ def share_of_address() -> Share | None:
 
 
 def bar(run_id: str, tests: pd.DataFrame, place: int) -> None:
-    """Show how much of the share in the address is reviewed, with a button to the next of it."""
+    """Show how much of the share in the address is reviewed, and a button to the next one."""
     share = share_of_address()
     if share is None:
         return
@@ -69,7 +69,7 @@ def bar(run_id: str, tests: pd.DataFrame, place: int) -> None:
 
 
 def hand_out(run_id: str, tests: pd.DataFrame) -> None:
-    """Give links to equal shares of a run's explanations, one for each reviewer."""
+    """Show links to equal shares of a run's explanations, one for each reviewer."""
     with st.expander(f"Hand out {len(tests):,} explanations for review"):
         count = int(st.number_input("Shares", 1, MAX_SHARES, 2, key="shares", bind="query-params"))
         for number in range(1, count + 1):
@@ -84,5 +84,5 @@ def hand_out(run_id: str, tests: pd.DataFrame) -> None:
                     test=str(places[0]),
                 )
         st.caption(
-            "Send a link to a reviewer. For agreement, send the same one to two reviewers or more."
+            "Send a link to a reviewer. To measure agreement, send the same link to two or more."
         )

@@ -1,4 +1,4 @@
-"""Reviews: of which runs, in numbers and tables, and as what somebody said."""
+"""Reviews: the choice of runs, numbers, tables, and single reviews."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ _SAID = (
 def run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Let a person choose one trace run, or all of them.
 
-    The chosen run is in the address under `run`, by its id: pages link here with that.
+    The id of the chosen run is in the address under `run`, so that other pages can link to it.
     """
     labels = run_labels(runs)
     choices = [ALL, *labels]
@@ -47,11 +47,11 @@ def run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def numbers(reviews: Sequence[Review], counted: Sequence[Review]) -> None:
-    """Show how many explanations were judged how.
+    """Show the number of explanations, reviewers and verdicts, and the agreement.
 
     Args:
-        reviews: The last of each reviewer.
-        counted: Those whose verdicts count: decided ones in place of what was decided between.
+        reviews: The last review of each explanation by each reviewer.
+        counted: The reviews whose verdicts count, with decisions instead of what they settled.
     """
     counts = Counter(review.verdict for review in counted)
     columns = st.columns(len(VERDICTS) + 3)
@@ -69,8 +69,8 @@ def numbers(reviews: Sequence[Review], counted: Sequence[Review]) -> None:
         "–" if agreement.alpha is None else f"{agreement.alpha:.2f}",
         border=True,
         help="Krippendorff's alpha over the explanations that at least two named reviewers judged "
-        f"(here {agreement.num_explanations:,}): 1 is perfect, 0 is what chance gives. None where "
-        "there are no such explanations, or all verdicts are the same.",
+        f"(here {agreement.num_explanations:,}): 1 is perfect, 0 is chance. None if there are no "
+        "such explanations, or all verdicts are the same.",
     )
     for column, verdict in zip(columns[3:], VERDICTS, strict=True):
         share = counts[verdict] / max(len(counted), 1)
@@ -78,13 +78,13 @@ def numbers(reviews: Sequence[Review], counted: Sequence[Review]) -> None:
             f"{palette.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}",
             f"{counts[verdict]:,} · {share:.0%}",
             border=True,
-            help="Of each reviewer the last review of an explanation counts; where reviewers "
-            "disagreed and somebody decided, the decision counts once in place of them.",
+            help="Each reviewer's last review of an explanation counts. If reviewers disagreed "
+            "and somebody decided, only the decision counts, once.",
         )
 
 
 def verdict_grouping() -> Literal["relation", "run"]:
-    """Let a person choose by what verdicts are counted."""
+    """Let a person choose how verdicts are grouped."""
     chosen = st.segmented_control(
         "Verdicts by",
         ["relation", "run"],
@@ -98,7 +98,7 @@ def verdict_grouping() -> Literal["relation", "run"]:
 
 
 def verdict_frame(counts: Sequence[VerdictCount], labels: Mapping[str, str]) -> pd.DataFrame:
-    """Return rows `group, verdict, reviews` for the chart; `labels` are what groups are called."""
+    """Return rows `group, verdict, reviews` for the chart; `labels` maps groups to their names."""
     rows = [
         (labels.get(count.group, count.group), verdict, getattr(count, verdict))
         for count in counts
@@ -145,7 +145,7 @@ def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | 
 
 
 def triple_of(review: Review) -> pd.Series:
-    """Return the explained triple as a row of a report's tests has it."""
+    """Return the explained triple with the ids that a row of a report's tests has."""
     test = review.test
     return pd.Series({"head_id": test.head, "relation_id": test.relation, "tail_id": test.tail})
 

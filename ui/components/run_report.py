@@ -49,7 +49,7 @@ GROUPS = {
     "influence": "Explanations",
     "system": "Machine",
 }
-"""Where a metric stands in the table, by the first part of its own key; others come last."""
+"""The group of a metric in the table, by the first part of its own key; others come last."""
 
 
 def summary(run: RunRecord, data: list[RunData]) -> None:
@@ -79,9 +79,9 @@ def _data_text(found: RunData, run: RunRecord) -> str:
 
 
 def commands(run: RunRecord, repeating: str, mlflow: MlflowPage) -> None:
-    """Show how the run was started, what makes it again, and where MLflow shows it."""
+    """Show the command that started the run, commands that repeat it, and its MLflow page."""
     typed = run.tags.get(names.TAG_COMMAND, "")
-    if typed and "--parent-run" not in typed:  # nobody typed what another command started
+    if typed and "--parent-run" not in typed:  # not started by another command
         st.markdown("**Started by**")
         st.code(typed, language="bash", wrap_lines=True)
     if repeating:
@@ -118,7 +118,7 @@ def _group(key: str) -> str:
 
 
 def _place(run: RunRecord, key: str) -> tuple[int, bool, bool, str]:
-    """Return where a metric comes in the table: the run's headline first, sides behind both."""
+    """Return the sort key of a metric: in each group the headline first, single sides last."""
     order = list(dict.fromkeys(GROUPS.values()))
     group = _group(key)
     rank = order.index(group) if group in order else len(order)
@@ -126,7 +126,7 @@ def _place(run: RunRecord, key: str) -> tuple[int, bool, bool, str]:
 
 
 def _first_curve(shown: pd.DataFrame) -> str:
-    """Return the first metric of the work itself with more than one value; the first if none."""
+    """Return the first metric with several values, not of the machine; else the first metric."""
     several = shown.index[(shown["values"] > 1) & (shown["group"] != GROUPS["system"])]
     return str(several[0] if len(several) else shown.index[0])
 
@@ -151,7 +151,7 @@ def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
         column_config={
             "Metric": st.column_config.TextColumn(width="medium"),
             "Best": st.column_config.TextColumn(
-                width="small", help="Where larger or smaller values are better."
+                width="small", help="If larger or smaller values are better."
             ),
             "Last": st.column_config.TextColumn(width="small"),
             "Trend": st.column_config.LineChartColumn(width="small"),
@@ -208,7 +208,7 @@ def relations(frame: pd.DataFrame) -> None:
 
 
 def relatives(found: Lineage) -> None:
-    """Show where the run comes from and what came of it, each with a link."""
+    """Show links to the sources of the run and to what was made from it."""
     if not (found.sources or found.results or found.versions):
         states.note("It comes from no other run, and nothing has been made from it yet.")
     for source in found.sources:
@@ -244,7 +244,7 @@ def files(found: list[RunFile]) -> None:
 
 
 def configuration(run: RunRecord) -> None:
-    """Show the resolved configuration, a setting a row."""
+    """Show the resolved configuration, one setting per row."""
     prefix = names.PARAMETER_PREFIX
     frame = pd.DataFrame(
         {
@@ -259,7 +259,7 @@ def configuration(run: RunRecord) -> None:
 
 
 def log(text: str) -> None:
-    """Show what the run said."""
+    """Show the log of the run."""
     if not text:
         states.note("This run has no log: nothing was logged, or an older version of Clew made it.")
         return

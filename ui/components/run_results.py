@@ -1,4 +1,4 @@
-"""What a run found, on its page: tables of a test of explanations, a search, values of facts."""
+"""Results on the page of a run: tables of a test of explanations, a search, values of facts."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": STATE_SYMBOLS["fa
 def validation(record: ValidationRecord) -> None:
     """Show how well each form of score predicted retraining, and what deletions cost."""
     states.note(
-        f"{record.num_retrainings:,} trainings without some of the facts, looked at with "
+        f"{record.num_retrainings:,} trainings without some of the facts, tested with "
         f"{record.num_tests:,} test triples ({QUESTIONS[record.direction]}, "
-        f"{record.test_loss} loss). Correlation: of what a form of score promised with what these "
-        "trainings did, 1 is perfect, 0 no better than chance. Intervals are of 95 %. A form that "
+        f"{record.test_loss} loss). Correlation: of the effects that a form of score predicted "
+        "with those of these trainings; 1 is perfect, 0 is chance. Intervals are 95 %. A form that "
         "is not better than counting siblings (facts with the same relation and head, or tail) "
-        "says little that such a count does not."
+        "adds little to such a count."
     )
     shown = correlations(record).rename(
         columns={
@@ -47,7 +47,7 @@ def validation(record: ValidationRecord) -> None:
             format="%.3g", width="small", help="Share of the training facts left out at random."
         ),
         "Trained with": st.column_config.TextColumn(
-            width="small", help="The random numbers of the run itself, or others."
+            width="small", help="The same seed as the run itself, or others."
         ),
         **_numbers(shown, "Correlation", "95 %", "Above siblings"),
     }
@@ -64,11 +64,11 @@ def validation(record: ValidationRecord) -> None:
 
 
 def _deletions(record: ValidationRecord) -> None:
-    """Show how far the answers fell where their strongest facts were deleted."""
+    """Show how far the answers fell without their strongest facts."""
     counted = "" if record.num_deletions is None else f" of {record.num_deletions:,} test triples"
     states.note(
         f"Deletions: the strongest facts{counted} were left out, and the model was trained again. "
-        "The larger the fall, the more the answer rested on them. Intervals are of 95 %."
+        "The larger the fall, the more the answer relied on them. Intervals are 95 %."
     )
     shown = deletions(record).rename(
         columns={
@@ -91,7 +91,7 @@ def _deletions(record: ValidationRecord) -> None:
 
 
 def _numbers(frame: pd.DataFrame, *starts: str) -> dict[str, Any]:
-    """Return how the columns that begin so are written; ends of intervals have short headings."""
+    """Return the look of columns that start so; ends of intervals have short headings."""
     return {
         name: st.column_config.NumberColumn(name.split(", ")[-1], format="%.3f", width="small")
         for name in map(str, frame)
@@ -143,7 +143,7 @@ def search(run: RunRecord, trials: pd.DataFrame, best: str) -> None:
 
 
 def _setting(value: str) -> str:
-    """Return the value of a setting as people read it."""
+    """Return the value of a setting in a readable form."""
     try:
         return value if value.isdecimal() else number_text(float(value))
     except ValueError:
@@ -151,11 +151,11 @@ def _setting(value: str) -> str:
 
 
 def fact_values(facts: pd.DataFrame, worst: str) -> None:
-    """Show the facts of the highest and of the lowest values, and give the worst as a list."""
+    """Show the facts with the highest and lowest values, and offer a list of the worst."""
     states.note(
-        "What training on a fact did for the predictions together: positive (▲) made them better, "
-        "negative (▼) worse. Only the order and the relative size mean something. The facts of the "
-        "highest and of the lowest values:"
+        "How training on a fact changed all predictions together: positive (▲) made them better, "
+        "negative (▼) worse. Only the order and the relative size matter. The facts with the "
+        "highest and the lowest values:"
     )
     shown = facts.rename(columns=str.capitalize)[["Value", "Head", "Relation", "Tail"]]
     shown.insert(0, "±", [sign_symbol(value) for value in shown["Value"]])

@@ -1,4 +1,4 @@
-"""Tables of runs: filters, whose values are in the address, what is shown, what is chosen."""
+"""Tables of runs: filters (with values in the address), columns, and ticked rows."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ from clew.ui.data.runs import (
 
 MAX_HEIGHT = 560
 NAME_PIXELS = 320
-"""Holds the name of an explanation: a triple of usual length."""
+"""Wide enough for the name of an explanation: a triple of usual length."""
 ORDERS = {
     "newest first": "attributes.start_time DESC",
     "oldest first": "attributes.start_time ASC",
@@ -57,7 +57,7 @@ NUMBERS = {
 
 
 def experiment() -> tuple[str, ...]:
-    """Let a person choose an experiment; return its id, nothing for all of them."""
+    """Let a person choose an experiment; return its id, empty for all of them."""
     found = {experiment.name: experiment.experiment_id for experiment in experiments()}
     chosen = st.selectbox(
         "Experiment",
@@ -106,7 +106,7 @@ def _unless_all(value: str) -> str:
 def frame_of(
     runs: Sequence[RunRecord], lines: Mapping[str, Sequence[float]] | None = None
 ) -> pd.DataFrame:
-    """Return what a table shows of the runs; the index are their ids."""
+    """Return the table of the runs, with their ids as index."""
     rows = []
     variants = variants_of(runs)
     for run in runs:
@@ -139,7 +139,7 @@ def _headline(run: RunRecord) -> str:
 
 
 def utc(milliseconds: int) -> datetime:
-    """Return a time of MLflow's in UTC; the zone stands in the column's name."""
+    """Return an MLflow time in UTC, without a zone: the column's name has it."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC).replace(tzinfo=None)
 
 
@@ -151,7 +151,7 @@ def duration(run: RunRecord) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds as people say them: 42 s, 3 min 5 s, 2 h 4 min."""
+    """Return seconds in a readable form: 42 s, 3 min 5 s, 2 h 4 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -167,7 +167,7 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
     config: dict[str, Any] = {
         "State": st.column_config.TextColumn(
             width="small",
-            help="running: alive. stuck: says it is running but has been silent for two minutes or "
+            help="running: alive. stuck: marked as running, but silent for two minutes or "
             "more. finished, failed, killed: how it ended.",
         ),
         "Run": st.column_config.TextColumn(width=NAME_PIXELS),
@@ -178,8 +178,8 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
         ),
         "Variant": st.column_config.TextColumn(
             width="small",
-            help="Precision, and what else is switched on: ckpt is gradient checkpointing, compile "
-            "is torch.compile. Of an explanation, the explained model's.",
+            help="Precision and other options: ckpt is gradient checkpointing, compile is "
+            "torch.compile. For an explanation, the variant of the explained model.",
         ),
         "Data": st.column_config.TextColumn(width="small"),
         "Quality, last": st.column_config.TextColumn(
@@ -205,7 +205,7 @@ def choose(
 ) -> list[str] | None:
     """Show the runs that match, a page at a time; return the ids of those that are ticked.
 
-    None, and a message, where no run matches.
+    If no run matches, show a message and return None.
     """
     page = runs_page(query, _current_page(key, query))
     if not page.runs:
@@ -229,7 +229,7 @@ def choose(
 
 
 def _pager(page: RunPage, total: int, *, key: str) -> None:
-    """Show which runs of how many are on the page, and buttons to the pages beside."""
+    """Show which runs are on the page, their total number, and buttons to turn the pages."""
     state = f"{key}-page"
 
     def turn(by: int) -> None:
@@ -245,7 +245,7 @@ def _pager(page: RunPage, total: int, *, key: str) -> None:
 
 
 def _current_page(key: str, filters: object) -> int:
-    """Return the page a person is on; other filters begin at the first."""
+    """Return the number of the current page; new filters start at the first page."""
     if st.session_state.get(f"{key}-filters") != filters:
         st.session_state[f"{key}-filters"] = filters
         st.session_state[f"{key}-page"] = 0

@@ -1,4 +1,4 @@
-"""The explanation of an image sequence: the prediction, the frames, the training windows behind."""
+"""The explanation of an image sequence: the prediction, its frames, and the training windows."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ import streamlit as st
 from clew.ui.components import exports, glossary, markup, palette, prediction, states
 from clew.ui.data.windows import SequenceInfluenceReport, sequence_windows
 
-FRAMES = "Frames of the window, then of those behind it."
+FRAMES = "Frames of this window, then of training windows."
 _CARD = (
     '<div class="clew-card"><h2>Window that ends at frame {frame} of {group}</h2>'
-    "<p>The model predicts <b>{predicted} {unit}</b>; true is <b>{true} {unit}</b>.</p>"
-    '<p class="clew-muted">Of {count} training windows, the strongest for (▲) and against (▼) '
-    "this prediction are listed; for means that they lowered its error.</p></div>"
+    "<p>The model predicts <b>{predicted} {unit}</b>; the target is <b>{true} {unit}</b>.</p>"
+    '<p class="clew-muted">Of {count} training windows, those are listed that lowered (▲) or '
+    "raised (▼) the error of this prediction most.</p></div>"
 )
 
 
 def show(report: SequenceInfluenceReport, picture: Path | None) -> None:
-    """Show an explanation, with the picture of its frames where there is one."""
+    """Show an explanation, with the picture of its frames if there is one."""
     markup.show(
         _CARD,
         frame=f"{report.last_frame:,}",

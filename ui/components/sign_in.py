@@ -1,6 +1,6 @@
-"""Who is at the dashboard: people sign in by OpenID Connect, where the secrets have `[auth]`.
+"""Sign-in: people sign in to the dashboard by OpenID Connect, if the secrets have `[auth]`.
 
-Without it nobody signs in: the dashboard then listens to its own machine alone.
+Without it nobody signs in, and the dashboard accepts connections only from its own machine.
 """
 
 import streamlit as st
@@ -9,12 +9,12 @@ from clew.ui.components import markup
 
 
 def person() -> str:
-    """Return the e-mail of who is signed in; empty where nobody has to."""
+    """Return the e-mail address of the signed-in person, empty if nobody has to sign in."""
     return str(st.user.get("email") or st.user.get("sub") or "") if is_configured() else ""
 
 
 def name_box() -> str:
-    """Say under which name things are saved, or let a person give one; return it."""
+    """Show the name under which things are saved, or let a person give one; return the name."""
     if found := person():
         st.caption(f"Saved as {markup.markdown(found)}")
         return found
@@ -22,12 +22,12 @@ def name_box() -> str:
         "Your name",
         key="reviewer",
         persist_state="session",
-        help="Kept with what you save, so that others can ask you.",
+        help="Saved with your entries, so that others can ask you.",
     ).strip()
 
 
 def require() -> None:
-    """Let only people pass who are signed in, and whom the secrets' `clew.people` name if given."""
+    """Stop the page unless the person is signed in and, if `clew.people` is set, listed in it."""
     if not is_configured():
         return
     if not st.user.get("is_logged_in"):
@@ -52,7 +52,7 @@ def is_configured() -> bool:
 
 
 def _is_welcome(email: str) -> bool:
-    """Whether an address is in `clew.people`, or ends with one of its `@domain`s; if given."""
+    """Whether an address is verified, and in `clew.people` or a domain of it, if that is set."""
     if not email or st.user.get("email_verified") is False:
         return False
     people = [str(entry).lower() for entry in st.secrets.get("clew", {}).get("people", [])]

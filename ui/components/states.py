@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 def guarded(what: str) -> Iterator[None]:
     """Show what goes wrong inside as a message, so that the rest of the page works.
 
-    Clew's own errors say what to do. Any other is a fault of the dashboard: its trace goes to the
-    log of the server, never into the page.
+    Clew's own errors say what to do. Any other error is a bug of the dashboard: its traceback goes
+    to the log of the server, never into the page.
     """
     try:
         yield
@@ -34,25 +34,25 @@ def guarded(what: str) -> Iterator[None]:
 
 
 def problem(what: str, message: str, *, done: str = "shown") -> None:
-    """Say that something cannot be shown (or whatever was to be `done` with it), and why."""
+    """Show that something cannot be shown, or saved or started if `done` says so, and why."""
     text = message[:1].upper() + message[1:]
     st.error(f"**{markup.markdown(what)} cannot be {done}.** {markup.markdown(text)}", icon="⚠️")
 
 
 def warning(message: str, *, command: str = "") -> None:
-    """Say what is missing or odd without hiding the rest, with a command that helps."""
+    """Show a warning without hiding the rest of the page, with a command that helps."""
     st.warning(markup.markdown(message), icon="⚠️")
     if command:
         st.code(command, language="bash", wrap_lines=True)
 
 
 def note(message: str) -> None:
-    """Say something in small letters."""
+    """Show a note in small letters."""
     st.caption(markup.markdown(message))
 
 
 def nothing(title: str, message: str, *, commands: str = "") -> None:
-    """Say that there is nothing yet, and what would change that."""
+    """Show that there is nothing yet, and what to do."""
     with st.container(border=True):
         st.header(title, anchor=False)
         st.markdown(markup.markdown(message))
@@ -61,11 +61,11 @@ def nothing(title: str, message: str, *, commands: str = "") -> None:
 
 
 def empty_store() -> None:
-    """Say that there are no runs, with the command that changes it."""
+    """Show that there are no runs, with the command that makes some."""
     in_a_clone = (store.project_root() / store.PROJECT_FILE).is_file()
     nothing(
         "No runs yet",
-        f"The tracking store {store.shown(store.tracking_uri())} holds no runs. This command "
+        f"The tracking store {store.shown(store.tracking_uri())} has no runs. This command "
         "trains two models on a small bundled graph, explains predictions and compares the runs.",
         commands="make demo" if in_a_clone else "clew demo",
     )

@@ -1,6 +1,6 @@
 """Tables as high as their rows, and tables in which a person ticks rows.
 
-Each row of the latter stands for a value, such as a run's id.
+In the latter, each row represents a value, such as a run's id.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Value = TypeVar("Value")
 
 
 class Look(TypedDict, total=False):
-    """How a table looks: what `st.dataframe` takes under these names."""
+    """The look of a table: arguments of `st.dataframe` with these names."""
 
     alt: str
     column_config: dict[str, Any]
@@ -25,7 +25,7 @@ class Look(TypedDict, total=False):
 
 
 def show(frame: pd.DataFrame, *, most: int | None = None, **look: Unpack[Look]) -> None:
-    """Show a table; it scrolls where it would be higher than `most` pixels."""
+    """Show a table; it scrolls if it would be higher than `most` pixels."""
     height = _height(frame, ROW_HEIGHT, most)
     st.dataframe(frame, hide_index=True, row_height=ROW_HEIGHT, height=height, **look)
 
@@ -40,7 +40,7 @@ def ticked(
     most: int | None = None,
     **look: Unpack[Look],
 ) -> list[Value]:
-    """Show a table and return what the ticked rows stand for; `first` is ticked to begin with."""
+    """Show a table and return the values of the ticked rows; `first` is ticked at first."""
     event = st.dataframe(
         frame,
         key=key,
@@ -68,8 +68,8 @@ def tick_one(
 ) -> None:
     """Show a table whose ticked row is known elsewhere, such as from the address.
 
-    `chosen` is what that row stands for. `take` is called with what a person ticks, or with None
-    when they untick it.
+    `chosen` is the value of that row. `take` is called with the value that a person ticks, or with
+    None when they untick it.
     """
 
     def choose() -> None:

@@ -1,6 +1,6 @@
-"""The explanation of a text: what was continued how, and the training windows behind it.
+"""The explanation of a text: the prompt with its continuation, and the training windows.
 
-The window that is read is in the address under `fact`, by its rank, as a selected fact is.
+The rank of the open window is in the address under `fact`, as that of a selected fact is.
 """
 
 import math
@@ -46,7 +46,7 @@ _WINDOW = (
 
 
 def show(report: TextInfluenceReport, *, key: str) -> None:
-    """Show an explanation; `key` tells it from others."""
+    """Show an explanation; `key` is different for each one."""
     windows = text_windows(report)
     card(report, windows)
     numbers(report)
@@ -75,7 +75,7 @@ def show(report: TextInfluenceReport, *, key: str) -> None:
 
 
 def card(report: TextInfluenceReport, windows: pd.DataFrame) -> None:
-    """Show the continuation after its prompt, and what is shown of its windows."""
+    """Show the continuation after its prompt, and how many windows are listed."""
     helping = int((windows["influence"] > 0).sum())
     markup.show(
         _CARD,
@@ -101,7 +101,7 @@ def numbers(report: TextInfluenceReport) -> None:
         (
             "Windows scored",
             report.num_scored,
-            "Stretches of training text whose influence was computed.",
+            "Parts of the training text whose influence was computed.",
         ),
         ("Checkpoints", len(report.steps) or math.nan, prediction.CHECKPOINTS),
     ]
@@ -131,7 +131,7 @@ def window_filter(windows: pd.DataFrame) -> FactFilter:
 
 
 def _chosen(windows: pd.DataFrame) -> pd.Series:
-    """Return the window that is read: the selected one, else the first."""
+    """Return the open window: the selected one, or else the first."""
     rank = facts.selected(windows)
     row: pd.Series = windows[windows["rank"] == rank].iloc[0] if rank else windows.iloc[0]
     return row
@@ -175,16 +175,16 @@ def _columns(column: str) -> dict[str, Any]:
         column.capitalize(): st.column_config.NumberColumn(
             format="%.4g", width=78, help=explanation
         ),
-        "Text": st.column_config.TextColumn(width=370, help="How the window begins."),
+        "Text": st.column_config.TextColumn(width=370, help="How the window starts."),
         "Window": st.column_config.NumberColumn(width=70, help=glossary.PLACE),
         "Rank": st.column_config.NumberColumn(
-            width=54, help="Place by falling influence: 1 helped the continuation most."
+            width=54, help="Place by influence: 1 helped the continuation most."
         ),
     }
 
 
 def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
-    """Show a window's whole text, where it stands, and what it has in common with the test."""
+    """Show a window's whole text, its place, and the passages that it shares with the test."""
     text = str(row["text"])
     passages = shared_passages(text, report.prompt + report.continuation)
     markup.show(

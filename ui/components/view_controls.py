@@ -1,7 +1,7 @@
 """Saved views of the page Compare: a link to each, and a form that saves what the page shows.
 
-An open view's name is in the address under `view`, beside what it holds. A view is changed, renamed
-or deleted by who has opened it, so that nobody replaces what they have not seen.
+An open view's name is in the address under `view`, next to its values. Only an open view can be
+changed, renamed or deleted, so that nobody replaces a view that they have not seen.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from clew.ui.components import address, markup, sign_in, states
 from clew.ui.data.comparison import SavedView, SavedViews, delete_view, save_view
 from clew.ui.data.runs import RunRecord
 
-# A plain link: Streamlit's own to the page that is open would leave its widgets as they are.
+# A plain link: Streamlit's own link to the open page would not change its widgets.
 _ITEM = (
     '<li class="clew-ids"><a href="?view={name}">{name}</a> '
     '<span class="clew-muted clew-small">{origin}</span></li>'
@@ -21,9 +21,9 @@ _ITEM = (
 
 
 def opened(found: SavedViews) -> SavedView | None:
-    """Return the view that the address names; put what it holds into an address that has no runs.
+    """Return the view that the address names; if the address has no runs, put its values there.
 
-    What is wrong is said: no view of that name, or tags in the store that are none.
+    Warn if no view has that name, or if tags in the store are no valid views.
     """
     for problem in found.problems:
         states.warning(f"A saved view is left out: {problem}")
@@ -38,7 +38,7 @@ def opened(found: SavedViews) -> SavedView | None:
 
 
 def missing_runs(view: SavedView | None, wanted: Sequence[str], found: int) -> None:
-    """Say in one line which of the wanted runs are gone."""
+    """Show in one line how many of the wanted runs are gone."""
     if found == len(wanted):
         return
     of = f"View {view.name}: " if view is not None else ""
@@ -52,7 +52,7 @@ def missing_runs(view: SavedView | None, wanted: Sequence[str], found: int) -> N
 
 
 def bar(found: SavedViews, view: SavedView | None, runs: Sequence[RunRecord]) -> None:
-    """Show the saved views, and what can be done with the one that is open."""
+    """Show the saved views, and the form to save, rename or delete the open one."""
     with st.container(horizontal=True, vertical_alignment="center"):
         if found.views:
             with st.popover(f"Saved views · {len(found.views)}"):
@@ -86,8 +86,8 @@ def _form(view: SavedView | None) -> None:
             f"Instead of {markup.markdown(current)}",
             value=True,
             key=f"view-instead-{current}",
-            help="With the same name the view is changed, with another it is renamed. Without "
-            "this, there are two.",
+            help="With the same name the view is changed, with another it is renamed. If off, a "
+            "second view is saved.",
         )
         person = sign_in.name_box()
         if st.form_submit_button("Save", key="view-save", type="primary"):

@@ -1,4 +1,4 @@
-"""The page Compare: values of chosen runs, against a reference, over seeds; its saved views."""
+"""Data of the page Compare: chosen runs against a reference, over seeds; and saved views."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,14 +76,14 @@ class Setting:
     """How runs are compared."""
 
     quality: str
-    """The metric that the pictures show; empty where no run has one."""
+    """The metric that the pictures show; empty if no run has one."""
     reference: str
     """Id of a run of the reference group."""
     pick: Pick = "best"
     step: int | None = None
     by_seed: bool = True
     further: tuple[str, ...] = ()
-    """Quality metrics that the table shows too."""
+    """More quality metrics for the table."""
 
     @property
     def qualities(self) -> list[str]:
@@ -103,8 +103,8 @@ def picked_texts(setting: Setting) -> dict[str, str]:
     return {key: text(key) for key in setting.qualities}
 
 
-# To read so many runs with all they hold takes up to a second: it is done again when another one
-# has finished, or after ten minutes for those that were deleted.
+# Reading this many runs takes up to a second. They are read again when another run has finished,
+# or after ten minutes, because runs can be deleted.
 @st.cache_data(ttl=600, max_entries=8, show_spinner=False)
 def _preset(latest: str) -> Preset | None:
     found = search_runs(FINISHED, limit=NUM_PRESET_CANDIDATES)
@@ -112,19 +112,19 @@ def _preset(latest: str) -> Preset | None:
 
 
 def preset() -> Preset | None:
-    """Return the runs of the preset "FP32 / FP16 / checkpointing" among the latest."""
+    """Return the preset "FP32 / FP16 / checkpointing" of the latest runs, None if there is none."""
     latest = runs_page(FINISHED, size=1).runs
     return _preset(latest[0].run_id) if latest else None
 
 
 def reference_of(runs: Sequence[RunRecord]) -> str:
-    """Return the run that others are held against unless a person chose: the first in float32."""
+    """Return the id of the default reference: the first run in float32, or else the first run."""
     plain = (run for run in runs if run.tags.get(names.TAG_VARIANT) == "fp32")
     return next(plain, runs[0]).run_id
 
 
 def quality_metrics(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the quality metrics that any of the runs has, the headline's first."""
+    """Return the quality metrics that any of the runs has, headline metrics first."""
     keys = {key for run in runs for key in run.metrics if key.startswith(QUALITY_PREFIXES)}
     headlines = [headline_key(run) for run in runs]
     return sorted(keys, key=lambda key: (key not in headlines, key))
@@ -164,9 +164,9 @@ def curves(
 
 
 def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFrame:
-    """Return cost and quality of each group that has both, and whether no other beats it.
+    """Return cost and quality of each group that has both, and whether no other group beats it.
 
-    Of a quality whose larger and smaller values are equally good, no group is in front.
+    If neither larger nor smaller values of the quality are better, `front` is False for all.
     """
     rows = []
     for group in comparison.groups:
@@ -208,7 +208,7 @@ def parameter_table(
     ignore: Sequence[str],
     everything: bool,
 ) -> pd.DataFrame:
-    """Return the parameters that differ, or all: a row each, a column a group."""
+    """Return the parameters that differ, or all: one row each, and one column per group."""
     by_id = {run.run_id: run for run in runs}
     firsts = {group.label: by_id[group.run_ids[0]] for group in groups}
     shown = differing_parameters(list(firsts.values()), ignore=ignore)

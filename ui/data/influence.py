@@ -56,7 +56,7 @@ Identity = tuple[tuple[str, int, int], ...]
 
 
 def trace_runs() -> list[RunRecord]:
-    """Return the latest trace runs that are not at work any more, finished ones first."""
+    """Return the latest trace runs that have ended, finished ones first."""
     found = runs_page(RunQuery(kind=names.KIND_TRACE), size=NUM_TRACE_RUNS).runs
     ended = [run for run in found if run.status != "RUNNING"]
     return sorted(ended, key=lambda run: run.status != "FINISHED")
@@ -68,7 +68,7 @@ def report_of_run(run_id: str) -> ReportFiles:
     return report_files(run_id, _copies_folder())
 
 
-# Frames are shared by all sessions, not copied: nobody may change one in place.
+# All sessions share these frames without a copy: never change one in place.
 @st.cache_resource(max_entries=16, show_spinner="Reading the explanations …")
 def _head(_files: ReportFiles, identity: Identity) -> ReportHead:
     return read_head(_files)
@@ -89,7 +89,7 @@ def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
-    """Return the files of a report that a person chose from the disk, by file name."""
+    """Return the files of an uploaded report; `content` maps file names to their bytes."""
     found: dict[str, Path] = {}
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
@@ -106,10 +106,10 @@ def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def _kind_of_json(_data: bytes, digest: str) -> Literal["json", "text", "sequence"]:
-    """Return which field of `ReportFiles` a JSON file is for, whatever its name."""
+    """Return the field of `ReportFiles` that a JSON file is for, judged by its content."""
     try:
         content = json.loads(_data)
-    except (ValueError, RecursionError):  # what reads the report says what is wrong
+    except (ValueError, RecursionError):  # the reader of the report describes the error
         return "json"
     if not isinstance(content, dict):
         return "json"
@@ -128,7 +128,7 @@ def _copies_folder() -> Path:
 
 
 def report_head(files: ReportFiles) -> ReportHead:
-    """Return what a report says apart from the training facts."""
+    """Return a report without its training facts."""
     return _head(files, files.identity)
 
 
@@ -140,7 +140,7 @@ def _validation(
 
 
 def with_validation(head: ReportHead) -> ReportHead:
-    """Return a report's head with what is known by now of such explanations of its model."""
+    """Return a report's head with the validation of such explanations of its model, if any."""
     if head.validation is not None or not head.run_id:
         return head
     return replace(head, validation=_validation(head.run_id, dict(head.settings), head.runs))
@@ -170,13 +170,13 @@ def paths_of(files: ReportFiles, index: int) -> list[FactPath]:
 
 
 def value_column(facts: pd.DataFrame, *, cosine: bool) -> str:
-    """Return the column that is shown: cosine where it is asked for and there."""
+    """Return the column to show: `cosine` if it is wanted and present, else `influence`."""
     return "cosine" if cosine and "cosine" in facts else "influence"
 
 
 @dataclass(frozen=True)
 class FactFilter:
-    """Which facts a person wants to see; what is empty does not restrict."""
+    """Which facts a person wants to see; an empty field does not restrict them."""
 
     text: str = ""
     relation: str = ""
@@ -196,7 +196,7 @@ def filter_facts(facts: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
 
 
 def filter_rows(rows: pd.DataFrame, wanted: FactFilter, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows on a filter's side whose columns, one after another, hold its text."""
+    """Return the rows on a filter's side whose columns, joined by spaces, contain its text."""
     keep = np.ones(len(rows), bool)
     if wanted.side != "all":
         values = rows["influence"].to_numpy(float)
@@ -217,7 +217,7 @@ def filter_tests(tests: pd.DataFrame, *, text: str, relation: str, order: str) -
 
 
 def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:
-    """Return the `number` facts of largest absolute value, by falling value."""
+    """Return the `number` facts with the largest absolute values, in descending order of value."""
     if len(facts) <= number:
         return facts.sort_values(column, ascending=False, kind="stable")
     values = facts[column].abs().to_numpy()
@@ -261,13 +261,13 @@ def part_columns(facts: pd.DataFrame) -> list[str]:
 
 
 def checkpoint_columns(facts: pd.DataFrame) -> list[str]:
-    """Return the columns that split the influence by checkpoint, by rising step."""
+    """Return the columns that split the influence by checkpoint, in order of the steps."""
     found = [str(c) for c in facts.columns if str(c).startswith(CHECKPOINT_PREFIX)]
     return sorted(found, key=lambda column: int(column.removeprefix(CHECKPOINT_PREFIX) or 0))
 
 
 def same_test(tests: pd.DataFrame, test: pd.Series) -> int | None:
-    """Return where another report explains the same test triple, None if it does not."""
+    """Return the place of the same test triple in another report, None if it is not there."""
     keys = ["head_id", "relation_id", "tail_id"]
     equal = (tests[keys].astype(str) == test[keys].astype(str)).all(axis=1)
     found = tests.index[equal]

@@ -1,8 +1,8 @@
-"""Child processes: whatever needs a model runs as `clew <verb>`, the same as on the command line.
+"""Child processes: all work that needs a model runs as `clew <verb>`, as on the command line.
 
-They are forks of a warm process that has imported torch and MLflow already, so they start at once.
-A job belongs to the server, not to a browser tab: a page that is loaded again finds it by its id.
-Its output goes to files, which the pages read as they grow.
+They are forked from a warm process that has already imported torch and MLflow, so they start at
+once. A job belongs to the server, not to a browser tab: a reloaded page finds the job by its id.
+A job writes its output to files, which the pages read while they grow.
 """
 
 import atexit
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """Return how it stands; exit code 3 is a refusal that protects the result."""
+        """Return the state of the job; exit code 3 (stopped to protect the result) is `refused`."""
         code = self.process.poll()
         if code is None:
             return "running"
@@ -58,35 +58,35 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """Return its exit code, None while it runs."""
+        """Return the exit code, None while the job runs."""
         return self.process.poll()
 
     @property
     def seconds(self) -> float:
-        """Return for how long it has been running."""
+        """Return the seconds since the job started."""
         return time.time() - self.started
 
     def text_of(self, name: str) -> str:
-        """Return the text of a file in its folder, empty while there is none."""
+        """Return the text of a file in the job's folder, empty if there is none."""
         with suppress(OSError):
             return (self.folder / name).read_text(encoding="utf-8", errors="replace")
         return ""
 
     def output(self) -> str:
-        """Return all that it printed."""
+        """Return all standard output of the job."""
         return self.text_of("stdout")
 
     def log(self) -> str:
-        """Return the end of what it said on standard error."""
+        """Return the end of the job's standard error."""
         return self.text_of("stderr")[-TAIL_CHARACTERS:]
 
     def message(self) -> str:
-        """Return its last word: the error message of a command that failed."""
+        """Return the last line of the log: the error message of a command that failed."""
         lines = [line for line in self.log().splitlines() if line.strip()]
         return lines[-1].removeprefix("clew: error: ") if lines else ""
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the JSON objects that it printed, one per line."""
+        """Return the JSON objects that the job printed, one per line."""
         found = []
         for line in self.output().splitlines():
             with suppress(ValueError):
@@ -96,14 +96,14 @@ class Job:
         return found
 
     def result(self) -> dict[str, Any] | None:
-        """Return the JSON object that it printed as a whole, None if it printed none."""
+        """Return the whole output as one JSON object, None if it is not one."""
         with suppress(ValueError):
             content = json.loads(self.output())
             return content if isinstance(content, dict) else None
         return None
 
     def run_id(self) -> str:
-        """Return the id of the run that it made, as it printed it; empty if it named none."""
+        """Return the id of the run that the job made, empty if the job printed none."""
         for event in self.events():
             if isinstance(run_id := event.get("run_id"), str):
                 return run_id
@@ -111,11 +111,11 @@ class Job:
         return found[0] if found else ""
 
     def wait(self, timeout_seconds: float | None = None) -> None:
-        """Wait for its end, or for so many seconds."""
+        """Wait until the job ends, for at most `timeout_seconds`."""
         self.process.wait(timeout_seconds)
 
     def cancel(self) -> None:
-        """Interrupt it as Ctrl-C does; kill it if it does not end by itself."""
+        """Interrupt the job as Ctrl-C does; kill it if it does not end."""
         if self.process.poll() is None:
             self.cancelled = True
             threading.Thread(target=self._end, daemon=True).start()
@@ -144,12 +144,13 @@ class Jobs:
         files: Mapping[str, str | bytes] | None = None,
         person: str = "",
     ) -> Job:
-        """Start `clew` with arguments; `{folder}` in them is where `files` are written first.
+        """Start `clew` with arguments.
 
-        What it records names `person`, or else the system's user.
+        `files` are first written to a new folder, whose path replaces `{folder}` in the arguments.
+        What the command records names `person`, or the system's user if that is empty.
 
         Raises:
-            UsageError: too many jobs are running.
+            UsageError: Too many jobs are running.
         """
         with self._lock:
             running = sum(job.state == "running" for job in self._jobs.values())
@@ -175,11 +176,11 @@ class Jobs:
             return job
 
     def find(self, job_id: str) -> Job | None:
-        """Return a job, None if the server does not know it (any more)."""
+        """Return a job, None if the server does not have it (any more)."""
         return self._jobs.get(job_id)
 
     def close(self) -> None:
-        """End what still runs, with the server."""
+        """Stop all commands and delete their files; called when the server ends."""
         self._warm.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -201,5 +202,5 @@ def jobs() -> Jobs:
 
 
 def find(job_id: str) -> Job | None:
-    """Return a job of this server, None if it does not know it (any more)."""
+    """Return a job of this server, None if it does not have it (any more)."""
     return jobs().find(job_id)

@@ -34,7 +34,7 @@ def versions(model: RegisteredModel) -> list[Version]:
     return list_versions(model)
 
 
-# One vocabulary may hold a hundred thousand names: shared by all sessions, not copied.
+# One vocabulary can have a hundred thousand names: all sessions share it without a copy.
 @st.cache_resource(max_entries=8, show_spinner=False)
 def vocabulary(run_id: str) -> ModelNames:
     """Return the names that a run's model knows."""
@@ -46,15 +46,15 @@ def champion_vocabulary(model: RegisteredModel) -> ModelNames:
     """Return the names that the champion knows.
 
     Raises:
-        TrackingError: there is no champion, or its files are gone.
-        DataError: the files are not what they should be.
+        TrackingError: There is no champion, or its files are gone.
+        DataError: The files are invalid.
     """
     if model.champion is None:
         raise TrackingError(f"{model.name} has no champion; promote a run on the page Models")
     return read_version_vocabulary(model, model.champion)
 
 
-# A version's triples never change; another version is another model to them.
+# A version's triples never change, and each version has its own cache entry.
 @st.cache_resource(max_entries=8, show_spinner=False)
 def _examples(model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
     return read_examples(model, version)
@@ -66,7 +66,7 @@ def models() -> list[RegisteredModel]:
 
 
 def forget() -> None:
-    """Read the registry again next time, after a promotion."""
+    """Clear the cached registry, after a promotion."""
     _models.clear()
     versions.clear()
 
@@ -78,7 +78,7 @@ def champion(model: RegisteredModel) -> Version | None:
 
 
 def task(model: RegisteredModel) -> str:
-    """Return the task of the champion; of versions that do not say it, link prediction."""
+    """Return the task of the champion; link prediction if its version has no task tag."""
     version = champion(model)
     tags = version.tags if version is not None else {}
     return tags.get(names.TAG_TASK, names.TASK_LINK_PREDICTION)
@@ -91,15 +91,15 @@ def champion_run(model: RegisteredModel) -> str:
 
 
 def champion_uri(model: RegisteredModel) -> str:
-    """Return the address under which the champion is asked."""
+    """Return the model URI of the champion."""
     return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
 
 
 def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
-    """Return questions to begin with, each about what the champion was trained on.
+    """Return example questions about triples that the champion was trained on.
 
-    The first asks for tails, the second for heads, the third about a whole triple; the end that is
-    asked for is empty. There are none where the champion keeps no triples.
+    The first asks for tails, the second for heads, the third about a whole triple. The end that is
+    asked for is empty. If the champion keeps no triples, there are no questions.
     """
     if model.champion is None:
         return []
@@ -124,6 +124,6 @@ def promote(run_id: str, name: str, *, dry_run: bool, force: str = "", person: s
 
 
 def roll_back(name: str, person: str = "") -> Job:
-    """Start giving the alias `champion` back to the version before."""
+    """Start a rollback: the previous version gets the alias `champion` again."""
     arguments = ["promote", f"--name={name}", "--rollback", "--json"]
     return jobs.jobs().start(arguments, title=f"Roll back {name}", person=person)

@@ -1,4 +1,4 @@
-"""What the page Ask asks of models: each question is a job (`clew.ui.data.jobs`)."""
+"""The questions of the page Ask to models: each one is a job (`clew.ui.data.jobs`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ End = Literal["head", "tail"]
 
 @dataclass(frozen=True)
 class Question:
-    """What a person asks a model, under the data set's own names; an empty end is asked for."""
+    """A question about a triple in the data set's own names; an empty end is asked for."""
 
     head: str
     relation: str
     tail: str
     top_k: int
     only_new: bool
-    """Leave out what the training data say already."""
+    """Leave out answers that are already in the training data."""
     level: float | None
-    """Probability with which the answer set holds a new answer; None: no such set."""
+    """Probability that the answer set contains a new answer; None: no answer set."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class AskedFrames:
 
     path: str
     files: Mapping[str, bytes]
-    """By their names below the folder of the job; empty where there is a path."""
+    """Contents by the name relative to the folder of the job; empty if there is a path."""
     confidence: float
 
 
 @dataclass(frozen=True)
 class Why:
-    """A triple to explain, as the answer of the question for one of its ends."""
+    """A triple to explain, as the answer to a question for one of its ends."""
 
     head: str
     relation: str
@@ -65,7 +65,7 @@ class Why:
 
 
 def predict(model: str, asked: Question) -> Job:
-    """Start asking a model for the most likely entities, or where it puts a triple."""
+    """Start asking a model for the most likely entities, or for the rank of a triple."""
     parts = {"head": asked.head, "relation": asked.relation, "tail": asked.tail}
     arguments = [f"--{name}={value}" for name, value in parts.items() if value]
     arguments += ["--filter-known=true"] if asked.only_new else []
@@ -76,20 +76,25 @@ def predict(model: str, asked: Question) -> Job:
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def prepare_reasons(model: str, run_id: str) -> Job:
-    """Start, once for each champion, what its explanations share: while a person reads answers.
+    """Start the work that all explanations of a champion share, while a person reads answers.
+
+    The result is cached, so that this runs once per champion.
 
     Args:
-        model: Its address.
-        run_id: Its training run.
+        model: The URI of the champion.
+        run_id: The champion's training run.
 
     Raises:
-        UsageError: too many jobs are running.
+        UsageError: Too many jobs are running.
     """
     return jobs.jobs().start(["tracin", f"--model={model}", "--prepare"], title=f"Prepare {run_id}")
 
 
 def continue_text(model: str, asked: AskedText) -> Job:
-    """Start continuing a prompt, which goes by file, whatever is in it; the text is its output."""
+    """Start a job that prints the continuation of a prompt.
+
+    The prompt is passed in a file, because it can contain any characters.
+    """
     arguments = [f"--model={model}", f"--prompt-file={{folder}}/{PROMPT_FILE}"]
     arguments += [f"--max-tokens={asked.max_tokens}", f"--temperature={asked.temperature}"]
     arguments += [f"--top-p={asked.top_p}", f"--seed={asked.seed}"]
@@ -103,7 +108,7 @@ def prompt_of(job: Job) -> str:
 
 
 def predict_frames(model: str, asked: AskedFrames) -> Job:
-    """Start predicting frames; the values go to a file in the job's folder."""
+    """Start predicting from frames; the job writes the values to a file in its folder."""
     frames = asked.path
     if asked.files:
         first = next(iter(asked.files))
@@ -114,10 +119,10 @@ def predict_frames(model: str, asked: AskedFrames) -> Job:
 
 
 def predictions_of(job: Job) -> pd.DataFrame:
-    """Return the values that a job has predicted from frames, a row for each window.
+    """Return the values that a job has predicted from frames, one row per window.
 
     Raises:
-        DataError: there are none that can be read.
+        DataError: The file is missing or cannot be read.
     """
     path = job.folder / PREDICTIONS_FILE
     try:
@@ -127,13 +132,15 @@ def predictions_of(job: Job) -> pd.DataFrame:
 
 
 def trace(model: str, why: Why, *, called: str = "", person: str = "") -> Job:
-    """Start tracing a triple to its training facts; the triple goes by file, whatever is in it.
+    """Start tracing a triple to its training facts.
+
+    The triple is passed in a file, because its names can contain any characters.
 
     Args:
-        model: The model's address.
+        model: The model's URI.
         why: The triple, under the names of the data.
-        called: The triple in the words that people know, if they are others.
-        person: Whom the explanation's run names; the system's user if it is empty.
+        called: The triple with its labels, if they differ.
+        person: Who the explanation's run names; if empty, the system's user.
     """
     triple = (why.head, why.relation, why.tail)
     arguments = [f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"]
@@ -147,6 +154,6 @@ def trace(model: str, why: Why, *, called: str = "", person: str = "") -> Job:
 
 
 def first_answer_of(job: Job) -> Path | None:
-    """Return what the facts near a triple say, while all of them are compared; None if nothing."""
+    """Return the file that explains a triple by the facts near it, None if there is none yet."""
     path = job.folder / FIRST_ANSWER_FILE
     return path if path.is_file() else None

@@ -1,4 +1,4 @@
-"""A run's configuration, trained again without the facts that count as wrong; what that changed."""
+"""Train a run's configuration again without the facts marked wrong, and compare the metrics."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -21,15 +21,15 @@ from clew.ui.data.jobs import Job
 from clew.ui.data.runs import RunRecord, runs_by_id
 
 FOLDER = Path("runs/left_out")
-"""Keeps the lists, below the folder that commands run in."""
+"""The folder of the lists, relative to the folder that commands run in."""
 CONFIG_FILE = "config.yaml"
 MEASURES = (names.MRR, *(names.hits_at(k) for k in (1, 3, 10)), names.MEAN_RANK)
 SUFFIX = " without the facts marked wrong"
-"""Of the names of such runs."""
+"""End of the names of such runs."""
 
 
 def explained_runs(things: Iterable[OfRun], runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """Return the trainings whose explanations reviews or decisions are about, the newest first.
+    """Return the trainings whose explanations were reviewed or decided on, the newest first.
 
     Args:
         things: The reviews or decisions.
@@ -43,18 +43,18 @@ def explained_runs(things: Iterable[OfRun], runs: Iterable[RunRecord]) -> list[R
 def train_without(run: RunRecord, listed: str, *, person: str = "") -> Job:
     """Start training a run's configuration again without the facts of a list.
 
-    The list stays in a file, because whatever works on the new run reads its data again.
+    The list stays in a file, because later commands on the new run read its data again.
 
     Args:
         run: The training to repeat.
-        listed: The list, as `data.exclude` takes it.
-        person: Whom the new run names; empty: the system's user.
+        listed: The list, in the format of `data.exclude`.
+        person: Who the new run names; if empty, the system's user.
 
     Raises:
-        TrackingError: the run keeps no configuration.
-        ConfigError: its configuration cannot be used by this version of Clew.
-        DataError: the run left facts out itself, and their list cannot be read.
-        UsageError: too many commands are running.
+        TrackingError: The run keeps no configuration.
+        ConfigError: This version of Clew cannot use the run's configuration.
+        DataError: The run itself left facts out, and their list cannot be read.
+        UsageError: Too many commands are running.
     """
     config = read_config(run.run_id)
     data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
@@ -82,15 +82,16 @@ def _section(run: RunRecord, config: Mapping[str, object], name: str) -> dict[st
 
 
 def _where_it_was(path: str | None, folder: str) -> str | None:
-    """Return a path of a run's data as it leads from anywhere, if it led to something then."""
+    """Return a path of a run's data joined to the run's folder if that exists, else unchanged."""
     there = Path(folder) / expanded(path) if path and folder else None
     return str(there) if there and there.exists() else path
 
 
 def _kept(listed: str, earlier: str | None) -> Path:
-    """Write a list to a file named after its content, behind the facts that were left out before.
+    """Write a list to a file named after its content, after the facts that were left out before.
 
-    These say of which data they are, for both: the new ones are of the data without them.
+    Only the earlier list keeps its lines about the data, because the new facts are from the same
+    data without the earlier ones.
     """
     if earlier:
         facts = [line for line in listed.split("\n") if not line.startswith(names.LIST_ORIGIN)]
@@ -112,7 +113,7 @@ def _earlier_list(path: str) -> str:
 
 
 def before_and_after(before: RunRecord, after: RunRecord) -> pd.DataFrame:
-    """Return the test metrics of two runs: a row each, its key as index, `before` and `after`."""
+    """Return the test metrics that two runs share: index is the key; columns `before`, `after`."""
     keys = (names.metric("test", name) for name in MEASURES)
     rows = {
         key: (before.metrics[key], after.metrics[key])

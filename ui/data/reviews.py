@@ -75,7 +75,7 @@ Said = TypeVar("Said", Review, Decision)
 
 
 def explains_triples(run: RunRecord) -> bool:
-    """Return whether a run explains triples: those of texts and frames have no reviews."""
+    """Return whether a run explains triples; explanations of texts and frames have no reviews."""
     kind, task = run.tags.get(names.TAG_KIND), run.tags.get(names.TAG_TASK)
     return (kind, task) == (names.KIND_TRACE, names.TASK_LINK_PREDICTION)
 
@@ -83,7 +83,7 @@ def explains_triples(run: RunRecord) -> bool:
 def reviewable_runs() -> list[RunRecord]:
     """Return the latest runs that explain triples, and all older ones with a review.
 
-    The newest comes first. Stores from before runs were marked show the reviews of the latest.
+    The newest comes first. In old stores, where reviewed runs are not marked, only the latest show.
     """
     query = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)
     found = list(runs_page(query, size=NUM_LATEST).runs)
@@ -120,10 +120,10 @@ def _decisions(run_id: str) -> Kept[Decision]:
 
 
 def decisions_of_all(run_ids: Sequence[str]) -> Kept[Decision]:
-    """Return what was decided about the reviews of several runs; one without reviews has nothing.
+    """Return the decisions about the reviews of several runs; a run without reviews has none.
 
     Raises:
-        TrackingError: a run is gone or cannot be read.
+        TrackingError: A run is gone or cannot be read.
     """
     return _together([_decisions(run_id) for run_id in run_ids if reviews_of(run_id).records])
 
@@ -131,17 +131,17 @@ def decisions_of_all(run_ids: Sequence[str]) -> Kept[Decision]:
 def add_decision(
     key: str, verdict: str, person: str, comment: str, runs: Sequence[RunRecord]
 ) -> Decision:
-    """Write what a person decided about a disagreement, as it is in the store by now.
+    """Write a person's decision about a disagreement, after reading the store again.
 
     Args:
-        key: The disagreement's.
-        verdict: One of its `CHOICES`.
+        key: The key of the disagreement.
+        verdict: One of the `CHOICES` for its kind.
         person: Who decided.
-        comment: Why.
-        runs: The runs whose reviews it is found among.
+        comment: The reason.
+        runs: The runs whose reviews are searched for the disagreement.
 
     Raises:
-        UsageError: nobody disagrees about it any more, or nobody is named.
+        DataError: The reviewers no longer disagree, the verdict is invalid, or `person` is empty.
     """
     for run in runs:
         reviews_of.clear(run.run_id)

@@ -1,4 +1,4 @@
-"""One run for its page: its curves, files, data, log, and what it has to do with other runs."""
+"""One run for its page: its curves, files, data, log and related runs."""
 
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -33,7 +33,7 @@ EXPERIMENT_MODE = "workflowType=machine_learning"
 
 @dataclass(frozen=True)
 class MlflowPage:
-    """Where MLflow's own page of a run is; with the command that serves it, if one is needed."""
+    """The address of MLflow's page of a run, and the command that serves it, if one is needed."""
 
     address: str
     command: str
@@ -59,7 +59,7 @@ def data_of(run_id: str) -> list[RunData]:
 
 @st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
 def lineage_of(run: RunRecord) -> Lineage:
-    """Return where the run comes from and what came of it."""
+    """Return the sources of a run and what was made from it."""
     return lineage(run)
 
 
@@ -76,7 +76,7 @@ def _log(run_id: str) -> str:
 
 
 def metric_table(run: RunRecord) -> pd.DataFrame:
-    """Return a row a metric, its key as index: `last`, `best`, `trend`, `values` (how many)."""
+    """Return one row per metric, its key as index: `last`, `best`, `trend`, `values` (how many)."""
     rows = {}
     for key, curve in curves_of(run).items():
         best = pick_values(curve, key, "best") if direction_of(key) else {}
@@ -90,13 +90,13 @@ def metric_table(run: RunRecord) -> pd.DataFrame:
 
 
 def log_of(run_id: str) -> str:
-    """Return what a run said; empty if it keeps no log."""
+    """Return the log of a run, empty if it keeps none."""
     kept = any(file.path == names.ARTIFACT_LOG for file in files_of(run_id))
     return _log(run_id) if kept else ""
 
 
 def repeating_commands(run: RunRecord) -> str:
-    """Return the commands that make such a run again; empty where it keeps no configuration."""
+    """Return the commands that repeat a run, empty if it keeps no configuration."""
     if not any(file.path == names.ARTIFACT_CONFIG_YAML for file in files_of(run.run_id)):
         return ""
     folder = f"run-{run.run_id[:8]}"
@@ -108,7 +108,7 @@ def repeating_commands(run: RunRecord) -> str:
 
 
 def mlflow_page(run: RunRecord) -> MlflowPage:
-    """Return where MLflow shows the run: on the tracking server, or on one that has to be started.
+    """Return where MLflow shows a run: on the tracking server, or on one that must be started.
 
     The path opens the run among experiments rather than among traces of language models.
     """

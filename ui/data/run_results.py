@@ -1,4 +1,4 @@
-"""What a run found, for its page: the test of explanations, the search, the values of facts."""
+"""Results for the page of a run: the test of explanations, the search, the values of facts."""
 
 import pandas as pd
 import streamlit as st
@@ -23,25 +23,25 @@ BASELINES = {
     "adamic_adar": "shared neighbours (Adamic-Adar)",
     "random": "random numbers",
 }
-"""What is no form of score, but compared with them."""
+"""The baselines that the forms of score are compared with."""
 
 
 def keeps(run: RunRecord, *path: str) -> bool:
-    """Return whether a run keeps a file, as a search does when it has ended."""
+    """Return whether a run keeps a file; a search keeps its files once it has ended."""
     return any(file.path == "/".join(path) for file in files_of(run.run_id))
 
 
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
 def validation_of(run_id: str) -> ValidationRecord:
-    """Return what a test of explanations found."""
+    """Return the result of a test of explanations."""
     return read_result(run_id)
 
 
 def correlations(record: ValidationRecord) -> pd.DataFrame:
     """Return how well each form predicted retraining, the largest share of dropped facts first.
 
-    Columns: `form`, `drop` in percent, `seeds`, `mean`, `low`, `high`; `more`, `more_low` and
-    `more_high` than counting siblings; `verdict` about that.
+    Columns: `form`, `drop` in percent, `seeds`, `mean`, `low`, `high`; `more_mean`, `more_low` and
+    `more_high`, the difference from counting siblings; `verdict` on that difference.
     """
     rows = []
     for score in record.scores:
@@ -73,10 +73,10 @@ def correlations(record: ValidationRecord) -> pd.DataFrame:
 
 
 def deletions(record: ValidationRecord) -> pd.DataFrame:
-    """Return what deleting the strongest facts of each form cost the answers, the most first.
+    """Return how far the answers fell without the strongest facts of each form, the most first.
 
-    Columns: `form`, `facts`, `mean`, `low`, `high` of the log-probability's fall, and the same of
-    the reciprocal rank's under `rank_`.
+    Columns: `form`, `facts`; `mean`, `low`, `high` of the fall of the log-probability; and those
+    of the fall of the reciprocal rank, with the prefix `rank_`.
     """
     rows = [
         {
@@ -101,9 +101,9 @@ def _interval(measured: Measured | None) -> dict[str, float | None]:
 def _verdict(more: Measured | None) -> str:
     """Return in words whether a form predicts retraining better than counting siblings."""
     if more is None or more.half_width is None:
-        return "? Cannot be told"
+        return "? Not known"
     if abs(more.mean) <= more.half_width:
-        return "? Cannot be told apart"
+        return "? No clear difference"
     return "✓ Better" if more.mean > 0 else "✗ Worse"
 
 
@@ -114,7 +114,7 @@ def trials_of(run_id: str) -> pd.DataFrame:
 
 
 def settings_of(trials: pd.DataFrame) -> list[str]:
-    """Return which columns of the trials are settings."""
+    """Return the columns of the trials that are settings."""
     return [str(column) for column in trials if column not in {*TRIAL_COLUMNS, "problem"}]
 
 
@@ -131,7 +131,7 @@ def _best_configuration(run_id: str) -> str:
 
 @st.cache_data(ttl=60, max_entries=8, show_spinner=False)
 def extreme_values(run_id: str) -> pd.DataFrame:
-    """Return the facts of the highest and of the lowest values: `head, relation, tail, value`."""
+    """Return the facts with the highest and lowest values: `head, relation, tail, value`."""
     found = read_fact_values(run_id)
     ends = pd.concat([found.head(NUM_FACTS), found.iloc[NUM_FACTS:].tail(NUM_FACTS)])
     labels = {"head": "Head", "relation": "Rel", "tail": "Tail"}
@@ -150,5 +150,5 @@ def extreme_values(run_id: str) -> pd.DataFrame:
 
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
 def worst_facts(run_id: str) -> str:
-    """Return the list of the facts with the lowest values, as `data.exclude` takes it."""
+    """Return the list of the facts with the lowest values, in the format of `data.exclude`."""
     return read_worst_facts(run_id)

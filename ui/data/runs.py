@@ -1,6 +1,6 @@
 """Runs for the pages: cached searches, and the overview's numbers and rows.
 
-The dashboard has one store as long as it runs, so nothing is cached by the store's address.
+The dashboard uses one store as long as it runs, so cache keys do not include the store's address.
 """
 
 from collections.abc import Sequence
@@ -44,12 +44,12 @@ __all__ = [
 PAGE_SIZE = 50
 SECONDS_FRESH = 5
 NUM_RECENT = 100
-"""Runs of a server whose tags fill the filters: each is read with all it holds, so not many."""
+"""How many runs of a server give the choices of filters; few, because each is read whole."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """How many runs there are, and in which state; `stuck` are among those MLflow calls running."""
+    """How many runs there are, and in which state; MLflow calls `stuck` runs running too."""
 
     total: int
     running: int
@@ -70,7 +70,7 @@ def _page(query: RunQuery, offset: int, limit: int) -> RunPage:
 
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _last_count(query: RunQuery) -> list[int]:
-    """Return a place for the number of runs when they were last counted."""
+    """Return a list that holds the number of runs from the last count."""
     return [0]
 
 
@@ -88,7 +88,7 @@ def _runs(run_ids: tuple[str, ...]) -> list[RunRecord]:
     return find_runs(run_ids)
 
 
-# `last`: ids and last values. To hash all that the runs hold takes longer than to read the curves.
+# The key is `last`, ids and last values: hashing whole runs takes longer than reading the curves.
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
 def _histories(
     _runs: Sequence[RunRecord], last: tuple[tuple[str, float | None], ...], key: str
@@ -97,15 +97,15 @@ def _histories(
 
 
 def store_exists() -> bool:
-    """Return whether there is a store: a database file that is not there yet is none."""
+    """Return whether there is a store; there is none if its database file does not exist yet."""
     return not store.is_missing(store.tracking_uri())
 
 
 def connect() -> None:
-    """Ask the store for the first time, which takes longer than any time after it.
+    """Query the store for the first time, which takes longer than later queries.
 
     Raises:
-        TrackingError: it does not answer.
+        TrackingError: The store does not answer.
     """
     if store_exists():
         list_experiments()
@@ -134,7 +134,7 @@ def number_of_runs(query: RunQuery) -> int:
 
 
 def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
-    """Return runs in the order given; those that are gone are left out."""
+    """Return runs in the given order, without those that are gone."""
     return _runs(tuple(run_ids)) if run_ids and store_exists() else []
 
 
@@ -164,26 +164,26 @@ def counts(experiment_ids: tuple[str, ...]) -> Counts:
         total=total,
         running=running - stuck,
         stuck=stuck,
-        # Counting takes a search for each power of two: the largest state is what is left over.
+        # Counting needs one search per power of two, so the largest state is what remains.
         finished=max(0, total - running - failed - number("SCHEDULED")),
         failed=failed,
     )
 
 
 def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
-    """Return the runs that say they are running."""
+    """Return the runs that MLflow calls running."""
     return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
 
 
 def progress(run: RunRecord) -> EpochProgress | None:
-    """Return how far a training run is; None for other runs."""
+    """Return the progress of a training run, None for other runs."""
     return progress_of(run, histories([run], names.TRAIN_EPOCH))
 
 
 def variants_of(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Return the variant of each run; of one that works on a model, the model's own.
+    """Return the variant of each run; for a run that uses a model, the variant of the model.
 
-    How an explanation was computed is said where it differs: `bf16, traced in fp32`.
+    If an explanation was computed in another variant, both are given: `bf16, traced in fp32`.
     """
     sources = {run.tags[names.TAG_SOURCE_RUN] for run in runs if names.TAG_SOURCE_RUN in run.tags}
     models = {
@@ -201,7 +201,7 @@ def variants_of(runs: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
-    """Return the trend of each run's headline metric, in the order of steps; of one value none."""
+    """Return the trend of each run's headline metric by step; empty if it has only one value."""
     by_key: dict[str, list[RunRecord]] = {}
     for run in runs:
         by_key.setdefault(headline_key(run), []).append(run)
@@ -226,7 +226,7 @@ def _tag_values(experiment_ids: tuple[str, ...], tag: str) -> set[str]:
 
 
 def choices(experiment_ids: tuple[str, ...], tag: str) -> list[str]:
-    """Return the values that a tag has, for filters: of all runs, or of a server's latest ones."""
+    """Return the values of a tag, for filters: from all runs, or from a server's latest runs."""
     if not store_exists():
         return []
     return sorted(filter(None, _tag_values(experiment_ids, tag)))

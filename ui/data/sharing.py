@@ -1,4 +1,4 @@
-"""Explanations for the eye and for others: places and kinds of entities, a page to mail, TRAPI."""
+"""Explanations to draw and to share: places and kinds of entities, an HTML page, TRAPI."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -56,7 +56,7 @@ def shared(
     facts: pd.DataFrame,
     paths: Sequence[FactPath],
 ) -> SharedExplanation:
-    """Return what is told of an explanation; `run_id` is empty for files from the disk."""
+    """Return the content of a shared explanation; `run_id` is empty for files from the disk."""
     run = run_by_id(run_id)
     source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
     triple = triple_of(test)

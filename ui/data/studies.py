@@ -1,4 +1,4 @@
-"""Studies for the pages: claims beside measurements, and configurations to plan for."""
+"""Studies for the pages: claims with their measurements, and configurations to plan for."""
 
 import logging
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ NUM_STUDIES = 100
 def studies() -> list[StudyResult]:
     """Return the latest finished run of each study on each machine, the latest first.
 
-    A store without any gets the results that ship with Clew.
+    If the store has none, return the results that ship with Clew.
     """
     runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
     latest: dict[tuple[str, str], StudyResult] = {}
@@ -59,10 +59,10 @@ def configurations() -> list[str]:
 
 
 def configuration(path: str, changes: Mapping[str, str] | None = None) -> RunConfig:
-    """Return one of them with some settings changed, `section.key` to value.
+    """Return a configuration with some settings changed, `section.key` to value.
 
     Raises:
-        ConfigError: it is not valid.
+        ConfigError: The configuration is not valid.
     """
     return load(
         path, parse_assignments([f"{key}={value}" for key, value in (changes or {}).items()])
@@ -70,9 +70,9 @@ def configuration(path: str, changes: Mapping[str, str] | None = None) -> RunCon
 
 
 def kind_changes(path: str, kind: str) -> dict[str, str]:
-    """Return the changes that plan another kind of model; none for the configuration's own.
+    """Return the changes that choose another kind of model; none for the configuration's own.
 
-    Terms of the loss that the other kind does not have are unset.
+    Terms of the loss that the other kind does not support are unset.
     """
     config = configuration(path)
     if kind == config.model.kind:
@@ -89,11 +89,11 @@ def kind_changes(path: str, kind: str) -> dict[str, str]:
 def fitting_changes(path: str, changes: Mapping[str, str]) -> dict[str, str]:
     """Return changes that give a valid configuration.
 
-    Settings of the model that may be unset follow from the others; if they do not fit those that
-    were changed, they are unset.
+    Some settings of the model follow from the others if they are unset. They are unset here if
+    they do not fit the changed settings.
 
     Raises:
-        ConfigError: the configuration is not valid with these changes either way.
+        ConfigError: The configuration is not valid with these changes either way.
     """
     try:
         configuration(path, changes)
@@ -123,9 +123,9 @@ def plan(
     Args:
         config: The configuration.
         changes: Settings, `section.key` to value.
-        device: A GPU by name; empty: any device with `memory_gib`.
-        memory_gib: What there is on it.
-        sizes: What stands for the data: option of `clew plan` to value.
+        device: Name of a GPU; if empty, any device with `memory_gib` of memory.
+        memory_gib: The memory of the device.
+        sizes: Sizes to use instead of the data: option of `clew plan` to value.
     """
     place = f"--device={device}" if device else f"--memory-gib={memory_gib}"
     arguments = ["plan", f"--config={config}", place, "--json"]

@@ -1,4 +1,4 @@
-"""The warm process (`clew.warm`) as the dashboard sees it, and the commands that it runs for it."""
+"""The dashboard's side of the warm process (`clew.warm`), and the commands that it runs."""
 
 import json
 import os
@@ -16,11 +16,11 @@ from clew.runs import store
 
 PROGRAM = (sys.executable, "-m", "clew.warm")
 SECONDS_TO_END = 5.0
-NEVER_BEGAN = "the process that starts commands ended before this one began; try again"
+NEVER_BEGAN = "the process that starts commands ended before this command started; try again"
 
 
 class Command:
-    """A command that was asked for; it starts when the warm process comes to it."""
+    """A requested command; it starts when the warm process reads the request."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -29,30 +29,30 @@ class Command:
         self._started, self._ended = threading.Event(), threading.Event()
 
     def poll(self) -> int | None:
-        """Return its exit code, None while it runs; negative where a signal ended it."""
+        """Return the exit code, None while the command runs; negative if a signal ended it."""
         return self._exit_code
 
     def wait(self, timeout_seconds: float | None = None) -> int | None:
-        """Wait for its end; return its exit code, None if it still runs after so many seconds."""
+        """Wait for the end; return the exit code, None if the command runs longer than that."""
         self._ended.wait(timeout_seconds)
         return self._exit_code
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Signal its process and what that started, unless it has ended."""
+        """Send a signal to the command's process group, unless the command has ended."""
         self._started.wait()
         if self._pid and not self._ended.is_set():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, number)
 
     def report(self, pid: int, exit_code: int | None) -> None:
-        """Take what the warm process says of it."""
+        """Record the process id and the exit code that the warm process reports."""
         self._pid, self._exit_code = pid, exit_code
         if exit_code is not None:
             self._ended.set()
         self._started.set()
 
     def lose(self) -> None:
-        """End it: the warm process is gone, and nobody would report its end."""
+        """End the command, because the warm process is gone and cannot report its end."""
         if self._pid:
             self.send_signal(signal.SIGTERM)
             self.report(self._pid, -signal.SIGTERM)
@@ -63,7 +63,7 @@ class Command:
 
 
 class WarmProcess:
-    """The process that forks: started when it is first needed, and again if it has died."""
+    """The process that forks commands; it is started when first needed, and again if it died."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -72,14 +72,14 @@ class WarmProcess:
         self._lock = threading.Lock()
 
     def open(self) -> None:
-        """Start it, unless it runs; nobody waits for what it imports, which takes seconds."""
+        """Start the process unless it runs, without waiting for its imports, which take seconds."""
         with self._lock:
             self._open()
 
     def start(
         self, job_id: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
     ) -> Command:
-        """Ask for a command, which prints to files in a folder."""
+        """Request a command, which writes its output to files in a folder."""
         request = {
             "job_id": job_id,
             "arguments": list(arguments),
@@ -93,12 +93,12 @@ class WarmProcess:
             try:
                 requests.write(json.dumps(request) + "\n")
                 requests.flush()
-            except (OSError, ValueError):  # it has just died, and its listener may have ended
+            except (OSError, ValueError):  # the process just died, and its listener may have ended
                 command.lose()
         return command
 
     def close(self) -> None:
-        """End it and what it runs."""
+        """End the process and the commands that it runs."""
         with self._lock:
             if self._process is None or self._listener is None:
                 return
@@ -106,7 +106,7 @@ class WarmProcess:
             self._listener.join(SECONDS_TO_END)
 
     def _open(self) -> IO[str]:
-        """Return where its requests go."""
+        """Start the process unless it runs; return the stream that takes requests."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 PROGRAM,

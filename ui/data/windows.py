@@ -1,4 +1,4 @@
-"""Explanations of texts and image sequences for the pages: their training windows as frames."""
+"""Explanations of texts and image sequences for the pages: their training windows as tables."""
 
 import pandas as pd
 import streamlit as st
@@ -29,8 +29,8 @@ def text_windows(report: TextInfluenceReport) -> pd.DataFrame:
     """Return the training windows behind a text, most helpful first.
 
     Columns: `rank` from 1, `influence`, `text`, `window` (its number), `first_token` and
-    `last_token` (its place in the packed corpus), `cosine` where the report has it, and `part_*`
-    and `checkpoint_*`.
+    `last_token` (its place in the packed corpus), `cosine` if the report has it, and `part_*` and
+    `checkpoint_*`.
     """
     entries = (*report.proponents, *reversed(report.opponents))
     frame = pd.DataFrame([_row(entry, report) for entry in entries])
@@ -71,12 +71,13 @@ def sequence_windows(report: SequenceInfluenceReport) -> pd.DataFrame:
 
 
 def shared_passages(text: str, other: str) -> list[Passage]:
-    """Return where `text` repeats at least `MIN_SHARED_CHARACTERS` of `other`, from left to right.
+    """Return the passages of `text` that also occur in `other`, from left to right.
 
-    Upper and lower case are the same here.
+    They have at least `MIN_SHARED_CHARACTERS` characters. Case is ignored, unless lower case
+    changes the length of `text`.
     """
     lowered, wanted = text.lower(), other.lower()
-    if len(lowered) != len(text):  # a letter whose small form is longer: places would not fit
+    if len(lowered) != len(text):  # a lower-case letter can be longer: places would not fit
         lowered, wanted = text, other
     passages: list[Passage] = []
     start = 0

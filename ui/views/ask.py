@@ -1,4 +1,4 @@
-"""Ask: a champion's answers and why it believes one, its text, or its predictions."""
+"""Ask: a champion's answers and the reasons for one, its text, or its predictions."""
 
 from contextlib import suppress
 from typing import cast
@@ -34,7 +34,7 @@ def render() -> None:
         champions = [model for model in models.models() if model.champion is not None]
         if not champions:
             states.nothing(
-                "Nobody to ask yet",
+                "No model to ask yet",
                 "No registered model has a champion. Promote a run on the page Models, or with "
                 "this command.",
                 commands=PROMOTE_COMMAND,
@@ -62,7 +62,7 @@ def _text(model: RegisteredModel) -> None:
 
 
 def _frames(model: RegisteredModel) -> None:
-    """Let a person choose frames, and show what is predicted from them."""
+    """Let a person choose frames, and show the predictions."""
     with states.guarded("The predictions"):
         asked = ask_frames.question(again=_is_gone())
         if asked is not None:
@@ -72,20 +72,20 @@ def _frames(model: RegisteredModel) -> None:
 
 
 def _is_gone() -> bool:
-    """Whether the address names an answer that this dashboard does not know any more."""
+    """Whether the address names an answer that this dashboard no longer has."""
     answer_id = address.text("answer")
     return bool(answer_id) and jobs.find(answer_id) is None
 
 
 def _show_next(model: RegisteredModel, job: jobs.Job) -> None:
-    """Show a command's answer from now on."""
+    """Put a job into the address, so that the page shows its answer."""
     address.write("model", model.name)
     address.write("answer", job.job_id)
     st.rerun()
 
 
 def _graph(model: RegisteredModel) -> None:
-    """Let a person ask for an end of a triple, and for the reason of an answer."""
+    """Let a person ask for one end of a triple, and for the reasons for an answer."""
     with states.guarded("The model's names"):
         vocabulary = models.champion_vocabulary(model)
         _question(model, vocabulary)
@@ -96,13 +96,13 @@ def _graph(model: RegisteredModel) -> None:
 def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
     """Let a person ask, and start the command that answers.
 
-    An address may come from another day: what it asks is asked again if its answer is gone.
+    The address can be an old link: if its answer is gone, its question is asked again.
     """
     gone = _is_gone()
     asked = ask_controls.question(vocabulary, again=gone)
     if asked is not None:
         job = questions.predict(models.champion_uri(model), asked)
-        with suppress(UsageError):  # too many commands run: the first reason takes longer
+        with suppress(UsageError):  # too many commands run: the first explanation is slower
             questions.prepare_reasons(models.champion_uri(model), models.champion_run(model))
         if not gone:
             address.write("why", None)
@@ -123,7 +123,7 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
         address.write("why", job.job_id)
         address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 
-    # A long table leaves the reasons in view.
+    # The reasons are next to the answers, so that a long table does not push them out of view.
     left, right = beside.columns([1.2, 1], key="reasons", gap="medium")
     with left:
         job_view.show(
@@ -134,7 +134,7 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
 
 
 def _reasons(explain: answers.Explain) -> None:
-    """Show why the answer that a person asked about is one."""
+    """Show why the model gives the answer that a person asked about."""
     if why_id := address.text("why"):
         st.header("Why?", anchor=False)
         meant = _meant()
@@ -145,7 +145,7 @@ def _reasons(explain: answers.Explain) -> None:
 
 
 def _meant() -> Why | None:
-    """Return which triple the address wants explained, None if it says none."""
+    """Return the triple that the address asks to explain, None if there is none."""
     end, _, answer = address.text("for").partition(",")
     if end not in ("head", "tail") or not answer:
         return None

@@ -1,4 +1,4 @@
-"""Compare: what precision, checkpointing and compilation cost and give, against a reference."""
+"""Compare: cost and quality of precision, checkpointing and compilation, against a reference."""
 
 from collections.abc import Sequence
 
@@ -50,7 +50,7 @@ def render() -> None:
         _choose(runs)
         if runs:
             _comparison(runs)
-        # Last, when every widget has put its value into the address that is saved.
+        # Last, because every widget must first put its value into the address that is saved.
         with place:
             view_controls.bar(saved, view, runs)
 
@@ -81,7 +81,7 @@ def _comparison(runs: Sequence[RunRecord]) -> None:
 
 
 def _different_data(runs: Sequence[RunRecord]) -> None:
-    """Say so if the chosen runs are not of the same data."""
+    """Show a note if the chosen runs use different data."""
     data = {
         run.tags[names.TAG_DATA_FINGERPRINT]: run.tags.get(names.TAG_DATASET, "")
         for run in runs
@@ -89,7 +89,7 @@ def _different_data(runs: Sequence[RunRecord]) -> None:
     }
     if len(data) > 1:
         called = ", ".join(sorted(set(data.values())))
-        states.note(f"These runs are of different data ({called}): compare their costs alone.")
+        states.note(f"These runs use different data ({called}): compare only their costs.")
 
 
 def _costs(comparison: Comparison, setting: Setting) -> None:
@@ -120,7 +120,7 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
 
 
 def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
-    """Show how a metric went in each run."""
+    """Show the curve of a metric for each run."""
     st.header("Curves", anchor=False)
     wanted = compare_controls.curve(runs)
     frame = curves(runs, wanted.key, weight=wanted.smoothing, groups=comparison.groups)
@@ -135,7 +135,7 @@ def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
         by_time=wanted.by_time,
         logarithmic=wanted.logarithmic,
     )
-    alt = f"Curves of {glossary.label(wanted.key)}, a line a run"
+    alt = f"Curves of {glossary.label(wanted.key)}, one per run"
     st.vega_lite_chart(spec, width="stretch", alt=alt)
 
 

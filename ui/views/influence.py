@@ -57,8 +57,8 @@ def render() -> None:
         if not runs:
             states.nothing(
                 "No explanations yet",
-                f"The tracking store {store.in_use()} holds no finished trace run. This command "
-                "makes one; or ask a question on the page Ask and press why.",
+                f"The tracking store {store.in_use()} has no finished trace run. This command "
+                "makes one; or ask a question on the page Ask and press Why?",
                 commands=TRACE_COMMAND,
             )
         with states.guarded("This explanation"):
@@ -71,7 +71,7 @@ def render() -> None:
 
 
 def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
-    """Let a person choose a test triple of a report, and explain it; or its text, or its frames.
+    """Show the text or the frames of a report, or the test triple that a person chooses.
 
     `run_id` is empty for files from the disk.
     """
@@ -86,7 +86,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
         head = with_validation(head)
     if head.problem:
         states.warning(
-            f"{head.problem}. What follows comes from the other files, without ranks and scores."
+            f"{head.problem}. This page shows the other files, without ranks and scores."
         )
     place = influence_controls.test_triple(head.tests)
     if place is None:
@@ -126,7 +126,7 @@ def _facts(
     *,
     key: str,
 ) -> None:
-    """Show the facts that pass the filters as graph or bars beside their table."""
+    """Show the facts that pass the filters as a graph or bars, next to their table."""
     with more.popover("Filter facts", width="stretch"):
         wanted = influence_controls.fact_filter(found)
         form, number = influence_controls.picture()
@@ -148,7 +148,7 @@ def _facts(
 
 
 def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
-    """Show the facts' sums by relation or by shared entity."""
+    """Show the sums of influence by relation or by shared entity."""
     with more.popover("Filter facts", width="stretch"):
         wanted = influence_controls.fact_filter(found)
     by = influence_controls.grouping()
@@ -161,13 +161,13 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
     absent = scored(test, found) - len(found)
     if absent > 0:
         states.note(
-            f"Sums of the {len(found):,} facts that this report holds; the other {absent:,} that "
-            "were scored are not in it. A report made with --top-k=0 holds all."
+            f"Sums of the {len(found):,} facts in this report; the other {absent:,} scored facts "
+            "are not in it. A report made with --top-k=0 has all of them."
         )
 
 
 def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRecord]) -> None:
-    """Show how far another run explains the same triple in the same way."""
+    """Show how well another run's explanation of the same triple agrees."""
     task = next((run.tags.get(TAG_TASK) for run in runs if run.run_id == run_id), None)
     alike = [run for run in runs if task is None or run.tags.get(TAG_TASK) == task]
     other_id = influence_controls.other_run(alike, run_id)

@@ -1,4 +1,4 @@
-"""Models: what is registered, which version answers questions, and how another is promoted."""
+"""Models: the registered models, the version that answers questions, and promotion."""
 
 import streamlit as st
 
@@ -32,8 +32,7 @@ def render() -> None:
         if chosen is None:
             states.nothing(
                 "No registered models yet",
-                "A run's best checkpoint becomes a model when it is promoted: below, or with this "
-                "command.",
+                "Promote a run below or with this command: its best checkpoint becomes a model.",
                 commands=REGISTER_COMMAND,
             )
         else:
@@ -66,7 +65,7 @@ def _version(version: Version) -> None:
 
 
 def _promote() -> None:
-    """Let a person promote a run, or only check whether it could be."""
+    """Let a person promote a run, or only check whether it can be promoted."""
     st.header("Promote a run", anchor=False)
     wanted = model_controls.promotion()
     if wanted is None:

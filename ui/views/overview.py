@@ -32,8 +32,8 @@ def _numbers(experiment_ids: tuple[str, ...]) -> None:
     number = counts(experiment_ids)
     shown = [
         ("Runs", number.total, "All runs of the chosen experiments."),
-        ("▶ Running", number.running, "They gave a sign of life within the last two minutes."),
-        ("⚠ Stuck", number.stuck, "They say they are running but have been silent for long."),
+        ("▶ Running", number.running, "Active within the last two minutes."),
+        ("⚠ Stuck", number.stuck, "Marked as running, but silent for over two minutes."),
         ("✓ Finished", number.finished, "Ended as planned."),
         ("✗ Failed", number.failed, "Ended by an error, or killed."),
     ]
@@ -43,7 +43,7 @@ def _numbers(experiment_ids: tuple[str, ...]) -> None:
 
 
 def _actions(run_ids: list[str]) -> None:
-    """Offer the pages that show more of the ticked runs."""
+    """Show links to the pages about the ticked runs."""
     runs = runs_by_id(run_ids)
     trained = [run for run in runs if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN]
     traced = [run for run in runs if run.tags.get(names.TAG_KIND) == names.KIND_TRACE]

@@ -1,4 +1,4 @@
-"""Reviews: what people thought of the explanations, by run and relation, and as files."""
+"""Reviews: people's verdicts on explanations, by run and by relation, and as files."""
 
 from collections.abc import Sequence
 
@@ -53,7 +53,7 @@ def render() -> None:
             states.nothing(
                 "Nothing to review yet",
                 "There are no explanations of triples in the store. Ask a question on the page Ask "
-                "and press why, or trace triples with this command.",
+                "and press Why?, or trace triples with this command.",
                 commands="clew tracin --model RUN_ID --test head,relation,tail",
             )
             return
@@ -76,8 +76,8 @@ def render() -> None:
             )
             links.to("influence", "Read explanations", run=chosen[0].run_id)
             return
-        # A decision about a fact counts for all explanations of its data, not only for those of
-        # the run that it is kept with.
+        # A decision about a fact counts for all explanations of the same data, not only for those
+        # of the run that stores it.
         decided = decisions_of_all([run.run_id for run in runs])
         for problem in decided.problems:
             states.warning(f"A decision is left out: {problem}")
@@ -101,7 +101,7 @@ def render() -> None:
 
 
 def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
-    """Return the runs with the one that the address names before them; warn if it has no use."""
+    """Return the runs, the one in the address first; warn if that run cannot have reviews."""
     wanted = address.text("run")
     if not wanted or wanted in [run.run_id for run in runs]:
         return runs
@@ -144,8 +144,8 @@ def _disagreements(
         num_open = sum(each.is_open for each in found)
         st.header("Disagreements", anchor=False)
         states.note(
-            f"{num_open} of {len(found)} to decide. Tick one to see what each reviewer says; a "
-            "decision counts in place of their verdicts, which stay as they are."
+            f"{num_open} of {len(found)} to decide. Tick one to see what each reviewer says. A "
+            "decision counts instead of their verdicts; their reviews are kept."
         )
         picked = decision_view.choose(found)
         if picked is not None:
@@ -161,7 +161,7 @@ def _disagreements(
 
 
 def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
-    """Show a disagreement, and write what a person decides."""
+    """Show a disagreement, and save what a person decides."""
     decision_view.side_by_side(found)
     said = decision_view.form(found)
     if said is None:
@@ -185,7 +185,7 @@ def _table(reviews: list[Review], runs: list[RunRecord]) -> None:
 
 
 def _open(review: Review) -> None:
-    """Offer the explanation that a review judged; without its place if that cannot be read."""
+    """Link to the explanation that a review judged; without the triple if it cannot be read."""
     place: int | None = None
     with states.guarded("The explained triple"):
         head = report_head(report_of_run(review.run_id))
@@ -213,7 +213,7 @@ def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[
         return
     for origin, (found, settling) in marked.items():
         if len(marked) > 1:
-            states.note(f"Of {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
+            states.note(f"From {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
         st.dataframe(review_tables.wrong_frame(wrong_facts(found, settling)), hide_index=True)
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
         content = wrong_facts_tsv(found, origin, settling)
@@ -221,9 +221,8 @@ def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[
         with states.guarded("The trainings to repeat"):
             _train_again(explained_runs([*found, *settling], runs), content, key=name)
     states.note(
-        "The list has lines of head, relation and tail under the data set's own names, after two "
-        "lines that say from which data they are. To train another configuration without these "
-        "facts:"
+        "The list starts with two lines that name its data. Each other line has head, relation and "
+        "tail, as named in the data set. To train another configuration without these facts:"
     )
     st.code(
         "clew train --config CONFIG data.exclude=wrong_facts.tsv", language="bash", wrap_lines=True
@@ -233,7 +232,7 @@ def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[
 def _train_again(models: Sequence[RunRecord], listed: str, *, key: str) -> None:
     """Let a person train one of the explained models again, without the facts of a list."""
     if not models:
-        states.note("None of the models that were explained is in the store as a run to repeat.")
+        states.note("The store has no training run of the explained models to repeat.")
         return
     wanted = retraining.choose(models, key=key)
     if wanted is None:

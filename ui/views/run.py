@@ -1,4 +1,4 @@
-"""Run: one run with all that was recorded of it."""
+"""Run: everything that was recorded for one run."""
 
 import streamlit as st
 
@@ -68,11 +68,11 @@ def _run(run: RunRecord) -> None:
     st.title(markup.markdown(run.name or run.run_id[:8]), anchor=False)
     _actions(run)
     left, right = st.columns([1, 1.15], gap="large")
-    with left, states.guarded("What the run is"):
+    with left, states.guarded("The summary"):
         run_report.summary(run, data_of(run.run_id))
-    with right, states.guarded("Its commands"):
+    with right, states.guarded("The commands"):
         run_report.commands(run, repeating_commands(run), mlflow_page(run))
-    with states.guarded("What it found"):
+    with states.guarded("The results"):
         _results(run)
     st.header("Metrics", anchor=False)
     with states.guarded("The metrics"):
@@ -80,10 +80,10 @@ def _run(run: RunRecord) -> None:
     with states.guarded("The ranks by relation"):
         _relations(run)
     left, right = st.columns(2, gap="large")
-    with left, states.guarded("What it comes from"):
-        st.header("Comes from, led to", anchor=False)
+    with left, states.guarded("The related runs"):
+        st.header("Related runs", anchor=False)
         run_report.relatives(lineage_of(run))
-    with right, states.guarded("Its files"):
+    with right, states.guarded("The files"):
         st.header("Files", anchor=False)
         run_report.files(files_of(run.run_id))
     left, right = st.columns(2, gap="large")
@@ -96,7 +96,7 @@ def _run(run: RunRecord) -> None:
 
 
 def _actions(run: RunRecord) -> None:
-    """Offer the pages that show more of the run."""
+    """Show links to other pages about the run."""
     kind = run.tags.get(names.TAG_KIND)
     with st.container(horizontal=True):
         links.to("overview", "All runs")
@@ -110,7 +110,7 @@ def _actions(run: RunRecord) -> None:
 
 
 def _results(run: RunRecord) -> None:
-    """Show what the run found besides numbers, where it keeps that."""
+    """Show the results of the run that are not metrics, if it has any."""
     study = study_of(run.run_id) if run.tags.get(names.TAG_KIND) == names.KIND_COMPARE else None
     if study is not None and study.claims:
         st.header("Claims", anchor=False)
@@ -127,7 +127,7 @@ def _results(run: RunRecord) -> None:
 
 
 def _relations(run: RunRecord) -> None:
-    """Show the quality by relation, where an evaluation of triples recorded it."""
+    """Show the quality by relation, if an evaluation of triples recorded it."""
     splits = splits_by_relation(files_of(run.run_id))
     if not splits:
         return

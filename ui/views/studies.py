@@ -1,4 +1,4 @@
-"""Studies: what was claimed beside what was measured, by machine; and the memory planner."""
+"""Studies: claims and what was measured, by machine; and the memory planner."""
 
 import streamlit as st
 
@@ -24,7 +24,7 @@ VERDICTS = {
     "cannot be told": "? Cannot be told yet",
     "open": "○ Open: not measurable here",
 }
-"""How a verdict begins, and what it is counted under."""
+"""The start of a verdict, and the label under which it is counted."""
 
 
 def render() -> None:
@@ -49,14 +49,14 @@ def render() -> None:
 
 
 def _claims() -> None:
-    """Show each claim beside its measurement, for one machine or for all."""
+    """Show each claim with its measurement, for one machine or for all."""
     found = studies()
     if not any(study.run_id for study in found):
         states.nothing(
             "No studies of your own yet",
-            f"The tracking store {store.shown(store.tracking_uri())} holds no finished study. What "
-            "follows ships with Clew and was measured on the machines that it names. This command "
-            "measures what is claimed of the optimizations on this machine:",
+            f"The tracking store {store.shown(store.tracking_uri())} has no finished study. The "
+            "results below come with Clew; each names the machine it was measured on. This command "
+            "tests the claims about the optimizations on this machine:",
             commands=COMPARE_COMMAND,
         )
     machines = sorted({study.machine for study in found})
@@ -93,4 +93,4 @@ def _memory() -> None:
     if planned:
         job_view.show(planned, result=plan_controls.budget)
     else:
-        states.note("Nothing is trained: the model runs on tensors without content.")
+        states.note("Nothing is trained: the model runs on tensors without data.")
