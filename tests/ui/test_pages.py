@@ -78,6 +78,7 @@ def test_the_overview_counts_states(page: Open, many: Recorded) -> None:
     [
         ("train", "clew train --config=c.yaml", "continues", "clew train --resume {run_id}"),
         ("evaluate", "clew evaluate --model=m", "start it again", "clew evaluate --model=m"),
+        ("trial", "clew tune --config=c.yaml", "start it again", "clew tune --config=c.yaml"),
         ("trace", "", "probably died", None),
     ],
 )
@@ -85,7 +86,9 @@ def test_a_stuck_run_is_continued_only_if_it_trains(
     page: Open, fresh_many: Recorded, kind: str, typed: str, advice: str, command: str | None
 ) -> None:
     stuck = fresh_many.runs["stuck"]
-    fresh_many.client.set_tag(stuck, names.TAG_KIND, kind)
+    if kind == "trial":
+        fresh_many.client.set_tag(stuck, names.TAG_TRIAL, "3")
+    fresh_many.client.set_tag(stuck, names.TAG_KIND, "train" if kind == "trial" else kind)
     fresh_many.client.set_tag(stuck, names.TAG_COMMAND, typed)
     app = page("overview", fresh_many.uri)
     (said,) = [warning.value for warning in app.warning if "Stuck" in warning.value]

@@ -62,10 +62,13 @@ def _run(run: RunRecord) -> None:
 
 
 def _stuck(run: RunRecord) -> None:
-    """Warn that a run is silent, and show what to do; only training resumes from a checkpoint."""
+    """Warn that a run is silent, and show what to do.
+
+    Only a training resumes from a checkpoint. A trial of a search keeps none; its search continues.
+    """
     silent = seconds_text(time.time() - last_sign_of_life(run))
     said = f"Stuck: silent for {silent}. Its process has probably died"
-    if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN:
+    if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN and names.TAG_TRIAL not in run.tags:
         command = f"clew train --resume {run.run_id}"
         states.warning(f"{said}; this command continues from its last checkpoint:", command=command)
     elif typed := run.tags.get(names.TAG_COMMAND):
