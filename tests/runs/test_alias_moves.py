@@ -380,7 +380,7 @@ def test_a_claim_that_never_ends_is_refused_in_the_end(monkeypatch: pytest.Monke
     registry = Aliases(BEFORE)
     immortal = MoveClaim(made_at=time.time() + 1000).model_dump_json()
     registry.tags[f"{CLAIM_PREFIX}0"] = immortal
-    with pytest.raises(PromotionRefused, match="being moved by others"):
+    with pytest.raises(PromotionRefused, match="other processes keep moving the aliases"):
         move_aliases(registry, "m", before=BEFORE, after=AFTER)
     assert registry.tags == {f"{CLAIM_PREFIX}0": immortal}
 
