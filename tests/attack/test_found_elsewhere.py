@@ -185,7 +185,7 @@ def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) ->
      {"columns": 7, "data": []}],
 )  # fmt: skip
 def test_a_table_whose_columns_have_no_names(table: dict[str, object]) -> None:
-    assert "is no list of names" in (_fault_in_table(table) or "")
+    assert "is not a list of names" in (_fault_in_table(table) or "")
 
 
 @pytest.mark.parametrize("read", [read_influence_outline, TextInfluenceReport.read])
