@@ -179,7 +179,7 @@ def test_what_is_refused(store: Recorded) -> None:
             r"nobody disagrees .*\(Ada says plausible\)",
         ),
         (explanation, "unsure", {"review_ids": ()}, "nobody disagrees"),
-        (fact, "right", {"triple": TEST}, "says anything of fact D1 treats X1"),
+        (fact, "right", {"triple": TEST}, "says anything about fact D1 treats X1"),
     ):
         with pytest.raises(DataError, match=message) as refused:
             decide(store, about, verdict, **changes)
