@@ -446,7 +446,7 @@ def test_files_that_go_while_they_are_read_are_a_message(page: Open, fresh_many:
     app.query_params["test"] = "1"
     app.run()
     (error,) = app.error
-    assert "gone since it was found" in error.value.replace("\\", "")
+    assert "the file no longer exists" in error.value.replace("\\", "")
     assert app.selectbox(key="run-box"), "another explanation can be chosen"
 
 
