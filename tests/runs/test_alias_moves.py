@@ -316,7 +316,7 @@ def test_half_a_move_is_reported_as_such_and_completed_by_the_next(
         registry.calls_left = 0
 
     registry.set_alias = fail_after_champion  # type: ignore[method-assign]
-    with pytest.raises(UnsettledMove, match="completes what was decided"):
+    with pytest.raises(UnsettledMove, match="completes the move"):
         move_aliases(registry, "m", before=BEFORE, after=AFTER)
     del registry.set_alias
     registry.calls_left = float("inf")

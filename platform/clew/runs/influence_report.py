@@ -247,8 +247,8 @@ def _problem(error: ValidationError) -> str:
     for problem in problems:
         if problem["loc"] == ("schema_version",):
             return (
-                f"schema_version is {quoted(problem['input'])}, but this version of Clew reads 1 "
-                "and 2; write the report again or use the matching version"
+                f"schema_version is {quoted(problem['input'])}, this version of Clew reads 1 and "
+                "2; write the report again or use the matching version"
             )
     if first["type"] == "missing":
         if first["loc"][:-1] == ("tests",):

@@ -132,8 +132,8 @@ class WindowReport(ABC, Generic[W]):
             for problem in error.errors():
                 if problem["loc"] == ("schema_version",):
                     reason = (
-                        f"schema_version is {quoted(problem['input'])}, but this version of Clew "
-                        f"reads 1; trace the {cls.explained} again"
+                        f"schema_version is {quoted(problem['input'])}, this version of Clew reads "
+                        f"1; trace the {cls.explained} again"
                     )
         raise DataError(f"{path}: not a readable explanation of a {cls.explained} ({reason})")
 
