@@ -99,7 +99,7 @@ class WindowReport(ABC, Generic[W]):
         if search := self.settings.get(SETTING_SEARCH):
             kinds = "proponents and opponents" if search.get("opponents", True) else "proponents"
             found += [
-                f"An index selected {self.num_scored:,} of {self.num_windows:,} training windows "
+                f"An index chose {self.num_scored:,} of {self.num_windows:,} training windows "
                 f"as likely {kinds}; only these windows were scored."
             ]
         return found
