@@ -35,7 +35,7 @@ class MemoryTracker(Tracker):
         self.metric_values.extend((key, value, step) for key, value in kept.items())
         for key in values.keys() - kept.keys() - self._left_out:
             self._left_out.add(key)
-            told = "values that are not finite are left out of the run"
+            told = "values that are not finite are not recorded"
             self.warn(f"{key} was {float(values[key])} at step {step}; {told}")
 
     def artifact(self, path: Path, folder: str = "") -> None:

@@ -175,7 +175,7 @@ def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) ->
         origin["tracking_uri"] += "\0"
     (folder / "run.json").write_text(json.dumps(origin))
     (result,) = sync_spool(folder.parent)
-    assert any(said in (result.problem or "") for said in ("not readable", "no plain file"))
+    assert any(said in (result.problem or "") for said in ("not readable", "not a regular file"))
     require_one_line(result.problem or "")
 
 
@@ -185,7 +185,7 @@ def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) ->
      {"columns": 7, "data": []}],
 )  # fmt: skip
 def test_a_table_whose_columns_have_no_names(table: dict[str, object]) -> None:
-    assert "is no list of names" in (_fault_in_table(table) or "")
+    assert "is not a list of names" in (_fault_in_table(table) or "")
 
 
 @pytest.mark.parametrize("read", [read_influence_outline, TextInfluenceReport.read])
@@ -220,7 +220,9 @@ def test_an_answer_that_is_no_object(text: str) -> None:
 def test_a_limit_of_requests_that_is_no_size(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SERVED_PATH, "model")
     monkeypatch.setenv(LIMIT_VARIABLE, given)
-    with pytest.raises(SystemExit, match=f"CLEW_REQUEST_MIB='{given}'; expected MiB") as caught:
+    with pytest.raises(
+        SystemExit, match=f"CLEW_REQUEST_MIB='{given}'; expected a number of MiB"
+    ) as caught:
         close_door("rows", frozenset(), frozenset())
     require_one_line(str(caught.value))
 

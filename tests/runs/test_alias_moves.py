@@ -316,7 +316,7 @@ def test_half_a_move_is_reported_as_such_and_completed_by_the_next(
         registry.calls_left = 0
 
     registry.set_alias = fail_after_champion  # type: ignore[method-assign]
-    with pytest.raises(UnsettledMove, match="completes what was decided"):
+    with pytest.raises(UnsettledMove, match="completes the move"):
         move_aliases(registry, "m", before=BEFORE, after=AFTER)
     del registry.set_alias
     registry.calls_left = float("inf")
@@ -380,7 +380,7 @@ def test_a_claim_that_never_ends_is_refused_in_the_end(monkeypatch: pytest.Monke
     registry = Aliases(BEFORE)
     immortal = MoveClaim(made_at=time.time() + 1000).model_dump_json()
     registry.tags[f"{CLAIM_PREFIX}0"] = immortal
-    with pytest.raises(PromotionRefused, match="being moved by others"):
+    with pytest.raises(PromotionRefused, match="other processes keep moving the aliases"):
         move_aliases(registry, "m", before=BEFORE, after=AFTER)
     assert registry.tags == {f"{CLAIM_PREFIX}0": immortal}
 

@@ -84,7 +84,7 @@ def test_a_run_ends_in_the_store_though_its_journal_is_full(
     kept = read_run(MlflowClient(), tracker.run_id)
     assert kept.status == "FAILED"
     assert kept.metrics == {"train/loss": [(1.0, 1)]}
-    assert f"the journal cannot take the end of run {tracker.run_id}" in caplog.text
+    assert f"the end of run {tracker.run_id} cannot be written to the journal" in caplog.text
 
 
 def test_where_the_store_is_full_too_the_run_can_be_ended_later(
@@ -97,7 +97,7 @@ def test_where_the_store_is_full_too_the_run_can_be_ended_later(
         tracker.metrics({"train/loss": 0.5}, 2)
     client = MlflowClient()
     assert client.get_run(tracker.run_id).info.status == "RUNNING"
-    assert f"run {tracker.run_id} still looks alive in the store" in caplog.text
+    assert f"run {tracker.run_id} is still shown as running in the store" in caplog.text
     [result] = sync_spool()
     assert result.problem is None
     assert client.get_run(tracker.run_id).info.status == "FAILED"

@@ -157,7 +157,7 @@ def test_a_spool_that_cannot_be_written_leaves_no_run(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CLEW_SPOOL", str(tmp_path / "file"))
-    with pytest.raises(TrackingError, match="set CLEW_SPOOL to a folder that can"):
+    with pytest.raises(TrackingError, match="set CLEW_SPOOL to a writable folder"):
         open_run()
     no_run_is_left_running()
 
@@ -213,7 +213,7 @@ def test_refused_messages_are_a_warning_on_the_run(
     assert kept.params == {"cfg.training.seed": "1"}
     assert kept.status == "FINISHED"
     assert [w for w in kept.warnings if "refused 1 messages" in w]
-    assert "the store refuses a message for good" in caplog.text
+    assert "the store refuses a message permanently" in caplog.text
     [result] = sync_spool()
     assert result.num_refused == 1
     assert "refused.jsonl" in (result.problem or "")
@@ -248,7 +248,7 @@ def test_an_ended_run_takes_no_more(open_run: Open) -> None:
     tracker.finish("FINISHED")
     tracker.finish("FAILED")
     assert MlflowClient().get_run(tracker.run_id).info.status == "FINISHED"
-    with pytest.raises(RuntimeError, match="has ended; metrics comes too late"):
+    with pytest.raises(RuntimeError, match="has ended; metrics cannot be recorded"):
         tracker.metrics({"train/loss": 1.0}, 1)
 
 

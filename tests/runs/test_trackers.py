@@ -96,9 +96,7 @@ def test_values_that_are_not_finite_are_left_out_and_told_once(case: Case) -> No
         case.tracker.metrics({"train/loss": value, "train/epoch": 1.0}, step)
     case.check(
         metrics={"train/loss": [(0.5, 3)], "train/epoch": [(1.0, step) for step in range(4)]},
-        warnings=[
-            "train/loss was nan at step 0; values that are not finite are left out of the run"
-        ],
+        warnings=["train/loss was nan at step 0; values that are not finite are not recorded"],
     )
 
 

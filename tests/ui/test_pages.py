@@ -297,13 +297,13 @@ def test_an_explanation_in_words(page: Open, many: Recorded) -> None:
     assert "clinical_attribute" in text
     assert "conceptual_entity" in text
     assert "the model puts" in text
-    assert "Of 5,216 training facts, the report holds" in text
+    assert "Of 5,216 training facts, the report contains only" in text
 
 
 def test_an_explanation_with_every_fact(page: Open, many: Recorded) -> None:
     text = shown(page("influence", many.uri, run=many.runs["trace hostile"]))
     assert f"Of {NUM_HOSTILE_FACTS} training facts, " in text
-    assert "made it more likely" in text
+    assert "made the prediction more likely" in text
 
 
 def numbers_of(settings: dict[str, float]) -> None:
@@ -323,13 +323,13 @@ def test_a_report_of_the_strongest_facts_says_so() -> None:
     from clew.ui.components.prediction import summary
 
     facts = pd.DataFrame({"influence": [2.0, 1.0, -1.0]})
-    assert summary(facts, 5216).startswith("Of 5,216 training facts, the report holds the")
+    assert summary(facts, 5216).startswith("Of 5,216 training facts, the report contains only")
     assert summary(facts, 3, 3) == (
-        "Of 3 training facts, 2 made it more likely (▲) and 1 less likely (▼)."
+        "Of 3 training facts, 2 made the prediction more likely (▲) and 1 made it less likely (▼)."
     )
     assert summary(facts, 3, 5216) == (
-        "Of 3 training facts that the filter left of 5,216, 2 made it more likely (▲) and 1 less "
-        "likely (▼)."
+        "Of 3 training facts (selected by the filter from 5,216), 2 made the prediction more "
+        "likely (▲) and 1 made it less likely (▼)."
     )
 
 
@@ -461,7 +461,7 @@ def test_files_that_go_while_they_are_read_are_a_message(page: Open, fresh_many:
     app.query_params["test"] = "1"
     app.run()
     (error,) = app.error
-    assert "gone since it was found" in error.value.replace("\\", "")
+    assert "the file no longer exists" in error.value.replace("\\", "")
     assert app.selectbox(key="run-box"), "another explanation can be chosen"
 
 

@@ -99,8 +99,8 @@ def test_a_path_is_told_in_words_from_the_head_on() -> None:
     [
         (
             [("a", "treats", PAIN), ("b", "treats", PAIN), ("a", "is", "b")],
-            "None of the three strongest facts mentions Gabapentin: the model answers with what is "
-            "common for treats. No path of up to three helping facts joins Gabapentin and "
+            "None of the three strongest facts mentions Gabapentin: the model gives an answer that "
+            "is common for treats. No path of up to three helping facts connects Gabapentin and "
             "neuralgia.",
         ),
         (
@@ -122,8 +122,8 @@ def test_a_path_is_told_in_words_from_the_head_on() -> None:
         (
             [(DRUG, "treats", PAIN), (DRUG, "inhibits", CHANNEL)],
             "Of the two strongest facts, 2 mention Gabapentin and 1 neuralgia. The triple is "
-            "itself a training fact. No other path of up to three helping facts joins Gabapentin "
-            "and neuralgia.",
+            "itself a training fact. No other path of up to three helping facts connects "
+            "Gabapentin and neuralgia.",
         ),
     ],
 )
@@ -136,9 +136,9 @@ def test_evidence(triples: list[Triple], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("rank", "end"),
     [
-        (1.0, "neuralgia</b> first, other known answers left out."),
-        (2.5, "neuralgia</b> at rank 2.5 (tied), other known answers left out."),
-        (float("nan"), "neuralgia</b> at a rank that this file does not say."),
+        (1.0, "neuralgia</b> first, not counting other known answers."),
+        (2.5, "neuralgia</b> at rank 2.5 (tied), not counting other known answers."),
+        (float("nan"), "neuralgia</b> at an unknown rank."),
     ],
 )
 def test_a_rank_says_what_it_leaves_out(rank: float, end: str) -> None:

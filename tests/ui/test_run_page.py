@@ -103,7 +103,7 @@ def test_where_a_run_comes_from_and_what_it_led_to(many: Recorded) -> None:
     assert "promotion" in made.values()
     assert [(version.model, version.version) for version in found.versions] == [(MODEL, 1)]
     (source,) = lineage(find_run(many.runs["trace"])).sources
-    assert (source.how, source.run.run_id) == ("works on the model of", many.runs["fp32 1"])
+    assert (source.how, source.run.run_id) == ("uses the model of", many.runs["fp32 1"])
 
 
 @pytest.mark.parametrize("name", ["fp32 1", "trace"])

@@ -39,7 +39,7 @@ def test_the_measures_are_said_once_for_the_report_that_has_them() -> None:
     texts = [re.sub(r"\\|\u2060", "", str(element.value)) for element in elements]
     tested = [text for text in texts if "Tested: on this data" in text]
     assert len(tested) == 1
-    assert "predicts retraining with .35 (counting siblings .33, ceiling .58)" in tested[0]
+    assert "rank correlation of .35 (counting siblings .33, ceiling .58)" in tested[0]
 
 
 def test_the_page_influence_says_of_a_test_that_came_later(

@@ -546,7 +546,7 @@ def test_a_registry_that_goes_away_half_way_is_put_right_by_the_next_command(
 
     with monkeypatch.context() as patch:
         patch.setattr(Registry, "set_alias", gone)
-        with pytest.raises(UnsettledMove, match="completes what was decided"):
+        with pytest.raises(UnsettledMove, match="completes the move"):
             promoted("half", trained.strong)
     assert aliases("half") == {"champion": "2"}
     later = time.time() + 1000

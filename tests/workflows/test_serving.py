@@ -114,7 +114,7 @@ def test_a_request_without_form_is_refused(served: str) -> None:
     assert line.startswith("dataframe_records is empty; expected rows with the texts relation")
     status, line = refused(served, {"dataframe_records": [QUERY], "top_k": 1})
     assert status == 400
-    assert line.startswith("top_k stands beside params; put it into params; expected")
+    assert line.startswith("top_k is outside params; put it into params; expected")
     wrong = QUERY | {"kind": "x"}
     table = {"columns": list(wrong), "data": [list(wrong.values())]}
     for rows in (

@@ -181,8 +181,8 @@ def test_the_server_dies_in_the_middle_and_comes_back(
     keep_checkpoint(tracker, tmp_path, 15)
     tracker.finish("FINISHED")
     everything_is_there(tracker.run_id, steps=300, epochs=[5, 10, 15], folder=tmp_path)
-    assert "the tracking store does not take what it is sent" in caplog.text
-    assert "the tracking store answers again" in caplog.text
+    assert "the tracking store does not accept the records" in caplog.text
+    assert "the tracking store responds again" in caplog.text
 
 
 def test_what_a_dead_server_missed_is_sent_later(

@@ -244,11 +244,14 @@ def test_summary_is_a_sentence() -> None:
         lds_ceiling=0.58,
     )  # fmt: skip
     assert summary.sentence == (
-        "Tested: on this data this form predicts retraining with .35 (counting siblings .33, "
-        "ceiling .58)."
+        "Tested: on this data, this form of score predicts retraining with a rank correlation of "
+        ".35 (counting siblings .33, ceiling .58)."
     )
     same = ValidationSummary(run_id="r", form="raw", lds_same_seed=-0.02)
-    assert same.sentence == "Tested: on this data this form predicts retraining with -.02."
+    assert same.sentence == (
+        "Tested: on this data, this form of score predicts retraining with a rank correlation of "
+        "-.02."
+    )
     assert not ValidationSummary(run_id="r", form="raw").sentence
     assert str(Measured(mean=0.3471, half_width=0.04)) == "0.347 ± 0.040"
 

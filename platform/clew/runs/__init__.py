@@ -1,4 +1,4 @@
-"""The write side of the tracking store; `clew.runs.base` is the seam, MLflow the adapter."""
+"""Records runs in the tracking store: `clew.runs.base` is the interface, MLflow the adapter."""
 
 from clew.runs.store import prepare_client_environment
 

@@ -1,14 +1,20 @@
-"""Moves aliases of a registered model, so that of several processes at once exactly one decides.
+"""Moves aliases of a registered model so that only one of several concurrent processes succeeds.
 
-MLflow sets an alias unconditionally, one at a time. So whoever moves aliases first sets a claim, a
-tag of the model under its own key, reads the model back, and goes on only if no other live
-claim is there. Each sets before it reads, so of two at once at least one reads the other's claim:
-never do both go on. Then the aliases are compared with what the decision was based on, the claim
-gets the plan, and the alias that counts moves first. That one write is the decision. Before it
-nothing has changed; after it the rest only follows, and whoever comes next does what is missing.
+MLflow sets one alias at a time, without a condition. A process that wants to move aliases therefore
+works in these steps:
 
-A process is taken for dead when its claim is older than `CLAIM_SECONDS`, by the clocks of the
-machines that take part. It stops by itself at half that time, and a request ends after 30 s.
+1. It sets a claim: a tag of the model under a key of its own.
+2. It reads the model back, and continues only if there is no other live claim. Each process sets
+   its claim before it reads, so if two processes run at once, at least one of them sees the other's
+   claim, and they never both continue.
+3. It compares the aliases with those that its decision was based on.
+4. It writes the planned move into the claim.
+5. It moves the decisive alias first. This single write is the decision: before it, nothing has
+   changed. After it, the other aliases follow, and if the process dies, the next process completes
+   the move.
+
+A process counts as dead when its claim is older than `CLAIM_SECONDS` by the clocks of the machines
+involved. A process stops by itself after half that time, and a request ends after 30 s.
 """
 
 import random
@@ -27,13 +33,13 @@ CLAIM_SECONDS = 60.0
 RETRY_SECONDS = 0.2
 
 Aliases = Mapping[str, str | None]
-"""Alias to version number; None: the alias is not set."""
+"""Version number of each alias; None if the alias is not set."""
 
 
 class MoveClaim(BaseModel):
-    """The content of a claim: when it was made and, once its process goes on, from where to where.
+    """The content of a claim: when it was made, and the aliases before and after the planned move.
 
-    A tag that does not hold this is a claim of long ago without a plan.
+    A tag with other content counts as an expired claim without a plan.
     """
 
     made_at: float = 0.0
@@ -42,21 +48,23 @@ class MoveClaim(BaseModel):
 
     @property
     def age_seconds(self) -> float:
-        """How long ago it was made."""
+        """Age of the claim in seconds."""
         return time.time() - self.made_at
 
 
 class UnsettledMove(TrackingError):
-    """The registry went away during a move; the claim that tells how to complete it is there."""
+    """The registry stopped responding during a move; the claim stays and describes the move."""
 
 
 def move_aliases(registry: Registry, name: str, *, before: Aliases, after: Aliases) -> None:
-    """Move aliases from `before` to `after`, or none of them; the first of `after` decides.
+    """Move all aliases from `before` to `after`, or none; the first alias of `after` is decisive.
 
     Raises:
-        PromotionRefused: the aliases are not as `before` says, or others hold the model too long.
-        UnsettledMove: the registry went away half way; the next command completes the move.
-        TrackingError: the registry does not answer; nothing has moved.
+        PromotionRefused: The aliases differ from `before`, or other processes claim the model for
+            too long.
+        UnsettledMove: The registry stopped responding during the move; the next command completes
+            the move.
+        TrackingError: The registry does not respond; nothing was moved.
     """
     decisive = next(iter(after))
     key, claim, aliases = _claim(registry, name)
@@ -72,11 +80,11 @@ def move_aliases(registry: Registry, name: str, *, before: Aliases, after: Alias
 
 
 def settle_moves(registry: Registry, name: str) -> Mapping[str, str]:
-    """Return the model's aliases once no move is under way; complete those of dead processes.
+    """Wait until no move is in progress, complete moves of dead processes, return the aliases.
 
     Raises:
-        PromotionRefused: others hold the model too long.
-        TrackingError: the registry does not answer.
+        PromotionRefused: Other processes claim the model for too long.
+        TrackingError: The registry does not respond.
     """
     if (state := registry.state(name)) is None:
         return {}
@@ -87,7 +95,11 @@ def settle_moves(registry: Registry, name: str) -> Mapping[str, str]:
 
 
 def _claim(registry: Registry, name: str) -> tuple[str, MoveClaim, Mapping[str, str]]:
-    """Hold the only live claim; return it, and the aliases with dead processes' moves completed."""
+    """Get the only live claim and complete the moves of dead processes.
+
+    Returns:
+        The key of the claim, the claim, and the aliases after these moves.
+    """
     deadline = time.monotonic() + 2 * CLAIM_SECONDS
     while True:
         if not _others(_state(registry, name)):
@@ -101,37 +113,38 @@ def _claim(registry: Registry, name: str) -> tuple[str, MoveClaim, Mapping[str, 
                         _settle(registry, name, other_key, other)
                     return key, claim, (_state(registry, name) if dead else state).aliases
             except BaseException:
-                with suppress(TrackingError):  # it lapses
+                with suppress(TrackingError):  # the claim expires anyway
                     registry.delete_model_tag(name, key)
                 raise
             registry.delete_model_tag(name, key)
         if time.monotonic() > deadline:
             raise PromotionRefused(
-                f"aliases of model {name!r} are being moved by others for more than "
-                f"{2 * CLAIM_SECONDS:.0f} s; run the command again"
+                f"other processes keep moving the aliases of model {name!r}, for more than "
+                f"{2 * CLAIM_SECONDS:.0f} s already; run the command again"
             )
-        # Unequal pauses: of two that withdrew for each other, one comes back first.
+        # Random pauses: if two processes withdrew for each other, one of them returns first.
         time.sleep(RETRY_SECONDS * random.uniform(0.5, 2))
 
 
 def _release(registry: Registry, name: str, key: str, claim: MoveClaim) -> Mapping[str, str]:
-    """Complete one's own move if it was decided, and take the claim away."""
+    """Complete this process's own move if the decisive alias was moved, and remove the claim."""
     try:
         return _settle(registry, name, key, claim, own=True)
     except TrackingError as error:
         raise UnsettledMove(
-            f"the registry went away while aliases of model {name!r} were moving ({error}); the "
-            f"next promotion or rollback, {CLAIM_SECONDS:.0f} s from now or later, completes "
-            "what was decided"
+            f"the registry stopped responding while aliases of model {name!r} were being moved "
+            f"({error}); a promotion or rollback at least {CLAIM_SECONDS:.0f} s from now completes "
+            "the move"
         ) from None
 
 
 def _settle(
     registry: Registry, name: str, key: str, claim: MoveClaim, *, own: bool = False
 ) -> Mapping[str, str]:
-    """Move what still has to follow the decisive alias, remove the claim, return the aliases read.
+    """Complete the move of a claim, remove the claim, and return the aliases as read before.
 
-    Aliases that somebody has set to a third version meanwhile stay.
+    The other aliases move only if the decisive alias was moved. An alias that somebody has set to a
+    third version meanwhile is not changed.
     """
     aliases = _state(registry, name).aliases
     (decisive, target), *rest = [*claim.after.items()] or [("", "")]
@@ -146,7 +159,7 @@ def _settle(
 
 
 def _require_time(claim: MoveClaim) -> None:
-    """Stop before others take this process for dead, a hanging request included."""
+    """Stop in time, so that others do not consider this process dead during a slow request."""
     if claim.age_seconds > CLAIM_SECONDS / 2:
         raise TrackingError(
             "the registry answers too slowly to move aliases safely; run the command again"
@@ -159,7 +172,7 @@ def _expect(name: str, aliases: Aliases, expected: Aliases) -> None:
             raise PromotionRefused(
                 f"alias {alias!r} of model {name!r} is at version {found or 'none'}, expected "
                 f"{number or 'none'}: somebody else moved it meanwhile; run the command again to "
-                "compete with what is there now"
+                "compete with the current version"
             )
 
 
@@ -181,6 +194,6 @@ def _claims(state: ModelState) -> dict[str, MoveClaim]:
 
 
 def _others(state: ModelState, own: str = "") -> bool:
-    """Whether another live claim is there."""
+    """Return whether there is another live claim."""
     claims = _claims(state).items()
     return any(key != own and claim.age_seconds <= CLAIM_SECONDS for key, claim in claims)

@@ -1,7 +1,7 @@
-"""The seam of tracking: what a run tells, and to whom.
+"""The tracking interface: what a run can record.
 
-`Tracker` is also the no-op: a run that nobody records uses it as it is. The MLflow adapter is
-`clew.runs.tracker`.
+The base class `Tracker` records nothing, and a run without tracking uses it directly. The MLflow
+adapter is in `clew.runs.tracker`.
 """
 
 import functools
@@ -26,7 +26,7 @@ MAX_KEY_CHARACTERS = 250
 
 @functools.lru_cache(maxsize=4096)
 def check_key(key: str) -> None:
-    """Refuse a metric, parameter or tag key that a store would refuse much later."""
+    """Refuse a metric, parameter or tag key that the store would only refuse much later."""
     if not _KEY.fullmatch(key) or len(key) > MAX_KEY_CHARACTERS or ".." in key:
         raise ValueError(
             f"key {key!r}: expected at most {MAX_KEY_CHARACTERS} letters, digits, `_-. :`, in "
@@ -35,14 +35,14 @@ def check_key(key: str) -> None:
 
 
 def parameter_key(key: str) -> str:
-    """Return the key under which a parameter is stored: `cfg.` before it, once."""
+    """Return the key under which a parameter is stored, with exactly one `cfg.` prefix."""
     key = names.PARAMETER_PREFIX + key.removeprefix(names.PARAMETER_PREFIX)
     check_key(key)
     return key
 
 
 def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values that a store can keep, as floats: neither infinite nor NaN."""
+    """Return the finite values as floats; a store cannot keep infinite values or NaN."""
     for key in values:
         check_key(key)
     numbers = {key: float(value) for key, value in values.items()}
@@ -50,18 +50,19 @@ def finite(values: Mapping[str, float]) -> dict[str, float]:
 
 
 class Tracker:
-    """Receives what a run tells; this base class forgets it all.
+    """Receives what a run records; this base class discards everything.
 
-    As a context manager it ends the run: FINISHED, KILLED for an interruption, else FAILED.
+    As a context manager, the tracker ends the run with a status: FINISHED without an error, KILLED
+    after an interruption, FAILED after any other error.
     """
 
     @property
     def run_id(self) -> str | None:
-        """Identity of the run in the store, if there is one."""
+        """Id of the run in the store; None without a store."""
         return None
 
     def params(self, values: Mapping[str, object]) -> None:
-        """Record parameters, once each; keys are put under `cfg.` where they are not yet."""
+        """Record each parameter once; keys without the prefix `cfg.` get it."""
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Record tags; a later value replaces an earlier one."""
@@ -69,21 +70,22 @@ class Tracker:
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record metric values at an optimizer step.
 
-        Those that are infinite or NaN are left out, with a warning on the run for each key.
+        Infinite values and NaN are left out, and the run gets one warning per key.
         """
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Store a file, or a folder under its own name, in `folder` of the run.
+        """Store a file, or a folder under its own name, in `folder` of the run's artifacts.
 
-        `path` may change or go as soon as this returns.
+        The caller can change or delete `path` after this method returns.
         """
 
     def checkpoint(
         self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """Store the files in `path` in `folder` of the run, and as a registrable model entry.
+        """Store the files of `path` in `folder` of the run and as a model that can be registered.
 
-        `path` may go as soon as this returns; its files must not be written in place after.
+        The caller can delete `path` after this method returns, but must not write its files in
+        place.
         """
 
     def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
@@ -94,7 +96,7 @@ class Tracker:
         logger.warning("%s", message)
 
     def flush(self) -> None:
-        """Wait until the store has everything, or until it is clear that it does not answer."""
+        """Wait until the store has everything, or until it is clear that it does not respond."""
 
     def finish(self, status: Status) -> None:
         """Flush everything and end the run."""

@@ -1,12 +1,13 @@
-"""The experiment of an `mlflow run` that names none: `clew`, as for the command line.
+"""The default experiment of `mlflow run`: `clew`, as on the command line.
 
-MLflow would take `Default`, with artifacts in `mlruns`. It asks this class first, which it finds
-through the entry point `mlflow.default_experiment_provider` of the installed project.
+Without an experiment name, MLflow would use `Default`, with artifacts in `mlruns`. It asks this
+class first, which it finds through the entry point `mlflow.default_experiment_provider` of the
+installed project.
 """
 
 from pathlib import Path
 
-# MLflow loads this module while it is imported itself: nothing more of it can be imported here.
+# MLflow loads this module during its own import, so no other part of it can be imported here.
 from mlflow.tracking.default_experiment.abstract_context import DefaultExperimentProvider
 
 from clew import names
@@ -14,14 +15,14 @@ from clew.runs import store
 
 
 class ProjectExperiment(DefaultExperimentProvider):
-    """Answers where the working folder is the root of a project."""
+    """Provides the experiment if the working folder is the root folder of a project."""
 
     def in_context(self) -> bool:
-        """Return whether runs that name no experiment are the project's own."""
+        """Return whether this class provides the default experiment here."""
         return Path(store.PROJECT_FILE).is_file()
 
     def get_experiment_id(self) -> str:
-        """Return the identity of the experiment, which is created if it is missing."""
+        """Return the id of the experiment; create the experiment if it does not exist."""
         from mlflow import get_tracking_uri
 
         from clew.runs.mlflow_store import find_experiment

@@ -1,12 +1,14 @@
-"""Puts a run's messages into an MLflow store, in order; every one may be sent twice without harm.
+"""Sends a run's messages to an MLflow store in order; every message can be sent twice.
 
-MLflow drops a metric value that it has with the same key, step, time and value; tags, files and
-equal parameters replace themselves; data sets and model entries are looked up before they are made.
+Sending a message twice does no harm. MLflow ignores a metric value that has the same key, step,
+time and value as an earlier one. Tags, files and equal parameters replace themselves. Data sets (by
+MLflow) and model entries (by this module) are looked up before they are created.
 
-A checkpoint becomes two things. The run's artifact is the whole checkpoint, from which training
-can go on. The model entry ("logged model") is what can be registered: weights and manifest, no
-optimizer state, no pickle. In a local store its files are hard links to the artifact's, so they
-lie on the disk once; a server gets them twice, as MLflow has no way to share them.
+A checkpoint is stored twice. The run's artifact is the whole checkpoint, from which training can
+continue. The model entry (MLflow's "logged model") can be registered; it has weights and manifest,
+but no optimizer state and no pickle. In a local store, its files are hard links to the artifact's
+files, so they need disk space only once. A server receives them twice, because MLflow cannot share
+them.
 """
 
 import errno
@@ -54,16 +56,16 @@ logger = logging.getLogger(__name__)
 
 MODEL_FILES = ("model.safetensors", "manifest.json")
 ROWS_PREFIX = "rows-"
-"""Files with the rows of sharded tables."""
-LAST_FILE = "manifest.json"  # whoever sees it sees a whole checkpoint
+"""Prefix of the files with the rows of sharded tables."""
+LAST_FILE = "manifest.json"  # sent last: where it exists, the checkpoint is complete
 
 VALUES_PER_GROUP = 1000
-# MLflow takes 1000 metrics, 100 parameters or 100 tags in one request, and a million bytes of JSON
-# in which one character may be six bytes.
+# MLflow accepts up to 1000 metrics, 100 parameters or 100 tags and a million bytes of JSON in one
+# request; one character of JSON can take six bytes.
 METRICS_PER_REQUEST = 500
 TEXTS_PER_REQUEST = 20
 
-# The store understood and said no; after any other error, the next attempt may succeed.
+# Errors after which a new attempt is useless; after any other error, the next one may succeed.
 REFUSALS = frozenset(
     {
         "BAD_REQUEST",
@@ -78,7 +80,7 @@ Value = TypeVar("Value")
 
 
 class RunGoneError(Exception):
-    """The run is deleted in the store; what waits for it stays in the journal."""
+    """The run was deleted in the store; its unsent messages stay in the journal."""
 
 
 @dataclass
@@ -90,17 +92,17 @@ class Delivery:
 
     @property
     def run_id(self) -> str:
-        """The run that the messages are for."""
+        """Id of the run that the messages belong to."""
         return self.journal.origin.run_id
 
     def send_waiting(self) -> int:
-        """Send all that waits and return how many messages that were.
+        """Send all unsent messages and return their number.
 
-        A message that the store refuses for good is put aside with the reason.
+        A message that the store refuses permanently is put aside, with the reason.
 
         Raises:
             RunGoneError: The run was deleted.
-            Exception: Whatever else kept the store from taking a message; try again later.
+            Exception: The store could not accept a message; try again later.
         """
         count = 0
         for group in groups(self.journal.waiting()):
@@ -110,12 +112,12 @@ class Delivery:
         return count
 
     def _send_or_refuse(self, messages: Sequence[Message]) -> None:
-        """Send messages together; where the store refuses them, find the ones it will not take."""
+        """Send messages together; if the store refuses them, send each one to find the bad ones."""
         try:
             self.send(messages)
         except (MlflowException, UnusableMessageError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
-                raise  # a full disk or a lost connection may be mended: it is tried again
+                raise  # a full disk or a lost connection can be fixed, so try again later
             if isinstance(error, MlflowException):
                 if error.error_code not in REFUSALS:
                     raise
@@ -124,7 +126,7 @@ class Delivery:
                 for message in messages:
                     self._send_or_refuse([message])
             else:
-                logger.warning("the store refuses a message for good: %s", first_line(error))
+                logger.warning("the store refuses a message permanently: %s", first_line(error))
                 self.journal.refuse(messages[0], str(error))
 
     def _require_run(self) -> None:
@@ -132,7 +134,7 @@ class Delivery:
             run = self.client.get_run(self.run_id)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise RunGoneError(f"run {self.run_id} does not exist any more") from None
+                raise RunGoneError(f"run {self.run_id} no longer exists") from None
             raise
         if run.info.lifecycle_stage != "active":
             raise RunGoneError(
@@ -141,10 +143,10 @@ class Delivery:
             )
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send a group of messages, whether the journal holds them or not.
+        """Send a group of messages; they need not be in the journal.
 
         Raises:
-            Exception: Whatever kept the store from taking it.
+            Exception: The store could not accept the messages.
         """
         match messages[0]:
             case Artifact() as message:
@@ -157,7 +159,7 @@ class Delivery:
             case Finish(status=status, time_ms=time_ms):
                 self.client.set_terminated(self.run_id, status, time_ms)
             case Unreadable(reason=reason):
-                raise UnusableMessageError(f"the journal holds a line that is none ({reason})")
+                raise UnusableMessageError(f"a line of the journal is not a message ({reason})")
             case _:
                 self._send_values(messages)
 
@@ -170,7 +172,7 @@ class Delivery:
                 case Metrics(values=values, step=step, time_ms=time_ms):
                     metrics += [Metric(key, value, time_ms, step) for key, value in values.items()]
                 case Params(values=texts):
-                    # Two values of one parameter stay two: the store has to refuse the second.
+                    # Keep both values of a parameter, so that the store refuses the second one.
                     params |= dict.fromkeys(texts.items())
                 case Tags(values=texts):
                     tags |= texts
@@ -196,7 +198,7 @@ class Delivery:
         self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
 
     def _model_entry(self, message: Checkpoint) -> LoggedModel:
-        """Find the checkpoint's model entry, or make it."""
+        """Find the checkpoint's model entry, or create it."""
         experiment_id = self.journal.origin.experiment_id
         found = self.client.search_logged_models(
             [experiment_id],
@@ -220,14 +222,14 @@ class Delivery:
         run_root = _local_path(self.client.get_run(self.run_id).info.artifact_uri)
         if target is not None and run_root is not None:
             target.mkdir(parents=True, exist_ok=True)
-            with suppress(OSError):  # a file system without hard links: a copy then
+            with suppress(OSError):  # a file system without hard links: copy the file below
                 (target / path.name).unlink(missing_ok=True)
                 os.link(run_root / folder / path.name, target / path.name)
                 return
         self.client.log_model_artifact(model.model_id, str(path))
 
     def _link_to_run(self, model: LoggedModel, message: Checkpoint) -> None:
-        """Make the model entry an output of the run and give it its metrics."""
+        """Make the model entry an output of the run, and record the metrics on the entry."""
         outputs = self.client.get_run(self.run_id).outputs
         known = {output.model_id for output in outputs.model_outputs} if outputs else set()
         if model.model_id not in known:
@@ -242,7 +244,7 @@ class Delivery:
 
 
 def groups(entries: Iterable[JournalEntry]) -> Iterator[list[JournalEntry]]:
-    """Yield consecutive metrics, parameters and tags together, every other message alone."""
+    """Yield groups of consecutive metrics, parameters and tags; other messages are alone."""
     group: list[JournalEntry] = []
     num_values = 0
     for entry in entries:
@@ -272,6 +274,6 @@ def _dataset_input(message: DataSet) -> DatasetInput:
 
 
 def _local_path(uri: str) -> Path | None:
-    """Return the folder that an artifact URI names on this machine, if it names one."""
+    """Return the local folder of an artifact URI; None if the URI is not local."""
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None

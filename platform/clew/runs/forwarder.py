@@ -1,7 +1,8 @@
-"""Forwards journals to the store: by a thread while the run lives, by `clew sync` afterwards.
+"""Sends journals to the store: in a thread while the run is active, with `clew sync` afterwards.
 
-The program never waits for the store: it writes to the journal, the thread sends. While the store
-does not answer, attempts become rarer; nothing is lost, only late.
+The program writes to the journal and never waits for the store; the thread sends the messages.
+While the store does not respond, the thread tries less often. Nothing is lost; it only arrives
+late.
 """
 
 import logging
@@ -24,31 +25,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pace:
-    """How often the forwarder does what, in seconds."""
+    """Time intervals of the forwarder, in seconds."""
 
     flush_seconds: float = 5.0
-    """Longest wait of a metric value while the store answers."""
+    """Longest time before a metric value is sent while the store responds."""
     heartbeat_seconds: float = 15.0
-    """Between two signs of life on the run."""
+    """Time between two heartbeats of the run."""
     first_retry_seconds: float = 1.0
-    """Wait after the first attempt that failed; doubled after each further one."""
+    """Wait after the first failed attempt; doubled after each further failure."""
     longest_retry_seconds: float = 30.0
     """Longest wait between two attempts."""
     patience_seconds: float = 10.0
-    """How long the end of a run waits for a store that does not answer."""
+    """How long the end of a run waits for a store that does not respond."""
 
 
 class Forwarder(threading.Thread):
-    """Sends what waits in a journal, and a sign of life now and then.
+    """Sends the unsent messages of a journal, and regular heartbeats.
 
-    The sign of life comes from this thread, so that a long evaluation between two metric values
-    does not look like a dead run.
+    This thread sends the heartbeats, so that a run does not look dead during a long evaluation
+    between two metric values.
     """
 
     def __init__(self, delivery: Delivery, pace: Pace) -> None:
         super().__init__(name="clew-forwarder", daemon=True)
         self.problem: str | None = None
-        """Why the last attempt failed, if it did."""
+        """Why the last attempt failed; None if it succeeded."""
         self._delivery = delivery
         self._pace = pace
         self._attempting = threading.Lock()
@@ -58,7 +59,7 @@ class Forwarder(threading.Thread):
         self._next_beat = 0.0
 
     def run(self) -> None:
-        """Send and wait, until closed; wait longer after each failure."""
+        """Send messages at intervals until the thread is closed; wait longer after each failure."""
         while not self._closing.is_set():
             self.flush()
             seconds = self._pace.flush_seconds
@@ -68,7 +69,7 @@ class Forwarder(threading.Thread):
             self._closing.wait(seconds)
 
     def close(self) -> None:
-        """End the thread and send the rest, with some patience for a store that does not answer."""
+        """End the thread and send the rest; give up after a while if the store does not respond."""
         self._closing.set()
         self.join()
         journal = self._delivery.journal
@@ -84,14 +85,14 @@ class Forwarder(threading.Thread):
                 time.sleep(min(self._pace.first_retry_seconds, 1.0))
 
     def send_now(self, message: Message) -> bool:
-        """Send a message that the journal cannot take; return whether the store has it."""
+        """Send a message without the journal; return whether the store accepted it."""
         with self._attempting:
             try:
                 self._delivery.send([message])
             except Exception as error:
                 logger.warning(
-                    "run %s still looks alive in the store (%s); the next command like this one, "
-                    "or `clew sync`, ends it",
+                    "run %s is still shown as running in the store (%s); the next command of this "
+                    "kind or `clew sync` will end it",
                     self._delivery.run_id,
                     store.first_line(error),
                 )
@@ -99,7 +100,7 @@ class Forwarder(threading.Thread):
         return True
 
     def flush(self) -> None:
-        """Send all that waits; a failure is remembered, and logged when it begins."""
+        """Send all unsent messages; keep the reason of a failure, and log the first in a row."""
         with self._attempting:
             try:
                 self._attempt()
@@ -108,18 +109,20 @@ class Forwarder(threading.Thread):
                 self._run_is_gone = isinstance(error, RunGoneError)
                 problem = store.first_line(error)
                 if not self._run_is_gone:
-                    problem = f"the tracking store does not take what it is sent ({problem})"
+                    problem = f"the tracking store does not accept the records ({problem})"
                 if self.problem is None:
-                    logger.warning("%s; it is kept in %s", problem, self._delivery.journal.folder)
+                    logger.warning(
+                        "%s; unsent records are kept in %s", problem, self._delivery.journal.folder
+                    )
                 self.problem = problem
             else:
                 if self.problem is not None:
-                    logger.warning("the tracking store answers again; everything waiting was sent")
+                    logger.warning("the tracking store responds again; all records were sent")
                 self._num_failures, self._run_is_gone, self.problem = 0, False, None
 
     def _attempt(self) -> None:
         client = self._delivery.client
-        # Where MLflow's client would wait for half a minute, a probe fails within seconds.
+        # MLflow's client would wait for half a minute; a probe fails within seconds.
         if self.problem and (reason := store.probe(str(client.tracking_uri))):
             raise ConnectionError(reason)
         self._delivery.send_waiting()
@@ -130,29 +133,30 @@ class Forwarder(threading.Thread):
 
 @dataclass(frozen=True)
 class SyncResult:
-    """What became of one run's journal."""
+    """The result of sending one run's journal."""
 
     folder: Path
     run_id: str
     num_sent: int = 0
     num_refused: int = 0
     problem: str | None = None
-    """Why the journal is still there, if it is."""
+    """Why the journal was not removed; None if it was."""
     is_alive: bool = False
-    """Whether that is because a running process writes it, and will send it itself."""
+    """Whether a running process still writes to the journal; that process will send it."""
 
 
 def sync_spool(root: Path | None = None) -> list[SyncResult]:
-    """Send what waits in every journal of the store in use, and end runs whose process died.
+    """Send all journals that belong to the store in use, and end runs whose process has died.
 
-    A journal that is sent is removed; one whose process is alive is left alone. A journal of
-    another store waits until that store is in use: the address in a file is not trusted.
+    A journal is removed after it was sent, and left alone while its process is running. A journal
+    of another store stays until that store is in use, because the address in the journal is not
+    trusted.
     """
     return [_sync_one(folder) for folder in list_journals(root or store.spool_root())]
 
 
 def end_dead_runs(client: MlflowClient, kind: str) -> None:
-    """Send what dead processes of this machine left of runs of a kind, and end those runs."""
+    """Send the journals that dead processes left on this machine, and end their runs of a kind."""
     for folder in list_journals(store.spool_root(str(client.tracking_uri))):
         try:
             tags = client.get_run(folder.name).data.tags
@@ -160,7 +164,7 @@ def end_dead_runs(client: MlflowClient, kind: str) -> None:
             logger.debug("%s: %s", folder, store.first_line(error))
             continue
         if tags.get(names.TAG_KIND) == kind and _sync_one(folder).problem is None:
-            logger.info("run %s is ended: its process died", folder.name)
+            logger.info("run %s was ended because its process had died", folder.name)
 
 
 def _sync_one(folder: Path) -> SyncResult:
@@ -174,7 +178,7 @@ def _sync_one(folder: Path) -> SyncResult:
     sent, problem = 0, None
     if store.address(wanted) != store.address(uri):
         problem = (
-            f"it belongs to {printable(store.shown(wanted))}, the store in use is "
+            f"it belongs to {printable(store.shown(wanted))}, but the store in use is "
             f"{store.shown(uri)}; set MLFLOW_TRACKING_URI to the first and run `clew sync` again"
         )
     else:

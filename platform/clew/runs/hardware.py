@@ -1,9 +1,9 @@
-"""What a run ran on: machine, process memory, source commit. Torch is not imported.
+"""Describes what a run ran on: machine, process memory, source commit. Torch is not imported.
 
-Sizes are in GiB (2^30 bytes). While a run lasts, its machine is sampled by MLflow's own samplers of
-CPU, memory, disk, network and GPU, without MLflow's monitor, which ends for good when the store
-fails to answer once. They are loaded once a run has lasted a minute: a shorter one pays nothing for
-them, and has no curve worth looking at.
+Sizes are in GiB (2^30 bytes). During a run, MLflow's own samplers measure CPU, memory, disk,
+network and GPU. MLflow's monitor is not used, because it stops permanently when the store fails to
+respond once. The samplers are loaded after the first minute of a run, so a shorter run does not pay
+for them; its curves would be too short to be useful.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ CGROUP_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
 _DIRTY = "-dirty"
 _PROGRAMS = (":/platform/*.py", ":/ui/*.py", ":/experiments/*.py")
 _RESULTS = ":(top,exclude)experiments/*/results/*"
-_RESET_PEAK = "5"  # what /proc/self/clear_refs takes to forget the peak (proc(5))
+_RESET_PEAK = "5"  # written to /proc/self/clear_refs to reset the peak (proc(5))
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as the driver names it."""
+    """Name and memory of a GPU, as the driver reports them."""
 
     name: str
     memory_gib: float
@@ -64,13 +64,13 @@ class Machine:
 
     @property
     def summary(self) -> str:
-        """One line for people: processor, cores, memory, GPUs."""
+        """One line of text: processor, cores, memory, GPUs."""
         parts = [self.cpu, f"{self.num_cores} cores", f"{self.memory_gib:.0f} GiB"]
         parts += [f"{gpu.name} {gpu.memory_gib:.0f} GiB" for gpu in self.gpus]
         return ", ".join(parts)
 
     def as_dict(self) -> dict[str, object]:
-        """Return everything as JSON values."""
+        """Return all fields as JSON values."""
         return asdict(self)
 
 
@@ -90,7 +90,7 @@ def describe_machine() -> Machine:
 
 
 def memory_gib() -> float:
-    """Return the memory that this process may use: the machine's, or its container's if less."""
+    """Return the memory this process can use: the smaller of machine's and container's memory."""
     total = int(psutil.virtual_memory().total)
     with contextlib.suppress(OSError, ValueError):  # no container, or "max"
         total = min(total, int(CGROUP_MEMORY_LIMIT.read_text()))
@@ -98,7 +98,7 @@ def memory_gib() -> float:
 
 
 def available_gib() -> float:
-    """Return the memory that can still be had: the machine's, or its container's if less."""
+    """Return the free memory: of the machine or of its container, whichever is less."""
     total, found = memory_gib(), float(psutil.virtual_memory().available) / GIB
     with contextlib.suppress(OSError, ValueError):
         found = min(found, total - int(CGROUP_MEMORY_USED.read_text()) / GIB)
@@ -106,7 +106,7 @@ def available_gib() -> float:
 
 
 def process_gib() -> float:
-    """Return the resident size of this process now."""
+    """Return the current resident size of this process."""
     return float(psutil.Process().memory_info().rss / GIB)
 
 
@@ -123,26 +123,26 @@ def process_peak_gib() -> float:
 
 
 def reset_process_peak() -> bool:
-    """Make the peak start from the present size, and return whether the system allows it."""
+    """Reset the peak memory to the current size; return whether the system allows this."""
     try:
         (PROC / "self/clear_refs").write_text(_RESET_PEAK)
     except OSError as error:
-        logger.info("the process's peak memory counts from its start (%s)", error)
+        logger.info("the peak memory is counted from the start of the process (%s)", error)
         return False
     return True
 
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the commit of Clew's source tree, with `-dirty` if it is not what runs.
+    """Return the commit of Clew's source tree, with `-dirty` if the running code differs from it.
 
-    That is so if tracked files differ from it, or if there are programs that git does not know.
-    Result files do not count: a program that writes one leaves the source as it was. None when
+    The code differs if tracked files were changed, or if there are programs that git does not
+    track. Result files do not count, because they do not change the source. The commit is None if
     the code is not a git checkout, for example when it was installed as a package.
     """
     source = Path(__file__).resolve().parent
     if _git(source, "ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None  # an environment's folder inside somebody's checkout is not that checkout
+        return None  # an installed package inside another git checkout is not part of it
     commit = _git(source, "rev-parse", "HEAD")
     changed = _git(source, "status", "--porcelain", "--untracked-files=no", "--", ":/", _RESULTS)
     unknown = _git(source, "ls-files", "--others", "--exclude-standard", "--", *_PROGRAMS)
@@ -150,16 +150,16 @@ def git_commit() -> str | None:
 
 
 def why_no_result_file(commit: str | None) -> str | None:
-    """Return why figures measured at this commit are not recorded; None if they may be."""
+    """Return why results measured at this commit are not recorded; None if they can be."""
     if commit is None:
-        return "this is not a git checkout, so nobody could find the code that was measured"
+        return "this is not a git checkout, so the measured code could not be found again"
     if commit.endswith(_DIRTY):
         return "the tree has uncommitted changes; commit them and measure again"
     return None
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git says, None if it is missing or refuses."""
+    """Return the output of a git command; None if git is missing or the command fails."""
     try:
         result = subprocess.run(
             ["git", "-C", str(folder), *arguments],
@@ -186,7 +186,7 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
-    """Ask the NVIDIA driver, without CUDA and without torch; nothing if there is no driver."""
+    """Return the GPUs and the version of the NVIDIA driver, without using CUDA or torch."""
     try:
         import pynvml
     except ImportError:
@@ -204,7 +204,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
         )
         return gpus, str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
-        logger.info("the NVIDIA driver does not tell its devices: %s", error)
+        logger.info("the NVIDIA driver does not report its devices: %s", error)
         return (), None
     finally:
         pynvml.nvmlShutdown()
@@ -213,7 +213,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
 def sample_machine(
     record: Callable[[Mapping[str, float], int], None], stopped: threading.Event
 ) -> None:
-    """Record samples of the machine until stopped, in a thread; their step is their number."""
+    """Record samples of the machine until `stopped` is set; the step of a sample is its number."""
     if stopped.wait(FIRST_SECONDS):
         return
     samplers = available_samplers()
@@ -221,14 +221,14 @@ def sample_machine(
     while samplers and not stopped.wait(SAMPLING_SECONDS):
         try:
             record(_sample(samplers), step)
-        except OSError as error:  # a full disk, of which the program itself will say more
+        except OSError as error:  # a full disk, which the program itself also reports
             logger.warning("system metrics are no longer recorded: %s", error)
             return
         step += 1
 
 
 def available_samplers() -> list[Any]:
-    """Return what can be sampled on this machine."""
+    """Return MLflow's samplers that work on this machine."""
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
     from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
     from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
@@ -238,20 +238,20 @@ def available_samplers() -> list[Any]:
         from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
         samplers.append(GPUMonitor())  # type: ignore[no-untyped-call]
-    except Exception as error:  # no NVML, or a driver that does not answer
+    except Exception as error:  # no NVML, or a driver that does not respond
         logger.debug("no GPU among the system metrics: %s", error)
     return samplers
 
 
 def _sample(samplers: list[Any]) -> dict[str, float]:
-    """Return the values of all samplers, and take out those that fail."""
+    """Return the values of all samplers, and remove samplers that fail from the list."""
     values: dict[str, float] = {}
     for sampler in list(samplers):
         try:
             sampler.collect_metrics()
             values |= {SAMPLED_PREFIX + k: v for k, v in sampler.aggregate_metrics().items()}
             sampler.clear_metrics()
-        except Exception as error:  # a device that goes away ends its metrics, not the run
+        except Exception as error:  # a lost device ends its own metrics, not the run
             logger.warning("a system metric is no longer sampled: %s", error)
             samplers.remove(sampler)
     return values

@@ -1,6 +1,6 @@
-"""Columns of the tables beside an influence report: CSV for spreadsheets, Parquet for programs.
+"""Columns of the tables of an influence report: CSV for spreadsheets, Parquet for programs.
 
-Both hold one row for each (test, training) pair. The influence engine writes them, the dashboard
+Both tables have one row per (test, training) pair. The influence engine writes them; the dashboard
 and `clew.api` read them.
 """
 
@@ -25,7 +25,7 @@ CSV_COLUMNS = (
 ENSEMBLE_CSV_COLUMNS = (*CSV_COLUMNS, "Spread", "RunsAgreeing")
 """Header of the CSV file of an ensemble."""
 VALUES_CSV_COLUMNS = ("TrainIndex", *CSV_COLUMNS[6:12], "Value")
-"""Header of the CSV file of the values of facts."""
+"""Header of the CSV file with the values of training facts."""
 
 TERM_COLUMNS = (
     "test_head",
@@ -41,22 +41,22 @@ TERM_COLUMNS = (
     "train_tail",
     "train_tail_label",
 )
-"""Parquet: the CSV's names in snake case, strings in dictionary encoding."""
+"""Parquet: the columns of the CSV file in snake case, dictionary-encoded strings."""
 
 SCORE_COLUMN = "tracin_score"
 """Parquet: the influence, float64."""
 COSINE_COLUMN = "cosine"
-"""Parquet: influence divided by the norms of both gradients; absent where it was not computed."""
+"""Parquet: influence divided by the norms of both gradients; absent if it was not computed."""
 SPREAD_COLUMN = "spread"
 """Parquet, ensembles: standard deviation of the runs' scores (n - 1), float32."""
 AGREEING_COLUMN = "runs_agreeing"
 """Parquet, ensembles: number of runs whose score has the mean's sign, int32."""
 TEST_INDEX_COLUMN = "test_index"
-"""Parquet: place of the test triple in the JSON file's `tests`, int32."""
+"""Parquet: position of the test triple in the JSON file's `tests`, int32."""
 TRAIN_INDEX_COLUMN = "train_index"
-"""Parquet: line of the training triple in the training data, from 0, int64."""
+"""Parquet: row of the training triple in the training data, from 0, int64."""
 RANK_COLUMN = "rank"
-"""Parquet: place among the test triple's candidates by falling score, from 1, int32."""
+"""Parquet: rank among the test triple's candidates in descending order of score, from 1, int32."""
 ID_COLUMNS = (
     "test_head_id",
     "test_rel_id",

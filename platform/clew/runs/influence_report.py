@@ -1,12 +1,12 @@
-"""An influence report: the models of its JSON file.
+"""Data models of an influence report's JSON file.
 
-The JSON file says of a `tracin` or `batch_tracin` run, for each test triple, its score, its rank
-and its strongest proponents and opponents. The influence engine writes with these models, the
-dashboard reads with them; the tables beside it are in `influence_columns`. Nothing here needs
-torch.
+The JSON file of a `tracin` or `batch_tracin` run has, for each test triple, the score, the rank and
+the strongest proponents and opponents. The influence engine writes the file with these models, and
+the dashboard reads it with them. The columns of the tables next to the file are in
+`influence_columns`. This module does not need torch.
 
-`id` is the name that the data files use (`/m/027rn`, `DB00001`, `enzyme`), `label` the text that
-people read; where a data set has no labels they are equal.
+`id` is the name in the data files (`/m/027rn`, `DB00001`, `enzyme`), and `label` is the readable
+name; they are equal if a data set has no labels.
 """
 
 import json
@@ -33,8 +33,9 @@ CONVE_PARTS = (
     "dense",
     "convolution",
 )
-"""Parts of ConvE in `by_part`: scorer, scorer x lookup of the shared entity table, lookup of the
-head, lookup of the relation, fully connected layer, convolution with all normalisations."""
+"""Parts of ConvE in `by_part`, in this order: scorer; scorer x lookup of the shared entity table;
+lookup of the head; lookup of the relation; fully connected layer; convolution with all
+normalisations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class TripleRecord:
-    """A triple with names."""
+    """A triple with the ids and labels of its terms."""
 
     head: Term
     relation: Term
@@ -59,9 +60,9 @@ class InfluenceEntry:
     """One training triple's influence on one test triple.
 
     `rank` counts from 1 among the proponents or among the opponents, strongest first. Both
-    `by_checkpoint` and `by_part` add up to `influence`. Of an ensemble, `influence` is the mean
-    over its runs, `spread` the standard deviation (n - 1), `runs_agreeing` the number of runs whose
-    score has the mean's sign.
+    `by_checkpoint` and `by_part` add up to `influence`. For an ensemble, `influence` is the mean
+    over the runs, `spread` is the standard deviation (n - 1), and `runs_agreeing` is the number of
+    runs whose score has the same sign as the mean.
     """
 
     rank: int
@@ -79,11 +80,11 @@ class InfluenceEntry:
 class ScoredTriple:
     """One test triple.
 
-    `score` is the model's own for the triple (a logit), `rank` the filtered rank of the answer that
-    is explained (ties count half), both at the last checkpoint; with direction `both` they are the
-    means over tail and head, in version 1 they are of the tail. `truncated` says that more training
-    triples were scored than the two lists of an `ExplainedTriple` hold. `self_influence` is None
-    for the unrolled score, which has none.
+    `score` is the model's score of the triple (a logit), and `rank` is the filtered rank of the
+    explained answer (ties count half), both at the last checkpoint. With direction `both`, they are
+    means over tail and head; in version 1 of the schema, they belong to the tail. `truncated` is
+    True if more training triples were scored than the two lists of an `ExplainedTriple` contain.
+    `self_influence` is None for unrolled scores, which do not define it.
     """
 
     test: TripleRecord
@@ -96,7 +97,7 @@ class ScoredTriple:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTriple(ScoredTriple):
-    """One test triple and the training triples that moved it most."""
+    """One test triple, and the training triples with the strongest influence on it."""
 
     proponents: tuple[InfluenceEntry, ...] = ()
     opponents: tuple[InfluenceEntry, ...] = ()
@@ -113,10 +114,10 @@ class CheckpointWeight:
 
 @dataclass(frozen=True, slots=True)
 class ReportModel:
-    """Which model was explained.
+    """The model that was explained.
 
-    Of an ensemble, `run_id` is its first run, `runs` are all of them, and a checkpoint's weight is
-    the mean over them.
+    For an ensemble, `run_id` is the first run, `runs` are all runs, and the weight of a checkpoint
+    is the mean over the runs.
     """
 
     run_id: str
@@ -127,9 +128,10 @@ class ReportModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFrame:
-    """What a report says besides its test triples.
+    """All fields of a report except the test triples.
 
-    Version 1 knew one direction of the loss, both, and no ensembles; it is read as it is.
+    Version 1 of the schema has only one direction of the loss, `both`, and no ensembles. It is read
+    without conversion.
     """
 
     schema_version: Literal[1, 2] = 2
@@ -140,7 +142,7 @@ class ReportFrame:
     seconds: float
     device: str
     validation: ValidationSummary | None = None
-    """What this form of score was worth when it was tested on this model, if it was."""
+    """Result of the test of this form of score on this model; None if it was not tested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,25 +169,26 @@ def read_influence_json(path: Path) -> InfluenceReport:
     """Read a whole report.
 
     Raises:
-        DataError: the file is no report, or of another schema version.
+        DataError: The file is not a report, or it has another schema version.
     """
     return _read(path, _REPORT)
 
 
 def read_influence_outline(path: Path) -> ReportOutline:
-    """Read a report without its training triples, which are nearly all of a large file.
+    """Read a report without its training triples, which are most of a large file.
 
     Raises:
-        DataError: as `read_influence_json`.
+        DataError: The file is not a report, or it has another schema version.
     """
     return _read(path, _OUTLINE)
 
 
 def read_explained_triple(path: Path, index: int) -> tuple[ReportFrame, ExplainedTriple]:
-    """Read one test triple with its training triples; the others are passed over.
+    """Read one test triple with its training triples, and skip all other test triples.
 
     Raises:
-        DataError: as `read_influence_json`, or there is no such test triple.
+        DataError: The file is not a report, it has another schema version, or there is no such
+            test triple.
     """
     passed_over = core_schema.typed_dict_schema({})
 
@@ -202,10 +205,10 @@ def read_explained_triple(path: Path, index: int) -> tuple[ReportFrame, Explaine
 
 
 def write_influence_json(report: InfluenceReport, path: Path) -> None:
-    """Write a report, one test triple per line, whole or not at all.
+    """Write a report with one test triple per line, completely or not at all.
 
     Raises:
-        DataError: a value is not a number or infinite.
+        DataError: A value is NaN or infinite.
     """
     try:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
@@ -221,7 +224,7 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
                 file.write(("" if index == 0 else ",\n") + text)
             file.write("]}\n")
     except ValueError as error:
-        raise DataError(f"{path}: the report holds a value that JSON cannot: {error}") from None
+        raise DataError(f"{path}: JSON cannot represent a value of the report: {error}") from None
 
 
 def _read(path: Path, adapter: TypeAdapter[R]) -> R:
@@ -234,7 +237,7 @@ def _read(path: Path, adapter: TypeAdapter[R]) -> R:
 
 
 def _problem(error: ValidationError) -> str:
-    """Say what makes a file no report."""
+    """Return why a file is not a report."""
     problems = error.errors(include_url=False)
     first = problems[0]
     if first["type"] == "json_invalid":
@@ -249,6 +252,6 @@ def _problem(error: ValidationError) -> str:
             )
     if first["type"] == "missing":
         if first["loc"][:-1] == ("tests",):
-            return f"no test triple {problems[-1]['loc'][1]}; it has {first['loc'][1]}"
+            return f"no test triple {problems[-1]['loc'][1]}; the report has {first['loc'][1]}"
         return f"{first['loc'][-1]!r} is missing; expected schema 1 or 2"
     return f"a value of the wrong kind ({described(error)}); expected schema 1 or 2"

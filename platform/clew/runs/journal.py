@@ -1,20 +1,22 @@
-"""The journal of a run: everything that it records is written here first, and sent from here.
+"""The journal of a run: all its records are written to disk first, then sent from there.
 
     spool/<run id>/       a folder that only its owner can open
       run.json            the store and the run that the journal belongs to
       journal.jsonl       every message in order, one per line
-      sent                how many bytes of the journal the store has
-      files/7/...         copies of artifacts that wait, by the position of their message
-      refused.jsonl       messages that the store refused for good, with the reason
-      refused/7/...       their files
+      sent                how many bytes of the journal the store already has
+      files/7/...         copies of unsent artifacts, by the position of their message
+      refused.jsonl       messages that the store refused permanently, with the reason
+      refused/7/...       the files of these messages
       lock                held by the process that writes to the run
 
-`sent` moves after the store has taken a message. A crash in between sends the message again, and
-every kind of message may be sent twice without harm (see `clew.runs.delivery`). `run.json` and
-`sent` are written under another name first (`sent.new`), which a killed process may leave.
+`sent` is updated after the store has accepted a message. After a crash in between, the message is
+sent again; every kind of message can be sent twice without harm (see `clew.runs.delivery`).
+`run.json` and `sent` are first written under another name (`sent.new`), and a killed process can
+leave such a file.
 
-What is read back is not trusted, because a folder can be cloned, unpacked or shared: it must be
-the user's own, no path may lead out of it, and nothing is removed but what is listed above.
+The contents are not trusted when they are read back, because a folder can be cloned, unpacked or
+shared. The folder must belong to the user, no path may lead out of it, and only the files listed
+above are removed.
 """
 
 import itertools
@@ -41,28 +43,28 @@ from clew.runs.messages import (
 )
 
 WRITTEN = ("journal.jsonl", "sent.new", "sent", "run.json.new", "run.json", "lock")
-"""What goes with a journal, in this order: as long as `run.json` is there, it is found again."""
+"""Files removed with a journal, in this order: a journal is found as long as `run.json` exists."""
 FILES = (*WRITTEN, "refused.jsonl")
 FOLDERS = ("files", "refused")
 
 
 class JournalEntry(NamedTuple):
-    """A waiting message, and the journal's length up to and including it."""
+    """An unsent message, and the length of the journal up to the end of this message."""
 
     message: Message
     end: int
 
 
 class JournalInUseError(TrackingError):
-    """Another process writes to the run."""
+    """Another process is writing to the run."""
 
 
 class UnusableMessageError(Exception):
-    """A message that can never be sent, for example because its file is gone."""
+    """A message can never be sent, for example because its file is missing."""
 
 
 class Journal:
-    """The messages of one run; written by one thread at a time, sent by another."""
+    """The messages of one run; one thread at a time writes them, another thread sends them."""
 
     def __init__(self, folder: Path, origin: Origin) -> None:
         self.folder = folder
@@ -78,10 +80,10 @@ class Journal:
         try:
             if self._path.exists():
                 content = self._path.read_bytes()
-            else:  # it is new, or the process that removed it died meanwhile
+            else:  # the journal is new, or a process died while it removed the journal
                 content = b""
                 (folder / "sent").unlink(missing_ok=True)
-            # A crash of the machine may have left part of a line.
+            # A crash of the machine can leave an incomplete last line.
             self.length = content.rfind(b"\n") + 1
             self.sent = _read_sent(folder / "sent", self.length)
             self._file = open(self._path, "ab", buffering=0, opener=_private)  # noqa: SIM115
@@ -92,11 +94,11 @@ class Journal:
 
     @classmethod
     def create(cls, root: Path, origin: Origin) -> "Journal":
-        """Open the run's journal, and go on with what an earlier process left in it.
+        """Open the run's journal, and continue with what an earlier process left in it.
 
         Raises:
             TrackingError: The folder cannot be written or is not safe to use, or another process
-                writes to the run.
+                is writing to the run.
         """
         folder = root / origin.run_id
         try:
@@ -107,17 +109,18 @@ class Journal:
             _write_whole(folder / "run.json", ORIGINS.dump_json(origin, indent=1))
         except OSError as error:
             raise TrackingError(
-                f"spool folder {folder} cannot be written ({error}); set CLEW_SPOOL to a folder "
-                "that can"
+                f"spool folder {folder} cannot be written ({error}); set CLEW_SPOOL to a writable "
+                "folder"
             ) from None
         return journal
 
     @classmethod
     def open(cls, folder: Path) -> "Journal":
-        """Open a journal that is there.
+        """Open an existing journal.
 
         Raises:
-            TrackingError: It is not readable or not safe to use, or its process is still alive.
+            TrackingError: The journal is not readable or not safe to use, or its process is still
+                running.
         """
         file = folder / "run.json"
         try:
@@ -126,7 +129,7 @@ class Journal:
             if origin.run_id != folder.name:
                 raise TrackingError(
                     f"{file}: run_id is {origin.run_id!r}, expected the folder's name; delete the "
-                    "folder if you do not know where it is from"
+                    "folder if you do not know its origin"
                 )
             file = folder
             return cls(folder, origin)
@@ -138,20 +141,20 @@ class Journal:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Bytes of the journal that the store does not have yet."""
+        """Number of bytes of the journal that the store does not have yet."""
         return self.length - self.sent
 
     @property
     def num_refused(self) -> int:
-        """How many messages were put aside."""
+        """Number of messages that the store refused permanently."""
         path = self.folder / "refused.jsonl"
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
     def append(self, message: Message) -> None:
-        """Write a message, whole or not at all; a process that dies right after has not lost it.
+        """Write a message completely or not at all; it is safe even if the process then dies.
 
         Raises:
-            OSError: it cannot be written; the disk may be full.
+            OSError: The message cannot be written; the disk may be full.
         """
         line = MESSAGES.dump_json(message) + b"\n"
         rest = memoryview(line)
@@ -164,17 +167,17 @@ class Journal:
         self.length += len(line)
 
     def stage(self, path: Path, *, link: bool = False) -> str:
-        """Keep a file or folder for the next message until it is sent; return its name here.
+        """Keep a copy of a file or folder until the next message is sent; return the copy's name.
 
-        With `link`, files are hard-linked where the file system can: right for files that are
-        replaced whole, never written in place.
+        With `link`, files are hard-linked if the file system supports it. Use it only for files
+        that are always replaced, never written in place.
 
         Raises:
-            OSError: it cannot be kept; the disk may be full.
+            OSError: The copy cannot be made; the disk may be full.
         """
         name = f"files/{self.length}/{path.name}"
         target = self.folder / name
-        # A process that died before it wrote its message may have left files under this number.
+        # A process that died before it wrote its message can leave files under this number.
         shutil.rmtree(target.parent, ignore_errors=True)
         target.parent.mkdir(parents=True)
         copy = _link_or_copy if link else shutil.copy2
@@ -183,25 +186,25 @@ class Journal:
                 shutil.copytree(path, target, copy_function=copy)
             else:
                 copy(path, target)
-        except OSError:  # on a full disk, the end of the run needs the place
+        except OSError:  # on a full disk, the end of the run needs the space
             shutil.rmtree(target.parent, ignore_errors=True)
             raise
         return name
 
     def staged_path(self, message: Artifact | Checkpoint) -> Path:
-        """Return where a message's files are.
+        """Return the path of a message's files.
 
         Raises:
-            UnusableMessageError: They are gone, or a link among them leads elsewhere.
+            UnusableMessageError: A file is missing or is a link, or a checkpoint is not a folder.
         """
         path = self.folder / message.staged
         for part in itertools.chain((path.parent, path), path.rglob("*")):
             if not _is_plain(part):
                 raise UnusableMessageError(
-                    f"{quoted(str(part))}: no plain file or folder in the spool"
+                    f"{quoted(str(part))}: not a regular file or folder in the spool"
                 )
         if isinstance(message, Checkpoint) and not path.is_dir():
-            raise UnusableMessageError(f"{quoted(str(path))}: a file; a checkpoint is a folder")
+            raise UnusableMessageError(f"{quoted(str(path))}: a file; expected a checkpoint folder")
         return path
 
     def waiting(self) -> Iterator[JournalEntry]:
@@ -221,14 +224,14 @@ class Journal:
                     )
 
     def mark_sent(self, entry: JournalEntry) -> None:
-        """Remember that the store has everything up to `entry`, and drop its staged files."""
+        """Record that the store has everything up to `entry`, and delete its staged files."""
         _write_whole(self.folder / "sent", b"%d" % entry.end)
         self.sent = entry.end
         if isinstance(entry.message, Artifact | Checkpoint):
             shutil.rmtree((self.folder / entry.message.staged).parent, ignore_errors=True)
 
     def refuse(self, message: Message, reason: str) -> None:
-        """Put a message aside that the store will never take; its files stay with it."""
+        """Move a message that the store refused permanently, with its files, out of the queue."""
         if isinstance(message, Artifact | Checkpoint):
             files = (self.folder / message.staged).parent
             if files.exists():
@@ -239,7 +242,7 @@ class Journal:
             file.write(json.dumps(record) + "\n")
 
     def close(self, *, keep: bool = False) -> None:
-        """Close the journal; if the store has all of it, remove it unless `keep`."""
+        """Close the journal, and remove it if the store has everything, unless `keep` is True."""
         self._file.close()
         if not keep and self.num_waiting_bytes == 0 and self.num_refused == 0:
             for name in WRITTEN:
@@ -260,7 +263,7 @@ def list_journals(root: Path) -> list[Path]:
 
 
 def _require_own(folder: Path) -> None:
-    """Refuse a folder that somebody else may have filled, and links in it."""
+    """Refuse a folder that another user could have written, and a folder that contains links."""
     info = folder.lstat()
     mode = stat.S_IMODE(info.st_mode)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or mode & 0o077:
@@ -274,11 +277,11 @@ def _require_own(folder: Path) -> None:
             path.is_dir() if path.name in FILES else path.name in FOLDERS and path.is_file()
         )
         if other_kind or not _is_plain(path):
-            raise TrackingError(f"{path} is no plain file or folder; delete {folder}")
+            raise TrackingError(f"{path} is not a regular file or folder; delete {folder}")
 
 
 def _is_plain(path: Path) -> bool:
-    # Those of Path raise for a name that is too long.
+    # The methods of Path raise an error if a name is too long.
     return not os.path.islink(path) and (os.path.isfile(path) or os.path.isdir(path))
 
 
@@ -293,7 +296,7 @@ def _read_sent(path: Path, length: int) -> int:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; the lock keeps other processes away from its first name."""
+    """Write a file completely or not at all; the lock protects its temporary name."""
     new = path.with_name(f"{path.name}.new")
     with open(new, "wb", opener=_private) as file:
         file.write(content)

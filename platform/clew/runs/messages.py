@@ -1,6 +1,6 @@
-"""What a run records, as its journal holds it: one message per line of JSON.
+"""The messages of a run's journal: one JSON message per line.
 
-A journal is read back from a disk where anything may have happened to it: everything is checked.
+A journal file can be damaged or changed on disk, so every message is validated when it is read.
 """
 
 from typing import Annotated, Literal, Self
@@ -21,7 +21,7 @@ Staged = Annotated[
 ]
 Folder = Annotated[str, Field(pattern=r"^(\w[\w.\- :]*(/\w[\w.\- :]*)*)?$")]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""What the column of a database holds."""
+"""A 64-bit integer, as a database column stores it."""
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -32,13 +32,13 @@ class Metrics:
     values: dict[str, float]
     step: Whole
     time_ms: Whole
-    """When the value was recorded; a message that is sent late, or twice, says the same."""
+    """Time when the values were recorded; it does not change when the message is sent again."""
     kind: Literal["metrics"] = "metrics"
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Params:
-    """Parameters, as text."""
+    """Parameters, with their values as text."""
 
     values: dict[str, str]
     kind: Literal["params"] = "params"
@@ -54,7 +54,7 @@ class Tags:
 
 @dataclass(frozen=True, config=_STRICT)
 class Artifact:
-    """A file, or a folder with all that is in it; `staged` is its copy in the journal's folder."""
+    """A file, or a folder with its contents; `staged` is the copy in the journal's folder."""
 
     staged: Staged
     folder: Folder
@@ -70,7 +70,7 @@ class Checkpoint:
     step: Whole
     metrics: dict[str, float]
     metric_times_ms: dict[str, Whole]
-    """For each metric, the time under which the run already has the value."""
+    """For each metric, the time with which the run already recorded the value."""
     kind: Literal["checkpoint"] = "checkpoint"
 
     @model_validator(mode="after")
@@ -102,7 +102,7 @@ class Finish:
 
 @dataclass(frozen=True, config=_STRICT)
 class Unreadable:
-    """A line of the journal that is no message."""
+    """A line of the journal that is not a valid message."""
 
     line: str
     reason: str
@@ -115,7 +115,7 @@ MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimina
 
 @dataclass(frozen=True, config=_STRICT)
 class Origin:
-    """The run that a journal belongs to, and its store's address without secrets."""
+    """The run that a journal belongs to, and the address of its store without secrets."""
 
     tracking_uri: Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=1000)]
     run_id: Identity

@@ -1,7 +1,7 @@
-"""Opens a run in MLflow: everything that must work before training starts.
+"""Opens a run in MLflow: all that must work before training starts.
 
-What cannot be used is one `TrackingError` within seconds, and no run is left behind. What is
-recorded then: `clew.runs.tracker`.
+A problem raises one `TrackingError` within seconds and leaves no run behind. The module
+`clew.runs.tracker` then records the run.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from clew.runs.messages import Origin
 from clew.runs.reading.runs import get_run
 from clew.runs.tracker import MAX_TAG_CHARACTERS, MlflowTracker, shortened
 
-# What `mlflow run` calls a run that nobody named: adjective-animal-number.
+# The name that `mlflow run` gives to a run without a name: adjective-animal-number.
 _INVENTED_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
 
 
@@ -42,18 +42,18 @@ def open_tracker(
     run_id: str | None = None,
     pace: Pace | None = None,
 ) -> MlflowTracker:
-    """Open a run of some kind (`train`, `trace`, ...) and return its tracker.
+    """Open a run of the given kind (`train`, `trace`, ...) and return its tracker.
 
-    With `run_id`, go on with that run, and first send what an earlier process of it left in its
-    journal. Otherwise adopt the run that `mlflow run` opened, once per process, or create one; runs
-    of this kind whose process died on this machine are ended first, unless they are trainings.
+    With `run_id`, continue that run, and first send what an earlier process left in its journal.
+    Otherwise adopt the run that `mlflow run` opened (once per process), or create a run. Runs of
+    this kind whose process died on this machine are ended first, except training runs.
 
     Raises:
         TrackingError: The store, the experiment, the run or the spool folder cannot be used.
     """
     uri = store.tracking_uri()
     experiment = tracking.experiment
-    if experiment == names.EXPERIMENT:  # the default: the environment may name another
+    if experiment == names.EXPERIMENT:  # the default; the environment can name another one
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
     all_tags = {names.TAG_KIND: kind} | dict(tags or {})
     if parent_run_id is not None:
@@ -62,7 +62,7 @@ def open_tracker(
         all_tags[names.TAG_COMMAND] = store.shown(typed)
 
     client = store.connect(uri)
-    if run_id is None and kind != names.KIND_TRAIN:  # people find a dead training, to resume it
+    if run_id is None and kind != names.KIND_TRAIN:  # a dead training stays, to be resumed
         end_dead_runs(client, kind)
     run = _open_run(
         client,
@@ -92,10 +92,10 @@ def _open_run(
     tags: Mapping[str, str],
     run_id: str | None,
 ) -> Run:
-    """Go on with the run `run_id`, adopt the one that `mlflow run` opened, or create one.
+    """Continue the run `run_id`, adopt the run that `mlflow run` opened, or create a run.
 
-    `MLFLOW_RUN_ID` is taken out of the environment when it is adopted, as MLflow itself does, so
-    that a second run of this process is a separate run.
+    When a run is adopted, `MLFLOW_RUN_ID` is removed from the environment, as MLflow itself does,
+    so that a second run of this process is a separate run.
 
     Raises:
         TrackingError: The run or the experiment cannot be used.
@@ -116,10 +116,10 @@ def _open_run(
 
 
 def find_experiment(client: MlflowClient, name: str) -> Experiment:
-    """Find the experiment or create it.
+    """Find an experiment by its name, or create it.
 
     Raises:
-        TrackingError: The name is empty, or the experiment is deleted.
+        TrackingError: The name is empty, or the experiment was deleted.
     """
     if not name.strip():
         raise TrackingError("tracking.experiment is empty; expected the name of an experiment")
@@ -141,7 +141,7 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
     try:
         return client.get_experiment(client.create_experiment(name, artifact_location=location))
     except MlflowException as error:
-        # Another process may have been a moment earlier.
+        # Another process may have created the experiment a moment earlier.
         experiment = client.get_experiment_by_name(name)
         if error.error_code != "RESOURCE_ALREADY_EXISTS" or experiment is None:
             raise
@@ -149,9 +149,9 @@ def _create_experiment(client: MlflowClient, name: str) -> Experiment:
 
 
 def _folder_name(name: str) -> str:
-    """Return a name as that of a folder, in letters that mean the same in a path and an address.
+    """Return a folder name with only characters that are the same in a path and in a URI.
 
-    MLflow takes a path with `%20` in it for an address, and looks elsewhere.
+    MLflow interprets a path that contains `%20` as a URI, and then looks in another folder.
     """
     plain = re.sub(r"[^A-Za-z0-9_.\-]", "_", name).strip(".")
     if plain == name and len(name) <= 100:
@@ -162,7 +162,7 @@ def _folder_name(name: str) -> str:
 def _continue_run(
     client: MlflowClient, run_id: str, named_by: str, run_name: str | None, tags: Mapping[str, str]
 ) -> Run:
-    """Make an existing run this process's own; a name that a person gave it stays."""
+    """Continue an existing run in this process; a name that a user gave to the run stays."""
     run = get_run(client, run_id, named_by)
     is_named = run.info.run_name and not _INVENTED_NAME.fullmatch(run.info.run_name)
     client.update_run(run_id, status="RUNNING", name=None if is_named else run_name)
@@ -171,7 +171,7 @@ def _continue_run(
 
 
 def _source_tags() -> dict[str, str]:
-    """Say who started the run, with what, as MLflow does it."""
+    """Return MLflow's tags for the user, the program and the commit of the run."""
     tags = {
         mlflow_tags.MLFLOW_USER: store.acting_person(),
         mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
@@ -183,6 +183,6 @@ def _source_tags() -> dict[str, str]:
 
 
 def preload_databases() -> None:
-    """Import what MLflow needs for a store in a database, which it does at the first connection."""
+    """Import MLflow's modules for database stores before the first connection does so."""
     import mlflow.store.model_registry.sqlalchemy_store
     import mlflow.store.tracking.sqlalchemy_store  # noqa: F401

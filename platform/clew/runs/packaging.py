@@ -1,8 +1,8 @@
-"""Makes the folder that MLflow serves: a pyfunc "model from code" with its files and its package.
+"""Writes the folder that MLflow serves: a pyfunc "model from code" with its files and its package.
 
 No object is pickled: MLflow copies the code file and runs it again when the model is loaded. The
-package goes with it, so that a version keeps answering as it did when the project moves on.
-Requests and answers are described in MLflow's words, for each task.
+package is copied too, so that a version gives the same answers after the project changes. The
+requests and answers of each task are described with MLflow's signatures.
 """
 
 import shutil
@@ -32,9 +32,9 @@ PACKAGES = (
     "scipy",
     "torch",
 )
-"""What the package needs to answer queries; recorded in the versions of this environment."""
+"""Requirements for answering queries, recorded with the versions of this environment."""
 MORE = {names.TASK_LANGUAGE_MODELING: ("tokenizers",)}
-"""What it needs beyond that, for a task."""
+"""Additional requirements of a task."""
 
 
 def save_servable(
@@ -46,15 +46,15 @@ def save_servable(
     work: Path,
     example: Mapping[str, Any],
 ) -> Path:
-    """Save a model folder as something that `mlflow models serve` can serve.
+    """Save a model folder in the format that `mlflow models serve` can serve.
 
     Args:
-        folder: Where to; must not exist.
-        task: Of the model; it decides what requests and answers look like.
+        folder: The folder to write; it must not exist.
+        task: Task of the model; it determines the form of requests and answers.
         code: The Python file that MLflow runs to get the model.
-        model_folder: What the code finds under the name `model` among its artifacts.
+        model_folder: The folder that the code finds as `model` among its artifacts.
         work: An empty folder for copies.
-        example: A query that the model can answer, kept as MLflow's input example.
+        example: A query that the model can answer, stored as MLflow's input example.
     """
     source = work / "model"
     shutil.copytree(model_folder, source)
@@ -75,10 +75,10 @@ def save_servable(
 
 
 def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Load a saved model as a server does, and return what it answers.
+    """Load a saved model as a server does, and return its answers to the queries.
 
     Raises:
-        TrackingError: MLflow cannot load it, or it cannot answer.
+        TrackingError: MLflow cannot load the model, or the model cannot answer.
     """
     before = list(sys.path)
     with _pyfunc() as pyfunc:
@@ -88,11 +88,11 @@ def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dic
         except Exception as error:
             raise TrackingError(f"MLflow cannot serve {folder.name}: {described(error)}") from error
         finally:
-            sys.path[:] = before  # MLflow put the model's own copy of the package first
+            sys.path[:] = before  # MLflow inserted the model's own copy of the package
 
 
 def _copy_package(target: Path) -> Path:
-    """Copy the package's Python files; its data sets stay behind."""
+    """Copy the package's Python files, but not its data sets."""
     source = Path(clew.__file__).parent
     for path in sorted(source.rglob("*.py")):
         copy = target / source.name / path.relative_to(source)
@@ -108,13 +108,13 @@ def _frame(queries: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def _public_version(package: str) -> str:
-    """Return an installed version without the build that only its own index has (`+cpu`)."""
+    """Return an installed version without its local build label, such as `+cpu`."""
     return version(package).partition("+")[0]
 
 
 @contextmanager
 def _pyfunc() -> Iterator[ModuleType]:
-    """Give MLflow's pyfunc; what warns in here are its own type hints and its use of pandas."""
+    """Provide MLflow's pyfunc without warnings, which only concern MLflow's own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from mlflow import pyfunc
@@ -123,7 +123,7 @@ def _pyfunc() -> Iterator[ModuleType]:
 
 
 def _signature(task: str) -> Any:
-    """Return what rows, answers and parameters of a task's models are, in MLflow's words."""
+    """Return MLflow's signature of a task's models: types of rows, answers and parameters."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, Object, Property

@@ -1,7 +1,7 @@
-"""How many cores a process may use, and how its idle threads wait. Without torch.
+"""Sets how many cores a process uses and how its idle threads wait; torch is not imported.
 
-OpenMP reads its environment when torch loads it, so a process prepares before that. What is set
-here, child processes and the data loader's workers inherit.
+OpenMP reads its environment variables when torch loads it, so they must be set before that. Child
+processes and the data loader's workers inherit them.
 """
 
 import math
@@ -13,16 +13,17 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 CGROUPS = Path("/sys/fs/cgroup")
 WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 SPIN_COUNT = "2000"
-"""Turns that an idle thread of libgomp waits before it sleeps, instead of 300,000. Those are
-milliseconds in which it holds a core; on a machine that others use too, somebody wants that core,
-and the wait is longest when it is (`experiments/benchmarks/busy_machine.py`)."""
+"""Number of spins of an idle libgomp thread before it sleeps; the default is 300,000. With the
+default, the thread occupies a core for milliseconds that other processes on a shared machine need
+(`experiments/benchmarks/busy_machine.py`)."""
 
 
 def prepare_threads(environment: MutableMapping[str, str]) -> None:
-    """Let idle threads sleep, and take no more of them than there are cores for this process.
+    """Let idle threads sleep, and use at most as many threads as this process has cores.
 
-    What a person has set stays. Threads are limited by the quota of the control group alone:
-    OpenMP itself heeds the affinity, and knows which cores are two threads of one.
+    Variables that the user has set are not changed. `OMP_NUM_THREADS` is set only if the quota of
+    the control group is below the affinity: OpenMP itself respects the affinity, and knows which
+    logical cores share a physical core.
     """
     if not any(name in environment for name in WAITING):
         environment["GOMP_SPINCOUNT"] = SPIN_COUNT
@@ -31,7 +32,7 @@ def prepare_threads(environment: MutableMapping[str, str]) -> None:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may use: of its affinity, and of its group's quota."""
+    """Return how many cores this process may use: the smaller of its affinity and its quota."""
     return max(1, math.ceil(min([_cores_of_affinity(), *_quotas()])))
 
 
@@ -52,7 +53,7 @@ def _quotas() -> Iterator[float]:
         if controllers and "cpu" not in controllers.split(","):
             continue
         root = CGROUPS / "cpu" if controllers else CGROUPS
-        # In a container the path may be the host's: the group that is seen here is then the root.
+        # In a container, the path can be the host's; the container's own group is then the root.
         own = root / place.lstrip("/")
         for folder in (own, *own.parents):
             if folder.is_relative_to(root):
@@ -60,7 +61,7 @@ def _quotas() -> Iterator[float]:
 
 
 def _quota(folder: Path) -> float:
-    """Return the quota of one group in cores: version 2 writes one file, version 1 writes two."""
+    """Return the quota of one group in cores; cgroup version 2 has one file, version 1 has two."""
     try:
         if (folder / "cpu.max").is_file():
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()

@@ -17,7 +17,7 @@ from clew.errors import ConfigError, TrackingError
 from clew.runs import store
 
 SERVABLE = "servable"
-"""Name and type of the model entries that versions are made of."""
+"""Name and type of MLflow's logged models that are registered as versions."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. \-]{0,199}")
 _ALIAS = re.compile(r"[A-Za-z0-9_\-]{1,100}")
@@ -35,36 +35,36 @@ class RegisteredVersion:
 
     @property
     def uri(self) -> str:
-        """Address of this very version, whatever the aliases do."""
+        """Address of exactly this version; it does not depend on aliases."""
         return f"models:/{self.name}/{self.number}"
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """What a registered model says of itself in one read: alias to version number, and tags."""
+    """The aliases (with their version numbers) and tags of a registered model at one time."""
 
     aliases: Mapping[str, str]
     tags: Mapping[str, str]
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that the registry, or an address with it, cannot hold.
+    """Check that a model name can be used in the registry and in `models:/` addresses.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: The name cannot be used.
     """
     if not _NAME.fullmatch(name) or name.strip() != name:
         raise ConfigError(
             f"model name {name!r} is not allowed; use up to 200 letters, digits, `_`, `-`, `.` and "
-            "spaces, beginning with a letter, digit or `_` (no `/`, no `:`)"
+            "spaces, starting with a letter, digit or `_` (no `/`, no `:`)"
         )
 
 
 def check_alias(alias: str, *, reserved: frozenset[str] = frozenset()) -> None:
-    """Refuse an alias that the registry does not take or that is kept for another use.
+    """Check that the registry accepts an alias and that it is not reserved for another use.
 
     Raises:
-        ConfigError: it is refused.
+        ConfigError: The alias is not allowed.
     """
     if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or _VERSION_ALIAS.fullmatch(alias):
         raise ConfigError(
@@ -73,8 +73,8 @@ def check_alias(alias: str, *, reserved: frozenset[str] = frozenset()) -> None:
         )
     if alias in reserved:
         raise ConfigError(
-            f"alias {alias!r} is set by the promotion itself; give the alias to compete for, for "
-            "example champion"
+            f"alias {alias!r} is set by the promotion itself; give the alias that the model "
+            "competes for, for example champion"
         )
 
 
@@ -89,12 +89,12 @@ class Registry:
         """Open the registry.
 
         Raises:
-            TrackingError: the store does not answer or cannot be written.
+            TrackingError: The store does not respond or cannot be written.
         """
         return cls(store.connect(store.tracking_uri()))
 
     def state(self, name: str) -> ModelState | None:
-        """Return the model's aliases and tags as they are now; None if there is no such model."""
+        """Return the model's current aliases and tags; None if there is no such model."""
         with store.using(f"reading model {name!r}"):
             try:
                 model = self.client.get_registered_model(name)
@@ -109,7 +109,7 @@ class Registry:
         """Return a version by its number.
 
         Raises:
-            TrackingError: there is none.
+            TrackingError: There is no such version.
         """
         with store.using(f"reading version {number} of model {name!r}"):
             try:
@@ -126,7 +126,7 @@ class Registry:
         """Return the version that an alias points to.
 
         Raises:
-            TrackingError: there is no such model or alias.
+            TrackingError: There is no such model or alias.
         """
         state = self.state(name)
         if state is None:
@@ -144,7 +144,7 @@ class Registry:
         return self.version(name, state.aliases[alias])
 
     def versions_of_run(self, name: str, run_id: str) -> list[RegisteredVersion]:
-        """Return the model's versions that a run was the source of, the newest first."""
+        """Return the model's versions that were registered from a run, the newest first."""
         query = f"name = '{name}' AND run_id = '{run_id}'"
         with store.using(f"listing versions of model {name!r}"):
             found = self.client.search_model_versions(query)
@@ -152,7 +152,7 @@ class Registry:
         return sorted(versions, key=lambda version: int(version.number), reverse=True)
 
     def abandon(self, promote_run: str, source_run: str, reason: str) -> None:
-        """Mark what a promotion that died has left: an upload without end, versions unjudged."""
+        """Mark as failed what a dead promotion left: unfinished uploads and unchecked versions."""
         mine = f"tags.`{names.TAG_PROMOTE_RUN}` = '{promote_run}'"
         with store.using(f"ending what promotion {promote_run} began"):
             for model in self._uploads_of(source_run, mine):
@@ -167,7 +167,7 @@ class Registry:
                 self.tag(version, verdict | {names.TAG_VALIDATION: names.VALIDATION_FAILED})
 
     def _uploads_of(self, source_run: str, condition: str) -> list[LoggedModel]:
-        """Return the models uploaded beside a run; none if the run was deleted for good."""
+        """Return the models that were uploaded for a run; none if the run no longer exists."""
         try:
             experiment_id = self.client.get_run(source_run).info.experiment_id
         except MlflowException as error:
@@ -179,7 +179,7 @@ class Registry:
     def register(
         self, name: str, folder: Path, *, run_id: str, tags: Mapping[str, str]
     ) -> RegisteredVersion:
-        """Upload a saved model and make it a version; it is visible only when it is whole."""
+        """Upload a saved model and register it as a version after the upload is complete."""
         with store.using(f"registering a version of model {name!r}"):
             experiment_id = self.client.get_run(run_id).info.experiment_id
             model = self.client.create_logged_model(
@@ -225,12 +225,12 @@ class Registry:
                 self.client.set_registered_model_alias(name, alias, number)
 
     def set_model_tag(self, name: str, key: str, value: str) -> None:
-        """Set a tag of the model itself."""
+        """Set a tag of the registered model, not of a version."""
         with store.using(f"tagging model {name!r}"):
             self.client.set_registered_model_tag(name, key, value)
 
     def delete_model_tag(self, name: str, key: str) -> None:
-        """Remove a tag of the model itself; one that is gone already is no error."""
+        """Remove a tag of the registered model; a tag that does not exist is not an error."""
         with store.using(f"untagging model {name!r}"):
             try:
                 self.client.delete_registered_model_tag(name, key)
@@ -239,15 +239,15 @@ class Registry:
                     raise
 
     def download(self, version: RegisteredVersion, folder: Path, part: str = "") -> Path:
-        """Copy the files of a version, or of a folder in it, into `folder`.
+        """Copy the files of a version, or of the file or folder `part` in it, into `folder`.
 
         Returns:
-            Where they are; nothing is there if the version has no such part.
+            The path of the copy; nothing exists there if the version has no such part.
         """
         folder.mkdir(parents=True, exist_ok=True)
         uri = self.client.tracking_uri
         with store.using(f"downloading {version.uri}"):
-            # `models:/` addresses would be looked up in MLflow's global store, not in this one.
+            # MLflow would look up `models:/` addresses in its global store, not in this store.
             location = self.client.get_model_version_download_uri(version.name, version.number)
             if part:
                 place, _, name = f"{location.rstrip('/')}/{part}".rpartition("/")

@@ -1,8 +1,9 @@
-"""The door of a scoring server: requests are refused by size and form, mistakes told in one line.
+"""Middleware of a scoring server ("door"): checks requests and answers errors in one line.
 
-MLflow's server reads and parses whatever comes, repeats it where it cannot use it, and adds a stack
-trace. It has no place for a middleware, but it makes its application after it has loaded the model:
-`close_door`, called by the model, puts a class in FastAPI's place that begins with the door.
+MLflow's server parses every request. For an invalid request, it returns the request itself and a
+stack trace. MLflow has no option for a middleware, but it creates its application after it has
+loaded the model. `close_door`, which the model calls, therefore replaces FastAPI's class by a
+subclass that adds the door as middleware.
 """
 
 import json
@@ -20,9 +21,9 @@ Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MISTAKE = "mistake"
-"""Key of the line in an error that the model itself has found, in MLflow's JSON."""
+"""Key of the message in MLflow's JSON for an error that the model itself has found."""
 SERVED_PATH = "__pyfunc_model_path__"
-"""MLflow sets it in the processes of its scoring server, before they load the model."""
+"""Environment variable that MLflow sets in its scoring server before the model is loaded."""
 LIMIT_VARIABLE, LIMIT_MIB = "CLEW_REQUEST_MIB", 16
 MAX_LINE = 600
 FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
@@ -31,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 
 def close_door(expects: str, columns: Set[str], parameters: Set[str]) -> None:
-    """Let the scoring server of this process, if it is one, begin with the door.
+    """Add the door to the scoring server, if this process is one.
 
     Args:
-        expects: What a request should hold, for people.
-        columns: Names of what its rows may hold.
-        parameters: Names of what its `params` may hold.
+        expects: What a request should contain, as text for error messages.
+        columns: Allowed names in a row.
+        parameters: Allowed names in `params`.
 
     Raises:
-        SystemExit: `CLEW_REQUEST_MIB` is not a usable number; the server ends with this line.
+        SystemExit: `CLEW_REQUEST_MIB` is not a valid size; the server ends with this message.
     """
     if SERVED_PATH not in os.environ:
         return
@@ -47,7 +48,7 @@ def close_door(expects: str, columns: Set[str], parameters: Set[str]) -> None:
     import fastapi
 
     class Guarded(fastapi.FastAPI):
-        """An application behind the door."""
+        """A FastAPI application with the door as middleware."""
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)
@@ -69,20 +70,21 @@ def _limit_bytes(given: str) -> int:
         limit = 0
     if limit < 1:
         raise SystemExit(
-            f"clew: {LIMIT_VARIABLE}={given!r}; expected MiB above 0, such as {LIMIT_MIB}"
+            f"clew: {LIMIT_VARIABLE}={given!r}; expected a number of MiB above 0, such as "
+            f"{LIMIT_MIB}"
         )
     return limit
 
 
 class Door:
-    """An ASGI application before another one.
+    """An ASGI middleware that refuses invalid requests.
 
     Args:
         app: The scoring server.
-        expects: What a request should hold, for people.
-        columns: Names of what its rows may hold.
-        parameters: Names of what its `params` may hold.
-        limit_bytes: The largest request.
+        expects: What a request should contain, as text for error messages.
+        columns: Allowed names in a row.
+        parameters: Allowed names in `params`.
+        limit_bytes: The largest allowed size of a request.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Door:
             await self._pass_on(scope, body, receive, send)
 
     def _fault(self, scope: Scope, body: bytes) -> str | None:
-        """Say what is wrong with the form of a request; None if nothing is, or if it is no JSON."""
+        """Return what is wrong with the form of a request; None if it is valid or not JSON."""
         kind = dict(scope["headers"]).get(b"content-type")
         if kind is None:
             return "the request has no content type"
@@ -123,11 +125,11 @@ class Door:
         except RecursionError:
             return "the request is nested too deeply"
         except ValueError as error:
-            return f"the request is no JSON ({str(error)[:100]})"
+            return f"the request is not valid JSON ({str(error)[:100]})"
 
     def _fault_in(self, content: object) -> str | None:
         if not isinstance(content, dict):
-            return "the request is no JSON object"
+            return "the request is not a JSON object"
         given = [form for form in FORMS if form in content]
         if len(given) != 1:
             forms = ", ".join(FORMS)
@@ -155,7 +157,7 @@ class Door:
             await self._app(scope, replay, keep)
         except Exception:
             logger.exception("a request could not be answered")
-            await _refuse(send, 500, "INTERNAL_ERROR", "the server failed; its log says how")
+            await _refuse(send, 500, "INTERNAL_ERROR", "the server failed; see its log")
             return
         if (status := events[0]["status"]) < 400:
             for event in events:
@@ -166,7 +168,7 @@ class Door:
         await _refuse(send, status, code, line)
 
     def _told(self, text: str) -> tuple[str, str]:
-        """Return the code and the line of an error of MLflow's; its stack trace is logged."""
+        """Return the code and one line of an MLflow error; its stack trace is logged."""
         try:
             content = dict(json.loads(text))
         except (ValueError, TypeError, RecursionError):
@@ -176,37 +178,37 @@ class Door:
         code = str(content.get("error_code", "BAD_REQUEST"))
         if MISTAKE in content:
             return code, str(content[MISTAKE])
-        # Before this stands the request itself, which may be long.
+        # MLflow's message starts with the request itself, which can be long.
         reason = str(content.get("message") or content.get("detail")).rpartition("Error: ")[2]
         reason = (reason.strip().splitlines() or ["the request cannot be used"])[0][:300]
         return code, f"{reason.rstrip('.')}; expected {self._expects}"
 
 
 def _fault_in_params(content: Mapping[str, object], parameters: Set[str]) -> str | None:
-    """Say which parameter is unknown or misplaced: MLflow drops those, with a line in its log."""
+    """Return which parameter is unknown or misplaced; MLflow would only log and ignore it."""
     asked = content.get("params") or {}
     if not isinstance(asked, dict):
-        return "params is no JSON object"
+        return "params is not a JSON object"
     if unknown := sorted(asked.keys() - parameters):
         return f"params has {quoted(unknown[0])}; {valid_names(unknown[0], sorted(parameters))}"
     if beside := sorted(parameters & content.keys()):
-        return f"{beside[0]} stands beside params; put it into params"
+        return f"{beside[0]} is outside params; put it into params"
     return None
 
 
 def _fault_in_table(table: object) -> str | None:
-    """Say which list of names of `dataframe_split` is none."""
+    """Return which part of `dataframe_split` should be a list of names and is not."""
     if not isinstance(table, dict):
         return None
     for key in ("columns", "index"):
         labels = table.get(key) or []
         if not isinstance(labels, list) or any(isinstance(each, dict | list) for each in labels):
-            return f"{key} of dataframe_split is no list of names"
+            return f"{key} of dataframe_split is not a list of names"
     return None
 
 
 def _columns_of(form: str, rows: object) -> Set[str]:
-    """Return the names of what is given for any row."""
+    """Return all column names that occur in any row."""
     if isinstance(rows, list):
         return {name for row in rows if isinstance(row, dict) for name in row}
     if isinstance(rows, dict):
@@ -215,16 +217,17 @@ def _columns_of(form: str, rows: object) -> Set[str]:
 
 
 def _fault_in_columns(given: Set[str], columns: Set[str]) -> str | None:
-    """Say which column is unknown: MLflow drops it, and a query without its tail is another one."""
+    """Return which column is unknown; MLflow would ignore it, which changes the query."""
     if unknown := sorted(given - columns):
         return f"a row has {quoted(unknown[0])}; {valid_names(unknown[0], sorted(columns))}"
     return None
 
 
 async def _read(receive: Receive, limit_bytes: int) -> bytes | None:
-    """Return a request's body; None if it is too large: the rest is read, and not kept.
+    """Return a request's body, or None if it is too large.
 
-    A client that is cut off while it sends would not see the answer.
+    A body that is too large is read to its end but not kept: a client whose connection is closed
+    while it sends would not see the answer.
     """
     parts: list[bytes] = []
     num_bytes, more = 0, True

@@ -1,7 +1,7 @@
-"""The frame of a registered model's code, which MLflow's servers run ("models from code").
+"""Base class of the code of a registered model, which MLflow's servers run ("models from code").
 
 `clew promote` copies the code file of a subject, the package and a model folder into the registered
-model. A server loads them once; a request is a batch of rows, and gets one answer for each.
+model. A server loads them once. A request is a batch of rows and gets one answer per row.
 """
 
 import logging
@@ -26,13 +26,13 @@ from clew.runs.request_door import MISTAKE, close_door
 __all__ = ["Row", "ServedModel", "Settings", "set_model"]
 
 Row = Mapping[str, Any]
-"""A row of a request; what is not given is not in it."""
+"""A row of a request; it contains only the values that were given."""
 MAX_ROWS = 1000
 logger = logging.getLogger(__name__)
 
 
 class Settings(BaseModel):
-    """The parameters of a request. A subject's own have types, limits and defaults."""
+    """The parameters of a request; subclasses define their types, limits and defaults."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
@@ -41,10 +41,10 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class ServedModel(PythonModel, Generic[SettingsT]):
-    """A model of some subject that answers rows; mistakes in a request are one line.
+    """A model that answers rows, and reports mistakes in a request in one line.
 
-    A subject says what it `expects`, for people, the `columns` of its rows, and the class of its
-    `settings`.
+    A subclass defines `expects` (what a request should contain, as text for error messages), the
+    `columns` of its rows and the class of its `settings`.
     """
 
     expects: ClassVar[str]
@@ -53,14 +53,14 @@ class ServedModel(PythonModel, Generic[SettingsT]):
 
     @abstractmethod
     def load(self, folder: Path) -> None:
-        """Load what the subject's `write_folder` has written."""
+        """Load the files that the subject's `write_folder` has written."""
 
     @abstractmethod
     def answer(self, rows: Sequence[Row], settings: SettingsT) -> list[dict[str, Any]]:
-        """Return one answer for each row.
+        """Return one answer per row.
 
         Raises:
-            UsageError: a row cannot be answered.
+            UsageError: A row cannot be answered.
         """
 
     def load_context(self, context: PythonModelContext) -> None:
@@ -75,7 +75,7 @@ class ServedModel(PythonModel, Generic[SettingsT]):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return one answer for each row; a row that cannot be answered is a bad request."""
+        """Return one answer per row; if a row cannot be answered, the request is refused."""
         try:
             return self.answer(_rows(model_input), self.settings.model_validate(params or {}))
         except ValidationError as error:
@@ -85,15 +85,15 @@ class ServedModel(PythonModel, Generic[SettingsT]):
             raise _mistake(described(error), INVALID_PARAMETER_VALUE) from None
         except Exception:
             logger.exception("a request could not be answered")
-            line = "the model failed on this request; the server's log says how"
+            line = "the model failed on this request; see the server's log"
             raise _mistake(line, INTERNAL_ERROR) from None
 
 
 def _rows(frame: pd.DataFrame) -> list[Row]:
-    """Return the rows of a table, without the NaN that pandas puts where nothing is given.
+    """Return the rows of a table, without the NaN that pandas inserts for missing values.
 
     Raises:
-        UsageError: there are too many.
+        UsageError: There are too many rows.
     """
     if len(frame) > MAX_ROWS:
         raise UsageError(f"{len(frame)} rows; expected at most {MAX_ROWS} in one request")
@@ -108,5 +108,5 @@ def _is_missing(value: object) -> bool:
 
 
 def _mistake(line: str, code: int) -> MlflowException:
-    """Return what MLflow answers with; the door takes the line, MLflow's own message has more."""
+    """Return an MLflow error; the door sends only `line`, not MLflow's longer message."""
     return MlflowException(line, error_code=code, **{MISTAKE: line})

@@ -1,6 +1,6 @@
-"""Where runs are kept: the tracking store, its artifacts, and the spool of what is not sent yet.
+"""Where runs are kept: the tracking store, its artifacts, and the spool of unsent records.
 
-Importing this does not import mlflow: a store that cannot be used is refused in milliseconds.
+Importing this module does not import mlflow, so that an unusable store is refused in milliseconds.
 """
 
 import getpass
@@ -30,53 +30,53 @@ PROJECT_FILE = "MLproject"
 PROBE_SECONDS = 5.0
 SQLITE_PREFIX = "sqlite:///"
 PERSON_VARIABLE = "CLEW_USER"
-"""Environment variable: who acts, where the dashboard acts for somebody who signed in."""
+"""Environment variable with the user's name, set when the dashboard acts for a signed-in user."""
 ARTIFACTS_VARIABLE = "CLEW_ARTIFACTS"
 DATABASE_SERVERS = ("postgresql", "mysql", "mssql")
 MISSING = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"})
-"""MLflow's codes for what is not there; the second for an id that can be none."""
+"""MLflow's error codes for a missing object; the second is for an id that is malformed."""
 
-# What a person sets in the environment wins over these.
+# Values that the user sets in the environment take precedence.
 CLIENT_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
-    # Clew repeats what failed by itself; MLflow's own seven retries block for four minutes.
+    # Clew retries failed requests itself; MLflow's own seven retries block for four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    # A progress bar for each checkpoint does not belong between the lines of training.
+    # A progress bar for each checkpoint would interrupt the training output.
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # In a folder with a uv.lock, MLflow would copy that project into every model, and serve the
-    # model in its environment instead of the model's own.
+    # In a folder with a uv.lock, MLflow would copy that project into every model. It would then
+    # serve the model in the project's environment instead of the model's own.
     "MLFLOW_UV_AUTO_DETECT": "false",
 }
 
 
 def project_root() -> Path:
-    """Return the nearest folder upwards that holds `MLproject`, else the working folder itself."""
+    """Return the nearest parent folder that contains `MLproject`, else the working folder."""
     start = Path.cwd()
     return next((p for p in (start, *start.parents) if (p / PROJECT_FILE).is_file()), start)
 
 
 def tracking_uri() -> str:
-    """Return `MLFLOW_TRACKING_URI`, else the database at the project's root."""
+    """Return `MLFLOW_TRACKING_URI` if it is set, else the address of the project's database."""
     own = f"{SQLITE_PREFIX}{quote(str(project_root() / 'mlflow.db'))}"
     return os.environ.get("MLFLOW_TRACKING_URI") or own
 
 
 def database_path(uri: str) -> Path | None:
-    """Return the file of an sqlite store, None for any other store."""
+    """Return the file of an SQLite store, or None for any other store."""
     if not uri.startswith(SQLITE_PREFIX) or uri == f"{SQLITE_PREFIX}:memory:":
         return None
     return Path(unquote(uri[len(SQLITE_PREFIX) :].partition("?")[0])).absolute()
 
 
 def artifact_root(uri: str) -> str | None:
-    """Return the address under which a store keeps artifacts; None: its server decides.
+    """Return the address where a store keeps artifacts, or None if its server decides.
 
-    It is `mlartifacts` beside an sqlite store. A database server has no place of its own: it is
-    `$CLEW_ARTIFACTS`, which all who share the database set to an address that all can reach, else
-    `mlartifacts` at the project's root.
+    An SQLite store keeps them in `mlartifacts` next to the database file. A database server cannot
+    keep files: the address is `$CLEW_ARTIFACTS`, which all users of the database set to a place
+    that all of them can reach, else `mlartifacts` in the project's root folder.
     """
     if (database := database_path(uri)) is not None:
         return (database.parent / "mlartifacts").as_uri()
@@ -89,7 +89,7 @@ def artifact_root(uri: str) -> str | None:
 
 
 def acting_person() -> str:
-    """Return who acts: `$CLEW_USER`, else the system's user."""
+    """Return the name of the user: `$CLEW_USER`, else the operating system's user."""
     try:
         return os.environ.get(PERSON_VARIABLE) or getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
@@ -97,7 +97,7 @@ def acting_person() -> str:
 
 
 def spool_root(uri: str | None = None) -> Path:
-    """Return where unsent records wait: `$CLEW_SPOOL`, else `spool` beside the store."""
+    """Return the folder of unsent records: `$CLEW_SPOOL`, else `spool` next to the store."""
     if folder := os.environ.get("CLEW_SPOOL"):
         return Path(folder).absolute()
     database = database_path(uri or tracking_uri())
@@ -105,23 +105,23 @@ def spool_root(uri: str | None = None) -> Path:
 
 
 def prepare_client_environment() -> None:
-    """Set how MLflow's client behaves; call it before mlflow is imported."""
+    """Set MLflow's client options in the environment; call this before mlflow is imported."""
     for name, value in CLIENT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def shown(text: str) -> str:
-    """Return an address, or a text with addresses in it, without the secrets they may hold.
+    """Return an address, or a text that contains addresses, with the secrets masked.
 
-    Masked are user, password or token (a password may hold `/` and `@`, so everything up to the
-    last `@`) and the values of a query.
+    User, password, token and the values of a query are masked. A password can contain `/` and `@`,
+    so everything up to the last `@` is masked.
     """
     text = re.sub(r"(?<=://)[^/\s'\"][^\s'\"]*@", "***@", text)
     return re.sub(r"([?&][^=&\s'\"]+)=[^&\s'\"]+", r"\1=***", text)
 
 
 def public_address(uri: str) -> str:
-    """Return a server's address without user, password and query, which a browser asks for."""
+    """Return a server's address without user, password and query."""
     parts = urlsplit(uri)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
 
@@ -132,18 +132,18 @@ def in_use() -> str:
 
 
 def address(uri: str) -> str:
-    """Return the address by which a store is recognized: absolute, and without secrets."""
+    """Return the address that identifies a store: absolute and without secrets."""
     database = database_path(uri)
     return shown(uri) if database is None else f"{SQLITE_PREFIX}{quote(str(database.resolve()))}"
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says in its first line, without secrets."""
+    """Return the first line of an error message, without secrets."""
     return shown(described(error))
 
 
 def is_missing(uri: str) -> bool:
-    """Return whether the store is a database file that is not there yet, or is still empty."""
+    """Return whether the store is a database file that does not exist yet or is empty."""
     path = database_path(uri)
     return path is not None and not (path.is_file() and path.stat().st_size > 0)
 
@@ -152,12 +152,12 @@ def is_missing(uri: str) -> bool:
 def creation_lock(uri: str) -> Iterator[None]:
     """Let one process at a time connect to a database that may have no tables yet.
 
-    MLflow makes them at the first connection, and two processes that do it at once break each
-    other. A new database file has its lock beside it; the lock of a database server is in the
-    user's runtime folder.
+    MLflow creates the tables at the first connection, and two processes that do so at once break
+    each other. The lock of a new database file is next to the file; the lock of a database server
+    is in the user's runtime folder.
 
     Raises:
-        TrackingError: The lock cannot be made.
+        TrackingError: The lock cannot be created.
     """
     path = database_path(uri)
     if not is_missing(uri) and not uri.startswith(DATABASE_SERVERS):
@@ -172,8 +172,8 @@ def creation_lock(uri: str) -> Iterator[None]:
         lock.acquire()
     except (OSError, RuntimeError) as error:
         raise TrackingError(
-            f"tracking store {shown(uri)}: its lock cannot be made ({error}); expected a folder "
-            "that you can write (for a database server, set XDG_RUNTIME_DIR)"
+            f"tracking store {shown(uri)}: its lock cannot be made ({error}); expected a writable "
+            "folder (for a database server, set XDG_RUNTIME_DIR)"
         ) from None
     try:
         yield
@@ -183,14 +183,14 @@ def creation_lock(uri: str) -> Iterator[None]:
 
 @contextmanager
 def using(what: str, uri: str | None = None) -> Iterator[None]:
-    """Turn what MLflow, the database or the network raises into one line.
+    """Turn errors of MLflow, the database or the network into a `TrackingError` of one line.
 
     Args:
-        what: What is wanted of the store, for people: `the list of runs`, `moving an alias`.
-        uri: The store's address; None: the store in use.
+        what: What the block does, for the message: `the list of runs`, `moving an alias`.
+        uri: The store's address; None for the store in use.
 
     Raises:
-        TrackingError: the store cannot be used, or what is wanted is not there.
+        TrackingError: The store cannot be used, or the requested object does not exist.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -207,16 +207,16 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
         code = getattr(error, "error_code", type(error).__name__)
         if code == "RESOURCE_DOES_NOT_EXIST":
             raise TrackingError(
-                f"{where}: {what}: not there ({first_line(error)}); it may have been deleted"
+                f"{where}: {what}: not found ({first_line(error)}); it may have been deleted"
             ) from None
         raise TrackingError(
-            f"{where}: {what}: {first_line(error)} ({code}); check that the store answers and that "
-            "MLFLOW_TRACKING_URI names the one you mean, then try again"
+            f"{where}: {what}: {first_line(error)} ({code}); check that the store responds and "
+            "that MLFLOW_TRACKING_URI is the right address, then try again"
         ) from None
 
 
 def connect(uri: str) -> "MlflowClient":
-    """Return a client of a store that answers and, if it is a file, can be written.
+    """Check that a store responds and, if it is a file, is writable; return a client for it.
 
     Raises:
         TrackingError: The store cannot be used.
@@ -232,10 +232,10 @@ def connect(uri: str) -> "MlflowClient":
 
 
 def _create_database(uri: str) -> None:
-    """Make a new sqlite store, with artifacts beside it; it gets its name when it is whole.
+    """Create an SQLite store under a temporary name, and rename the file when it is complete.
 
-    A dashboard that looks for it meanwhile finds no store rather than half a store, and a process
-    that is killed here leaves nothing that the next one would take for a store.
+    A dashboard that opens the store meanwhile finds none instead of an incomplete one. A process
+    that is killed here leaves no file that the next process would mistake for a store.
     """
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -254,9 +254,9 @@ def _create_database(uri: str) -> None:
 
 
 def probe(uri: str) -> str | None:
-    """Return why a tracking server does not answer, within seconds; None if it does.
+    """Return why a tracking server does not respond, within seconds; None if it responds.
 
-    Any answer counts, a refusal included. Stores that are not servers are taken to answer.
+    Any response counts, including a refusal. Stores that are not servers are assumed to respond.
     """
     if not uri.startswith(("http://", "https://")):
         return None
@@ -268,15 +268,15 @@ def probe(uri: str) -> str | None:
         return None
     except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
-        # The client may know the certificate; if it does not, it says so itself.
+        # MLflow's client may accept the certificate; if it does not, it raises its own error.
         return None if isinstance(reason, ssl.SSLError) else str(reason) or type(reason).__name__
 
 
 def check_answers(uri: str) -> None:
-    """Refuse a tracking server that does not answer.
+    """Check that a tracking server responds.
 
     Raises:
-        TrackingError: it does not.
+        TrackingError: The server does not respond.
     """
     if reason := probe(uri):
         raise TrackingError(
@@ -286,10 +286,10 @@ def check_answers(uri: str) -> None:
 
 
 def check_writable(uri: str) -> None:
-    """Refuse an sqlite store that cannot be written: MLflow would try for a long time.
+    """Check that an SQLite store can be written; MLflow itself would retry for a long time.
 
     Raises:
-        TrackingError: it cannot be created, or is no database, or is read-only.
+        TrackingError: The store cannot be created, is not a database, or is read-only.
     """
     path = database_path(uri)
     if path is None:

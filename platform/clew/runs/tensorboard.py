@@ -1,6 +1,6 @@
-"""TensorBoard files beside the tracking store: the same metrics, for those who watch them there.
+"""Writes the metrics of a run to TensorBoard files, in addition to the tracking store.
 
-tensorboard --logdir runs/
+To see them: tensorboard --logdir runs/
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from clew.runs.base import Status, Tracker, finite
 
 
 class TensorBoardTracker(Tracker):
-    """Passes everything on to another tracker and writes metrics to event files as well.
+    """Forwards all records to another tracker, and also writes metrics to event files.
 
     Args:
-        inner: Where the run is recorded.
-        folder: Holds one folder of event files a run.
+        inner: The tracker that records the run.
+        folder: The folder for event files, with one subfolder per run.
     """
 
     def __init__(self, inner: Tracker, folder: Path) -> None:
@@ -31,43 +31,43 @@ class TensorBoardTracker(Tracker):
 
     @property
     def run_id(self) -> str | None:
-        """Identity of the run in the store."""
+        """Id of the run in the store."""
         return self.inner.run_id
 
     def params(self, values: Mapping[str, object]) -> None:
-        """Pass on."""
+        """Forward parameters."""
         self.inner.params(values)
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Pass on."""
+        """Forward tags."""
         self.inner.tags(values)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Pass on, and write finite values to the event file."""
+        """Forward metrics, and write finite values to the event file."""
         self.inner.metrics(values, step)
         for key, value in finite(values).items():
             self._writer.add_scalar(key, value, step)
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Pass on."""
+        """Forward a file or folder."""
         self.inner.artifact(path, folder)
 
     def checkpoint(
         self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """Pass on."""
+        """Forward a checkpoint."""
         self.inner.checkpoint(path, folder=folder, step=step, metrics=metrics)
 
     def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        """Pass on."""
+        """Forward a data set."""
         self.inner.dataset(name=name, fingerprint=fingerprint, source=source, context=context)
 
     def warn(self, message: str) -> None:
-        """Pass on."""
+        """Forward a warning."""
         self.inner.warn(message)
 
     def flush(self) -> None:
-        """Write event files out, and pass on."""
+        """Flush the event files and the other tracker."""
         self._writer.flush()
         self.inner.flush()
 
@@ -82,6 +82,6 @@ class TensorBoardTracker(Tracker):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the event files; the other tracker ends the run, and may note the error."""
+        """Close the event files; the other tracker ends the run and can record the error."""
         self._writer.close()
         self.inner.__exit__(kind, error, trace)

@@ -1,7 +1,7 @@
-"""The tracker that records a run in MLflow, and never waits for it, except at the end.
+"""Records a run in MLflow without waiting for it, except at the end of the run.
 
-It makes messages and writes them to the `Journal` on the disk; the `Forwarder` is the thread that
-sends them, through `Delivery`, which knows MLflow. A second thread samples the machine.
+The tracker writes messages to the `Journal` on disk. The `Forwarder` thread sends them through
+`Delivery`, which calls MLflow. A second thread samples the machine.
 """
 
 import atexit
@@ -41,16 +41,16 @@ from clew.runs.messages import (
 logger = logging.getLogger(__name__)
 
 VALIDATION = names.metric("valid", "")
-"""Keys of the metrics that a checkpoint repeats begin so."""
+"""Prefix of the metrics that are also recorded with a checkpoint."""
 MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
 MAX_TAG_CHARACTERS = 8000
 MAX_LOG_LINES = 5000
-"""Of a longer log the last lines stay."""
+"""Maximum length of a stored log; only the last lines of a longer log are kept."""
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 class RunLog(logging.Handler):
-    """Keeps in memory what Clew logs while a run lasts, to be kept among its artifacts."""
+    """Collects Clew's log messages during a run, to store them as an artifact at its end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,11 +60,11 @@ class RunLog(logging.Handler):
         self._source.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a message."""
+        """Store a log message."""
         self._lines.append(self.format(record))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Take no further messages; the last line says what ended the run, if anything did."""
+        """Stop collecting messages; add a last line with the error that ended the run, if any."""
         self._source.removeHandler(self)
         if error is not None:
             said = " ".join(f"{type(error).__name__}: {error}".split())
@@ -72,12 +72,12 @@ class RunLog(logging.Handler):
             self.emit(record)
 
     def text(self) -> str:
-        """Return all lines; empty if nothing was said."""
+        """Return all lines; empty if nothing was logged."""
         return "".join(f"{line}\n" for line in self._lines)
 
 
 class MlflowTracker(Tracker):
-    """Records a run; what could not be sent at its end stays in its journal for `clew sync`."""
+    """Records a run in MLflow; `clew sync` later sends what could not be sent at its end."""
 
     def __init__(
         self,
@@ -92,10 +92,10 @@ class MlflowTracker(Tracker):
         self._journal = journal
         self._log_checkpoints = tracking.log_checkpoints
         self._left_out: set[str] = set()
-        """Metrics of which a value was not finite."""
+        """Metrics that had a value that was not finite."""
         self._lock = threading.Lock()
         self._recorded: dict[tuple[str, int], Metrics] = {}
-        """What said the values of validation, by key and step."""
+        """Messages that recorded the validation metrics, by key and step."""
         self._ended = False
         self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
         self._process_id = os.getpid()
@@ -114,11 +114,11 @@ class MlflowTracker(Tracker):
 
     @property
     def run_id(self) -> str:
-        """Identity of the run in MLflow."""
+        """Id of the run in MLflow."""
         return self._run_id
 
     def params(self, values: Mapping[str, object]) -> None:
-        """Record parameters; a value that MLflow would cut ends with a note on its length."""
+        """Record parameters; a value that is too long for MLflow is shortened, with a note."""
         texts = {parameter_key(key): _text(value) for key, value in values.items()}
         self._write(Params({k: shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
 
@@ -140,7 +140,7 @@ class MlflowTracker(Tracker):
             self._left_out.add(key)
             self.warn(
                 f"{key} was {float(values[key])} at step {step}; values that are not finite are "
-                "left out of the run"
+                "not recorded"
             )
 
     def artifact(self, path: Path, folder: str = "") -> None:
@@ -171,12 +171,12 @@ class MlflowTracker(Tracker):
         self.tags({names.TAG_WARNINGS: "\n".join(self._warnings)})
 
     def recall(self) -> None:
-        """Read which values of validation the run has: who resumes it measures some again.
+        """Read the recorded validation metrics, because a resumed run measures some of them again.
 
         Raises:
-            TrackingError: the store does not say.
+            TrackingError: The store cannot be read.
         """
-        self.flush()  # what an earlier process left in the journal is among them
+        self.flush()  # an earlier process may have left validation metrics in the journal
         with store.using(f"the validations of run {self.run_id}"):
             for key in self._client.get_run(self.run_id).data.metrics:
                 if key.startswith(VALIDATION):
@@ -186,13 +186,13 @@ class MlflowTracker(Tracker):
                     }
 
     def flush(self) -> None:
-        """Wait until the store has everything, or until an attempt at it has failed."""
+        """Wait until the store has everything, or until an attempt to send it has failed."""
         self._forwarder.flush()
 
     def finish(self, status: Status) -> None:
-        """Send the rest and end the run; a second call does nothing.
+        """Send the remaining messages and end the run; a second call does nothing.
 
-        A Ctrl-C meanwhile shortens the sending; the run ends as it would have.
+        Ctrl-C during this method shortens the sending; the run still gets its status.
         """
         if self._ended:
             return
@@ -217,7 +217,7 @@ class MlflowTracker(Tracker):
         super().__exit__(kind, error, trace)
 
     def _keep_log(self) -> None:
-        """Store what was said; a full disk must not change how the run ends."""
+        """Store the log as an artifact; a full disk must not change the status of the run."""
         self._log.end()
         text = self._log.text()
         if not text:
@@ -228,16 +228,18 @@ class MlflowTracker(Tracker):
                 path.write_text(text, encoding="utf-8", errors="backslashreplace")
                 self.artifact(path)
         except OSError as error:
-            logger.warning("the log of run %s is not kept (%s)", self.run_id, error)
+            logger.warning("the log of run %s could not be stored (%s)", self.run_id, error)
 
     def _end(self, end: Finish) -> None:
-        """Write the end to the journal, and send that; on a full disk, without the journal."""
+        """Write the end of the run to the journal and send it; on a full disk, send it directly."""
         is_told = False
         try:
             self._write(end)
             is_told = True
         except OSError as error:
-            logger.warning("the journal cannot take the end of run %s (%s)", self.run_id, error)
+            logger.warning(
+                "the end of run %s cannot be written to the journal (%s)", self.run_id, error
+            )
         self._ended = True
         try:
             self._forwarder.close()
@@ -247,8 +249,8 @@ class MlflowTracker(Tracker):
             atexit.unregister(self._end_with_process)
             if self._journal.num_waiting_bytes:
                 logger.warning(
-                    "run %s has ended but not all of it was sent (%s); send the rest from %s with "
-                    "`clew sync`",
+                    "run %s has ended, but some records were not sent (%s); run `clew sync` to "
+                    "send the rest from %s",
                     self.run_id,
                     self._forwarder.problem,
                     self._journal.folder,
@@ -260,11 +262,11 @@ class MlflowTracker(Tracker):
 
     def _append(self, message: Message) -> None:
         if self._ended:
-            raise RuntimeError(f"run {self.run_id} has ended; {message.kind} comes too late")
+            raise RuntimeError(f"run {self.run_id} has ended; {message.kind} cannot be recorded")
         self._journal.append(message)
 
     def _time_of(self, key: str, value: float, step: int) -> int:
-        """Return when the run recorded this value: repeated with that time, it stays one point."""
+        """Return when the run recorded this value, so that a repetition adds no second point."""
         return (
             self._recorded[key, step].time_ms if self._has_recorded(key, value, step) else _now_ms()
         )
@@ -287,7 +289,7 @@ def _text(value: object) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return what MLflow keeps of a text: one that is too long ends with a note on its length."""
-    text = text.encode(errors="replace").decode()  # a path's bytes may be no text at all
+    """Return the text cut to `limit` characters; a cut text ends with a note on its length."""
+    text = text.encode(errors="replace").decode()  # the bytes of a path may not be valid text
     note = f"… ({len(text)} characters in all)"
     return text if len(text) <= limit else text[: limit - len(note)] + note

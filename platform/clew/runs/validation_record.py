@@ -1,8 +1,8 @@
-"""Records of how well explanations of a model predicted retraining; the dashboard reads them too.
+"""Records of how well a model's influence scores predict the effect of retraining.
 
-`clew validate-influence` writes one as `validation/validation.json` of a run of kind `validate`;
-what it says of one form of score is part of every later explanation of that model. Nothing here
-needs torch.
+`clew validate-influence` writes a record as `validation/validation.json` of a run of kind
+`validate`. Every later explanation of that model contains the result for its form of score. The
+dashboard reads the records too. This module does not need torch.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class _Record(BaseModel):
 
 
 class Measured(_Record):
-    """A mean over test triples and the half-width of its 95 % interval by Student's t."""
+    """A mean over test triples, and the half-width of its 95 % interval (Student's t)."""
 
     mean: float
     half_width: float | None
@@ -34,52 +34,52 @@ class Measured(_Record):
 
 
 class DatamodellingScore(_Record):
-    """Rank correlation of a form's sums with what retraining without random subsets did."""
+    """Rank correlation of a form's summed scores with the effect of leaving out random subsets."""
 
     form: str
     drop: float
-    """Share of the facts that each subset drops."""
+    """Share of the facts that each retraining leaves out."""
     seeds: Seeds
-    """The run's own seed, or the mean over others."""
+    """Retraining with the run's own seed (`same`), or the mean over other seeds (`other`)."""
     correlation: Measured
     over_siblings: Measured | None = None
-    """How much more than counting siblings reaches on the same test triple."""
+    """Difference to the correlation that counting siblings reaches on the same test triples."""
 
 
 class Ceiling(_Record):
-    """What the truth itself would reach with so many other seeds; None: too few to tell."""
+    """The correlation of perfect scores with this number of other seeds; None with too few."""
 
     drop: float
     correlation: float | None
 
 
 class DeletionEffect(_Record):
-    """What deleting the strongest facts cost, beyond deleting nothing with the same seeds."""
+    """Effect of deleting the strongest facts, compared with no deletion and the same seeds."""
 
     form: str
     num_facts: int
-    """Deleted for each test triple."""
+    """Number of facts deleted for each test triple."""
     log_probability: Measured
-    """Fall of the answer's log-probability; of both answers' mean, if both are explained."""
+    """Decrease of the answer's log-probability; the mean of both answers if both are explained."""
     reciprocal_rank: Measured
-    """Fall of the answer's reciprocal rank."""
+    """Decrease of the answer's reciprocal rank."""
 
 
 class ValidationSummary(_Record):
-    """What was measured of one form of score, in numbers that fit beside an explanation."""
+    """Short result of the test of one form of score, to show with an explanation."""
 
     run_id: str
     form: str
     lds_same_seed: float | None = None
     lds_other_seeds: float | None = None
     lds_siblings: float | None = None
-    """Of counting siblings, by the first of the two that was measured: other seeds, same seed."""
+    """Correlation of counting siblings: with other seeds if measured, else with the same seed."""
     lds_ceiling: float | None = None
     deletion_log_probability_drop: float | None = None
 
     @property
     def sentence(self) -> str:
-        """The summary for people; empty if the form was not tested."""
+        """The summary as a sentence; empty if the form was not tested."""
         value = self.lds_same_seed if self.lds_other_seeds is None else self.lds_other_seeds
         if value is None:
             return ""
@@ -88,20 +88,23 @@ class ValidationSummary(_Record):
         )
         beside += [] if self.lds_ceiling is None else [f"ceiling {_short(self.lds_ceiling)}"]
         compared = f" ({', '.join(beside)})" if beside else ""
-        return f"Tested: on this data this form predicts retraining with {_short(value)}{compared}."
+        return (
+            "Tested: on this data, this form of score predicts retraining with a rank correlation "
+            f"of {_short(value)}{compared}."
+        )
 
 
 class ValidationRecord(_Record):
-    """The whole result."""
+    """The complete result of a test of explanations."""
 
     schema_version: Literal[1] = 1
     source_run: str
     ensemble: tuple[str, ...] = ()
-    """Runs whose scores were averaged, the source run included; empty: its own were tested."""
+    """Runs whose scores were averaged, including the source run; empty for a single run."""
     direction: Question = "both"
     """The question that the scores explain."""
     test_loss: TestLoss = "trained"
-    """The loss of that question that they explain."""
+    """The loss of that question that the scores explain."""
     data_fingerprint: str
     config_hash: str
     num_tests: int
@@ -109,27 +112,27 @@ class ValidationRecord(_Record):
     num_other_seeds: int
     num_retrainings: int
     num_deletions: int | None = None
-    """Test triples whose strongest facts were deleted; None: an older version did not count."""
+    """Number of test triples whose strongest facts were deleted; None in older records."""
     largest_difference: float
-    """Of log-probabilities: training again without dropping anything against the run itself."""
+    """Largest difference of log-probabilities between the run and a retraining on all facts."""
     scores: tuple[DatamodellingScore, ...]
     ceilings: tuple[Ceiling, ...] = Field(min_length=1)
     deletions: tuple[DeletionEffect, ...]
 
     @property
     def drop(self) -> float:
-        """The share of dropped facts that summaries are of: the largest."""
+        """The largest share of facts left out, which summaries use."""
         return max(ceiling.drop for ceiling in self.ceilings)
 
     def correlation(self, form: str, seeds: Seeds) -> float | None:
-        """Return a form's mean datamodelling score at the largest share; None: not measured."""
+        """Return a form's mean datamodelling score at the largest share; None if not measured."""
         for score in self.scores:
             if (score.form, score.seeds, score.drop) == (form, seeds, self.drop):
                 return score.correlation.mean
         return None
 
     def summary(self, form: str, run_id: str) -> ValidationSummary:
-        """Return what was measured of one form of score."""
+        """Return the short result of one form of score."""
         siblings = self.correlation(SIBLINGS, "other" if self.num_other_seeds else "same")
         effects = [effect for effect in self.deletions if effect.form == form]
         most = max((effect.num_facts for effect in effects), default=0)
@@ -145,7 +148,7 @@ class ValidationRecord(_Record):
         )
 
     def markdown(self) -> Iterator[str]:
-        """Yield the lines of two tables: datamodelling scores, and deletions if there are any."""
+        """Yield lines of Markdown: a table of datamodelling scores and, if any, of deletions."""
         columns = list(dict.fromkeys((s.drop, s.seeds) for s in self.scores))
         yield from _head("form", [_measured(drop, seeds) for drop, seeds in columns])
         found = {(s.form, s.drop, s.seeds): _with_difference(s) for s in self.scores}
@@ -157,7 +160,7 @@ class ValidationRecord(_Record):
         if any(shown.values()):
             yield _row("ceiling", [shown[d] if seeds == "other" else "" for d, seeds in columns])
         else:
-            yield from ("", "A ceiling takes at least two other seeds.")
+            yield from ("", "A ceiling needs at least two other seeds.")
         if not self.deletions:
             return
         numbers = sorted({effect.num_facts for effect in self.deletions})
@@ -173,10 +176,10 @@ class ValidationRecord(_Record):
 
 
 def read_validation(path: Path) -> ValidationRecord:
-    """Read a result.
+    """Read a validation result.
 
     Raises:
-        DataError: the file is none.
+        DataError: The file cannot be read or is not a validation result.
     """
     try:
         return ValidationRecord.model_validate_json(path.read_bytes())
@@ -245,5 +248,5 @@ def _row(first: str, cells: list[str]) -> str:
 
 
 def _short(value: float) -> str:
-    """Return a correlation as people write it: .35, -.02."""
+    """Return a correlation with two digits and without a leading zero: .35, -.02."""
     return f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1)  # + 0.0: no -.00

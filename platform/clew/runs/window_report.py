@@ -1,7 +1,7 @@
-"""Reports of explanations by training windows: of a continued text, and of a sequence of frames.
+"""Reports of explanations by training windows, for a continued text or a sequence of frames.
 
-One JSON file each, written by the tracers and read by the dashboard with these models; beside that
-of a sequence lies a picture of its frames. Nothing here needs torch.
+Each report is one JSON file; the tracers write it and the dashboard reads it with these models. The
+report of a sequence also has a picture of its frames. This module does not need torch.
 """
 
 import json
@@ -33,7 +33,7 @@ class WindowScore:
 
     rank: int
     window: int
-    """Number of the window among the training windows."""
+    """Position of the window among the training windows."""
     influence: float
     cosine: float | None = None
     by_checkpoint: tuple[float, ...] = ()
@@ -45,7 +45,7 @@ class TextWindow(WindowScore):
     """A training window of a text."""
 
     first_token: int
-    """Where it begins in the packed corpus."""
+    """Position of its first token in the packed corpus."""
     text: str
 
 
@@ -64,17 +64,17 @@ W = TypeVar("W", bound=WindowScore)
 
 @dataclass(frozen=True, kw_only=True)
 class WindowReport(ABC, Generic[W]):
-    """What an explanation is due to."""
+    """An explanation: the training windows with the strongest influence on a prediction."""
 
     explained: ClassVar[str]
-    """What is explained, in words."""
+    """The kind of prediction that is explained: `text` or `sequence`."""
 
     run_id: str
     dataset: str
     loss: float
-    """Summed loss of what is explained, at the last checkpoint."""
+    """Summed loss of the explained prediction, at the last checkpoint."""
     self_influence: float | None
-    """None for unrolled scores, which have none."""
+    """None for unrolled scores, which do not define it."""
     num_windows: int
     seconds: float
     device: str
@@ -94,26 +94,26 @@ class WindowReport(ABC, Generic[W]):
         return int(self.settings.get(SETTING_SEARCH, {}).get("num_scored", self.num_windows))
 
     def notes(self) -> list[str]:
-        """Return what to say with the scores: what they leave out, and what they are not of."""
+        """Return notes on the scores: what they leave out or do not describe."""
         found = average_notes(self.settings)
         if search := self.settings.get(SETTING_SEARCH):
             kinds = "proponents and opponents" if search.get("opponents", True) else "proponents"
             found += [
-                f"An index chose {self.num_scored:,} of {self.num_windows:,} training windows as "
-                f"likely {kinds}; only those were scored."
+                f"An index chose {self.num_scored:,} of {self.num_windows:,} training windows "
+                f"as likely {kinds}; only these windows were scored."
             ]
         return found
 
     @abstractmethod
     def headline(self) -> list[str]:
-        """Return what is explained, in lines for people."""
+        """Return the explained prediction as lines of text."""
 
     @abstractmethod
     def shown(self, window: W) -> str:
-        """Return a training window in one line for people."""
+        """Return a training window as one line of text."""
 
     def write(self, path: Path) -> None:
-        """Write the report as JSON, whole or not at all."""
+        """Write the report as JSON, completely or not at all."""
         write_whole(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
@@ -121,7 +121,7 @@ class WindowReport(ABC, Generic[W]):
         """Read a report.
 
         Raises:
-            DataError: the file is missing, malformed or of another version.
+            DataError: The file is missing or malformed, or has another schema version.
         """
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
@@ -140,7 +140,7 @@ class WindowReport(ABC, Generic[W]):
 
 @dataclass(frozen=True, kw_only=True)
 class TextInfluenceReport(WindowReport[TextWindow]):
-    """A continuation of a prompt and what it is due to."""
+    """A continuation of a prompt, and the training windows that influenced it."""
 
     explained: ClassVar[str] = "text"
 
@@ -151,7 +151,7 @@ class TextInfluenceReport(WindowReport[TextWindow]):
     sign: str = "positive scores lower the continuation's loss (proponents)"
 
     def headline(self) -> list[str]:
-        """Return prompt and continuation."""
+        """Return the prompt, and the continuation with its loss."""
         return [repr(self.prompt), f"  ⟶ {self.continuation!r}   loss {self.loss:.3f} nats"]
 
     def shown(self, window: TextWindow) -> str:
@@ -163,7 +163,10 @@ class TextInfluenceReport(WindowReport[TextWindow]):
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceInfluenceReport(WindowReport[FrameWindow]):
-    """A prediction from frames and what it is due to; targets and predictions in `unit`."""
+    """A prediction from frames, and the training windows that influenced it.
+
+    Targets and predictions are in `unit`.
+    """
 
     explained: ClassVar[str] = "sequence"
 
@@ -177,13 +180,13 @@ class SequenceInfluenceReport(WindowReport[FrameWindow]):
     sign: str = "positive scores lower the test window's loss (proponents)"
 
     def headline(self) -> list[str]:
-        """Return where the window is, what was predicted and what is true."""
+        """Return the position of the window, the predicted value and the true value."""
         return [
             f"window that ends at frame {self.last_frame} (group {self.group}): predicted "
             f"{self.prediction:.4g} {self.unit}, true {self.target:.4g} {self.unit}"
         ]
 
     def shown(self, window: FrameWindow) -> str:
-        """Return where a training window is, and its target."""
+        """Return the position and the target of a training window."""
         where = f"frame {window.last_frame} (group {window.group})"
         return f"{where}, target {window.target:.4g} {self.unit}"

@@ -170,7 +170,7 @@ def test_what_is_refused(store: Recorded) -> None:
         (explanation, "wrong", {}, "decision on an explanation is 'wrong'; expected one of plaus"),
         (fact, "plausible", {}, "decision on a fact is 'plausible'; expected one of wrong, right"),
         (fact, "right", {"person": "  "}, "names who decided"),
-        (fact, "right", {"comment": "x" * 10_001}, "comment of 10001 characters"),
+        (fact, "right", {"comment": "x" * 10_001}, "comment has 10001 characters"),
         (fact, "right", {"review_ids": ("0" * 32,)}, f"no review {'0' * 32} says anything"),
         (
             explanation,
@@ -179,7 +179,7 @@ def test_what_is_refused(store: Recorded) -> None:
             r"nobody disagrees .*\(Ada says plausible\)",
         ),
         (explanation, "unsure", {"review_ids": ()}, "nobody disagrees"),
-        (fact, "right", {"triple": TEST}, "says anything of fact D1 treats X1"),
+        (fact, "right", {"triple": TEST}, "says anything about fact D1 treats X1"),
     ):
         with pytest.raises(DataError, match=message) as refused:
             decide(store, about, verdict, **changes)

@@ -97,7 +97,7 @@ def test_what_is_refused(store: Recorded) -> None:
     run_id = store.runs["trace"]
     with pytest.raises(DataError, match="verdict is 'maybe'"):
         append_review(review(run_id, verdict="maybe"))
-    with pytest.raises(DataError, match="comment of 10001 characters"):
+    with pytest.raises(DataError, match="comment has 10001 characters"):
         append_review(review(run_id, comment="x" * 10_001))
     with pytest.raises(TrackingError, match="no run"):
         append_review(review("0" * 32))

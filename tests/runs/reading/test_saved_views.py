@@ -82,7 +82,7 @@ def test_names_that_need_an_escape_are_refused(
 def test_what_else_is_refused(store: Recorded) -> None:
     with pytest.raises(ConfigError, match="has no runs"):
         save_view("a", {"pick": "last"}, "Ada")
-    with pytest.raises(ConfigError, match="at most 4000 fit"):
+    with pytest.raises(ConfigError, match="at most 4000 can be saved"):
         save_view("a", shown(store, ignore="x" * 4000), "Ada")
     with pytest.raises(TrackingError, match="no run"):
         save_view("a", {"runs": "0" * 32}, "Ada")

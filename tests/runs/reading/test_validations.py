@@ -71,7 +71,7 @@ def test_a_report_says_of_a_test_that_came_later(store: Recorded, tmp_path: Path
     add_validation(store, head.run_id, record(head.run_id, form, direction).model_dump_json())
     page = html_report(open_explanation(trace, 0))
     assert "not been tested on this model" not in page
-    assert "predicts retraining with .35" in page
+    assert "predicts retraining with a rank correlation of .35" in page
 
 
 def test_a_later_test_of_another_form_does_not_hide_an_earlier_one(store: Recorded) -> None:
@@ -96,7 +96,7 @@ def test_tables_say_what_was_not_measured_and_of_how_many_triples() -> None:
     )
     lines = list(one_seed.markdown())
     assert not [line for line in lines if line.startswith("| ceiling")]
-    assert "A ceiling takes at least two other seeds." in lines
+    assert "A ceiling needs at least two other seeds." in lines
     assert "Deletions, for 3 test triples ranked first:" in lines
 
 

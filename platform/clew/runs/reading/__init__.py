@@ -1,1 +1,1 @@
-"""The read side of the tracking store, for the dashboard and the command line (no torch)."""
+"""Reads the tracking store for the dashboard and the command line, without importing torch."""

@@ -1,4 +1,4 @@
-"""Chooses the best run of an experiment by a metric of its best checkpoint."""
+"""Chooses the best run of an experiment by the value of a metric at its best checkpoint."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from clew.runs.reading.search import RunQuery, every_run, experiment_id_of
 
 
 def own_metric(runs: Sequence[RunRecord]) -> str:
-    """Return the metric by which runs are chosen where none is named: that of their task.
+    """Return the default metric for choosing among the runs: the main metric of their task.
 
-    Of several tasks, the first among `HEADLINES`.
+    If the runs have several tasks, the task that comes first in `HEADLINES` counts.
     """
     headlines = list(HEADLINES.values())
     found = (key for key in headlines if any(key in run.metrics for run in runs))
@@ -25,20 +25,20 @@ def own_metric(runs: Sequence[RunRecord]) -> str:
 def find_best_run(experiment: str, metric: str = "") -> RunRecord:
     """Return the finished training run of an experiment with the best value of a metric.
 
-    A validation metric counts as it was at the run's best checkpoint, not as it was last. Without
-    a name it is the runs' own (`own_metric`).
+    For a validation metric, the value at the run's best checkpoint counts, not the last value.
+    Without a name, the metric is `own_metric` of the runs.
 
     Raises:
-        TrackingError: there is no such experiment, no finished training run in it, or no run with
+        TrackingError: There is no such experiment, no finished training run in it, or no run with
             a finite value of the metric.
-        ConfigError: the metric cannot tell the better of two runs.
+        ConfigError: The metric does not say which of two values is better.
     """
     query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
     runs = list(every_run(query))
     if not runs:
         raise TrackingError(
             f"experiment {experiment!r} has no finished training run; train one (`clew train`) or "
-            "name another experiment"
+            "give another experiment"
         )
     where = f" of experiment {experiment!r}"
     return best_of_runs(runs, metric or own_metric(runs), where=where)
@@ -50,11 +50,11 @@ def best_of_runs(
     *,
     where: str = "",
 ) -> RunRecord:
-    """Return the run with the best value of a metric, the first of equals.
+    """Return the run with the best value of a metric; of equal runs, the first.
 
     Raises:
-        TrackingError: no run has the metric, or none has a finite value.
-        ConfigError: the metric cannot tell the better of two runs.
+        TrackingError: No run has the metric, or no run has a finite value of it.
+        ConfigError: The metric does not say which of two values is better.
     """
     having = [run for run in runs if metric in run.metrics]
     if not having:
@@ -75,7 +75,7 @@ def best_of_runs(
 
 
 def value_at_best(run: RunRecord, metric: str) -> float:
-    """Return a metric's value at the run's best checkpoint; the last one if it has none there."""
+    """Return a metric's value at the run's best checkpoint, or the last value if it has none."""
     best_step = run.tags.get(names.TAG_BEST_STEP, "")
     if not metric.startswith("valid/") or not best_step.isdigit():
         return run.metrics[metric]

@@ -1,6 +1,6 @@
-"""Compares runs: against a reference, over seeds, by what they cost and what differs between them.
+"""Compares runs: with a reference, over seeds, by their costs and by their different parameters.
 
-Everything here is arithmetic on records; it reads no store.
+The functions compute with records and do not read the store.
 """
 
 import itertools
@@ -16,11 +16,11 @@ from clew.runs.reading.runs import RunRecord
 SEED = f"{names.PARAMETER_PREFIX}training.seed"
 MODEL_KIND = f"{names.PARAMETER_PREFIX}model.kind"
 KIND = ".kind"
-"""How the name of a choice ends; which further settings its section has depends on it."""
+"""Suffix of parameters that select a kind, which determines the other settings of a section."""
 IGNORED_PARAMETERS = (SEED, f"{names.PARAMETER_PREFIX}tracking.run_name")
 OPTIMIZATIONS = f"{names.PARAMETER_PREFIX}optimizations."
 TRACKING = f"{names.PARAMETER_PREFIX}tracking."
-"""Where and how a run is recorded, which changes nothing in what is trained."""
+"""Prefix of the parameters about how a run is recorded, which do not change the training."""
 COST_METRICS = (
     names.TIME_TOTAL_SECONDS,
     names.TIME_EPOCH_SECONDS,
@@ -29,14 +29,15 @@ COST_METRICS = (
     names.PROCESS_PEAK_GIB,
 )
 Doubt = Literal["", "one seed", "within the noise"]
-"""Why a difference cannot be judged: one of the two has a single seed, so its scatter is unknown;
-or it is no larger than the scatter over seeds."""
+"""Why a difference cannot be judged. `one seed`: one of the groups has a single seed, so its
+variation is unknown. `within the noise`: the difference is not larger than the variation over
+seeds."""
 PRESET_ORDER = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """Mean and sample standard deviation over seeds; the deviation needs two."""
+    """Mean and sample standard deviation over seeds; the deviation needs at least two seeds."""
 
     mean: float
     deviation: float | None
@@ -45,15 +46,15 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that count as one: the seeds of a variant, or a single run."""
+    """Runs that are compared as one: the seeds of a variant, or a single run."""
 
     label: str
     run_ids: tuple[str, ...]
     seeds: tuple[str, ...] = ()
-    """The seed of each run; runs of one seed count once, by their mean. Empty: all differ."""
+    """The seed of each run; runs with the same seed are averaged. Empty if all seeds differ."""
 
     def values(self, by_run: Mapping[str, float]) -> list[float]:
-        """Return the value of each seed, from those of the runs that have one."""
+        """Return one value per seed, from the runs that have a finite value."""
         by_seed: dict[str, list[float]] = {}
         for run_id, seed in zip(self.run_ids, self.seeds or self.run_ids, strict=True):
             if math.isfinite(value := by_run.get(run_id, math.nan)):
@@ -63,11 +64,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Cell:
-    """A group's value of a metric beside the reference's.
+    """A group's value of a metric, compared with the reference.
 
-    `ratio` is value / reference, `delta` value - reference, `better` whether the change is for
-    the good: None where `doubt` says why that cannot be told, or where the metric does not say
-    what is good. All are None for the reference itself and where either is missing.
+    `ratio` is value / reference, and `delta` is value - reference. `better` says whether the change
+    is an improvement; it is None if `doubt` says why this cannot be judged, or if neither direction
+    of the metric is better. All three are None for the reference itself and if one of the two
+    values is missing.
     """
 
     value: Statistic | None
@@ -79,29 +81,29 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table: a row a group, the reference first, a column a metric."""
+    """A table with one row per group, the reference first, and one column per metric."""
 
     groups: tuple[Group, ...]
     metrics: tuple[str, ...]
     cells: Mapping[tuple[str, str], Cell]
-    """By label of the group and metric."""
+    """Cells by the label of the group and the metric."""
     reference: str
     """Label of the reference group."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Runs of one setting in several variants, those of the reference first."""
+    """Runs of several variants with otherwise equal settings, the reference variant first."""
 
     runs: tuple[RunRecord, ...]
     seeds: tuple[str, ...]
-    """The seeds that each variant has; empty where none is common to all."""
+    """The seeds that all variants have; empty if there is no common seed."""
     apart: Mapping[str, str]
-    """Parameters that tell the setting from others with several variants, with their values."""
+    """Parameters, with their values, that differ from other settings with several variants."""
 
 
 def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
-    """Return the groups: runs alike except for their seed together, or each run by itself."""
+    """Return groups of runs that differ only in their seed, or one group per run."""
     if not by_seed:
         labels = distinct_labels(runs)
         return [Group(labels[run.run_id], (run.run_id,)) for run in runs]
@@ -121,21 +123,22 @@ def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
 
 
 def _alike(run: RunRecord) -> tuple[object, ...]:
-    """Return what runs share that differ in nothing but the seed."""
+    """Return a key that is equal for runs that differ only in their seed."""
     variant = run.tags.get(names.TAG_VARIANT)
     return (variant, *_setting(run), _settings(run))
 
 
 def _settings(run: RunRecord, *, without: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...]:
-    """Return what determines the run besides its seed, without keys that begin with `without`."""
+    """Return the parameters except seed and tracking, and except keys that start with `without`."""
     left_out = (SEED, TRACKING, *without)
     return tuple(sorted(item for item in run.params.items() if not item[0].startswith(left_out)))
 
 
 def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Return a short name for each run: its variant, with what sets it apart where needed.
+    """Return a short, unique name for each run.
 
-    That is the other parameters that differ, else the seed, else the beginning of the id.
+    The name is the run's variant (or its own name). If several runs share it, parameters that
+    differ are added. If names are still equal, the seed and then the start of the id are added.
     """
     several = len({run.tags.get(names.TAG_DATASET) for run in runs}) > 1
     plain = {run.run_id: _plain_label(run, several=several) for run in runs}
@@ -159,21 +162,22 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def setting_name(key: str) -> str:
-    """Return a parameter's name without its section; of a choice the section says more."""
+    """Return a parameter's name without its section; for a `kind`, return the section instead."""
     section, _, name = key.removeprefix(names.PARAMETER_PREFIX).rpartition(".")
     return section if key.endswith(KIND) and section else name
 
 
 def _place_in_name(key: str, by_run: Mapping[str, str]) -> tuple[bool, ...]:
-    """Return where a parameter stands in the names of runs: which model it is comes first.
+    """Return the sort key of a parameter in the names of runs.
 
-    Then come other choices; what only some of the runs have follows from a choice, and is last.
+    The kind of model comes first, then other kinds. Parameters that only some runs have come last,
+    because they follow from the kind.
     """
     return key != MODEL_KIND, not key.endswith(KIND), "" in by_run.values()
 
 
 def _file_name(value: str) -> str:
-    """Return a value, of an absolute path the last part alone."""
+    """Return the value; of an absolute path, return only the last part."""
     return value.rpartition("/")[2] if value.startswith("/") else value
 
 
@@ -189,7 +193,7 @@ def _plain_label(run: RunRecord, *, several: bool) -> str:
 
 
 def statistic(values: Iterable[float | None]) -> Statistic | None:
-    """Return mean and deviation of the values that are there."""
+    """Return the mean and deviation of the finite values; None if there are none."""
     found = [value for value in values if value is not None and math.isfinite(value)]
     if not found:
         return None
@@ -206,12 +210,12 @@ def compare(
     *,
     reference: str,
 ) -> Comparison:
-    """Compare groups; `values` holds for each metric the value of each run.
+    """Compare groups of runs with a reference group.
 
     Args:
-        groups: What is compared.
+        groups: The groups to compare.
         values: metric -> run id -> value.
-        reference: Label of the group that the others are held against.
+        reference: Label of the reference group.
     """
     ordered = sorted(groups, key=lambda group: group.label != reference)
     cells: dict[tuple[str, str], Cell] = {}
@@ -240,9 +244,9 @@ def _against(value: Statistic | None, base: Statistic | None, key: str) -> Cell:
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Return the labels that no other point beats, by rising cost.
+    """Return the labels of the Pareto-optimal points, in ascending order of cost.
 
-    A point is (cost, quality): less cost and more quality are better.
+    A point is (cost, quality): lower cost and higher quality are better.
     """
     front: list[str] = []
     best = -math.inf
@@ -256,9 +260,9 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 def differing_parameters(
     runs: Sequence[RunRecord], *, ignore: Iterable[str] = ()
 ) -> dict[str, dict[str, str]]:
-    """Return the parameters that are not equal in all runs: name -> run id -> value.
+    """Return the parameters that differ between runs: name -> run id -> value.
 
-    A run without the parameter has an empty value.
+    The value is empty for a run without the parameter.
     """
     rows = all_parameters(runs, ignore=ignore)
     return {key: row for key, row in rows.items() if len(set(row.values())) > 1}
@@ -267,21 +271,22 @@ def differing_parameters(
 def all_parameters(
     runs: Sequence[RunRecord], *, ignore: Iterable[str] = ()
 ) -> dict[str, dict[str, str]]:
-    """Return all parameters: name -> run id -> value, empty where a run has none."""
+    """Return all parameters: name -> run id -> value; empty for a run without the parameter."""
     keys = sorted({key for run in runs for key in run.params} - set(ignore))
     return {key: {run.run_id: run.params.get(key, "") for run in runs} for key in keys}
 
 
 def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
-    """Choose the runs that answer "which precision and memory options": variants of one setting.
+    """Choose runs that compare precision and memory options: several variants of one setting.
 
-    Among finished training runs, the newest setting that has two variants or more; a setting is
-    everything but seed and optimizations. Of each variant the same seeds, float32 first; where no
-    seed is common to all, the same number of runs. None: no setting has two variants.
+    A setting is all parameters except the seed and the optimizations. The newest setting with at
+    least two variants among finished training runs is chosen. Each variant has the same seeds, or
+    the same number of runs if the variants have no seed in common; float32 comes first. Return None
+    if no setting has two variants.
 
     Args:
-        runs: Any runs, the newest first; of two with one seed the newer counts.
-        limit: The most runs; each variant keeps one at least.
+        runs: Any runs, the newest first; of two runs with the same seed, the newer counts.
+        limit: Maximum number of runs; each variant keeps at least one run.
     """
     settings: dict[tuple[object, ...], dict[str, dict[str, RunRecord]]] = {}
     for run in runs:

@@ -1,8 +1,8 @@
-"""What people decided where reviewers disagree, and which verdicts and facts count by that.
+"""Decisions about explanations and facts that reviewers disagree on, and their consequences.
 
-A decision is a file with the run, beside the reviews: these stay as they are, and a later decision
-about the same thing counts instead of an earlier one. Training facts that count as wrong are a list
-that the next training leaves out.
+A decision is stored as a file with the run, next to the reviews. The reviews are not changed, and a
+later decision about the same thing replaces an earlier one. The training facts that count as wrong
+form a list that the next training can leave out.
 """
 
 from collections import Counter
@@ -30,10 +30,10 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Decision:
-    """What a person decided about an explanation, or about a training fact."""
+    """A person's decision about an explanation or about a training fact."""
 
     run_id: str
-    """The run that it is kept with."""
+    """The run that the decision is stored with."""
     about: About
     triple: Fact
     """The explained triple, or the training fact."""
@@ -41,9 +41,9 @@ class Decision:
     person: str
     comment: str = ""
     review_ids: tuple[str, ...] = ()
-    """The reviews that it was decided between."""
+    """The reviews that the decision is about."""
     created: str = ""
-    """Time in ISO 8601 with zone; filled in when it is written."""
+    """Time in ISO 8601 with time zone, set when the decision is written."""
     decision_id: str = ""
 
 
@@ -56,16 +56,18 @@ def append_decision(
     *,
     earlier: Sequence[Decision] = (),
 ) -> Decision:
-    """Write a decision to its run, under a new name, and return it as written.
+    """Write a decision to its run as a new file, and return the decision as written.
 
     Args:
-        decision: What was decided, between which reviews.
-        reviews: The reviews as they are in the store.
-        earlier: What was decided about it before: then it is revised, also if all agree by now.
+        decision: The decision, with the ids of its reviews.
+        reviews: The reviews in the store.
+        earlier: Earlier decisions about the same thing. If there are any, the new decision revises
+            them, even if all reviewers now agree.
 
     Raises:
-        DataError: the verdict is none, nobody is named, a review is unknown, or nobody disagrees.
-        TrackingError: the run is gone or its artifacts cannot be written.
+        DataError: The verdict is invalid, the person's name is missing or too long, a review is
+            unknown, or the reviewers do not disagree.
+        TrackingError: The run no longer exists, or its artifacts cannot be written.
     """
     choices = CHOICES[decision.about]
     if decision.verdict not in choices:
@@ -97,8 +99,8 @@ def _check_disagreement(
         opinion = None if review is None else opinion_of(review, decision.about, decision.triple)
         if review is None or opinion is None:
             raise DataError(
-                f"no review {review_id} says anything of {what}; reload the page and decide "
-                "between the reviews that are there"
+                f"no review {review_id} says anything about {what}; reload the page and decide "
+                "between the current reviews"
             )
         said[review.reviewer] = opinion
     if len(set(said.values())) < 2 and not earlier:
@@ -111,7 +113,7 @@ def _article(about: About) -> str:
 
 
 def opinion_of(review: Review, about: About, triple: Fact) -> str | None:
-    """Return what a review says about an explained triple or a training fact, None for nothing."""
+    """Return a review's opinion about an explained triple or a training fact; None without one."""
     if about == "explanation":
         return review.verdict if review.test.triple == triple.triple else None
     if any(fact.triple == triple.triple for fact in review.wrong):
@@ -122,10 +124,10 @@ def opinion_of(review: Review, about: About, triple: Fact) -> str | None:
 
 
 def read_decisions(run_id: str) -> Kept[Decision]:
-    """Return all decisions that are kept with a run.
+    """Return all decisions that are stored with a run.
 
     Raises:
-        TrackingError: the run is gone or its artifacts cannot be read.
+        TrackingError: The run no longer exists, or its artifacts cannot be read.
     """
     return records.read(run_id, FOLDER, _decode)
 
@@ -133,12 +135,12 @@ def read_decisions(run_id: str) -> Kept[Decision]:
 def _decode(content: Any) -> Decision:
     decision = records.validated(content, _DECISION, "decision")
     if decision.verdict not in CHOICES[decision.about]:
-        raise DataError(f"no decision on {_article(decision.about)}: {decision.verdict}")
+        raise DataError(f"not a decision on {_article(decision.about)}: {decision.verdict}")
     return decision
 
 
 def last_of_each(decisions: Iterable[Decision]) -> list[Decision]:
-    """Return the decision that counts on each explanation, and on each fact of one data set."""
+    """Return the last decision on each explanation, and on each fact of one data set."""
     last: dict[Key, Decision] = {}
     for decision in sorted(decisions, key=lambda decision: decision.created):
         within = decision.run_id if decision.about == "explanation" else ""
@@ -147,13 +149,13 @@ def last_of_each(decisions: Iterable[Decision]) -> list[Decision]:
 
 
 def decision_on(triple: tuple[str, str, str], decisions: Iterable[Decision]) -> Decision | None:
-    """Return what counts of the decisions of one run on the explanation of a test triple."""
+    """Return the last of one run's decisions on the explanation of a test triple, or None."""
     last = (each for each in last_of_each(decisions) if each.about == "explanation")
     return next((each for each in last if each.triple.triple == triple), None)
 
 
 def settled(reviews: Iterable[Review], decisions: Iterable[Decision]) -> list[Review]:
-    """Return the reviews with one verdict, the decided one, for all of a decided explanation."""
+    """Return the reviews, with all reviews of a decided explanation replaced by the decision."""
     decided = {
         (decision.run_id, decision.triple.triple): decision
         for decision in last_of_each(decisions)
@@ -180,15 +182,15 @@ class WrongFact:
 
     fact: Fact
     num_reviews: int
-    """Reviews that mark it wrong."""
+    """Number of reviews that mark the fact as wrong."""
     decision: Decision | None = None
-    """What a person decided where reviewers disagree."""
+    """The decision on the fact, if reviewers disagreed and somebody decided."""
 
 
 def wrong_facts(reviews: Iterable[Review], decisions: Iterable[Decision] = ()) -> list[WrongFact]:
     """Return the facts of one data set that count as wrong, those with the most reviews first.
 
-    A decision counts in place of the reviews: a fact decided right is left out, whoever marked it.
+    A decision overrides the reviews: a fact that was decided to be right is left out.
     """
     decided = {
         decision.triple.triple: decision
@@ -211,16 +213,16 @@ def wrong_facts(reviews: Iterable[Review], decisions: Iterable[Decision] = ()) -
 def wrong_facts_tsv(
     reviews: Iterable[Review], origin: DataOrigin, decisions: Iterable[Decision] = ()
 ) -> str:
-    """Return the facts that count as wrong as a list for `data.exclude`."""
+    """Return the facts that count as wrong, in the file format of `data.exclude`."""
     triples = [wrong.fact.triple for wrong in wrong_facts(reviews, decisions)]
     return exclusion_list(origin, triples)
 
 
 def exclusion_list(origin: DataOrigin, triples: Iterable[tuple[str, str, str]]) -> str:
-    """Return facts as `head<TAB>relation<TAB>tail`, for `data.exclude`.
+    """Return facts as lines `head<TAB>relation<TAB>tail`, for `data.exclude`.
 
-    Lines before them say from which data they are. A name with a tab or a line break cannot be in
-    such a file, so it is left out.
+    The first lines name the data set of the facts. A fact whose names contain a tab or a line break
+    is left out, because this format cannot represent it.
     """
     told = {
         names.LIST_DATA_SET_PREFIX: origin.name,
@@ -232,7 +234,7 @@ def exclusion_list(origin: DataOrigin, triples: Iterable[tuple[str, str, str]]) 
 
 
 def decisions_csv(decisions: Iterable[Decision]) -> str:
-    """Return one row a decision, revised ones too."""
+    """Return CSV with one row per decision, including revised decisions."""
     header = ["created", "person", "about", "verdict", *Fact.__dataclass_fields__]
     header += ["comment", "run_id", "review_ids", "decision_id"]
     rows = [

@@ -1,8 +1,9 @@
-"""What reviewers disagree about, and how far they agree beyond chance.
+"""Finds disagreements between reviewers, and measures their agreement beyond chance.
 
-They disagree about an explanation, if their last verdicts differ; about a training fact, if one
-marks it wrong that convinced another, in whatever explanations of models of the same data. Reviews
-without a name are left out: two of them may be from one person.
+Reviewers disagree about an explanation if their last verdicts differ. They disagree about a
+training fact if one reviewer marks it as wrong and another as convincing, in any explanations of
+models of the same data. Reviews without a name are left out, because two of them may be from the
+same person.
 """
 
 import hashlib
@@ -17,25 +18,25 @@ from clew.runs.reading.runs import RunRecord
 
 @dataclass(frozen=True)
 class Opinion:
-    """What one reviewer says, last, about a thing."""
+    """The last opinion of one reviewer about an explanation or a training fact."""
 
     said: str
-    """A verdict on an explanation; `wrong` or `convincing` of a training fact."""
+    """A verdict on an explanation, or `wrong` or `convincing` for a training fact."""
     review: Review
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A thing that reviewers disagree about, or did before it was decided."""
+    """An explanation or a fact that reviewers disagree about or that was decided."""
 
     about: About
     triple: Fact
     opinions: tuple[Opinion, ...]
-    """One of each reviewer, oldest first."""
+    """One opinion per reviewer, oldest first."""
     decisions: tuple[Decision, ...] = ()
-    """All that was decided about it, oldest first: the last one counts."""
+    """All decisions about it, oldest first; the last one counts."""
     key: str = ""
-    """Short name for an address."""
+    """Short identifier for URLs."""
 
     @property
     def decision(self) -> Decision | None:
@@ -44,12 +45,12 @@ class Disagreement:
 
     @property
     def is_open(self) -> bool:
-        """Whether reviewers disagree and nobody has decided."""
+        """Whether nobody has decided yet."""
         return self.decision is None
 
     @property
     def newer(self) -> tuple[Opinion, ...]:
-        """What reviewers said since the decision."""
+        """Opinions that reviewers gave after the decision."""
         known = self.decision.review_ids if self.decision else ()
         return tuple(
             opinion for opinion in self.opinions if known and opinion.review.review_id not in known
@@ -57,16 +58,17 @@ class Disagreement:
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        """The runs of its reviews, the newest review's last."""
+        """The runs of the reviews, in the order of the opinions."""
         return tuple(dict.fromkeys(opinion.review.run_id for opinion in self.opinions))
 
 
 def find_disagreements(
     reviews: Iterable[Review], decisions: Iterable[Decision], runs: Iterable[RunRecord]
 ) -> list[Disagreement]:
-    """Return what named reviewers disagree about, or did before a decision: the open ones first.
+    """Return what named reviewers disagree about and what was decided, open disagreements first.
 
-    `runs` are those of the reviews and decisions; of a run that is not among them, nothing counts.
+    `runs` are the runs of the reviews and decisions. Reviews and decisions of other runs are
+    ignored.
     """
     origins = origins_of(runs)
 
@@ -111,19 +113,19 @@ def _spoken_of(review: Review) -> list[tuple[About, Fact]]:
 
 @dataclass(frozen=True)
 class ReviewerAgreement:
-    """Agreement over the explanations that at least two reviewers judged."""
+    """Agreement on the explanations that at least two reviewers judged."""
 
     alpha: float | None
-    """None if there are no such explanations, or if all their verdicts are the same: chance would
-    give that too."""
+    """Krippendorff's alpha. None if there are no such explanations, or if all their verdicts are
+    the same, because then chance alone would give full agreement."""
     num_explanations: int
-    """Explanations with at least two verdicts."""
+    """Number of explanations with at least two verdicts."""
 
 
 def reviewer_agreement(reviews: Iterable[Review]) -> ReviewerAgreement:
-    """Return how far the last verdicts of different reviewers agree.
+    """Return how well the last verdicts of different reviewers agree.
 
-    Reviews without a reviewer's name are left out: two of them may be from one person.
+    Reviews without a name are left out, because two of them may be from the same person.
     """
     verdicts: dict[tuple[str, Fact], list[Verdict]] = {}
     for review in latest_of_each(review for review in reviews if review.reviewer):
@@ -133,18 +135,18 @@ def reviewer_agreement(reviews: Iterable[Review]) -> ReviewerAgreement:
 
 
 def krippendorff_alpha(units: Sequence[Sequence[object]]) -> float | None:
-    """Return Krippendorff's alpha of nominal values; those of one thing are a list.
+    """Return Krippendorff's alpha of nominal values; each unit is the list of its values.
 
-    Reviewers may have judged different things, and any number of them. A thing with m > 1 values
-    counts each ordered pair of them with the weight 1 / (m - 1), one with fewer is left out; with n
-    values in all such things, n_c of them of kind c, and o the total weight of the pairs that
-    differ,
+    Reviewers can judge different units, and any number of them. In a unit with m > 1 values, each
+    ordered pair of values has the weight 1 / (m - 1); units with fewer values are left out. Let n
+    be the number of values in these units, n_c the number of values of kind c, and o the total
+    weight of the pairs with different values. Then
 
         alpha = 1 - (n - 1) o / (n^2 - sum over c of n_c^2).
 
-    1 is perfect agreement, 0 what chance gives, below 0 is worse than chance (Krippendorff, 2011,
-    Computing Krippendorff's Alpha-Reliability, section C, nominal data). None if no thing has two
-    values, or if all values are the same.
+    1 means perfect agreement, 0 means agreement by chance, and values below 0 are worse than chance
+    (Krippendorff, 2011, Computing Krippendorff's Alpha-Reliability, section C, nominal data). The
+    result is None if no unit has two values, or if all values are the same.
     """
     paired = [Counter(unit) for unit in units if len(unit) > 1]
     totals = sum(paired, Counter[object]())

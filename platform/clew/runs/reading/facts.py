@@ -1,6 +1,7 @@
-"""What the facts of an explained triple say: paths between its ends, sentences, agreement.
+"""Summarizes the training facts of an explained triple: paths, sentences, agreement.
 
-Pure functions over a row of a report's tests and its facts, as `reports.read_facts` returns them.
+The functions take a row of a report's tests and its facts, as `reports.read_facts` returns them.
+They read no files and have no side effects.
 """
 
 import math
@@ -14,7 +15,7 @@ from markupsafe import Markup
 
 MAX_STEPS = 3
 MAX_FACTS = 2000
-"""So many of the strongest helping facts are searched."""
+"""Number of the strongest helping facts that are searched for paths."""
 MAX_PATHS = 50
 TOP = 10
 TRAIN_KEY = ["head_id", "relation_id", "tail_id"]
@@ -27,23 +28,23 @@ _ANSWERS = {
         "Asked for <b>?</b> {relation} <b>{tail}</b>, the model puts <b>{head}</b> {place}."
     ),
     "both": Markup(
-        "Asked for either end of <b>{head}</b> {relation} <b>{tail}</b>, on average the model puts "
-        "the right one {place}."
+        "Asked for the head and for the tail of <b>{head}</b> {relation} <b>{tail}</b>, the model "
+        "on average puts the right answer {place}."
     ),
 }
-"""By what was asked, `influence.direction`; a rank belongs to one question, or to both."""
+"""Sentences for each value of `influence.direction`; a rank belongs to one question or to both."""
 
 
 @dataclass(frozen=True)
 class FactPath:
-    """Facts that lead from the head of a test triple to its tail, whichever way each points."""
+    """A path of facts from the head of a test triple to its tail; their directions are ignored."""
 
     ranks: tuple[int, ...]
-    """Ranks of the facts, from the head on."""
+    """Ranks of the facts, in order from the head."""
     weakest: float
-    """Influence of its weakest fact: no more can come along the path than that."""
+    """Influence of the weakest fact, which limits the strength of the path."""
     steps: tuple[str, ...]
-    """The facts in words."""
+    """The facts as text."""
 
     @property
     def sentence(self) -> str:
@@ -52,10 +53,12 @@ class FactPath:
 
 
 def find_paths(test: pd.Series, facts: pd.DataFrame) -> list[FactPath]:
-    """Return the paths of at most `MAX_STEPS` helping facts, by falling weakest influence.
+    """Return the paths of at most `MAX_STEPS` helping facts from head to tail.
 
-    Between two entities only the strongest fact counts. At most `MAX_PATHS`, no entity twice. The
-    triple itself, where it is a fact, explains nothing: no path has it.
+    Paths are sorted by the influence of their weakest fact, in descending order; at most
+    `MAX_PATHS` are returned. Only the strongest fact between two entities counts, and no path
+    visits an entity twice. If the triple itself is a training fact, it is not used, because it
+    explains nothing.
     """
     columns = ["head_id", "tail_id", "head", "relation", "tail", "rank", "influence"]
     others = (facts["influence"] > 0) & ~_is_itself(test, facts)
@@ -73,7 +76,7 @@ def find_paths(test: pd.Series, facts: pd.DataFrame) -> list[FactPath]:
 def _walks(
     beside: Mapping[str, Mapping[str, int]], passed: tuple[str, ...], end: str
 ) -> Iterator[list[int]]:
-    """Yield the facts that lead on from the last of the passed entities to the end."""
+    """Yield the facts of each path from the last passed entity to the end."""
     neighbours = beside.get(passed[-1], {})
     if end in neighbours and end not in passed:
         yield [neighbours[end]]
@@ -95,18 +98,18 @@ def _path(facts: Sequence[Mapping[Hashable, Any]]) -> FactPath:
 
 
 def facts_of_paths(facts: pd.DataFrame, paths: Sequence[FactPath]) -> pd.DataFrame:
-    """Return the facts of some paths, each once, strongest first."""
+    """Return the facts of the paths without duplicates, strongest first."""
     ranks = {rank for path in paths for rank in path.ranks}
     return facts[facts["rank"].isin(ranks)]
 
 
 def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) -> str:
-    """Return in words what the strongest facts say about both ends, and whether a path joins them.
+    """Return sentences about how the strongest facts relate to head and tail of a test triple.
 
     Args:
         test: A row of a report's tests.
-        facts: Its training facts, most helpful first.
-        paths: What `find_paths` found.
+        facts: The triple's training facts, most helpful first.
+        paths: The result of `find_paths`.
     """
     head, relation, tail = (str(test[key]) for key in ("head", "relation", "tail"))
     top = facts[facts["influence"] > 0].head(TOP)
@@ -128,7 +131,7 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
         )
         text = f"None of {strongest} mentions {missing}"
         if 2 * same > len(top):
-            text += f": the model answers with what is common for {relation}"
+            text += f": the model gives an answer that is common for {relation}"
         text += "."
     other = ""
     if _is_itself(test, facts).any():
@@ -136,7 +139,7 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
     if paths:
         return f"{text} The best {other}path from {head} to {tail}: {paths[0].sentence}."
     steps = _number(MAX_STEPS)
-    return f"{text} No {other}path of up to {steps} helping facts joins {head} and {tail}."
+    return f"{text} No {other}path of up to {steps} helping facts connects {head} and {tail}."
 
 
 def _is_itself(test: pd.Series, facts: pd.DataFrame) -> pd.Series:
@@ -153,15 +156,15 @@ def _number(count: int) -> str:
 
 
 def scored(test: pd.Series, facts: pd.DataFrame) -> int:
-    """Return how many facts were scored; a report may hold the strongest of them alone."""
+    """Return how many facts were scored; a report can contain only the strongest of them."""
     candidates = test["candidates"]
     return max(len(facts), 0 if pd.isna(candidates) else int(candidates))
 
 
 def place_text(rank: float) -> str:
-    """Return a rank in words."""
+    """Return a rank as words."""
     if not math.isfinite(rank):
-        return "at a rank that this file does not say"
+        return "at an unknown rank"
     if rank == 1:
         return "first"
     shown = f"{rank:.0f}" if rank == int(rank) else f"{rank:.1f} (tied)"
@@ -169,28 +172,28 @@ def place_text(rank: float) -> str:
 
 
 def answer(test: pd.Series, settings: Mapping[str, Any]) -> Markup:
-    """Return the question that an explanation is of, and the model's answer, as HTML.
+    """Return the question of an explanation and the model's answer, as HTML.
 
     Args:
         test: A row of the report's tests.
-        settings: The report's; the oldest reports name no direction, and rank the tail.
+        settings: Settings of the report; the oldest reports have no direction and rank the tail.
     """
     said = _ANSWERS.get(str(settings.get("direction")), _ANSWERS["tail"])
     ends = {key: test[key] for key in ("head", "relation", "tail")}
     rank = float(test["rank"])
     place = place_text(rank)
-    if math.isfinite(rank):  # in a list of all answers, such as that of the page Ask, it is lower
-        place += ", other known answers left out"
+    if math.isfinite(rank):  # a list of all answers, as on the page Ask, shows a larger rank
+        place += ", not counting other known answers"
     return said.format(**ends, place=place)
 
 
 def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> str:
-    """Return in a sentence how many facts helped, and how concentrated their help is.
+    """Return a sentence about how many facts helped, and how concentrated their influence is.
 
     Args:
-        facts: The facts that the report holds.
-        scored: How many facts were scored for it.
-        train_size: How many facts the model was trained on, if the report says so.
+        facts: The facts in the report.
+        scored: How many facts were scored for the report.
+        train_size: How many facts the model was trained on; None if the report does not say.
     """
     values = facts["influence"].to_numpy(float)
     helping, opposing = int((values > 0).sum()), int((values < 0).sum())
@@ -198,17 +201,20 @@ def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> 
         return "No training fact was scored."
     of = f"Of {scored:,} training facts"
     if train_size is not None and scored < train_size:
-        of += f" that the filter left of {train_size:,}"
+        of += f" (selected by the filter from {train_size:,})"
     if scored > len(values):
         return (
-            f"{of}, the report holds the strongest: {helping:,} that made it more likely (▲) and "
-            f"{opposing:,} that made it less likely (▼)."
+            f"{of}, the report contains only the strongest: {helping:,} made the prediction more "
+            f"likely (▲) and {opposing:,} made it less likely (▼)."
         )
-    text = f"{of}, {helping:,} made it more likely (▲) and {opposing:,} less likely (▼)."
+    text = (
+        f"{of}, {helping:,} made the prediction more likely (▲) and {opposing:,} made it less "
+        "likely (▼)."
+    )
     positive = np.sort(values[values > 0])[::-1]
     if len(positive) > TOP:
         share = positive[:TOP].sum() / positive.sum()
-        text += f" The {TOP} strongest carry {share:.0%} of all help."
+        text += f" The {TOP} most helpful facts have {share:.0%} of the total positive influence."
     return text
 
 
@@ -216,9 +222,10 @@ def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> 
 class Agreement:
     """Agreement of two lists of training facts.
 
-    `overlap` is the share of the k most helpful facts that both have; `spearman` the rank
-    correlation over the facts that both scored. `facts` has a row a common fact: its ranks
-    `rank` and `other_rank`, influences, and `moved` = other_rank - rank.
+    `overlap` is, for each k, the share of the k most helpful facts that both lists have in common.
+    `spearman` is the rank correlation of the influences over the facts of both lists. `facts` has
+    one row per common fact: its ranks `rank` and `other_rank`, the influences, and
+    `moved` = other_rank - rank.
     """
 
     overlap: dict[int, float]

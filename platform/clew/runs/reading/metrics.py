@@ -1,6 +1,6 @@
-"""Reads the curves of metrics: every value with its step and its seconds since the run started.
+"""Reads metric curves: every value with its step and its time in seconds since the run started.
 
-The curve of epochs says how far a training run is, and how long the rest takes.
+The curve of epochs shows the progress of a training run and the remaining time.
 """
 
 import math
@@ -32,11 +32,11 @@ HEADLINES = {
     names.TASK_LANGUAGE_MODELING: names.metric("valid", names.BITS_PER_BYTE),
     names.TASK_SEQUENCE_REGRESSION: names.metric("valid", names.MAE),
 }
-"""The validation metric that stands for a run of each task."""
+"""The main validation metric of each task."""
 
 
 def headline_key(run: RunRecord) -> str:
-    """Return the metric that stands for the run; a test metric where nothing was validated."""
+    """Return the main metric of the run; a test metric if the run has no validation metric."""
     key = HEADLINES.get(run.tags.get(names.TAG_TASK, ""), HEADLINES[names.TASK_LINK_PREDICTION])
     if key not in run.metrics and (tested := key.replace("valid/", "test/")) in run.metrics:
         return tested
@@ -44,7 +44,7 @@ def headline_key(run: RunRecord) -> str:
 
 
 def number_text(value: float, digits: int = 4) -> str:
-    """Return a number with `digits` significant digits, without an exponent where it is short."""
+    """Return a number with `digits` significant digits; very small or large ones use exponents."""
     if not 1e-4 <= abs(value) < 1e6:
         return "0" if value == 0 else f"{value:.{digits - 1}e}"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
@@ -53,8 +53,8 @@ def number_text(value: float, digits: int = 4) -> str:
 def metric_histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
     """Return a metric of several runs as rows `run_id, step, seconds, value`, in order of steps.
 
-    Runs without the metric have no rows. Each curve is thinned to `MAX_POINTS` values; its first,
-    last, smallest and largest value stay.
+    Runs without the metric have no rows. Each curve is thinned to about `MAX_POINTS` values; its
+    first, last, smallest and largest values are kept.
     """
     having = {run.run_id: run for run in runs if key in run.metrics}
     found = list(_values(client(), list(having), key)) if having else []
@@ -72,9 +72,9 @@ def metric_histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
 def _values(
     connected: MlflowClient, run_ids: Sequence[str], key: str
 ) -> Iterator[tuple[str, int, int, float]]:
-    """Yield each value of a metric: its run, step, time in milliseconds, and itself.
+    """Yield each value of a metric as (run id, step, time in milliseconds, value).
 
-    A database gives all of them at once; a server is asked for one run at a time.
+    A database returns all runs in one query; a server needs one request per run.
     """
     if (base := database_of(connected)) is not None:
         with store.using(f"metric {key}"):
@@ -93,7 +93,7 @@ def _values(
 
 
 def run_histories(run: RunRecord) -> dict[str, pd.DataFrame]:
-    """Return the curves of all metrics of a run, by key; each as `metric_histories` returns it."""
+    """Return the curve of each metric of a run, by key, as `metric_histories` returns it."""
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         keys = sorted(run.metrics)
         frames = threads.map(lambda key: metric_histories([run], key), keys)
@@ -101,7 +101,7 @@ def run_histories(run: RunRecord) -> dict[str, pd.DataFrame]:
 
 
 def thin(frame: pd.DataFrame, max_points: int = MAX_POINTS) -> pd.DataFrame:
-    """Return at most about `max_points` rows of a curve, its extremes among them."""
+    """Return at most about `max_points` rows of a curve, including its smallest and largest."""
     if len(frame) <= max_points:
         return frame
     places = np.linspace(0, len(frame) - 1, max_points).astype(int)
@@ -112,9 +112,10 @@ def thin(frame: pd.DataFrame, max_points: int = MAX_POINTS) -> pd.DataFrame:
 
 
 def smooth(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
-    """Return the curves with `value` smoothed exponentially, each run by itself.
+    """Return the curves with `value` smoothed exponentially, separately for each run.
 
-    `weight` in [0, 1) is the share of what came before; the start is corrected for its short past.
+    `weight` in [0, 1) is the weight of the earlier values. The start of a curve is corrected for
+    its short history.
     """
     if weight <= 0 or frame.empty:
         return frame
@@ -127,9 +128,9 @@ def smooth(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
 def pick_values(
     frame: pd.DataFrame, key: str, pick: Pick, step: int | None = None
 ) -> dict[str, float]:
-    """Return one value a run: its best, its last, or the last one up to `step`.
+    """Return one value per run: its best, its last, or the last one up to `step`.
 
-    Of a metric whose larger and smaller values are equally good, the best is the last.
+    If neither direction of a metric is better, `best` returns the last value.
     """
     if frame.empty:
         return {}
@@ -146,7 +147,7 @@ def pick_values(
 
 @dataclass(frozen=True)
 class EpochProgress:
-    """Epochs done, all epochs, and the seconds that the rest takes, once there is a pace."""
+    """Finished epochs, total epochs, and remaining seconds; None until the speed is known."""
 
     epochs: float
     total_epochs: float
@@ -154,16 +155,16 @@ class EpochProgress:
 
     @property
     def share(self) -> float:
-        """The share that is done."""
+        """The finished share of the epochs, from 0 to 1."""
         return min(1.0, self.epochs / self.total_epochs)
 
 
 def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
-    """Return how far a training run is; None for other runs, and where it is not known.
+    """Return the progress of a training run; None for other runs and if it is not known.
 
     Args:
         run: Any run.
-        curve: Its metric `train/epoch`: rows `step, seconds, value`, in order of steps.
+        curve: The run's metric `train/epoch`: rows `step, seconds, value`, in order of steps.
     """
     try:
         total = float(run.params[f"{TRAINING}num_epochs"])
@@ -177,7 +178,7 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
     max_steps = run.params.get(f"{TRAINING}max_steps", "")
     if max_steps.isdigit():
         total = min(total, int(max_steps) * last["value"] / last["step"])
-    # The later half of its time: a resumed run begins with all that it takes over, at once.
+    # Use the later half of the time: a resumed run starts with all its earlier values at once.
     first = curve[curve["seconds"] >= curve["seconds"].agg(["min", "max"]).mean()].iloc[0]
     done, seconds = last["value"] - first["value"], last["seconds"] - first["seconds"]
     left = (total - last["value"]) * seconds / done if done > 0 else None

@@ -1,4 +1,4 @@
-"""Reads the model registry: models, versions, aliases, and where each version came from."""
+"""Reads the model registry: models, versions, aliases, and the source run of each version."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,15 +22,15 @@ from clew.runs.reading.search import find_runs, quoted
 
 VOCABULARY_FOLDER = "vocabulary"
 MODEL_FOLDER = "artifacts/model"
-"""Where a registered version keeps its checkpoint, names and known triples."""
+"""Folder with the checkpoint, names and known triples of a registered version."""
 KNOWN_FILE = "known.parquet"
 NAMES = "a file of a model's names"
-"""What a file should be, for messages."""
+"""Description of the expected file, for error messages."""
 MAX_VERSIONS = 200
 NUM_EXAMPLES = 3
 
 Terms = tuple[tuple[str, str], ...]
-"""Names with their labels."""
+"""Pairs of name and label."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Version:
     aliases: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     run: RunRecord | None = None
-    """The training run that it came from; None where it was not asked for, or is gone."""
+    """The source run of the version; None if it was not requested or no longer exists."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RegisteredModel:
 
     @property
     def champion(self) -> int | None:
-        """Version that answers questions."""
+        """Number of the version that answers questions; None if there is none."""
         return self.aliases.get(names.ALIAS_CHAMPION)
 
 
@@ -73,24 +73,24 @@ class Entry(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What a search looks in."""
+        """The texts that a search compares with the query."""
         return (self.synonym,) if self.synonym else (self.name, self.label)
 
 
 @dataclass(frozen=True)
 class ModelNames:
-    """Names that a model knows: (name, label) pairs, sorted by label."""
+    """Names that a model knows, as (name, label) pairs sorted by label."""
 
     entities: Terms
     relations: Terms
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Kind of each entity whose kind the data say, by its name."""
+    """Kind of each entity by its name, if the data contain kinds."""
     synonyms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Other names of each entity for which the data say some, by its name."""
+    """Synonyms of each entity by its name, if the data contain synonyms."""
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """What an entity is found by: its label and name, and each synonym; by kinds."""
+        """All entries that a search can find: names with labels, and synonyms, sorted by kind."""
         own = [Entry(*term, kind=self.kinds.get(term[0], "")) for term in self.entities]
         others = [
             entry._replace(synonym=text)
@@ -116,7 +116,7 @@ def list_models() -> list[RegisteredModel]:
 
 
 def list_versions(model: RegisteredModel) -> list[Version]:
-    """Return the versions of a model with the runs they came from, the latest first."""
+    """Return the versions of a model with their source runs, the latest version first."""
     with store.using(f"the versions of model {model.name}"):
         found = client().search_model_versions(
             f"name = {quoted(model.name)}",
@@ -131,7 +131,7 @@ def list_versions(model: RegisteredModel) -> list[Version]:
 def version_of(
     found: ModelVersion, aliases: Mapping[str, int], run: RunRecord | None = None
 ) -> Version:
-    """Return a version as MLflow has it, with its aliases among those of its model."""
+    """Convert an MLflow version to a `Version`, with the aliases that point to it."""
     number = int(found.version)
     return Version(
         model=found.name,
@@ -149,19 +149,19 @@ def read_vocabulary(run_id: str) -> ModelNames:
     """Return the names that the model of a training run knows.
 
     Raises:
-        TrackingError: the run is gone, or keeps no names.
-        DataError: the files are not what they should be.
+        TrackingError: The run no longer exists, or it has no names.
+        DataError: A file is not in the expected format.
     """
     with fetched(run_id, VOCABULARY_FOLDER) as path:
         return _names_in(path)
 
 
 def read_version_vocabulary(model: RegisteredModel, version: int) -> ModelNames:
-    """Return the names that a registered version knows, whether or not its training is still there.
+    """Return the names that a registered version knows, even if its training run was deleted.
 
     Raises:
-        TrackingError: the version is gone, or keeps no names.
-        DataError: the files are not what they should be.
+        TrackingError: The version no longer exists, or it has no names.
+        DataError: A file is not in the expected format.
     """
     with _of_version(model, version, VOCABULARY_FOLDER) as path:
         return _names_in(path)
@@ -183,7 +183,7 @@ def _terms(path: Path) -> Terms:
 
 
 def _said(path: Path, column: str) -> dict[str, str]:
-    """Return what a column says of entities; runs of data that do not say it have none."""
+    """Return the values of a column by entity name; empty if the data have no such column."""
     if column not in columns_of(path, NAMES):
         return {}
     columns = read_columns(path, dict.fromkeys(("name", column), pa.string()), NAMES).to_pydict()
@@ -191,11 +191,11 @@ def _said(path: Path, column: str) -> dict[str, str]:
 
 
 def read_examples(model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
-    """Return triples that a version was trained on: one of each of its most frequent relations.
+    """Return example training triples of a version, one for each of its most frequent relations.
 
     Raises:
-        TrackingError: the version is gone, or keeps no triples.
-        DataError: the files are not what they should be.
+        TrackingError: The version no longer exists, or it has no triples.
+        DataError: A file is not in the expected format.
     """
     ids = dict.fromkeys(("head", "relation", "tail"), pa.int32())
     with _of_version(model, version, KNOWN_FILE) as known:
@@ -217,14 +217,14 @@ def read_examples(model: RegisteredModel, version: int) -> list[tuple[str, str, 
         ]
     except (IndexError, TypeError):
         raise DataError(
-            f"the triples of {model.name} version {version} have other names than the model; "
+            f"the triples of {model.name} version {version} do not match the names of the model; "
             "promote it again"
         ) from None
 
 
 @contextmanager
 def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Path]:
-    """Give a copy of a file or folder of a version's model, which goes at the end."""
+    """Provide a temporary copy of a file or folder of a version's model."""
     what = f"{path} of {model.name} version {version}"
     with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
         with store.using(what):
@@ -241,16 +241,17 @@ def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Pat
 
 
 def _example_rows(relation: np.ndarray) -> list[int]:
-    """Return a row from the middle of each of the most frequent relations, `relation` sorted."""
+    """Return a middle row of each of the most frequent relations; `relation` must be sorted."""
     ids, starts, counts = np.unique(relation, return_index=True, return_counts=True)
     most = np.argsort(-counts, kind="stable")[: min(NUM_EXAMPLES, len(ids))]
     return [int(starts[place] + counts[place] // 2) for place in most]
 
 
 def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry]:
-    """Return the entries whose name, label or synonym holds `text`, one of each entity.
+    """Return the entries whose name, label or synonym contains `text`, one per entity.
 
-    Those that are it come first, then those that begin with it; a label goes before a synonym.
+    Exact matches come first, then entries whose label or synonym starts with `text`. Among equal
+    matches, a label comes before a synonym.
     """
     wanted = text.strip().casefold()
     folded = [(entry, [each.casefold() for each in entry.texts]) for entry in entries]

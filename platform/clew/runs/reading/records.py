@@ -1,6 +1,7 @@
-"""What people say of a run, kept with it for good: a JSON file each, under a name nobody else has.
+"""Stores what people say about a run permanently with the run.
 
-So two people at once lose nothing, and nothing is ever overwritten.
+Each record is a JSON file with a unique name. Two people can therefore write at the same time, and
+no record is ever overwritten.
 """
 
 import json
@@ -23,19 +24,19 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     class Record(DataclassInstance, Protocol):
-        """What a person said."""
+        """A review or a decision of a person."""
 
         @property
         def run_id(self) -> str:
-            """The run that it is kept with."""
+            """Id of the run that the record is stored with."""
 
         @property
         def comment(self) -> str:
-            """Why it was said."""
+            """The person's reason."""
 
         @property
         def created(self) -> str:
-            """When it was said, as `stamp` gives it."""
+            """Time of the record, as `stamp` returns it."""
 
 
 SCHEMA_VERSION = 1
@@ -47,27 +48,28 @@ RecordT = TypeVar("RecordT", bound="Record")
 
 @dataclass(frozen=True)
 class Kept(Generic[T]):
-    """What people said of a run, oldest first, and what is wrong with files that hold no record."""
+    """The records of a run, oldest first, and the problems of files that contain no record."""
 
     records: tuple[T, ...]
     problems: tuple[str, ...] = ()
 
 
 def stamp() -> tuple[str, str]:
-    """Return the time, in ISO 8601 with its zone, and an id that nothing else has."""
+    """Return the current time in ISO 8601 with time zone, and a unique id."""
     return datetime.now(UTC).isoformat(), uuid.uuid4().hex
 
 
 def append(record: "Record", folder: str, record_id: str) -> None:
-    """Write a record to a folder of its run, under a new name, and mark the run as reviewed.
+    """Write a record as a new file in a folder of its run, and mark the run as reviewed.
 
     Raises:
-        DataError: the comment is too long.
-        TrackingError: the run is gone or its artifacts cannot be written.
+        DataError: The comment is too long.
+        TrackingError: The run no longer exists, or its artifacts cannot be written.
     """
     if len(record.comment) > MAX_COMMENT_CHARACTERS:
         raise DataError(
-            f"comment of {len(record.comment)} characters; at most {MAX_COMMENT_CHARACTERS} fit"
+            f"the comment has {len(record.comment)} characters; write at most "
+            f"{MAX_COMMENT_CHARACTERS}"
         )
     content = {"schema_version": SCHEMA_VERSION} | asdict(record)
     name = f"{folder}/{datetime.fromisoformat(record.created):%Y%m%dT%H%M%S}-{record_id}.json"
@@ -83,36 +85,36 @@ def append(record: "Record", folder: str, record_id: str) -> None:
 
 
 def _mark_reviewed(run_id: str) -> None:
-    """Tag a run, so that its reviews are found however old it is."""
+    """Tag a run, so that its reviews can be found without reading all runs."""
     if names.TAG_REVIEWED in find_run(run_id).tags:
         return
     try:
         with store.using(f"marking run {run_id} as reviewed"):
             client().set_tag(run_id, names.TAG_REVIEWED, "true")
     except TrackingError:
-        if names.TAG_REVIEWED not in find_run(run_id).tags:  # else another was faster
+        if names.TAG_REVIEWED not in find_run(run_id).tags:  # another process may have set it
             raise
 
 
 def validated(content: Any, adapter: TypeAdapter[T], kind: str) -> T:
-    """Return the record that parsed JSON holds.
+    """Return the record in parsed JSON.
 
     Raises:
-        DataError: it holds none, or one of another schema version.
+        DataError: The content is not a record, or it has another schema version.
     """
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        raise DataError(f"no {kind} of schema {SCHEMA_VERSION}")
+        raise DataError(f"not a {kind} of schema version {SCHEMA_VERSION}")
     try:
         return adapter.validate_python(content)
     except ValidationError as error:
-        raise DataError(f"not a whole {kind} ({described(error)})") from None
+        raise DataError(f"not a complete {kind} ({described(error)})") from None
 
 
 def read(run_id: str, folder: str, decode: Callable[[Any], RecordT]) -> Kept[RecordT]:
     """Return all records in a folder of a run.
 
     Raises:
-        TrackingError: the run is gone or its artifacts cannot be read.
+        TrackingError: The run no longer exists, or its artifacts cannot be read.
     """
     if folder not in list_artifact_folders(run_id):
         return Kept(())

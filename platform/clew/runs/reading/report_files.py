@@ -1,4 +1,4 @@
-"""Finds the files of an influence report, on this disk or in the store's artifacts."""
+"""Finds the files of an influence report on the local disk or in the store's artifacts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,29 +24,29 @@ REPORT_FILES = {
     "sequence": SEQUENCE_INFLUENCE_JSON,
     "picture": SEQUENCE_INFLUENCE_PICTURE,
 }
-"""File of each field of `ReportFiles`."""
+"""File name of each field of `ReportFiles`."""
 
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """The files of one report on this machine's disk; what is missing is None."""
+    """The files of one report on the local disk; a missing file is None."""
 
     json: Path | None = None
     parquet: Path | None = None
     csv: Path | None = None
     text: Path | None = None
-    """The explanation of a text instead of triples."""
+    """The explanation of a text, in place of triples."""
     sequence: Path | None = None
-    """The explanation of an image sequence instead of triples."""
+    """The explanation of an image sequence, in place of triples."""
     picture: Path | None = None
-    """Its frames."""
+    """The picture of the frames of an image sequence."""
 
     @property
     def identity(self) -> tuple[tuple[str, int, int], ...]:
-        """Path, time and size of each file: changes when a file does.
+        """Path, modification time and size of each file, to detect changes of a file.
 
         Raises:
-            DataError: a file has gone since it was found.
+            DataError: A file no longer exists.
         """
         every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
         present = [path for path in every if path]
@@ -54,17 +54,17 @@ class ReportFiles:
             states = [(path, path.stat()) for path in present]
         except OSError as error:
             raise DataError(
-                f"{error.filename}: gone since it was found ({error.strerror}); reload the page, "
+                f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
                 "or trace again"
             ) from None
         return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
 def report_files(run_id: str, folder: Path) -> ReportFiles:
-    """Return the report of a trace run; what is not on this disk is fetched into `folder` once.
+    """Return the report files of a trace run; remote files are downloaded into `folder` once.
 
     Raises:
-        TrackingError: there is no such run, or it has no report that can be fetched.
+        TrackingError: There is no such run, or it has no report that can be downloaded.
     """
     run = find_run(run_id)
     with store.using(f"the explanations of run {run_id}"):
@@ -78,16 +78,15 @@ def report_files(run_id: str, folder: Path) -> ReportFiles:
     if not found:
         raise TrackingError(
             f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
-            f"in {store.in_use()}; it may still be working, or have "
-            "failed: look at its state"
+            f"in {store.in_use()}; it may still be running or may have failed: check its status"
         )
     return ReportFiles(**found)
 
 
 def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path) -> Path:
-    """Return where an artifact lies on this disk, fetched where the store keeps it elsewhere.
+    """Return the local path of an artifact; download it if the store keeps it on another machine.
 
-    MLflow's own download copies even what is here already, to a new place each time.
+    MLflow's own download makes a new copy each time, even of a local file.
     """
     if run.artifact_uri and is_local_uri(run.artifact_uri):  # type: ignore[no-untyped-call]
         local = local_file_uri_to_path(run.artifact_uri)  # type: ignore[no-untyped-call]

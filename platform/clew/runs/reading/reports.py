@@ -1,9 +1,9 @@
-"""Reads influence reports for display: the head once, the training facts of one test at a time.
+"""Reads influence reports for display: the head once, and the facts of one test triple at a time.
 
-A report is up to three files side by side. The JSON file has the head: model, settings, and each
-test triple with its score and rank. The Parquet file has every training fact and is read by test;
-where it is missing, the facts are those of the JSON file's lists, or of the CSV file. The
-explanation of a text is a separate file, see `clew.runs.window_report`.
+A report has up to three files. The JSON file contains the head: model, settings, and each test
+triple with its score and rank. The Parquet file contains all training facts and is read one test
+triple at a time; without it, the facts come from the lists in the JSON file or from the CSV file.
+The explanation of a text is a separate file, see `clew.runs.window_report`.
 """
 
 from collections.abc import Mapping
@@ -52,22 +52,22 @@ TEST_COLUMNS = (
     "truncated",
 )
 FURTHER_COLUMNS = (COSINE_COLUMN, SPREAD_COLUMN, AGREEING_COLUMN)
-"""Numbers beside a score, where they were computed."""
+"""Optional columns with further numbers about a score."""
 MAX_HOPS = 6
 
 
 @dataclass(frozen=True)
 class ReportHead:
-    """What a report says apart from the training facts.
+    """The contents of a report except the training facts.
 
-    `tests` has a row a test triple, `TEST_COLUMNS` in its columns, its place as index. `problem`
-    says what could not be read, where another file stood in for it.
+    `tests` has one row per test triple, with the columns `TEST_COLUMNS` and the triple's position
+    as index. `problem` says which file could not be read, if another file was used instead.
     """
 
     tests: pd.DataFrame
     run_id: str = ""
     runs: tuple[str, ...] = ()
-    """All runs of an ensemble, the first one included; empty for a single run."""
+    """All runs of an ensemble, including the first; empty for a single run."""
     checkpoints: tuple[CheckpointWeight, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     sign: str = ""
@@ -79,10 +79,10 @@ class ReportHead:
 
 
 def read_head(files: ReportFiles) -> ReportHead:
-    """Return the report's head: from the JSON file, else the test triples of the other files.
+    """Return the head from the JSON file, or else only the test triples from another file.
 
     Raises:
-        DataError: no file can be read.
+        DataError: No file can be read.
     """
     problem = ""
     if files.json is not None:
@@ -98,12 +98,12 @@ def read_head(files: ReportFiles) -> ReportHead:
 def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     """Return the training facts of one test triple, most helpful first.
 
-    Columns: `TRIPLE_COLUMNS`, `rank` from 1, `influence`, `cosine`, `spread` and `runs_agreeing`
-    where the file has them, and `part_*` and `checkpoint_*` as in the Parquet file. The index is
-    the place by falling influence.
+    The columns are `TRIPLE_COLUMNS`, `rank` (from 1), `influence`, and `part_*` and `checkpoint_*`
+    as in the Parquet file. `cosine`, `spread` and `runs_agreeing` are present if the file has them.
+    The index is the position in descending order of influence, from 0.
 
     Raises:
-        DataError: the file cannot be read or lacks columns.
+        DataError: The file cannot be read, or columns are missing.
     """
     rows = _rows_of(files, test_index)
     terms = zip(TRIPLE_COLUMNS, TERM_COLUMNS[6:], strict=True)
@@ -112,7 +112,7 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     split = [c for c in map(str, rows.columns) if c.startswith((PART_PREFIX, CHECKPOINT_PREFIX))]
     numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
     columns |= {column: rows[column].astype(float) for column in numbers}
-    # At once: a frame that grows by hundreds of columns warns of its layout.
+    # Build the frame at once: pandas warns if hundreds of columns are added one by one.
     facts = pd.DataFrame(columns)
     facts = facts.sort_values("influence", ascending=False, kind="stable", ignore_index=True)
     facts.insert(0, "rank", np.arange(1, len(facts) + 1))
@@ -120,9 +120,10 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
 
 
 def add_hops(facts: pd.DataFrame, head_id: str, tail_id: str) -> pd.DataFrame:
-    """Return the facts with `hops`: steps from the test triple to the fact, over these facts.
+    """Return the facts with a column `hops`, the distance from the test triple through the facts.
 
-    0: the fact shares an entity with the test triple; missing: no way within `MAX_HOPS`.
+    0 means that the fact shares an entity with the test triple. The value is missing if there is no
+    path of at most `MAX_HOPS` steps.
     """
     ends = np.concatenate([facts["head_id"].to_numpy(str), facts["tail_id"].to_numpy(str)])
     entities, numbers = np.unique(ends, return_inverse=True)
@@ -161,7 +162,7 @@ def _texts(triple: TripleRecord) -> tuple[str, ...]:
 
 
 def _tests_of_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the test triples that occur in rows, with what is known without the JSON file."""
+    """Return the test triples that occur in the rows; scores and ranks are unknown (NaN)."""
     grouped = rows.groupby(TEST_INDEX_COLUMN, sort=True)
     tests = grouped[list(TERM_COLUMNS[:6])].first()
     tests.columns = pd.Index(TRIPLE_COLUMNS)
@@ -188,7 +189,7 @@ def _all_rows(files: ReportFiles) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
-    """Read a test's rows, or of all tests the columns that tell them apart."""
+    """Read the rows of one test triple, or only the test columns of all rows if it is None."""
     expected = "an influence table"
     needed = [*TERM_COLUMNS, SCORE_COLUMN, TEST_INDEX_COLUMN]
     present = columns_of(path, expected)

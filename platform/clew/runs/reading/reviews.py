@@ -1,7 +1,7 @@
-"""Reviews of explanations: what a person thought of one, kept with the run for good.
+"""Reviews of explanations: a person's judgement, stored permanently with the run.
 
-Each review is a separate JSON file under a name that nobody else has, so two reviewers at once
-lose nothing and nothing is ever overwritten.
+Each review is a JSON file with a unique name. Two reviewers can therefore write at the same time,
+and no review is ever overwritten.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 @dataclass(frozen=True)
 class Fact:
-    """A triple under the data set's own names, with the texts that people read."""
+    """A triple with the names in the data set and their readable labels."""
 
     head: str
     relation: str
@@ -37,13 +37,13 @@ class Fact:
 
     @property
     def triple(self) -> tuple[str, str, str]:
-        """Its names: by these it is the same fact, whatever the texts."""
+        """The names of the triple, which identify the fact; the labels do not count."""
         return (self.head, self.relation, self.tail)
 
 
 @dataclass(frozen=True)
 class Review:
-    """One person's judgement of the explanation of one test triple."""
+    """One person's judgement of the explanation of a test triple."""
 
     run_id: str
     test: Fact
@@ -53,7 +53,7 @@ class Review:
     convincing: tuple[Fact, ...] = ()
     wrong: tuple[Fact, ...] = ()
     created: str = ""
-    """Time in ISO 8601 with zone; filled in when it is written."""
+    """Time in ISO 8601 with time zone, set when the review is written."""
     review_id: str = ""
 
 
@@ -62,7 +62,7 @@ _REVIEW = TypeAdapter(Review)
 
 @dataclass(frozen=True)
 class VerdictCount:
-    """How many reviews of a relation, or of a run, gave which verdict."""
+    """Number of reviews with each verdict, for one relation or one run."""
 
     group: str
     plausible: int
@@ -71,16 +71,16 @@ class VerdictCount:
 
     @property
     def total(self) -> int:
-        """All reviews."""
+        """Number of all reviews."""
         return self.plausible + self.implausible + self.unsure
 
 
 def append_review(review: Review) -> Review:
-    """Write a review to its run, under a new name, and return it as written.
+    """Write a review to its run as a new file, and return the review as written.
 
     Raises:
-        DataError: the verdict is none, or the comment is too long.
-        TrackingError: the run is gone or its artifacts cannot be written.
+        DataError: The verdict is invalid, or the comment is too long.
+        TrackingError: The run no longer exists, or its artifacts cannot be written.
     """
     if review.verdict not in VERDICTS:
         raise DataError(f"verdict is {review.verdict!r}; expected one of {', '.join(VERDICTS)}")
@@ -94,15 +94,15 @@ def read_reviews(run_id: str) -> Kept[Review]:
     """Return all reviews of a run.
 
     Raises:
-        TrackingError: the run is gone or its artifacts cannot be read.
+        TrackingError: The run no longer exists, or its artifacts cannot be read.
     """
     return records.read(run_id, FOLDER, lambda each: records.validated(each, _REVIEW, "review"))
 
 
 def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
-    """Return the last review of each reviewer and test triple; a new one replaces a change of mind.
+    """Return the last review of each reviewer for each test triple of a run.
 
-    Reviews without a reviewer's name all count.
+    Reviews without a name are all returned.
     """
     latest: dict[object, Review] = {}
     for review in sorted(reviews, key=lambda review: review.created):
@@ -114,7 +114,7 @@ def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
 def count_verdicts(
     reviews: Iterable[Review], by: Literal["relation", "run"] = "relation"
 ) -> list[VerdictCount]:
-    """Return the verdicts by relation of the test triple or by run id, the most reviewed first."""
+    """Count the verdicts for each relation of the test triples or each run, most reviews first."""
     counters: dict[str, Counter[str]] = {}
     for review in reviews:
         relation = review.test.relation_label or review.test.relation
@@ -128,7 +128,7 @@ def count_verdicts(
 
 
 def reviews_csv(reviews: Sequence[Review]) -> str:
-    """Return one row a review."""
+    """Return CSV with one row per review."""
     header = ["created", "reviewer", "run_id", "head", "relation", "tail"]
     header += ["head_label", "relation_label", "tail_label"]
     header += ["verdict", "convincing", "wrong", "comment", "review_id"]
@@ -152,14 +152,14 @@ def _shown(fact: Fact) -> str:
 
 @dataclass(frozen=True)
 class DataOrigin:
-    """The data that facts are from: their name and fingerprint, empty where a run says none."""
+    """Name and fingerprint of the data set of the facts; empty if the run does not record them."""
 
     name: str
     fingerprint: str
 
 
 class OfRun(Protocol):
-    """What belongs to a run: a review, a decision."""
+    """An object that belongs to a run: a review or a decision."""
 
     @property
     def run_id(self) -> str:
@@ -170,13 +170,13 @@ T = TypeVar("T", bound=OfRun)
 
 
 def origins_of(runs: Iterable[RunRecord]) -> dict[str, DataOrigin]:
-    """Return the data of the model that each run explains, by the run's id."""
+    """Return the data set of the model that each run explains, by run id."""
     keys = (names.TAG_DATASET, names.TAG_DATA_FINGERPRINT)
     return {run.run_id: DataOrigin(*(run.tags.get(key, "") for key in keys)) for run in runs}
 
 
 def by_data(things: Iterable[T], runs: Iterable[RunRecord]) -> dict[DataOrigin, list[T]]:
-    """Return the reviews or decisions of each data set that the runs explain models of."""
+    """Group reviews or decisions by the data set of the model that their run explains."""
     origins = origins_of(runs)
     found: dict[DataOrigin, list[T]] = {}
     for thing in things:

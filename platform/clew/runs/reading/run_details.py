@@ -1,7 +1,7 @@
-"""What a run keeps and has to do with, besides its numbers.
+"""Reads further details of a run: files, data sets, log, ranks by relation, and lineage.
 
-Its files, its data sets, its log and ranks by relation; the runs that it comes from, and the runs
-and versions of registered models that came of it.
+The lineage of a run is the runs that it is based on, and the runs and registered model versions
+that are based on it.
 """
 
 import re
@@ -32,11 +32,11 @@ BY_RELATION_TYPES = {
 }
 MAX_RUNS = 200
 SOURCES = {
-    names.TAG_SOURCE_RUN: "works on the model of",
-    names.TAG_RESUMED_FROM: "goes on from",
+    names.TAG_SOURCE_RUN: "uses the model of",
+    names.TAG_RESUMED_FROM: "continues from",
     MLFLOW_PARENT_RUN_ID: "is part of",
 }
-"""Tags that name a run that this one comes from, and how."""
+"""Tags with the id of a run that a run is based on, and the relation between the two."""
 RESULTS = {
     names.KIND_TRAIN: "training",
     names.KIND_TRACE: "explanation",
@@ -51,7 +51,7 @@ RESULTS = {
 
 @dataclass(frozen=True)
 class RunFile:
-    """A file among a run's artifacts."""
+    """An artifact file of a run."""
 
     path: str
     size_bytes: int
@@ -65,16 +65,17 @@ class RunData:
     fingerprint: str
     source: str
     context: str
-    """What it was read for, such as `training`."""
+    """Purpose of the data set, such as `training`."""
 
 
 def list_files(run_id: str) -> list[RunFile]:
-    """Return a run's files by path, at most `MAX_FILES` of them.
+    """Return the artifact files of a run, at most `MAX_FILES`.
 
-    MLflow's client would look the run and its models up again for each folder.
+    This does not use MLflow's client, which would request the run and its models again for each
+    folder.
 
     Raises:
-        TrackingError: the store does not answer.
+        TrackingError: The store does not respond.
     """
 
     def below(folder: str | None) -> Iterator[RunFile]:
@@ -108,17 +109,17 @@ def list_data(run_id: str) -> list[RunData]:
 
 
 def splits_by_relation(files: list[RunFile]) -> list[str]:
-    """Return the splits whose ranks by relation are among a run's files."""
+    """Return the splits for which a run has a table of ranks by relation."""
     matches = (_BY_RELATION.fullmatch(file.path) for file in files)
     return [match[1] for match in matches if match]
 
 
 def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
-    """Return the quality of each side of each relation.
+    """Return the ranking metrics of each relation and side (head or tail).
 
     Raises:
-        TrackingError: the run has none for this split.
-        DataError: the file is not what it should be.
+        TrackingError: The run has no such table for this split.
+        DataError: The file is not in the expected format.
     """
     with fetched(run_id, f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet") as path:
         present = columns_of(path, BY_RELATION)
@@ -129,10 +130,10 @@ def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
 
 
 def read_log(run_id: str) -> str:
-    """Return what a run said.
+    """Return the log of a run.
 
     Raises:
-        TrackingError: the run keeps no log.
+        TrackingError: The run has no log.
     """
     with fetched(run_id, names.ARTIFACT_LOG) as path:
         return path.read_text(encoding="utf-8", errors="replace")
@@ -140,7 +141,7 @@ def read_log(run_id: str) -> str:
 
 @dataclass(frozen=True)
 class Relative:
-    """A run that another comes from, or that came of it."""
+    """A related run, and how it is related."""
 
     how: str
     run: RunRecord
@@ -148,23 +149,23 @@ class Relative:
 
 @dataclass(frozen=True)
 class Lineage:
-    """What a run comes from, and what came of it."""
+    """The runs that a run is based on, and the runs and versions that are based on it."""
 
     sources: tuple[Relative, ...]
     results: tuple[Relative, ...]
     versions: tuple[Version, ...]
-    """Of registered models, without their run."""
+    """Versions of registered models; their field `run` is None."""
 
 
 def lineage(run: RunRecord) -> Lineage:
-    """Return where a run comes from and what came of it; what was deleted is left out."""
+    """Return the lineage of a run, without deleted runs and versions."""
     ids = {tag: run.tags[tag] for tag in SOURCES if tag in run.tags}
     found = {source.run_id: source for source in find_runs(list(ids.values()))}
     sources = [Relative(SOURCES[tag], found[i]) for tag, i in ids.items() if i in found]
     queries = (RunQuery(source_run=run.run_id), RunQuery(parent_run=run.run_id))
     below = [made for query in queries for made in search_runs(query, limit=MAX_RUNS).runs]
     resumed = search_runs(RunQuery(resumed_from=run.run_id), limit=MAX_RUNS).runs
-    results = [Relative("goes on in", other) for other in resumed]
+    results = [Relative("continues in", other) for other in resumed]
     results += [
         Relative(RESULTS.get(made.tags.get(names.TAG_KIND, ""), "run"), made) for made in below
     ]

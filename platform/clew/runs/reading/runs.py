@@ -1,6 +1,6 @@
-"""Finds a run and reads what it recorded: state, tags, parameters, configuration, artifacts.
+"""Finds a run and reads its records: state, tags, parameters, configuration, artifacts.
 
-A folder can be added to its artifacts after it has ended.
+`keep_folder` adds a folder to the artifacts of a run that has ended.
 """
 
 import functools
@@ -24,14 +24,14 @@ from clew.errors import ConfigError, TrackingError, described
 from clew.runs import store
 
 HEARTBEAT_LIMIT_SECONDS = 120.0
-"""A running run that has been silent for longer is stuck; the trainer beats every 15 s."""
+"""A running run without a heartbeat for longer counts as stuck; heartbeats come every 15 s."""
 
 State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as the store has it."""
+    """The data of a run in the store."""
 
     run_id: str
     name: str
@@ -41,26 +41,26 @@ class RunRecord:
     ended_ms: int | None
     tags: Mapping[str, str]
     params: Mapping[str, str]
-    """The configuration, its keys under `cfg.`. What `mlflow run` records beside it, the options as
-    they were typed, is left out: most are empty, and none says more than the configuration."""
+    """The configuration, with the key prefix `cfg.`. The command-line options that `mlflow run`
+    records in addition are left out: most are empty, and the configuration contains the others."""
     metrics: Mapping[str, float]
     """The last value of each metric."""
     artifact_uri: str = ""
-    """Where the store keeps its files."""
+    """Address of the run's artifacts in the store."""
 
 
 def client() -> MlflowClient:
-    """Return a client of the store in use, if it answers; nothing is created.
+    """Return a client of the store in use, without creating a store.
 
     Raises:
-        TrackingError: it does not answer or cannot be used, or there is no store yet.
+        TrackingError: The store does not respond or cannot be used, or there is no store yet.
     """
     uri = store.tracking_uri()
     store.check_answers(uri)
     if store.is_missing(uri):
         raise TrackingError(
             f"no tracking store at {store.database_path(uri)}; train a first run (`clew train`), "
-            "or set MLFLOW_TRACKING_URI to where runs are kept"
+            "or set MLFLOW_TRACKING_URI to the address of a store"
         )
     with store.using("opening it"), store.creation_lock(uri):
         return _client(uri)
@@ -72,10 +72,10 @@ def _client(uri: str) -> MlflowClient:
 
 
 def database_of(connected: MlflowClient) -> Any | None:
-    """Return MLflow's store in a database, None for a tracking server.
+    """Return MLflow's database store, or None for a tracking server.
 
-    MLflow's client has no call that counts, none that lists the values of a tag, and one for each
-    curve of each run. A database answers each at once.
+    MLflow's client cannot count runs or list the values of a tag, and it needs one call for each
+    curve of each run. A database needs one query for each of these tasks.
     """
     tracking = connected._tracking_client.store
     return tracking if hasattr(tracking, "ManagedSessionMaker") else None
@@ -85,13 +85,13 @@ def find_run(run_id: str) -> RunRecord:
     """Return the run with this id.
 
     Raises:
-        TrackingError: there is no such run, or the store does not answer.
+        TrackingError: There is no such run, or the store does not respond.
     """
     return record_of(get_run(client(), run_id))
 
 
 def record_of(run: Run) -> RunRecord:
-    """Return an MLflow run as a record."""
+    """Convert an MLflow run to a `RunRecord`."""
     return RunRecord(
         run_id=run.info.run_id,
         name=run.info.run_name or "",
@@ -111,7 +111,7 @@ def record_of(run: Run) -> RunRecord:
 
 
 def state_of(run: RunRecord, now: float | None = None) -> State:
-    """Return the run's state; one that says RUNNING but has long been silent is stuck."""
+    """Return the state of a run; a running run without recent heartbeats is `stuck`."""
     state = run.status.lower()
     if state != "running":
         return state  # type: ignore[return-value]
@@ -120,7 +120,7 @@ def state_of(run: RunRecord, now: float | None = None) -> State:
 
 
 def last_sign_of_life(run: RunRecord) -> float:
-    """Return when the run was last heard of, in seconds since the epoch."""
+    """Return the time of the run's last heartbeat, or else of its start, in Unix seconds."""
     try:
         return float(run.tags[names.TAG_HEARTBEAT])
     except (KeyError, ValueError):
@@ -131,7 +131,7 @@ def read_config(run_id: str) -> dict[str, object]:
     """Return the run's resolved configuration.
 
     Raises:
-        TrackingError: there is no such run, or it has no configuration.
+        TrackingError: There is no such run, or it has no readable configuration.
     """
     with fetched(run_id, names.ARTIFACT_CONFIG_YAML) as path:
         try:
@@ -142,9 +142,10 @@ def read_config(run_id: str) -> dict[str, object]:
 
 
 def started_in(run_id: str) -> str:
-    """Return the folder in which a training was started; empty where its checkpoints do not say.
+    """Return the working folder in which a training run was started.
 
-    Relative paths of its configuration start there.
+    Relative paths in the run's configuration start from this folder. The result is empty if the
+    checkpoints do not record the folder.
     """
     path = f"{names.ARTIFACT_BEST}/{names.CHECKPOINT_MANIFEST}"
     if names.ARTIFACT_BEST not in list_artifact_folders(run_id):
@@ -172,26 +173,26 @@ def list_artifact_folders(run_id: str, path: str = "") -> list[str]:
 
 @contextmanager
 def fetched(run_id: str, path: str) -> Iterator[Path]:
-    """Give a copy of a file or folder of the run's artifacts, which goes at the end.
+    """Provide a temporary copy of a file or folder of the run's artifacts.
 
     Raises:
-        TrackingError: the run has no such artifact.
+        TrackingError: The run has no such artifact.
     """
     with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
         yield download_artifact(run_id, path, Path(folder))
 
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:
-    """Copy a file or folder of the run's artifacts to `folder / path`, and return where it is.
+    """Copy a file or folder of the run's artifacts to `folder / path`, and return that path.
 
     Raises:
-        TrackingError: the run has no such artifact.
+        TrackingError: The run has no such artifact.
     """
     connected = client()
     get_run(connected, run_id)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        # A local store and a server lay a download out differently; here it is one way.
+        # MLflow's layout of a download depends on the store; moving it makes the path the same.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
             found = Path(connected.download_artifacts(run_id, path, temporary))
             return _put(found, folder / path)
@@ -210,17 +211,17 @@ def download_artifact(run_id: str, path: str, folder: Path) -> Path:
 
 
 def keep_folder(run_id: str, folder: Path, place: str) -> None:
-    """Copy a folder to `place` among the artifacts of a run, over what is there.
+    """Copy a folder to `place` in the artifacts of a run, and overwrite existing files.
 
     Raises:
-        TrackingError: the store does not take it.
+        TrackingError: The store does not accept the folder.
     """
     with store.using(f"keeping {place} with run {run_id}"):
         client().log_artifacts(run_id, str(folder), place)
 
 
 def _put(found: Path, target: Path) -> Path:
-    """Move what was downloaded to its place, instead of what an earlier download left there."""
+    """Move a download to its target path, and replace an earlier download there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         shutil.rmtree(target)
@@ -235,10 +236,16 @@ def _infos(run_id: str, path: str) -> list[FileInfo]:
 
 
 def get_run(connected: MlflowClient, run_id: str, named_by: str = "") -> Run:
-    """Return a run as MLflow has it; `named_by` says where its id is from, as in `MLFLOW_RUN_ID: `.
+    """Return a run as an MLflow object.
+
+    Args:
+        connected: A client of the store.
+        run_id: Id of the run.
+        named_by: Prefix for error messages that says where the id comes from, such as
+            `MLFLOW_RUN_ID: `.
 
     Raises:
-        TrackingError: there is no such run, or it was deleted.
+        TrackingError: There is no such run, or it was deleted.
     """
     with store.using(f"run {run_id}"):
         try:
@@ -247,8 +254,8 @@ def get_run(connected: MlflowClient, run_id: str, named_by: str = "") -> Run:
             if error.error_code not in store.MISSING:
                 raise
             raise TrackingError(
-                f"{named_by}no run {run_id} in {store.shown(connected.tracking_uri)}; take the id "
-                "of a run that is there, or set MLFLOW_TRACKING_URI to its store"
+                f"{named_by}no run {run_id} in {store.shown(connected.tracking_uri)}; give the id "
+                "of an existing run, or set MLFLOW_TRACKING_URI to the store of this run"
             ) from None
     if run.info.lifecycle_stage != "active":
         raise TrackingError(

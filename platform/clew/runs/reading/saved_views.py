@@ -1,7 +1,7 @@
-"""Views of the page Compare under names: what is in its address, kept in the store for all.
+"""Named views of the page Compare: the settings in its URL, stored for all users.
 
-A view is a tag of the experiment of its first run, so that it is written and deleted as a whole, by
-any number of people, and no run is needed for it.
+A view is a tag on the experiment of its first run. It is therefore written and deleted as a whole,
+several people can do so at the same time, and it needs no run of its own.
 """
 
 import re
@@ -22,31 +22,31 @@ from clew.runs.reading.search import experiments_of
 
 MAX_NAME_CHARACTERS = 60
 MAX_ADDRESS_CHARACTERS = 4000
-"""A tag of an experiment holds 5,000 on the servers that hold least."""
+"""Some tracking servers limit the tag of an experiment to 5,000 characters."""
 NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{MAX_NAME_CHARACTERS - 1}}}")
 
 
 @dataclass(frozen=True)
 class SavedView:
-    """What the page showed when somebody saved it."""
+    """A saved state of the page Compare."""
 
     name: str
     address: str
-    """The query of the page's address: runs, columns, settings."""
+    """The query string of the page's URL: runs, columns, settings."""
     person: str = ""
     created: str = ""
-    """Time in ISO 8601 with zone; filled in when it is written."""
+    """Time in ISO 8601 with time zone, set when the view is written."""
     experiment_id: str = ""
-    """Where it is kept."""
+    """The experiment that the view is stored with."""
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The values in the address by their keys."""
+        """The values of the query string by their keys."""
         return dict(parse_qsl(self.address))
 
     @property
     def run_ids(self) -> list[str]:
-        """The runs that it shows."""
+        """Ids of the runs that the view shows."""
         return [run_id for run_id in self.parameters.get("runs", "").split(",") if run_id]
 
 
@@ -55,21 +55,21 @@ _VIEW = TypeAdapter(SavedView)
 
 @dataclass(frozen=True)
 class SavedViews:
-    """The views of a store by name, and the tags that are none."""
+    """The views of a store, sorted by name, and the problems of unreadable views."""
 
     views: tuple[SavedView, ...]
     problems: tuple[str, ...] = ()
 
     def find(self, name: str) -> SavedView | None:
-        """Return the view of this name, None if there is none."""
+        """Return the view with this name; None if there is none."""
         return next((view for view in self.views if view.name == name), None)
 
 
 def list_views() -> SavedViews:
-    """Return all saved views, in the order of their names.
+    """Return all saved views, sorted by name.
 
     Raises:
-        TrackingError: the store does not answer.
+        TrackingError: The store does not respond.
     """
     with store.using("the saved views"):
         experiments = experiments_of(client())
@@ -95,16 +95,16 @@ def _decode(name: str, text: str, experiment_id: str) -> SavedView:
     try:
         content = TypeAdapter(dict[str, Any]).validate_json(text)
     except ValidationError as error:
-        raise DataError(f"not a whole view ({described(error)})") from None
+        raise DataError(f"not a complete view ({described(error)})") from None
     kept = content | {"name": check_name(name), "experiment_id": experiment_id}
     return records.validated(kept, _VIEW, "view")
 
 
 def check_name(name: str) -> str:
-    """Return a view's name if it can stand in an address as it is.
+    """Return the name of a view if it can be used in a URL without escaping.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: The name cannot be used.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
@@ -121,17 +121,17 @@ def save_view(
     *,
     replaces: str = "",
 ) -> SavedView:
-    """Keep what an address holds under a name, and return it as written.
+    """Save the values of a URL as a view, and return the view as written.
 
     Args:
-        name: The name.
-        parameters: The address's values by their keys; `runs` is among them.
-        person: Who saves it; may be empty.
-        replaces: A view that this one takes the place of: the same one changed, or renamed.
+        name: Name of the view.
+        parameters: The values of the URL's query string by their keys, including `runs`.
+        person: Name of the person who saves the view; can be empty.
+        replaces: Name of the view that this view replaces, if a view is changed or renamed.
 
     Raises:
-        ConfigError: the name cannot be used or is taken, or the address is too long or has no runs.
-        TrackingError: the first run is gone, or the store cannot be written.
+        ConfigError: The name is invalid or already used, or the URL is too long or has no runs.
+        TrackingError: The first run no longer exists, or the store cannot be written.
     """
     check_name(name)
     view = SavedView(name, urlencode(parameters), person, datetime.now(UTC).isoformat())
@@ -139,8 +139,8 @@ def save_view(
         raise ConfigError("the view has no runs; choose some, then save it")
     if len(view.address) > MAX_ADDRESS_CHARACTERS:
         raise ConfigError(
-            f"the view's address has {len(view.address)} characters; at most "
-            f"{MAX_ADDRESS_CHARACTERS} fit: choose fewer runs"
+            f"the view's address has {len(view.address)} characters, but at most "
+            f"{MAX_ADDRESS_CHARACTERS} can be saved; choose fewer runs"
         )
     found = list_views()
     taken = found.find(name)
@@ -165,8 +165,8 @@ def delete_view(name: str) -> None:
     """Delete a saved view.
 
     Raises:
-        ConfigError: there is none of this name.
-        TrackingError: the store cannot be written.
+        ConfigError: There is no view with this name.
+        TrackingError: The store cannot be written.
     """
     found = list_views()
     view = found.find(name)

@@ -1,9 +1,9 @@
-"""Searches runs page by page, so that a store of many thousand runs answers as fast as a small one.
+"""Searches runs page by page, so that a large store is as fast as a small one.
 
-The tracking server filters, orders and cuts; nothing here reads more than it shows. How many runs
-there are, and which values a tag has, MLflow's client cannot be asked either. A database is,
-through MLflow's own tables; of a server, the number of runs is found by asking which offsets are
-past the end, first near the number that it was before.
+The tracking server filters, sorts and limits the results, so this module only reads the runs that
+are shown. MLflow's client has no call for the number of runs or the values of a tag. For a
+database, this module queries MLflow's tables. For a server, it finds the number of runs by testing
+which offsets are past the end, starting near the previous number.
 """
 
 import logging
@@ -39,7 +39,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class RunQuery:
-    """Which runs, in which order; what is empty does not restrict."""
+    """Conditions on runs and their order; an empty field does not restrict the result."""
 
     experiment_ids: tuple[str, ...] = ()
     text: str = ""
@@ -50,20 +50,20 @@ class RunQuery:
     variant: str = ""
     config_hash: str = ""
     status: str = ""
-    """One of MLflow's: RUNNING, FINISHED, FAILED, KILLED, SCHEDULED."""
+    """MLflow's status: RUNNING, FINISHED, FAILED, KILLED or SCHEDULED."""
     source_run: str = ""
     parent_run: str = ""
     resumed_from: str = ""
     cell: str = ""
-    """Of a study."""
+    """Cell of a study."""
     reviewed: bool = False
-    """Only those with a review."""
+    """Whether to return only runs with a review."""
     order_by: str = "attributes.start_time DESC"
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """Runs from `offset` on; `more` says whether there are others after them."""
+    """Runs starting at `offset`; `more` says whether other runs follow."""
 
     runs: tuple[RunRecord, ...]
     offset: int
@@ -78,10 +78,10 @@ def list_experiments() -> list[Experiment]:
 
 
 def experiment_id_of(name: str) -> str:
-    """Return the identity of an experiment.
+    """Return the id of an experiment.
 
     Raises:
-        TrackingError: there is no active one of this name.
+        TrackingError: There is no active experiment with this name.
     """
     known = {found.name: found.experiment_id for found in list_experiments()}
     if name not in known:
@@ -92,7 +92,7 @@ def experiment_id_of(name: str) -> str:
 
 
 def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage:
-    """Return up to `limit` runs from `offset` on."""
+    """Return up to `limit` runs, starting at `offset`."""
     with store.using("the list of runs"):
         connected = client()
         found = connected.search_runs(
@@ -107,7 +107,7 @@ def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage
 
 
 def every_run(query: RunQuery) -> Iterator[RunRecord]:
-    """Yield all runs that match; each page is read when the one before it is used up."""
+    """Yield all matching runs; the pages are read one after the other when they are needed."""
     offset, more = 0, True
     while more:
         page = search_runs(query, offset=offset, limit=RUNS_PER_PAGE)
@@ -116,7 +116,7 @@ def every_run(query: RunQuery) -> Iterator[RunRecord]:
 
 
 def find_runs(run_ids: Sequence[str]) -> list[RunRecord]:
-    """Return the runs with these ids in this order; deleted and unknown ones are left out."""
+    """Return the runs with these ids in this order, without deleted and unknown runs."""
     wanted = [run_id for run_id in dict.fromkeys(run_ids) if re.fullmatch(r"\w{1,64}", run_id)]
     found: dict[str, RunRecord] = {}
     with store.using("the chosen runs"):
@@ -132,23 +132,23 @@ def find_runs(run_ids: Sequence[str]) -> list[RunRecord]:
 
 
 def find_cell(cell_id: str) -> RunRecord | None:
-    """Return the newest finished run of a study's cell, so that the study goes on where it was.
+    """Return the newest finished run of a study's cell, with which the study can continue.
 
     Raises:
-        TrackingError: the store does not answer.
+        TrackingError: The store does not respond.
     """
     return next(iter(search_runs(RunQuery(cell=cell_id, status="FINISHED"), limit=1).runs), None)
 
 
 def run_meant(reference: str, kind: str) -> str:
-    """Return a reference to a run; instead of `newest`, the id of the run that finished last.
+    """Return a run reference, with `newest` replaced by the id of the run that finished last.
 
     Args:
-        reference: What a person named.
-        kind: Of the runs to choose from.
+        reference: The reference that the user gave.
+        kind: Kind of the runs to choose from.
 
     Raises:
-        TrackingError: none has finished, or the store does not answer.
+        TrackingError: No run of this kind has finished, or the store does not respond.
     """
     if reference != names.NEWEST:
         return reference
@@ -156,8 +156,8 @@ def run_meant(reference: str, kind: str) -> str:
     page = search_runs(query, limit=1)
     if not page.runs:
         raise TrackingError(
-            f"{names.NEWEST!r} stands for the {kind} run that finished last, but no {kind} run of "
-            f"{store.in_use()} has finished; `clew runs` lists the runs that there are"
+            f"{names.NEWEST!r} means the {kind} run that finished last, but no {kind} run in "
+            f"{store.in_use()} has finished; `clew runs` lists the existing runs"
         )
     run = page.runs[0]
     logger.info("%s is run %s (%s)", names.NEWEST, run.run_id, run.name)
@@ -165,7 +165,7 @@ def run_meant(reference: str, kind: str) -> str:
 
 
 def filter_string(query: RunQuery) -> str:
-    """Return MLflow's filter for a query."""
+    """Return the MLflow filter string for a query."""
     tags = {
         names.TAG_KIND: query.kind,
         names.TAG_TASK: query.task,
@@ -189,21 +189,21 @@ def filter_string(query: RunQuery) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a literal of MLflow's filter language, which has quotes but no way to escape them."""
+    """Return a string literal for MLflow's filter language, which cannot escape quotes."""
     if "'" not in text:
         return f"'{text}'"
     return '"' + text.replace('"', "_") + '"'
 
 
 def experiment_ids_of(connected: MlflowClient, query: RunQuery) -> list[str]:
-    """Return the experiments that a query is about: all that there are, where it names none."""
+    """Return the ids of a query's experiments, or of all experiments if the query names none."""
     if query.experiment_ids:
         return list(query.experiment_ids)
     return [str(e.experiment_id) for e in experiments_of(connected)]
 
 
 def experiments_of(connected: MlflowClient) -> list[entities.Experiment]:
-    """Return all active experiments of a store, the latest first, however many there are."""
+    """Return all active experiments of a store, the latest first."""
     found: list[entities.Experiment] = []
     token: str | None = None
     while True:
@@ -215,17 +215,18 @@ def experiments_of(connected: MlflowClient) -> list[entities.Experiment]:
 
 
 def page_token(offset: int) -> str | None:
-    """Return the token of the page that starts at `offset`; MLflow's own are made the same way."""
+    """Return the token of the page that starts at `offset`, in MLflow's own format."""
     if offset == 0:
         return None
     return str(SearchUtils.create_page_token(offset).decode())  # type: ignore[no-untyped-call]
 
 
 def count_runs(query: RunQuery, *, near: int = 0) -> int:
-    """Return how many runs match.
+    """Return the number of matching runs.
 
-    Where it cannot be asked, it is found by doubling and halving the offset of a page of one: from
-    a good guess (`near`) by two searches, from none by about two for each power of two.
+    If the store has no query for it, the number is found by doubling and then halving the offset of
+    a page with one run. This needs two searches with a good guess `near`, and without one about
+    two searches for each power of two.
     """
     with store.using("the number of runs"):
         connected = client()
@@ -244,7 +245,7 @@ def count_runs(query: RunQuery, *, near: int = 0) -> int:
 
 
 def _count(base: Any, experiment_ids: Sequence[str], status: str) -> int:
-    """Count the active runs of experiments in a database; an empty status stands for each."""
+    """Count the active runs of experiments in a database; an empty status means any status."""
     from mlflow.store.tracking.dbmodels.models import SqlRun
     from sqlalchemy import func
 
@@ -254,7 +255,7 @@ def _count(base: Any, experiment_ids: Sequence[str], status: str) -> int:
 
 
 def _active(experiment_ids: Sequence[str]) -> tuple[Any, Any]:
-    """Return the conditions on MLflow's table of runs for the active ones of experiments."""
+    """Return the SQL conditions for the active runs of experiments in MLflow's table."""
     from mlflow.store.tracking.dbmodels.models import SqlRun
 
     is_active: Any = SqlRun.lifecycle_stage == LifecycleStage.ACTIVE
@@ -262,9 +263,10 @@ def _active(experiment_ids: Sequence[str]) -> tuple[Any, Any]:
 
 
 def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
-    """Return the smallest offset that `reaches` denies, given that it denies all after it.
+    """Return the smallest offset for which `reaches` is False; it must be False for all larger.
 
-    Steps away from the guess `near` double until they are past the end, or before it.
+    The search starts at the guess `near` and doubles its steps until it has passed the end in one
+    direction; then it bisects.
     """
     reached, beyond, step = near - 1, near, 1 if near else 64
     if near and not reaches(reached):
@@ -284,9 +286,9 @@ def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
 
 
 def values_of_tag(experiment_ids: tuple[str, ...], key: str) -> set[str] | None:
-    """Return the values that a tag has among the runs of experiments, of all if none is named.
+    """Return the values of a tag in the runs of experiments, or of all experiments if none given.
 
-    None where the store is no database, and only reading all runs would tell.
+    Return None if the store is not a database, because all runs would have to be read.
     """
     with store.using(f"the values of {key}"):
         connected = client()

@@ -1,4 +1,4 @@
-"""Studies as the tracking store keeps them: claims, measurements, and the machine."""
+"""Reads the results of studies from the tracking store: claims, measurements and the machine."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ STUDY_FILE = "study/study.json"
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """One claim beside its measurement."""
+    """One claim and its measurement."""
 
     study: str
     machine: str
@@ -22,23 +22,23 @@ class ClaimResult:
     about: str
     """What was measured: `ratio`, `difference` or `value`; empty in older reports."""
     bounds: str
-    """What is claimed as numbers, such as `at least 1.5`; empty in older reports."""
+    """The claimed bounds, such as `at least 1.5`; empty in older reports."""
     measured: float | None
-    """A ratio to the reference, a difference from it or a value; None: not measured."""
+    """A ratio to the reference, a difference or a value, see `about`; None if not measured."""
     low: float | None
     """Lower end of its 95 % interval; None after a single round."""
     high: float | None
     verdict: str
     source: str
-    """Where the claim is printed."""
+    """The text that contains the claim."""
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What one run of a study found."""
+    """The result of one run of a study."""
 
     run_id: str
-    """Empty for one that ships with Clew."""
+    """Id of the run; empty for a result that ships with Clew."""
     study: str
     machine: str
     commit: str
@@ -46,10 +46,10 @@ class StudyResult:
 
 
 def read_study(run_id: str) -> StudyResult:
-    """Return what a run of kind `compare` found.
+    """Return the result of a run of kind `compare`.
 
     Raises:
-        TrackingError: the run has no report, or one that is not readable.
+        TrackingError: The run has no report, or the report is not readable.
     """
     with fetched(run_id, STUDY_FILE) as path:
         try:
@@ -61,7 +61,7 @@ def read_study(run_id: str) -> StudyResult:
 
 
 def shipped_studies() -> list[StudyResult]:
-    """Return what the project's own runs of its studies found, each on a machine that it names."""
+    """Return the results of the project's own studies, which ship with Clew."""
     return [_read(path) for path in sorted((SHIPPED / STUDIES / "results").glob("*.json"))]
 
 
@@ -73,7 +73,7 @@ def _read(path: Path, run_id: str = "") -> StudyResult:
 
 
 def _claim(study: str, machine: str, claim: dict[str, Any]) -> ClaimResult:
-    """Return a claim of a report; one without measurement has none of the figures."""
+    """Return a claim of a report; without a measurement, its numbers are None."""
     measured = claim["measured"] or {"value": None, "low": None, "high": None}
     value, low, high = (
         None if measured[key] is None else float(measured[key]) for key in ("value", "low", "high")

@@ -29,7 +29,7 @@ _FORMULA = re.compile(r"^[=+\-@\t\r]")
 
 
 def statistic_text(value: Statistic | None) -> str:
-    """Return `mean ± deviation`, or the value alone where it does not vary."""
+    """Return `mean ± deviation`, or only the mean if the values do not vary."""
     if value is None:
         return ""
     if value.deviation is None or value.deviation <= 1e-9 * abs(value.mean):
@@ -38,12 +38,12 @@ def statistic_text(value: Statistic | None) -> str:
 
 
 def ratio_text(cell: Cell) -> str:
-    """Return `×0.58`, nothing where there is no ratio."""
+    """Return the ratio, such as `×0.58`; empty if there is no ratio."""
     return "" if cell.ratio is None else f"×{cell.ratio:.3f}"
 
 
 def delta_text(cell: Cell) -> str:
-    """Return the signed difference, nothing where there is none."""
+    """Return the signed difference; empty if there is none."""
     if cell.delta is None:
         return ""
     sign = "+" if cell.delta > 0 else "−" if cell.delta < 0 else "±"
@@ -51,9 +51,9 @@ def delta_text(cell: Cell) -> str:
 
 
 def to_csv(comparison: Comparison, labels: Mapping[str, str]) -> str:
-    """Return one row a group; mean, deviation, ratio and delta of each metric in columns.
+    """Return CSV with one row per group, and mean, deviation, ratio and delta of each metric.
 
-    `labels` are what the metrics are called, with their units.
+    `labels` are the names of the metrics with their units.
     """
     parts = ("mean", "std", "ratio", "delta")
     header = ["group", "runs", "run_ids"]
@@ -70,7 +70,7 @@ def to_csv(comparison: Comparison, labels: Mapping[str, str]) -> str:
 
 
 def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return CSV whose texts no spreadsheet takes for formulas."""
+    """Return CSV whose texts a spreadsheet does not interpret as formulas."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(header)
@@ -85,7 +85,7 @@ def _plain(text: str) -> str:
 
 
 def to_markdown(comparison: Comparison, labels: Mapping[str, str]) -> str:
-    """Return a Markdown table of values, with the ratio to the reference behind each."""
+    """Return a Markdown table of values, each followed by its ratio to the reference."""
     rows = _text_rows(comparison, labels, _escape_markdown)
     widths = "|".join(["---"] + ["---:"] * (len(rows[0]) - 1))
     lines = [f"| {' | '.join(row)} |" for row in rows]
@@ -93,7 +93,7 @@ def to_markdown(comparison: Comparison, labels: Mapping[str, str]) -> str:
 
 
 def to_latex(comparison: Comparison, labels: Mapping[str, str]) -> str:
-    """Return a LaTeX table (booktabs) of values, with the ratio to the reference behind each."""
+    """Return a LaTeX table (booktabs) of values, each followed by its ratio to the reference."""
     rows = _text_rows(comparison, labels, escape_latex)
     lines = [" & ".join(row) + r" \\" for row in rows]
     columns = "l" + "r" * (len(rows[0]) - 1)
@@ -118,7 +118,7 @@ def _behind(cell: Cell) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return text that LaTeX prints as it is."""
+    """Return text with LaTeX's special characters escaped."""
     return "".join(_LATEX.get(character, character) for character in text)
 
 

@@ -1,4 +1,4 @@
-"""Finds what was measured of a model's explanations."""
+"""Finds the results of tests of a model's explanations."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from clew.runs.validation_record import ValidationRecord, ValidationSummary, rea
 logger = logging.getLogger(__name__)
 
 NEWEST = 20
-"""Tests that are looked at: a run may have been tested alone and in ensembles."""
+"""Number of newest tests that are read; a run can be tested alone and in several ensembles."""
 
 
 def find_validation(
@@ -26,18 +26,18 @@ def find_validation(
     *,
     ensemble: Sequence[str] = (),
 ) -> ValidationSummary | None:
-    """Return what the newest test of such explanations of a run says.
+    """Return the newest test result for explanations of a run with these settings.
 
-    None if no test was about that form of score, direction and loss. A result
-    that cannot be read is left out with a warning.
+    Return None if no test had this form of score, direction and loss. A result that cannot be read
+    is skipped with a warning.
 
     Args:
-        source_run: The run; of an ensemble the first one.
-        settings: Those of the explanation.
-        ensemble: The runs whose scores are averaged; none: one run's own scores are meant.
+        source_run: The explained run; for an ensemble, its first run.
+        settings: Settings of the explanation.
+        ensemble: The runs whose scores are averaged; empty for a single run.
 
     Raises:
-        TrackingError: the store does not answer.
+        TrackingError: The store does not respond.
     """
     if not source_run or store.is_missing(store.tracking_uri()):
         return None
@@ -61,26 +61,28 @@ def find_validation_of_report(
     *,
     ensemble: Sequence[str] = (),
 ) -> ValidationSummary | None:
-    """Return what is known by now of explanations like those of a report, as `find_validation`.
+    """Return the newest test result for explanations with the settings of a report.
+
+    Return None if there is no such result, as `find_validation` does.
 
     Args:
         source_run: The explained run.
-        settings: Those that the report names.
-        ensemble: The runs whose scores were averaged.
+        settings: Settings in the report.
+        ensemble: The runs whose scores were averaged; empty for a single run.
 
     Raises:
-        TrackingError: the store does not answer.
+        TrackingError: The store does not respond.
     """
     known = {key: settings[key] for key in ("score", "direction", "test_loss") if key in settings}
     try:
         asked = InfluenceConfig.model_validate(known)
-    except ValidationError:  # a report of another version: nothing was tested in its words
+    except ValidationError:  # a report of another version, whose settings no test can have
         return None
     return find_validation(source_run, asked, ensemble=ensemble)
 
 
 def _read(run_id: str) -> ValidationRecord | None:
-    """Return a test's result, None with a warning if it cannot be read."""
+    """Return a test result; if it cannot be read, log a warning and return None."""
     try:
         return read_result(run_id)
     except TrackingError as error:
@@ -89,10 +91,10 @@ def _read(run_id: str) -> ValidationRecord | None:
 
 
 def read_result(run_id: str) -> ValidationRecord:
-    """Return what a run of kind `validate` found.
+    """Return the result of a run of kind `validate`.
 
     Raises:
-        TrackingError: the run has no result, or one that is not readable.
+        TrackingError: If the run has no result, or the result cannot be read.
     """
     path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
     with fetched(run_id, path) as found:

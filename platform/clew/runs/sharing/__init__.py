@@ -1,1 +1,1 @@
-"""Explanations in forms that others can use: a page to mail, a message in TRAPI."""
+"""Exports explanations in formats that others can use: an HTML page and a TRAPI message."""

@@ -1,4 +1,4 @@
-"""One explained triple with all that is needed to tell others of it."""
+"""Collects everything about one explained triple that an export needs."""
 
 import tempfile
 from collections.abc import Mapping
@@ -22,40 +22,40 @@ from clew.runs.reading.validations import find_validation_of_report
 
 @dataclass(frozen=True)
 class SharedExplanation:
-    """A test triple, the training facts that moved it, and where all of it is from."""
+    """A test triple, the training facts that influenced it, and their origin."""
 
     test: pd.Series
     """A row of the report's tests."""
     facts: pd.DataFrame
-    """Its training facts, most helpful first."""
+    """The training facts of the triple, most helpful first."""
     paths: tuple[FactPath, ...]
     head: ReportHead
     run: RunRecord | None = None
-    """The run that made the explanation; None for files alone."""
+    """The run that made the explanation; None if it was read from files."""
     model: RunRecord | None = None
-    """The run of the explained model, if it is there."""
+    """The run of the explained model; None if it does not exist any more."""
     kinds: Mapping[str, str] = field(default_factory=dict)
-    """Kinds of entities by their ids, as far as the data say them."""
+    """Kinds of entities by their ids; empty if the data contain no kinds."""
     reviews: tuple[Review, ...] = ()
-    """What people thought of it."""
+    """Reviews of the explanation."""
     decision: Decision | None = None
-    """What somebody decided where they disagree."""
+    """The decision on the explanation, if reviewers disagreed and somebody decided."""
 
     @property
     def title(self) -> str:
-        """The triple in words."""
+        """The triple as text."""
         return " ".join(str(self.test[key]) for key in ("head", "relation", "tail"))
 
 
 def open_explanation(source: str, index: int) -> SharedExplanation:
-    """Return an explained triple of a trace run, or of an `influence.json` on this disk.
+    """Return an explained triple of a trace run, or of a local `influence.json` file.
 
     Args:
-        source: The run, or the file, or its folder.
-        index: The triple's place in the report, from 0.
+        source: Id of the run, or path of the file or its folder.
+        index: Position of the triple in the report, from 0.
 
     Raises:
-        UsageError: there is no such run, file or triple.
+        UsageError: There is no such run, file or triple.
     """
     path = expanded(source)
     if path.suffix == ".json" or path.is_dir():
@@ -63,23 +63,21 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
         files = report_files(source, Path(folder))
         if files.text is not None or files.sequence is not None:
-            raise ConfigError(
-                f"run {source} explains no triple; reports are written of explained triples"
-            )
+            raise ConfigError(f"run {source} explains no triples; give a run that explains triples")
         return _with_run(_explanation_in(files, index), source)
 
 
 def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
-    """Return an explained triple as a report has it: names and numbers are all there is.
+    """Return an explained triple with only the data in the report files.
 
     Raises:
-        ConfigError: there is no such triple in the report.
-        DataError: a file cannot be read.
+        ConfigError: There is no such triple in the report.
+        DataError: A file cannot be read.
     """
     head = read_head(files)
     if index not in head.tests.index:
         raise ConfigError(
-            f"--test is {index}; expected a place in the report, from 0 to {len(head.tests) - 1}"
+            f"--test is {index}; expected a position in the report, from 0 to {len(head.tests) - 1}"
         )
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
     facts = read_facts(files, index)
@@ -87,7 +85,7 @@ def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
 
 
 def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
-    """Add what the store knows by now: its run, the model, reviews, tests of such explanations."""
+    """Add data from the store: run, model, kinds, reviews, decision and validation result."""
     run = find_run(run_id)
     model = _model_run(run)
     triple, head = triple_of(explanation.test), explanation.head
@@ -107,7 +105,11 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
 
 
 def _files_at(path: Path) -> ReportFiles:
-    """Return a report's files beside each other; each may be missing but one."""
+    """Return a report's files in a folder; only the JSON file is required.
+
+    Raises:
+        ConfigError: The JSON file does not exist.
+    """
     folder = path if path.is_dir() else path.parent
     found = [folder / name for name in (names.INFLUENCE_PARQUET, names.INFLUENCE_CSV)]
     parquet, csv = (file if path.is_dir() and file.is_file() else None for file in found)
@@ -124,17 +126,17 @@ def _model_run(run: RunRecord) -> RunRecord | None:
     source = run.tags.get(names.TAG_SOURCE_RUN, "")
     try:
         return find_run(source) if source else None
-    except TrackingError:  # it was deleted: the explanation stays readable
+    except TrackingError:  # the run was deleted, but the explanation is still readable
         return None
 
 
 def _kinds(model: RunRecord) -> Mapping[str, str]:
     try:
         return read_vocabulary(model.run_id).kinds
-    except TrackingError:  # a run without a vocabulary says no kinds
+    except TrackingError:  # a run without a vocabulary has no kinds
         return {}
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:
-    """Return a row of a report's tests under the data set's own names."""
+    """Return the triple of a row of a report's tests, with the names in the data set."""
     return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))

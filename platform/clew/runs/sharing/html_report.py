@@ -1,7 +1,7 @@
-"""An explanation as one HTML file to mail: picture, paths, facts, how far to trust it.
+"""Writes an explanation as one HTML file to share: picture, paths, facts, how far to trust it.
 
-The file holds all that it shows: no script, nothing from elsewhere. Names come from data; all of
-them are escaped.
+The file is self-contained, with no scripts and no external resources. Names come from the data, and
+all of them are escaped.
 """
 
 from collections.abc import Iterable
@@ -22,16 +22,16 @@ NUM_DRAWN_FACTS = 9
 NUM_PATHS = 12
 NUM_FACTS = 25
 NO_PROOF = (
-    "Influence says which training facts moved the model's prediction, not why the prediction is "
-    "true. A model may be right for a poor reason, and wrong for a good one."
+    "Influence shows which training facts changed the model's prediction. It does not show why the "
+    "prediction is true. A model can be right for a bad reason, and wrong for a good reason."
 )
 UNTESTED = (
     "It has not been tested on this model whether these scores predict what happens when facts are "
-    "left out; `clew validate-influence` does that."
+    "left out of the training. The command `clew validate-influence` runs this test."
 )
 NO_TEST_IN_FILES = (
-    "The files that this page was made of do not say whether these scores predict what happens "
-    "when facts are left out; `clew validate-influence` tests that."
+    "The files from which this page was made do not say whether these scores predict what happens "
+    "when facts are left out of the training. The command `clew validate-influence` tests this."
 )
 STYLE = """
 :root { color-scheme: light; }
@@ -66,7 +66,7 @@ _FACT = Markup(
 
 
 def html_report(explanation: SharedExplanation, *, now: datetime | None = None) -> str:
-    """Return an explanation as a page of HTML."""
+    """Return an explanation as an HTML page."""
     parts = [
         _prediction(explanation),
         _picture(explanation),
@@ -95,7 +95,7 @@ def _prediction(explanation: SharedExplanation) -> Markup:
 
 
 def _entity(row: pd.Series, end: str) -> Markup:
-    """Return an entity's name with its identifier, linked where its database is known."""
+    """Return an entity's name and identifier, with a link if its database is known."""
     name, key = str(row[end]), str(row[f"{end}_id"])
     if name == key and page_of(key) is None:
         return Markup("{}").format(name)
@@ -118,7 +118,7 @@ def _picture(explanation: SharedExplanation) -> Markup:
         for kind, look in looks(explanation.kinds, entities).items()
     ]
     signs = Markup(
-        '<span class="for">▲ made it more likely</span> '
+        '<span class="for">▲ made the prediction more likely</span> '
         '<span class="against">▼ made it less likely</span> <span>╌ the prediction</span> '
     )
     return Markup(
@@ -130,7 +130,7 @@ def _paths(explanation: SharedExplanation) -> Markup:
     head, tail = explanation.test["head"], explanation.test["tail"]
     if not explanation.paths:
         return Markup(
-            "<h2>Paths</h2><p>No short path of helping facts joins {} and {}.</p>"
+            "<h2>Paths</h2><p>No short path of helping facts connects {} and {}.</p>"
         ).format(head, tail)
     item = Markup("<li>{sentence} <span class='id'>(weakest influence {weakest:.3g})</span></li>")
     items = [
@@ -172,7 +172,7 @@ def _fact(row: pd.Series) -> Markup:
 
 
 def _trust(explanation: SharedExplanation) -> Markup:
-    """Say how far to trust it: tests, ensembles, what the numbers are not of."""
+    """Return the section on how far to trust the explanation: tests, ensembles, limitations."""
     head = explanation.head
     untested = UNTESTED if explanation.run else NO_TEST_IN_FILES
     said = [NO_PROOF, head.validation.sentence if head.validation else untested]
@@ -180,11 +180,15 @@ def _trust(explanation: SharedExplanation) -> Markup:
         top = explanation.facts.head(NUM_FACTS)
         agreed = int((top["runs_agreeing"] == len(head.runs)).sum())
         said.append(
-            f"It is the mean over {len(head.runs)} runs that differ in their seed alone; of the "
-            f"{len(top)} facts that helped most, all runs see {agreed} with the same sign."
+            f"The scores are means over {len(head.runs)} training runs that differ only in their "
+            f"random seed. Of the {len(top)} facts that helped most, {agreed} have the same sign "
+            "in all runs."
         )
     else:
-        said.append("It is of one training run; with another seed some of the facts would differ.")
+        said.append(
+            "The scores come from one training run. With another random seed, some of the facts "
+            "would be different."
+        )
     said += names.average_notes(head.settings)
     said += [head.problem] if head.problem else []
     return Markup("<h2>How far to trust it</h2><ul>{}</ul>").format(
@@ -213,14 +217,14 @@ def _reviews(explanation: SharedExplanation) -> Markup:
 
 
 def _origin(explanation: SharedExplanation, now: datetime) -> Markup:
-    """Say which model, which data, and when."""
+    """Return the section on the origin of the explanation: model, data, settings and time."""
     tags = explanation.model.tags if explanation.model else {}
     tags = tags or (explanation.run.tags if explanation.run else {})
     settings = explanation.head.settings
     rows = {
         "Model": explanation.model.name if explanation.model else explanation.head.run_id,
-        "Its run": explanation.head.run_id,
-        "Explained by run": explanation.run.run_id if explanation.run else "",
+        "Run of the model": explanation.head.run_id,
+        "Run of the explanation": explanation.run.run_id if explanation.run else "",
         "Data": tags.get(names.TAG_DATASET, ""),
         "Fingerprint of the data": tags.get(names.TAG_DATA_FINGERPRINT, ""),
         "Score": f"{settings.get('score', 'raw')}, of the {settings.get('direction', 'tail')}",
@@ -230,7 +234,7 @@ def _origin(explanation: SharedExplanation, now: datetime) -> Markup:
     line = Markup("<tr><th scope='row'>{}</th><td>{}</td></tr>")
     body = _joined(line.format(key, value) for key, value in rows.items() if value)
     return Markup(
-        "<h2>Where it is from</h2><table><tbody>{}</tbody></table>"
+        "<h2>Where this explanation comes from</h2><table><tbody>{}</tbody></table>"
         "<footer>Written by Clew on {} UTC.</footer>"
     ).format(body, f"{now:%Y-%m-%d %H:%M}")
 

@@ -1,4 +1,4 @@
-"""Draws the facts of an explanation as SVG: no scripts, no fonts or files from elsewhere."""
+"""Draws the facts of an explanation as SVG, without scripts and external fonts or files."""
 
 import math
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ _SHAPES: dict[str, Markup] = {
 
 
 def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Markup:
-    """Return the test triple and facts as a picture, its head left and its tail right.
+    """Return an SVG picture of a test triple and facts, with the head left and the tail right.
 
     Args:
         test: A row of a report's tests.
@@ -100,7 +100,7 @@ def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Mark
 
 
 def _num_rows(places: Mapping[str, Position]) -> float:
-    """Return how many of the smallest distance within a column the whole height is."""
+    """Return the height of the picture in units of the smallest distance within a column."""
     apart = [
         below - above
         for (x, above), (other_x, below) in pairwise(sorted(places.values()))
@@ -132,7 +132,7 @@ class _Line:
 
 
 def _edge(edge: _Line) -> Markup:
-    """Return a line with a head, and what it says in its middle."""
+    """Return an arrow for a triple, with its label in the middle."""
     (x1, y1), (x2, y2) = edge.start, edge.end
     width, bend = edge.width, edge.bend
     if edge.start == edge.end:  # a fact about an entity and itself

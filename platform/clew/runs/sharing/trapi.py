@@ -1,8 +1,8 @@
-"""An explanation as a message of the Translator Reasoner API (TRAPI 1.5).
+"""Exports an explanation as a message of the Translator Reasoner API (TRAPI 1.5).
 
-The predicted triple is the answer to a query; its edge names support graphs: one of the strongest
-proponents, and one of each path between its ends. Every fact in them carries its influence.
-See https://github.com/NCATSTranslator/ReasonerAPI.
+The predicted triple is the answer to a query. Its edge refers to support graphs: one graph of the
+strongest proponents, and one graph for each path between head and tail. Every fact in them has its
+influence as an attribute. See https://github.com/NCATSTranslator/ReasonerAPI.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from clew.runs.sharing.explanation import SharedExplanation
 
 TRAPI_VERSION = "1.5.0"
 RESOURCE = "infores:clew"
-"""Who says so. The name is not registered in the infores catalogue."""
+"""Source of the statements. The name is not registered in the infores catalogue."""
 HEAD, TAIL, ANSWER = "n0", "n1", "e0"
 PREDICTION = "prediction"
 NUMBER = "biolink:has_quantitative_value"
@@ -26,7 +26,7 @@ MAX_PROPONENTS = 50
 MAX_PATHS = 10
 INFLUENCE_NOTE = (
     "Change of the predicted triple's loss by training on this fact, summed over checkpoints; "
-    "positive: the fact made the prediction more likely. No probability."
+    "positive: the fact made the prediction more likely. This is not a probability."
 )
 
 
@@ -48,14 +48,14 @@ class Node(BaseModel):
 
 
 class Qualifier(BaseModel):
-    """What a predicate says more exactly."""
+    """A value that makes a predicate more precise."""
 
     qualifier_type_id: str
     qualifier_value: str
 
 
 class Source(BaseModel):
-    """Who says a triple."""
+    """The source of a triple."""
 
     resource_id: str
     resource_role: str = "primary_knowledge_source"
@@ -86,7 +86,7 @@ class QueryNode(BaseModel):
 
 
 class QueryEdge(BaseModel):
-    """What is asked."""
+    """The relation of the question."""
 
     subject: str = HEAD
     object: str = TAIL
@@ -109,7 +109,7 @@ class Binding(BaseModel):
 
 
 class Analysis(BaseModel):
-    """What the model makes of the answer."""
+    """The model's score of the answer, with its support."""
 
     resource_id: str = RESOURCE
     score: float | None
@@ -126,14 +126,14 @@ class Result(BaseModel):
 
 
 class SupportGraph(BaseModel):
-    """Triples that speak for another."""
+    """Triples that support another triple."""
 
     edges: list[str]
     attributes: list[Attribute]
 
 
 class Message(BaseModel):
-    """Question, knowledge, answer."""
+    """Question, knowledge graph and answer."""
 
     query_graph: QueryGraph
     knowledge_graph: Graph
@@ -142,7 +142,7 @@ class Message(BaseModel):
 
 
 class Response(BaseModel):
-    """The whole document."""
+    """The complete TRAPI document."""
 
     message: Message
     schema_version: str = TRAPI_VERSION
@@ -152,7 +152,7 @@ class Response(BaseModel):
 
 
 def trapi_json(explanation: SharedExplanation) -> str:
-    """Return an explanation as a TRAPI response, in JSON."""
+    """Return an explanation as the JSON text of a TRAPI response."""
     return trapi_response(explanation).model_dump_json(exclude_none=True, indent=1) + "\n"
 
 
@@ -220,7 +220,7 @@ def _predicted(test: pd.Series, graphs: list[str]) -> Edge:
 
 
 def _fact(fact: pd.Series) -> Edge:
-    """Return a training fact; its knowledge level is that of data whose origin is not known."""
+    """Return a training fact as an edge; its knowledge level says that its origin is unknown."""
     influence = _named(NUMBER, "influence", float(fact["influence"]), INFLUENCE_NOTE)
     rank = _named("biolink:has_count", "rank by influence", int(fact["rank"]))
     return _edge(fact, [influence, rank, *_origin("not_provided", "not_provided")])
@@ -251,7 +251,7 @@ def _origin(level: str, agent: str) -> list[Attribute]:
 def _named(
     kind: str, name: str, value: str | int | float, description: str | None = None
 ) -> Attribute:
-    """Return an attribute under Clew's or the data's own name; Biolink's may be a wider one."""
+    """Return an attribute with its original name, which can be more specific than `kind`."""
     return Attribute(
         attribute_type_id=kind, value=value, original_attribute_name=name, description=description
     )
