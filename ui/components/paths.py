@@ -26,7 +26,7 @@ def show(
     """Show paths as a picture next to their sentences; a click on either selects one."""
     if not paths:
         states.note(
-            f"No path of up to {MAX_STEPS} helping facts joins the two ends; the single facts are "
+            f"No path of up to {MAX_STEPS} helping facts connects the two ends; single facts are "
             "under Training facts."
         )
         return
