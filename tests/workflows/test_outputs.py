@@ -35,7 +35,12 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("export", "--model=none"), "--output-dir", "full/file/x", "full/file is not a folder"),
         (("export", "--model=none"), "--output-dir", "full", "exists and is not empty"),
         (("batch-tracin", "--model=none"), "--output-dir", "full/file", "is not a folder"),
-        (("export", "--model=none"), "--output-dir", "dangling", "a link to nowhere, which is not"),
+        (
+            ("export", "--model=none"),
+            "--output-dir",
+            "dangling",
+            "a link to nowhere, which does not exist",
+        ),
         (("export", "--model=none"), "--output-dir", "dangling/x", "a link to nowhere, which"),
         (("compare", f"--study={STUDY}"), "--output", "full", "is a folder; name a file"),
         (("compare", f"--study={STUDY}"), "--output", "full/file/x", "full/file is not a folder"),
