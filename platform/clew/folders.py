@@ -1,4 +1,4 @@
-"""Folders that environment variables name: the folder of data sets and the cache."""
+"""Folders that environment variables name, and paths as people type them."""
 
 import os
 import shlex
@@ -16,7 +16,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def as_typed(path: Path) -> str:
-    """Return a path for a command that may be typed in any folder, spaces and all."""
+    """Return a path for a printed command: absolute, for any folder, and quoted for a shell."""
     return shlex.quote(str(path.absolute()))
 
 
