@@ -31,7 +31,7 @@ from clew.training.setup import build_trainer
 from clew.training.stopping import Watch
 from clew.workflows.explaining.trace_source import over_all_entities
 from tests.memory_tracker import MemoryTracker
-from tests.ports import meeting_place
+from tests.ports import meeting_place_for_forks
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTITIES, RELATIONS = 23, 3
@@ -67,7 +67,7 @@ def run_all(runs: list[Run]) -> None:
 
 def fork(run: Run) -> None:
     """Run one training in child processes, with the variables that torchrun would set."""
-    with meeting_place() as place:
+    with meeting_place_for_forks() as place:
         children = []
         for rank in range(run.processes):
             child = os.fork()

@@ -32,7 +32,7 @@ from clew.workflows.explaining.tracin import tracin
 from clew.workflows.predicting.predict import predict
 from clew.workflows.predicting.queries import read_queries
 from clew.workflows.train import train
-from tests.ports import meeting_place
+from tests.ports import meeting_place_for_forks
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = {1: 12, 2: 6, 4: 3}
@@ -73,7 +73,7 @@ def run_all(
 def fork(processes: int, commands: list[Command]) -> None:
     """Run commands in processes with torchrun's variables; each command has its own port."""
     with ExitStack() as held:
-        places = [held.enter_context(meeting_place()) for _ in commands]
+        places = [held.enter_context(meeting_place_for_forks()) for _ in commands]
         children = [_start(rank, processes, commands, places) for rank in range(processes)]
         failed = [child for child in children if os.waitpid(child, 0)[1]]
     expected = any(command.last_dies for command in commands)
