@@ -49,6 +49,9 @@ from clew.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
+TRIAL_SECONDS = 1.0
+"""Processor time that a trial step without data may take, because it only informs."""
+
 
 def prepare_process(config: RunConfig) -> None:
     """Apply the settings for the whole process: threads, allocator, TF32, determinism."""
@@ -166,7 +169,7 @@ def measure_before_training(trainer: Trainer[Any]) -> dict[str, float]:
     if config.tracking.log_mfu and batches and peak is not None:
         with suppress(TookTooLong):
             trainer.throughput.flops_per_example = count_flops(
-                task, precision, batches[0], seconds=1.0
+                task, precision, batches[0], seconds=TRIAL_SECONDS
             )
             trainer.throughput.peak_flops_per_second = peak * trainer.world.size
     if config.optimizations.torch_compile:

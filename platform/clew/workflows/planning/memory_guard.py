@@ -19,6 +19,7 @@ from clew.training.distributed import World
 from clew.training.live_bytes import TookTooLong
 from clew.training.memory import gpu_peaks
 from clew.training.memory_plan import MemoryPlanner, StepMemory
+from clew.training.setup import TRIAL_SECONDS
 from clew.training.task import Task
 from clew.workflows.planning.plan import Settings, Variant, largest_divisor, split
 from clew.workflows.tasks import build_task
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 NUM_CHANGES = 3
 SHOWN_PARTS = 4
-PREDICTION_SECONDS = 1.0
-"""Processor time that the prediction before a training may take."""
 USED_SHARE = 0.85
 """Share of the free memory that `auto` uses, because predictions can be up to 15 % wrong."""
 
@@ -49,8 +48,9 @@ def resolve_batch_size(config: RunConfig, device: torch.device, world: World) ->
     chosen = 0
     if world.is_main:
         planner = MemoryPlanner(build_task(config), device, world.size)
-        most = len(planner.task.train_examples())
-        chosen = largest_divisor(planner, config, USED_SHARE * free_gib(device), most=most)
+        num_examples = -(-len(planner.task.train_examples()) // world.size)
+        limit = USED_SHARE * free_gib(device)
+        chosen = largest_divisor(planner, config, limit, num_examples=num_examples)
     chosen = int(world.broadcast({"batch_size": float(chosen)}, device)["batch_size"])
     config = with_settings(config, split(config, chosen))
     logger.info("microbatches of %d, %d in a step", chosen, config.training.gradient_accumulation)
@@ -70,7 +70,7 @@ class MemoryBefore:
     def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
         """Predict the memory in the main process, and measure what the process uses now."""
         # With a sharded table, each process needs less than the planner would predict.
-        planner = MemoryPlanner(task, device, world.size, PREDICTION_SECONDS)
+        planner = MemoryPlanner(task, device, world.size, TRIAL_SECONDS)
         predicts = world.is_main and world.exchange is None
         return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
 

@@ -138,12 +138,12 @@ def plan(
     planner = MemoryPlanner(task, target.device, summed_over)
     hardware = Hardware.named(target.name, target.device)
     config, remarks = fit_to_hardware(config, hardware)
+    if config.training.batch_size == AUTO_BATCH_SIZE:
+        size = largest_divisor(planner, config, limit, num_examples=num_examples)
+        config = with_settings(config, split(config, size))
     if num_examples is not None:
         config, lines = limited_to_data(config, num_examples, world_size)
         remarks += lines
-    if config.training.batch_size == AUTO_BATCH_SIZE:
-        size = largest_divisor(planner, config, limit, most=num_examples)
-        config = with_settings(config, split(config, size))
     most = SEARCHED_TIMES * config.training.batch_size
     most = min(most, num_examples) if num_examples is not None else most
     variants = _variants(planner, config)
@@ -217,14 +217,19 @@ def split(config: RunConfig, batch_size: int) -> dict[str, Any]:
 
 
 def largest_divisor(
-    planner: MemoryPlanner, config: RunConfig, limit_gib: float, *, most: int | None = None
+    planner: MemoryPlanner,
+    config: RunConfig,
+    limit_gib: float,
+    *,
+    most: int | None = None,
+    num_examples: int | None = None,
 ) -> int:
     """Return the largest microbatch that fits and divides the number of examples in a step.
 
     Every step then uses the same examples as with one large batch. The gradients are also the same,
     because losses are sums that the trainer divides once, by the count of the whole step. The
     exception is batch normalisation, which uses one microbatch at a time. The configured batch size
-    can be `auto`.
+    can be `auto`. If all `num_examples` fit at once, the step is one microbatch.
 
     Raises:
         ConfigError: Batch normalisation needs more examples than a step has.
@@ -238,7 +243,10 @@ def largest_divisor(
         )
     # The second microbatch runs while the gradients of the first exist: this case needs the most.
     halves = with_settings(config, split(config, max(together // 2, least)))
-    fits = planner.largest_batch(halves, limit_gib, most=min(most or together, together))
+    most = min(most or together, together, num_examples or together)
+    fits = planner.largest_batch(halves, limit_gib, most=most)
+    if num_examples is not None and fits >= num_examples:
+        return together
     for size in range(fits, least - 1, -1):
         if together % size == 0:
             return size
