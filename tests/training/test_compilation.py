@@ -132,7 +132,8 @@ def test_the_peak_rate_of_a_gpu_is_that_of_its_data_sheet(
     monkeypatch: pytest.MonkeyPatch, name: str, half: float | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    precision = Precision(torch.float16, torch.device("cuda"))
+    precision = Precision(None, torch.device("cpu"))
+    precision.dtype, precision.device = torch.float16, torch.device("cuda")
     assert peak_flops_per_second(precision, tf32=False) == half
 
 
