@@ -3,10 +3,10 @@
     python -m experiments.gpu --minutes 10 --out gpu.json
 
 It needs torch (2.11 or newer) with Triton, NumPy, pydantic, PyYAML, jaxtyping, safetensors,
-pyarrow, filelock, psutil and tqdm, in Python 3.11 to 3.13: no MLflow, Streamlit or registry. Without
-a GPU it runs every part in small sizes, as a test. After each part it writes what it has. A part
-that fails is recorded with its error, and the next one begins. When the time is over, the parts that
-were not begun are named.
+pyarrow, filelock, psutil and tqdm, in Python 3.11 to 3.13: no MLflow, Streamlit or registry.
+Without a GPU it runs every part in small sizes, as a test. After each part it writes what it has.
+A part that fails is recorded with its error, and the next one begins. When the time is over, the
+parts that were not begun are named.
 """
 
 import argparse
@@ -25,10 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "platform"), str(ROOT)]
 os.environ.setdefault("PYTHONPATH", os.pathsep.join(sys.path[:2]))
 
-import torch
+import torch  # noqa: E402 - the folders above must be known first
 
-from experiments.gpu import checks, measures
-from experiments.gpu.timing import Bench, Row
+from experiments.gpu import checks, measures  # noqa: E402
+from experiments.gpu.timing import Bench, Row  # noqa: E402
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "equality with float64 on the processor": checks.equality,
@@ -38,6 +38,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "language model on windows of 32,768 tokens": measures.language,
     "scan of a layer": measures.scans,
     "image sequences of 5 frames of 440 x 640": measures.images,
+    "compiled training with FB15k-237's sizes": measures.compiled_training,
 }
 
 
@@ -69,8 +70,8 @@ def run_part(part: Callable[[Bench], Iterator[Row]], bench: Bench) -> dict[str, 
     try:
         for row in part(bench):
             rows.append(row)
-            print("   ", ", ".join(f"{key}: {shown(value)}" for key, value in row.items()))
-            sys.stdout.flush()
+            cells = [f"{key}: {shown(value)}" for key, value in row.items()]
+            print("   ", ", ".join(cells), flush=True)
             if bench.seconds_left < 0:
                 error = "the time was over: the rest of this part is missing"
                 break
