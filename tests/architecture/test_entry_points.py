@@ -31,7 +31,7 @@ PARAMETERS = {
     "main": "",
     "train": f"{TRAIN} resume checkpoint_dir output_dir strict",
     "plan": f"{TRAIN} device memory_gib num_processes devices num_entities num_relations "
-    "num_triples vocabulary_size frame_shape",
+    "vocabulary_size frame_shape",
     "tune": f"config space minutes trials seed output_dir set {CLUSTER}",
     "evaluate": "model split negatives",
     "tracin": TRACIN,

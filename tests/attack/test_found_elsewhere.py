@@ -23,8 +23,8 @@ from clew.runs.reading.studies import read_study
 from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
 from clew.runs.store import creation_lock
 from clew.runs.window_report import TextInfluenceReport
-from clew.training.history import last_step
 from clew.training.manifest import MANIFEST_FILE, read_manifest
+from clew.training.progress import last_step
 from clew.validation.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,

@@ -35,7 +35,7 @@ from clew.language_modeling.pack_parts import tokenize_unit
 from clew.language_modeling.pack_settings import PackSettings
 from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
-from clew.training.history import last_step
+from clew.training.progress import last_step
 from clew.validation.outcomes import Outcomes
 from clew.validation.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.workflows.explaining.batch_results import (

@@ -15,10 +15,9 @@ from clew.errors import ConfigError
 from clew.training import compilation, setup
 from clew.training.checkpoints import load_tensors
 from clew.training.compilation import warm_up
-from clew.training.flops import count_flops, peak_flops_per_second
 from clew.training.precision import Precision
 from clew.training.setup import measure_before_training, prepare_process
-from clew.training.step_timing import WARM_UP_STEPS
+from clew.training.throughput import WARM_UP_STEPS, count_flops, peak_flops_per_second
 from clew.workflows.tasks import build_task
 
 needs_compiler = pytest.mark.skipif(

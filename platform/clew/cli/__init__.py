@@ -13,7 +13,7 @@ from clew import __version__
 from clew.cli import explanations, models, project, training
 from clew.errors import UsageError
 
-UNDER_TORCHRUN = ("train", "predict", "tracin", "batch-tracin")
+UNDER_TORCHRUN = ("train",)
 """Commands whose processes share the work; with other commands, each process would do all of it."""
 
 

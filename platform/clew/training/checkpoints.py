@@ -27,20 +27,18 @@ from torch import Tensor, nn
 
 from clew.errors import CheckpointError, OutOfMemoryError, described, quoted
 from clew.files import replacing
-from clew.training.checkpoint_files import (
-    read_json,
-    save_tensors,
-    sha256,
-    sync,
-    write_json,
-)
-from clew.training.devices import free_gib
+from clew.training.hardware import free_gib
 from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
     Manifest,
+    read_json,
     read_manifest,
     require_unchanged,
+    save_tensors,
+    sha256,
+    sync,
+    write_json,
     write_manifest,
 )
 from clew.training.progress import TrainingValues

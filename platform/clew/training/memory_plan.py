@@ -11,32 +11,135 @@ memory that the allocator and the libraries take per byte of tensors (`OVERHEAD`
 fragmentation of glibc's heap and buffers in which matrix products and convolutions rearrange their
 operands.
 
-Only batches of 1, 2, 4, 8, … examples are tried, and the need of other sizes is interpolated
-linearly. This hides how losses split their work into chunks, so the predicted need grows with the
-batch, and the largest batch that fits can be found by doubling.
+Only batches of 1, 2, 4, 8, … examples are tried. The straight line through the two next to the
+asked size gives the need of other sizes: it hides how losses split their work into chunks, and is rather
+too high than too low for batches far from them, whose need grows more slowly.
 """
 
 import math
+import time
+import weakref
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from tqdm import tqdm
+from torch import Tensor, UntypedStorage
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from clew.config.schema import RunConfig
 from clew.layers.products import two_chunks
 from clew.runs.hardware import GIB, process_gib
 from clew.training.average import ParameterAverage
-from clew.training.live_bytes import LiveBytes, TimeLimit
 from clew.training.loaders import Batch
 from clew.training.memory import apply_gradient_checkpointing
 from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, half_precision_type
 from clew.training.task import Task
+
+
+class TookTooLong(Exception):
+    """A trial step on tensors without data took more than its time."""
+
+
+class TimeLimit(TorchDispatchMode):
+    """Ends what runs inside it after some seconds of this thread's processor time.
+
+    What a busy machine does meanwhile does not count.
+
+    Raises:
+        TookTooLong: At the first operation after that time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._end = time.thread_time() + seconds
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if time.thread_time() > self._end:
+            raise TookTooLong
+        return func(*args, **(kwargs or {}))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the storages of all results while these storages are alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.purpose = "other"
+        """The purpose of new storages."""
+        self.now: Counter[str] = Counter()
+        """Live bytes by purpose."""
+        self.peak: Counter[str] = Counter()
+        """Live bytes by purpose when their total was largest; clear it to measure a new peak."""
+        self.sparse_bytes = 0
+        """Bytes of the indices and values of all sparse tensors created so far."""
+        self._purposes: dict[int, str] = {}
+        self._references: dict[int, weakref.ref[UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default:
+            parts = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+            self.sparse_bytes += sum(part.nbytes for part in parts)
+        for leaf in tree_leaves(result):
+            # The indices and values of a sparse tensor were counted when they were created.
+            if isinstance(leaf, Tensor) and not leaf.is_sparse:
+                self._see(leaf.untyped_storage())
+        if self.now.total() > self.peak.total():
+            self.peak = self.now.copy()
+        return result
+
+    def _see(self, storage: UntypedStorage) -> None:
+        address, num_bytes = storage._cdata, storage.nbytes()
+        if address in self._purposes:
+            return
+
+        def forget(_: object) -> None:
+            self.now[self._purposes.pop(address)] -= num_bytes
+            del self._references[address]
+
+        self._references[address] = weakref.ref(storage, forget)
+        self._purposes[address] = self.purpose
+        self.now[self.purpose] += num_bytes
+
+    @contextmanager
+    def making(self, purpose: str) -> Iterator[None]:
+        """Set the purpose of storages that are created inside this context."""
+        before, self.purpose = self.purpose, purpose
+        try:
+            yield
+        finally:
+            self.purpose = before
+
+    def claim(self, tensor: Tensor, purpose: str) -> None:
+        """Change the purpose of a tensor."""
+        if tensor.is_sparse:
+            return
+        storage = tensor.untyped_storage()
+        before = self._purposes.get(storage._cdata)
+        if before is not None:
+            self.now[before] -= storage.nbytes()
+            self.now[purpose] += storage.nbytes()
+            self._purposes[storage._cdata] = purpose
+
 
 PROCESS_GIB = 0.6
 OVERHEAD = 0.3
@@ -107,17 +210,15 @@ class MemoryPlanner:
 
     def largest_batch(self, config: RunConfig, limit_gib: float, *, most: int) -> int:
         """Return the largest microbatch size up to `most` that should fit, or 0 if none fits."""
-        size = config.smallest_batch_size
-        here = self._try(config, size).total_gib
-        if here > limit_gib:
-            return 0
-        doublings = range(max(0, math.ceil(math.log2(most / size))))
-        for _ in tqdm(doublings, "larger batches", delay=1.0, disable=None, leave=False):
-            there = self._try(config, 2 * size).total_gib
-            if there > limit_gib:
-                return min(most, size + int(size * (limit_gib - here) / (there - here)))
-            size, here = 2 * size, there
-        return most
+        size, least = config.training.batch_size, config.smallest_batch_size
+        below = 1 << (size.bit_length() - 1)
+        low = max(below if size > below else below // 2, least)
+        at_low, at_high = (self._try(config, n).total_gib for n in (low, 2 * low))
+        each = (at_high - at_low) / low
+        fits = low + int((limit_gib - at_low) / each) if each > 0 else most
+        if fits < least:  # the line is too high for small batches
+            fits = least if self._try(config, least).total_gib <= limit_gib else 0
+        return min(most, fits)
 
     def _try(self, config: RunConfig, size: int) -> StepMemory:
         """Predict the peak for microbatches of `size` examples, which is a power of two."""

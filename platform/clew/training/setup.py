@@ -21,12 +21,9 @@ from clew.errors import ConfigError
 from clew.layers.products import products_in
 from clew.runs.base import Tracker
 from clew.training.average import ParameterAverage
-from clew.training.checkpointing import Checkpointer
+from clew.training.checkpointing import Checkpointer, Resumable
 from clew.training.compilation import apply_compile, undo_compile, warm_up
 from clew.training.distributed import World
-from clew.training.flops import count_flops, peak_flops_per_second
-from clew.training.history import History
-from clew.training.live_bytes import TookTooLong
 from clew.training.loaders import batches_per_epoch, epoch_microbatches
 from clew.training.manifest import Manifest
 from clew.training.memory import (
@@ -34,17 +31,17 @@ from clew.training.memory import (
     apply_gradient_checkpointing,
     keep_allocator_pages,
 )
+from clew.training.memory_plan import TookTooLong
 from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, apply_tf32, half_precision_type
-from clew.training.progress import Progress
+from clew.training.progress import History, Progress
 from clew.training.schedule import build_schedule
 from clew.training.seeding import seed_everything
 from clew.training.sharding.rows import shard_of
 from clew.training.sharding.table import sharded_tables
-from clew.training.state import Resumable
-from clew.training.step_timing import StepProfiler, Throughput
 from clew.training.stopping import Watch
 from clew.training.task import Task
+from clew.training.throughput import StepProfiler, Throughput, count_flops, peak_flops_per_second
 from clew.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, quoted
 from clew.runs.reading.runs import download_artifact, list_artifacts
 from clew.training.checkpoints import AVERAGE_FILE
-from clew.training.history import last_step
 from clew.training.manifest import (
     MANIFEST_FILE,
     CheckpointRecord,
@@ -19,6 +18,7 @@ from clew.training.manifest import (
     read_manifest,
     read_record,
 )
+from clew.training.progress import last_step
 from clew.workflows.model_source import (
     REGISTRY_SCHEME,
     ModelSource,

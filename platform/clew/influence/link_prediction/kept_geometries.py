@@ -22,8 +22,8 @@ from torch import Tensor
 from clew.errors import described
 from clew.files import replacing, waiting_lock
 from clew.influence.link_prediction.geometry import Geometry, Metric
-from clew.training.checkpoint_files import save_tensors
-from clew.training.peers import code_digest
+from clew.training.distributed import code_digest
+from clew.training.manifest import save_tensors
 from clew.training.precision import device_name
 
 logger = logging.getLogger(__name__)

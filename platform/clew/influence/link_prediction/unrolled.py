@@ -37,8 +37,8 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.training.manifest import CheckpointRecord
-from clew.training.own_process import own_process
 from clew.training.replay import Replay
+from clew.training.seeding import own_process
 
 MEBIBYTE = 2**20
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from clew.errors import described
 from clew.files import replacing
 from clew.influence.unrolled.adjoints import Adjoint
-from clew.training.checkpoint_files import save_tensors
-from clew.training.manifest import MODEL_FILE, CheckpointRecord
+from clew.training.manifest import MODEL_FILE, CheckpointRecord, save_tensors
 
 logger = logging.getLogger(__name__)
 

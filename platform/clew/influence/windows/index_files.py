@@ -24,8 +24,7 @@ from torch import Tensor
 
 from clew.errors import CheckpointError, described
 from clew.influence.windows.projections import Projection, TwoSided, Whole
-from clew.training.checkpoint_files import sha256
-from clew.training.manifest import MODEL_FILE, read_manifest
+from clew.training.manifest import MODEL_FILE, read_manifest, sha256
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,8 @@ from clew.influence.windows.index_files import (
 )
 from clew.influence.windows.projections import Projection, SharedDirections, TwoSided
 from clew.layers.products import MatrixProduct
-from clew.training.checkpoint_files import save_tensors
 from clew.training.loaders import ExampleSource
+from clew.training.manifest import save_tensors
 from clew.training.task import B
 
 COMPARED_TILES = 16

@@ -23,8 +23,8 @@ from clew.influence.windows.estimates import SearchSettings
 from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.manifest import CheckpointRecord
-from clew.training.own_process import own_process
 from clew.training.replay import Replay
+from clew.training.seeding import own_process
 from clew.training.task import B, Task
 
 MEBIBYTE = 2**20

@@ -22,7 +22,7 @@ from clew.errors import ClusterError, ConfigError, DataError
 from clew.files import working_folder
 from clew.influence.link_prediction.report import Findings, build_report
 from clew.runs.base import Tracker
-from clew.training.peers import require_same
+from clew.training.distributed import require_same
 from clew.workflows.clusters.cluster import Cluster, opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder

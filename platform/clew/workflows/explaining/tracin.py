@@ -30,7 +30,7 @@ from clew.runs.influence_report import (
     write_influence_json,
 )
 from clew.runs.reading.validations import find_validation
-from clew.training.peers import require_same
+from clew.training.distributed import require_same
 from clew.training.precision import device_name
 from clew.workflows.explaining.given_triples import read_test_triples, usable
 from clew.workflows.explaining.trace_output import check_output, check_place, copy_files
