@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
+from clew.training.sharding.traffic import loss_bytes
 
 from clew.config.load import from_mapping
 from clew.link_prediction.task import LinkPrediction
@@ -33,7 +34,6 @@ from clew.training.manifest import Manifest
 from clew.training.memory import keep_allocator_pages
 from clew.training.optimizer import optimizer_tensors
 from clew.training.setup import build_trainer
-from clew.training.sharding.traffic import loss_bytes
 from experiments.benchmarks.harness import (
     median,
     print_table,

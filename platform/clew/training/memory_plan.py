@@ -130,7 +130,6 @@ class LiveBytes(TorchDispatchMode):
             self.purpose = before
 
     def claim(self, tensor: Tensor, purpose: str) -> None:
-        """Change the purpose of a tensor."""
         if tensor.is_sparse:
             return
         storage = tensor.untyped_storage()
@@ -168,7 +167,6 @@ class StepMemory:
 
     @property
     def total_gib(self) -> float:
-        """The sum of all parts."""
         return sum(self.parts_gib.values())
 
 
@@ -188,7 +186,6 @@ class MemoryPlanner:
 
     @cached_property
     def process_gib(self) -> float:
-        """What a training process needs besides tensors, including the data of this process."""
         return max(PROCESS_GIB, process_gib())
 
     def predict(self, config: RunConfig) -> StepMemory:
@@ -221,7 +218,6 @@ class MemoryPlanner:
         return min(most, fits)
 
     def _try(self, config: RunConfig, size: int) -> StepMemory:
-        """Predict the peak for microbatches of `size` examples, which is a power of two."""
         training = config.training.model_copy(update={"batch_size": size})
         config = config.model_copy(update={"training": training})
         if config not in self._tried:

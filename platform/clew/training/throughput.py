@@ -159,6 +159,7 @@ def count_flops(
     Matrix products and convolutions are counted. Elementwise operations are not counted, nor is
     the recomputation of gradient checkpointing. The pass uses fake tensors without data, because
     torch's counter would keep every activation of a real pass, even those that checkpointing frees.
+    They lie on the processor: on a GPU, Triton's kernels would read them.
 
     Raises:
         TookTooLong: The pass takes more processor time than `seconds`.
@@ -167,12 +168,13 @@ def count_flops(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
+    cpu = torch.device("cpu")
     counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
     with FakeTensorMode(allow_non_fake_inputs=True), counter, TimeLimit(seconds):
-        with torch.device(precision.device):
+        with torch.device(cpu):
             model = task.build_model().train()
-        with precision.autocast:
-            loss = task.loss(model, batch)
+        with torch.autocast(cpu.type, torch.bfloat16, enabled=precision.dtype is not None):
+            loss = task.loss(model, batch.to(cpu))
         (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops()) / batch.num_examples
 

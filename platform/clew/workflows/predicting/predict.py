@@ -104,7 +104,6 @@ def predict(
 
 
 def _questions(item: Asked, predictor: Predictor) -> list[Query]:
-    """Return the queries to the model, with the model's names of entities and relations."""
     try:
         return [
             predictor.resolve(question).query
@@ -177,7 +176,6 @@ def _own_graph(source: ModelSource) -> KnowledgeGraph:
 
 
 def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
-    """Return the entity and relation names next to a checkpoint, or those of its run."""
     for folder in list(source.checkpoint.parents)[:2]:
         if (folder / VOCABULARY_FOLDER / ENTITIES_FILE).is_file():
             return read_vocabularies(folder / VOCABULARY_FOLDER)
