@@ -42,7 +42,7 @@ from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.training.checkpoints import load_model
 from clew.training.manifest import list_checkpoints
-from clew.training.sharding.rows import OwnRows, RowShard
+from clew.training.sharding.table import OwnRows, RowShard
 from tests.oracles.test_influence_graph_models import alternating
 from tests.oracles.test_influence_sum import DoubleTask, fixture_of, matrix
 

@@ -36,7 +36,7 @@ from clew.link_prediction.query_groups import (
 )
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
-from clew.training.sharding.rows import OwnRows
+from clew.training.sharding.table import OwnRows
 
 Ranks = Float64[np.ndarray, " query"]
 Tiles = Callable[[int], Iterator[Scores]]

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from clew.errors import CheckpointError
 
@@ -44,9 +45,8 @@ class ParameterAverage:
         """Update the average after optimizer step `step` (from 1)."""
         if self._decay is None:
             return
-        share = max(1.0 - self._decay, 1.0 / step)
-        parameters: list[Tensor] = list(self._parameters.values())
-        torch._foreach_lerp_(list(self._means.values()), parameters, share)
+        update = get_ema_multi_avg_fn(min(self._decay, 1.0 - 1.0 / step))
+        update(list(self._means.values()), list(self._parameters.values()), step)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ from clew.training.progress import History, Progress, TrainingValues
 from clew.training.schedule import Schedule
 from clew.training.seeding import capture_generators, restore_generators
 from clew.training.sharding.files import rows_file, rows_files, split_rows
-from clew.training.sharding.rows import RowShard, row_shards
+from clew.training.sharding.table import RowShard, row_shards
 
 
 @dataclass

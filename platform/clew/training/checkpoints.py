@@ -44,7 +44,7 @@ from clew.training.manifest import (
 from clew.training.progress import TrainingValues
 from clew.training.seeding import DrawingApart
 from clew.training.sharding.files import read_file, read_rows, rows_files, split_rows
-from clew.training.sharding.rows import RowShard, row_shards
+from clew.training.sharding.table import RowShard, row_shards
 
 M = TypeVar("M", bound=nn.Module)
 

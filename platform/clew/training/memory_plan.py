@@ -12,8 +12,8 @@ fragmentation of glibc's heap and buffers in which matrix products and convoluti
 operands.
 
 Only batches of 1, 2, 4, 8, … examples are tried. The straight line through the two next to the
-asked size gives the need of other sizes: it hides how losses split their work into chunks, and is rather
-too high than too low for batches far from them, whose need grows more slowly.
+asked size gives the need of other sizes: it hides how losses split their work into chunks, and is
+rather too high than too low for batches far from them, whose need grows more slowly.
 """
 
 import math

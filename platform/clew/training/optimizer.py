@@ -10,7 +10,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from clew.config import optimizer as config
 from clew.errors import CheckpointError, quoted
 from clew.training.distributed import World
-from clew.training.sharding.rows import shard_of
+from clew.training.sharding.table import shard_of
 
 MATRIX_DIMENSIONS = 2
 

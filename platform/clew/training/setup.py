@@ -37,8 +37,7 @@ from clew.training.precision import Precision, apply_tf32, half_precision_type
 from clew.training.progress import History, Progress
 from clew.training.schedule import build_schedule
 from clew.training.seeding import seed_everything
-from clew.training.sharding.rows import shard_of
-from clew.training.sharding.table import sharded_tables
+from clew.training.sharding.table import shard_of, sharded_tables
 from clew.training.stopping import Watch
 from clew.training.task import Task
 from clew.training.throughput import StepProfiler, Throughput, count_flops, peak_flops_per_second

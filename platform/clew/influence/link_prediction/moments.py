@@ -16,7 +16,7 @@ from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.rows import ROW_CHUNK, DeltaRows, distinct_queries
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
-from clew.training.sharding.rows import OwnRows
+from clew.training.sharding.table import OwnRows
 
 GRADIENTS = ("projected", "head", "relation")
 SCORES_AT_ONCE = 2**22

@@ -41,7 +41,7 @@ from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
-from clew.training.sharding.rows import OwnRows
+from clew.training.sharding.table import OwnRows
 
 ROW_CHUNK = 256
 """Rows per backward pass through the convolution; few enough that feature maps stay in cache."""

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from torch import Tensor, cat
 
 from clew.errors import CheckpointError
-from clew.training.sharding.rows import RowShard
+from clew.training.sharding.table import RowShard
 
 _NAME = re.compile(r"rows-(\d+)-of-(\d+)\.safetensors")
 
