@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
 
-from clew.biolink.terms import PREFIX, most_specific
+from clew.biolink.terms import DENIED, PREFIX, most_specific
 from clew.errors import DataError, described, printable, quoted
 from clew.text_blocks import COMPRESSIONS, line_blocks
 
@@ -29,8 +29,6 @@ R = TypeVar("R", bound=BaseModel)
 Negated = Literal["drop", "relation"]
 LIST_SEPARATOR = "|"
 QUALIFIERS, QUALIFIER_ENDS = "qualifiers", ("_qualifier", "qualified_predicate")
-DENIED = "negated=true"
-"""What the name of a relation ends with, after a semicolon, if its triples are denied."""
 FORMATS = ("tsv", "jsonl")
 NO_VALUE = ("", "none", "null", "nan", "na")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from clew.biolink.terms import PREFIX
+from clew.biolink.terms import DENIED, PREFIX
 from clew.config.data import DataConfig, TripleData
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
@@ -18,7 +18,6 @@ from clew.files import replacing
 from clew.folders import as_typed
 from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
 from clew.link_prediction.kgx import (
-    DENIED,
     LIST_SEPARATOR,
     QUALIFIER_ENDS,
     QUALIFIERS,
