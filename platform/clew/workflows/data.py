@@ -192,7 +192,9 @@ def _what_became_of_edges(graph: KgxGraph, request: KgxRequest) -> dict[str, obj
         else:
             others.append(f"{column} ({values.total():,})")
             continue
-        listed = ", ".join(f"{count:,} {quoted(value)[1:-1]}" for value, count in values.most_common(5))
+        listed = ", ".join(
+            f"{count:,} {quoted(value)[1:-1]}" for value, count in values.most_common(5)
+        )
         more = ", …" if len(values) > 5 else ""
         told[column] = f"not used, on {values.total():,} edges: {listed}{more}{end}"
     if others:
