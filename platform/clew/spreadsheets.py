@@ -43,7 +43,7 @@ def changed(texts: pa.StringArray, change: Callable[[str], str]) -> pa.StringArr
     if not pc.any(found).as_py():
         return texts
     replaced = [change(text) for text in texts.filter(found).to_pylist()]
-    return pc.replace_with_mask(texts, found, pa.array(replaced, pa.string()))
+    return pc.replace_with_mask(texts, found, pa.array(replaced, texts.type))
 
 
 def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
