@@ -75,8 +75,8 @@ class MemoryPlanner:
 
     task: Task[Any]
     device: torch.device
-    """The target device. The machine does not need a GPU to plan for one. If torch was built
-    without CUDA, the tensor sizes are those of CPU kernels."""
+    """The target device. The machine does not need a GPU to plan for one: the sizes of tensors are
+    those of CPU kernels."""
     world_size: int = 1
     """Number of processes of a data-parallel run; the prediction is for each process."""
     _tried: dict[RunConfig, StepMemory] = field(default_factory=dict)
@@ -146,9 +146,9 @@ def live_bytes_of_step(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     half = half_precision_type(config.optimizations, device)
-    if device.type == "cuda" and torch.version.cuda is None:
-        # Fake CUDA tensors need torch with CUDA, so use CPU kernels. Use bfloat16 for half
-        # precision, because CPU products would keep float16 as float32.
+    if device.type == "cuda":
+        # Fake tensors on a GPU would go to Triton's kernels, which read their memory. Use bfloat16
+        # for half precision, because CPU products would keep float16 as float32.
         device, half = torch.device("cpu"), half and torch.bfloat16
     precision, live = Precision(half, device), LiveBytes()
     # This order matters: `live` must see the results of the fake tensor mode.
