@@ -61,12 +61,12 @@ def _read_csv(
     """Return the table of a CSV file: text, and numbers where `numbers` names the column."""
     with fetched(run_id, path) as file:
         try:
-            found = pd.read_csv(file, dtype=str, keep_default_na=False)
-            found = found.apply(lambda cells: changed(pa.array(cells), restored).to_pandas())
+            cells = pd.read_csv(file, dtype=str, keep_default_na=False)
+            found = cells.apply(lambda column: changed(pa.array(column), restored).to_pandas())
         except (OSError, ValueError) as error:
             raise TrackingError(f"run {run_id}: {path} is not a table ({error})") from None
     if missing := [column for column in columns if column not in found]:
         raise TrackingError(f"run {run_id}: {path} has no column {missing[0]}")
-    found = found.rename(columns=restored)
-    converted = {name: pd.to_numeric(found[name], errors="coerce") for name in numbers}
-    return found.assign(**converted)
+    table: pd.DataFrame = found.rename(columns=restored)
+    converted = {name: pd.to_numeric(table[name], errors="coerce") for name in numbers}
+    return table.assign(**converted)
