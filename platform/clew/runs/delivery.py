@@ -294,6 +294,7 @@ def shortened(text: str, limit: int) -> str:
 def end_run(client: MlflowClient, run_id: str, status: Status, reason: str) -> None:
     """End a run that has no tracker, and keep the reason: as a tag, and as log if it has none."""
     client.set_tag(run_id, names.TAG_STOPPED_BECAUSE, shortened(reason, MAX_TAG_CHARACTERS))
+    client.set_tag(run_id, names.TAG_ENDED_AS, status)
     client.set_terminated(run_id, status)
     if names.ARTIFACT_LOG not in [info.path for info in client.list_artifacts(run_id)]:
         line = logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None)

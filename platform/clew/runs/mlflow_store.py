@@ -8,8 +8,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -74,29 +73,22 @@ def open_tracker(
         tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
         run_id=run_id,
     )
-    with ExitStack() as until_open:
-        if run_id is None:
-            until_open.enter_context(_ending(client, run))
+    journal = None
+    try:
         origin = Origin(store.address(uri), run.info.run_id, run.info.experiment_id)
         journal = Journal.create(store.spool_root(uri), origin)
-        until_open.callback(journal.close)
         tracker = MlflowTracker(client, run, journal, tracking, pace or Pace())
-        until_open.pop_all()
+    except BaseException as error:
+        if journal is not None:
+            journal.close()
+        if run_id is None:
+            end_run(client, run.info.run_id, *outcome_of(error))
+        raise
     if run_id is not None:
         tracker.recall()
     if problem := _misplaced(run, uri):
         tracker.warn(problem)
     return tracker
-
-
-@contextmanager
-def _ending(client: MlflowClient, run: Run) -> Iterator[None]:
-    """End the run if an error leaves the block."""
-    try:
-        yield
-    except BaseException as error:
-        end_run(client, run.info.run_id, *outcome_of(error))
-        raise
 
 
 def end_unused_run(run_id: str, status: Status, reason: str) -> None:

@@ -247,7 +247,8 @@ class MlflowTracker(Tracker):
         last: list[Message] = [end]
         if self._reason:
             reason = shortened(self._reason, MAX_TAG_CHARACTERS)
-            last.insert(0, Tags({names.TAG_STOPPED_BECAUSE: reason}))
+            tags = {names.TAG_STOPPED_BECAUSE: reason, names.TAG_ENDED_AS: end.status}
+            last.insert(0, Tags(tags))
         is_told = False
         try:
             for message in last:
