@@ -66,7 +66,6 @@ class RunLog(logging.Handler):
         self._source.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store a log message."""
         self._lines.append(self.format(record))
 
     def end(self, reason: str = "") -> None:
@@ -121,16 +120,13 @@ class MlflowTracker(Tracker):
 
     @property
     def run_id(self) -> str:
-        """Id of the run in MLflow."""
         return self._run_id
 
     def params(self, values: Mapping[str, object]) -> None:
-        """Record parameters; a value that is too long for MLflow is shortened, with a note."""
         texts = {parameter_key(key): _text(value) for key, value in values.items()}
         self._write(Params({k: shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Record tags."""
         for key in values:
             check_key(key)
         self._reason = values.get(names.TAG_STOPPED_BECAUSE, self._reason)
@@ -152,7 +148,6 @@ class MlflowTracker(Tracker):
             )
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Store a file, or a folder under its own name, in `folder` of the run."""
         with self._lock:
             self._append(Artifact(self._journal.stage(path), folder))
 
@@ -169,7 +164,6 @@ class MlflowTracker(Tracker):
             self._append(Checkpoint(staged, folder, step, kept, times))
 
     def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        """Record a data set as an input of the run."""
         self._write(DataSet(name, fingerprint, source, context))
 
     def warn(self, message: str) -> None:
@@ -243,7 +237,6 @@ class MlflowTracker(Tracker):
             logger.warning("the log of run %s could not be stored (%s)", self.run_id, error)
 
     def _end(self, end: Finish) -> None:
-        """Write the end of the run to the journal and send it; on a full disk, send it directly."""
         last: list[Message] = [end]
         if self._reason:
             reason = shortened(self._reason, MAX_TAG_CHARACTERS)
