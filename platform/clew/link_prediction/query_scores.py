@@ -43,14 +43,13 @@ class QueryScores:
 
     def __init__(self, model: GraphModel, num_relations: int, known: FilterIndex | None) -> None:
         self.model = model.eval()
-        self.rows = model.table_rows
         self.num_entities = model.entity.num_embeddings
         self.num_relations = num_relations
         self.known = known
         self.has_inverses = model.relation.num_embeddings == 2 * num_relations
 
     def chunks(self, queries: Sized) -> Iterator[slice]:
-        size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.rows.most))
+        size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.num_entities))
         for start in range(0, len(queries), size):
             yield slice(start, start + size)
 
@@ -88,13 +87,13 @@ class QueryScores:
         if but is not None:
             others = answer != but[row]
             row, answer = row[others], answer[others]
-        flags = torch.zeros(len(entities), self.rows.count, dtype=torch.bool)
-        flags[self.rows.own(torch.from_numpy(row), torch.from_numpy(answer))] = True
+        flags = torch.zeros(len(entities), self.num_entities, dtype=torch.bool)
+        flags[torch.from_numpy(row), torch.from_numpy(answer)] = True
         return flags
 
     def normalisers(self, candidates: Scores) -> Normalisers:
         """Return log sum exp of all candidates' scores of each query, `(batch,)`, in float64."""
-        return self.rows.log_sum(candidates.double().logsumexp(dim=1))
+        return candidates.double().logsumexp(dim=1)
 
     def calibrate(self, triples: Triples) -> Calibration | None:
         """Fit the temperature to both ends of held-out triples; return None without triples.
@@ -121,11 +120,10 @@ class QueryScores:
             triples = triples[generator.choice(len(triples), MAX_HELD_OUT_TRIPLES, replace=False)]
         entities, relations, answers = self._questions(triples)
         found = [torch.empty(0, dtype=torch.float64)]
-        silent = True if self.rows.shard.rank else None
-        bar = tqdm(total=len(answers), unit=" queries", delay=1.0, disable=silent, leave=False)
+        bar = tqdm(total=len(answers), unit=" queries", delay=1.0, disable=None, leave=False)
         with bar:
             for scores, own in self._held_out(entities, relations, answers)():
-                chosen = self.rows.at(scores, torch.arange(len(own)), own)
+                chosen = scores[torch.arange(len(own)), own]
                 found.append(self.normalisers(scores) - chosen.double())
                 bar.update(len(own))
         return Surprises(relations, torch.cat(found).numpy())

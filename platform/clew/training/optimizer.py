@@ -86,7 +86,7 @@ def _values(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
             continue
         if parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
-            found.append(parameter.grad._values())
+            found.append(parameter.grad.values())
         else:
             found.append(parameter.grad)
     return found

@@ -206,7 +206,7 @@ class Scorer:
         pulled = self._product(base, self._prepared)
         if self._model.squared_distance:
             pulled -= 0.5 * base.sum(1, keepdim=True) * hidden
-        return self._model.table_rows.sum(pulled, "pulled")
+        return pulled
 
     def slope(
         self, entity: Int[Tensor, "n"], hidden: Float[Tensor, "n dim"]

@@ -74,12 +74,10 @@ def row_shards(model: nn.Module) -> dict[str, RowShard]:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """The rows of a table that a process has, and functions that need the rows of all processes.
+    """What ranking needs to know of the rows that this process has; without sharding, all rows.
 
-    The same code works for a table that is not sharded: this process then has all rows, and nothing
-    is sent. Rows are numbered as in the whole table. A matrix of values has one column per own row,
-    that is, per row of this process. Every method that needs values of other rows is a collective:
-    all processes must make the same calls in the same order.
+    Rows are numbered as in the whole table. `sum` is a collective: all processes must make the same
+    calls in the same order.
     """
 
     shard: RowShard
@@ -98,10 +96,6 @@ class OwnRows:
     def most(self) -> int:
         return -(-self.num_rows // self.shard.size)
 
-    @property
-    def place(self) -> slice:
-        return slice(self.shard.start, self.shard.stop)
-
     def own(self, place: I, row: I) -> tuple[I, I]:
         """Return the pairs with own rows; each row is renumbered from the first own row."""
         is_own = self.shard.owns(row)
@@ -109,53 +103,6 @@ class OwnRows:
 
     def sum(self, own: Tensor, purpose: str) -> Tensor:
         return own if self.exchange is None else self.exchange.sum(own.contiguous(), purpose)
-
-    def log_sum(self, own: Tensor) -> Tensor:
-        return own if self.exchange is None else self.exchange.log_sum(own)
-
-    def softmax(self, values: Tensor) -> Tensor:
-        """Return the own columns of the softmax over all rows, `(batch, own)`."""
-        if self.exchange is None:
-            return values.softmax(1)
-        return (values - self.log_sum(values.logsumexp(1))[:, None]).exp()
-
-    def at(self, values: Tensor, place: Tensor | slice, row: Tensor) -> Tensor:
-        """Return values[place, row] for rows of any process."""
-        if self.exchange is None:
-            return values[place, row]
-        found = values[place, (row - self.shard.start).clamp(0, self.count - 1)]
-        return self.exchange.sum(found.masked_fill(~self.shard.owns(row), 0), "entries")
-
-    def strongest(self, values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Return the `k` largest values in descending order, and their rows, `(batch, k)`."""
-        best, row = values.topk(min(k, self.count), dim=1)
-        if self.exchange is None:
-            return best, row
-        bounds = map(self.shard.bounds, range(self.shard.size))
-        sizes = [min(k, stop - start) for start, stop in bounds]
-        best = self.exchange.gather(best.T, sizes, "answers").T
-        row = self.exchange.gather(row.T + self.shard.start, sizes, "answers").T
-        best, order = best.topk(min(k, self.num_rows), dim=1)
-        return best, row.gather(1, order)
-
-    def whole(self, own: Tensor) -> Tensor:
-        """Return the numbers of all rows, given those of the own rows, `(row,)`."""
-        if self.exchange is None:
-            return own
-        bounds = map(self.shard.bounds, range(self.shard.size))
-        return self.exchange.gather(own, [stop - start for start, stop in bounds], "numbers")
-
-    def span(self, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the start and end of this process's part of a total, divided in order of ranks.
-
-        The end of the last process's part is infinity.
-        """
-        first, last = torch.zeros_like(own), torch.full_like(own, math.inf)
-        if self.exchange is None:
-            return first, last
-        size, rank = self.shard.size, self.shard.rank
-        ends = self.exchange.gather(own[None], [1] * size, "numbers").cumsum(0)
-        return ends[rank - 1] if rank else first, ends[rank] if rank + 1 < size else last
 
 
 # A multiple of 16: torch draws normal numbers in groups of 16, so this keeps the stream unchanged.
