@@ -26,8 +26,8 @@ from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.base import Tracker
 from clew.training.distributed import joined_world, reporting_lost_peers, require_same
 from clew.training.manifest import Manifest, list_checkpoints
+from clew.training.progress import Watch
 from clew.training.setup import build_trainer
-from clew.training.stopping import Watch
 from clew.workflows.explaining.trace_source import over_all_entities
 from tests.memory_tracker import MemoryTracker
 from tests.ports import meeting_place_for_forks

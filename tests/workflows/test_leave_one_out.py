@@ -19,7 +19,7 @@ from clew.errors import CheckpointError, Interrupted
 from clew.image_sequences.errors import RegressionResult
 from clew.runs.reading.runs import download_artifact, find_run, list_artifact_folders
 from clew.runs.reading.search import RunQuery, find_cell, search_runs
-from clew.training.stopping import Watch
+from clew.training.progress import Watch
 from clew.workflows import leave_one_out
 from clew.workflows.child import train_in_child
 from clew.workflows.leave_one_out import train_each_group

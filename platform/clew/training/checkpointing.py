@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from clew import names
-from clew.errors import CheckpointError, NonFiniteLossError, PlaceError, described
-from clew.training.average import ParameterAverage
+from clew.errors import CheckpointError, NonFiniteLossError, described
 from clew.training.checkpoints import (
     AVERAGE,
     MODEL,
@@ -24,13 +23,13 @@ from clew.training.checkpoints import (
     write_checkpoint,
 )
 from clew.training.distributed import World
-from clew.training.manifest import Manifest, read_manifest, save_tensors
-from clew.training.optimizer import optimizer_tensors, restore_optimizer
+from clew.training.manifest import Manifest, read_manifest
+from clew.training.optimizer import ParameterAverage, optimizer_tensors, restore_optimizer
 from clew.training.precision import Precision
 from clew.training.progress import History, Progress, TrainingValues
 from clew.training.schedule import Schedule
 from clew.training.seeding import capture_generators, restore_generators
-from clew.training.sharding.files import rows_file, rows_files, split_rows
+from clew.training.sharding.files import rows_files, write_own_rows
 from clew.training.sharding.table import RowShard, row_shards
 
 
@@ -156,7 +155,10 @@ class Checkpointer:
 
         def write_rows(folder: Path) -> None:
             if world.exchange is not None:
-                write_own_rows(folder, model, state, world)
+                tensors = {MODEL: model.state_dict()}
+                if state is not None:
+                    tensors |= {OPTIMIZER: state.optimizer, AVERAGE: state.average}
+                write_own_rows(folder, tensors, row_shards(model), world)
 
         if world.is_main:
             write_checkpoint(path, model, manifest, state, write_rows=write_rows)
@@ -252,30 +254,3 @@ def _is_finite(parameter: Tensor) -> bool:
         values = torch.view_as_real(values)
     ends = torch.stack(values.aminmax()) if values.numel() else values.flatten()
     return bool(torch.isfinite(ends).all())
-
-
-def write_own_rows(
-    folder: Path, model: nn.Module, training: TrainingState | None, world: World
-) -> None:
-    """Write this process's rows of sharded tables into the folder that all processes share.
-
-    Raises:
-        PlaceError: A process could not write its rows; the message names the process.
-    """
-    device = torch.device("cpu")
-    folder, shards = Path(world.broadcast_text(str(folder), device)), row_shards(model)
-    _, rows = split_rows(model.state_dict(), shards, MODEL)
-    if training is not None:
-        rows |= split_rows(training.optimizer, shards, OPTIMIZER)[1]
-        rows |= split_rows(training.average, shards, AVERAGE)[1]
-    problem = ""
-    try:
-        save_tensors(rows, folder / rows_file(world.rank, world.size))
-    except OSError as error:
-        problem = f"{error.filename}: {error.strerror}"
-    for rank, said in enumerate(world.gather_texts(problem, device)):
-        if said:
-            raise PlaceError(
-                f"rank {rank} could not write its rows of the checkpoint: {said}; no checkpoint "
-                "was written. All processes need the same folder: set it with --checkpoint-dir"
-            )

@@ -35,10 +35,9 @@ from torch.utils._pytree import tree_leaves
 from clew.config.schema import RunConfig
 from clew.layers.products import planning_for
 from clew.runs.hardware import GIB, process_gib
-from clew.training.average import ParameterAverage
 from clew.training.loaders import Batch
 from clew.training.memory import apply_gradient_checkpointing
-from clew.training.optimizer import build_optimizer
+from clew.training.optimizer import ParameterAverage, build_optimizer
 from clew.training.precision import Precision, half_precision_type
 from clew.training.task import Task
 

@@ -1,9 +1,14 @@
-"""The progress of training, and everything else besides tensors that a resume needs."""
+"""The progress of a training: its metrics and counters, which a resume needs, and what stops it."""
 
 import itertools
+import logging
 import math
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -163,3 +168,58 @@ class TrainingValues(BaseModel):
     world_size: Annotated[int, Field(ge=1)] = 1
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """None if an older version of Clew did not record it."""
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StopRequest:
+    """Whether this process has received SIGINT or SIGTERM."""
+
+    requested: bool = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Record the first signal inside this context; a second signal interrupts immediately.
+
+        Only the main thread of a process can handle signals. In other threads, this does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def request(signum: int, frame: types.FrameType | None) -> None:
+            self.requested = True
+            signal.signal(signum, signal.default_int_handler)
+            logger.warning("stopping after this step")
+
+        previous = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+
+
+class Watch:
+    """Watches a training and can stop it early, as a search does; this base class does nothing.
+
+    Each method except `started` can raise `Interrupted`, which stops the training immediately. Its
+    run then has the status KILLED, and no further checkpoint is written.
+    """
+
+    def started(self, tracker: Tracker) -> None:
+        """Receive the run's tracker before training starts."""
+
+    def before_step(self) -> None:
+        """Receive a call before every optimizer step."""
+
+    def validated(self, value: float, epoch: int, *, is_last: bool) -> None:
+        """Receive the result of a validation.
+
+        Args:
+            value: The value of `evaluation.metric`.
+            epoch: Number of epochs done, including an epoch that `max_steps` ended early.
+            is_last: Whether training ends after this validation in any case.
+        """

@@ -30,6 +30,7 @@ from clew.training.distributed import (
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.precision import resolve_device
+from clew.training.progress import Watch
 from clew.training.seeding import own_process
 from clew.training.setup import (
     build_trainer,
@@ -37,7 +38,6 @@ from clew.training.setup import (
     measure_before_training,
     prepare_process,
 )
-from clew.training.stopping import Watch
 from clew.training.task import Task
 from clew.training.trainer import Trainer
 from clew.workflows.planning.memory_guard import (

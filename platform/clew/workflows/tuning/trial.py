@@ -14,8 +14,8 @@ from clew.config.schema import RunConfig
 from clew.config.search_space import Value
 from clew.errors import ConfigError, Interrupted, ProtectedStop
 from clew.runs.base import Tracker
+from clew.training.progress import Watch
 from clew.training.schedule import is_better
-from clew.training.stopping import Watch
 from clew.workflows.train import train
 from clew.workflows.tuning.study import EPOCH, RUN, State, TrialStudy
 
