@@ -142,7 +142,7 @@ def test_settings_start_the_planner_and_its_budget_is_drawn(
     job = _FakeJob(planned())
 
     class Server:
-        def start(self, arguments: list[str], *, title: str) -> _FakeJob:
+        def start(self, arguments: list[str], *, title: str, action: str) -> _FakeJob:
             started.append(arguments)
             return job
 
