@@ -128,7 +128,6 @@ def role_of(claims: Mapping[str, Any], allowed: Settings) -> Role | None:
 
 
 def _folded(text: str) -> str:
-    """Return an address in lower case; letters outside ASCII stay: some become ASCII letters."""
     return text.lower() if text.isascii() else text
 
 
@@ -168,5 +167,4 @@ def person() -> str:
 
 
 def is_configured() -> bool:
-    """Whether people have to sign in."""
     return settings() is not None

@@ -68,7 +68,6 @@ def _prediction(
     *,
     key: str,
 ) -> None:
-    """Show one question with its answers."""
     given = "head" if "head" in prediction else "tail"
     end: End = "tail" if given == "head" else "head"
     relation, entity = str(prediction.get("relation", "")), str(prediction.get(given, ""))
@@ -101,7 +100,6 @@ def _prediction(
 
 
 def _about(asked: dict[str, Any], end: str) -> None:
-    """Show the model's rank for the entity that was asked about."""
     probability = asked.get("probability")
     known = asked.get("known")
     told = {
@@ -136,7 +134,6 @@ def percent(probability: float) -> str:
 
 
 def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
-    """Show the answers; return the ticked one, if any."""
     return tables.ticked(
         frame(found, end),
         found,

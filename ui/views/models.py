@@ -41,7 +41,6 @@ def render() -> None:
 
 
 def _model(model: RegisteredModel) -> None:
-    """Show a model's versions, and offer to roll back."""
     current = models.champion(model)
     if current is not None:
         model_tables.champion(model, current)
@@ -55,7 +54,6 @@ def _model(model: RegisteredModel) -> None:
 
 
 def _version(version: Version) -> None:
-    """Show where a version came from."""
     model_tables.lineage(version)
     if version.run is not None:
         with st.container(horizontal=True):
