@@ -111,6 +111,7 @@ def test_every_configuration_can_be_chosen() -> None:
 
 class _FakeJob:
     job_id, title, state, exit_code, seconds = "j1", "Plan", "done", 0, 1.0
+    action, person, cancelled_by = "plan", "", ""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
