@@ -32,6 +32,7 @@ from clew.runs.reading.report_files import ReportFiles, report_files
 from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
 from clew.runs.reading.validations import find_validation_of_report
 from clew.runs.validation_record import ValidationSummary
+from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [
@@ -88,6 +89,7 @@ def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
+    access.authorize("upload")
     found: dict[str, Path] = {}
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
