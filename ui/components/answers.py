@@ -12,7 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew.errors import ClewError
 from clew.ui import access
-from clew.ui.components import address, links, markup, palette, states, tables
+from clew.ui.components import address, exports, links, markup, palette, states, tables
 from clew.ui.data import questions
 from clew.ui.data.influence import (
     ReportFiles,

@@ -17,6 +17,7 @@ from clew.folders import expanded
 from clew.runs import store
 from clew.runs.reading.reviews import OfRun
 from clew.runs.reading.runs import read_config, started_in
+from clew.spreadsheets import FactList
 from clew.ui import access
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
