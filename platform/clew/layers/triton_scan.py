@@ -24,7 +24,6 @@ def _multiply(a_re, a_im, b_re, b_im):
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _load(pointer, offsets, mask):
-    """Load pairs of real and imaginary part; masked elements are zero."""
     real = tl.load(pointer + 2 * offsets, mask=mask, other=0.0)
     return real, tl.load(pointer + 2 * offsets + 1, mask=mask, other=0.0)
 
@@ -37,7 +36,6 @@ def _store(pointer, offsets, real, imaginary, mask):
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _kept(keep, place, mask, re, im, KEEPS: tl.constexpr):  # noqa: N803, PLR0917
-    """Multiply pairs by the value of `keep` at a place, if `keep` is given."""
     if KEEPS:
         factor = tl.load(keep + place, mask=mask, other=1.0)
         re, im = re * factor, im * factor
@@ -99,7 +97,6 @@ def _carries(  # noqa: PLR0917
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
 ):
-    """Replace the end state of each chunk by its start state."""
     example = tl.program_id(0)
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
@@ -208,7 +205,6 @@ def _scan(  # noqa: PLR0917
     keep: Tensor | None,
     saved: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the three kernels; in reverse if `saved` has the states and initial state of a scan."""
     inputs, eigenvalues, start = inputs.contiguous(), eigenvalues.contiguous(), start.contiguous()
     batch, time, num_states, _ = inputs.shape
     num_chunks, reverse = -(-time // chunk_size), saved is not None

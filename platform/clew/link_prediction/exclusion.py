@@ -82,7 +82,6 @@ def _check_origin(path: Path, said: Mapping[str, str], graph: KnowledgeGraph) ->
 
 
 def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:
-    """Return the ids of the triple in a line."""
     fields = line.split("\t")
     if len(fields) != NUM_COLUMNS:
         raise DataError(

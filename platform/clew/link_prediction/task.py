@@ -11,6 +11,7 @@ from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.loss import EntityLoss, KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
+from clew.layers.products import device_of
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.negatives import NegativeSampler, degree_weights
@@ -84,18 +85,21 @@ class LinkPrediction:
         self.sampler = _sampler_of(graph, loss, config.training.seed)
         self._updates_rows = config.updates_rows
         self._batch_size = config.training.batch_size
+        on_gpu = config.training.device != "cpu" and torch.cuda.is_available()
+        self._device_type = "cuda" if on_gpu else "cpu"
         self._results: dict[str, RankingResult] = {}
 
     def describe(self) -> dict[str, str]:
         """Return the automatic choices: the implementation of the loss."""
-        implementation: str = self._loss.chosen(self._batch_size, self.graph.num_entities)
+        implementation: str = self._loss.chosen(
+            self._batch_size, self.graph.num_entities, self._device_type
+        )
         if self.sampler is not None:
             implementation = SAMPLED
         return {names.TAG_LOSS_IMPLEMENTATION: implementation}
 
     @property
     def num_model_relations(self) -> int:
-        """Number of rows in the model's relation table."""
         return self.graph.num_relations * (2 if self.inverse_relations else 1)
 
     def build_model(self) -> GraphModel:
@@ -108,7 +112,6 @@ class LinkPrediction:
         return model
 
     def train_examples(self) -> Examples:
-        """Return the training rows: triples, groups of triples with the same query, or queries."""
         return self._examples
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
@@ -184,13 +187,13 @@ class LinkPrediction:
         return terms.losses(model, *rows, relation)
 
     def _prediction_loss(self, model: GraphModel, queries: Queries, batch: TripleBatch) -> Tensor:
-        """Return the sum of `prediction_losses`, by the implementation for the batch's size."""
         table = model.entity
         if isinstance(table, ShardedTable):
             return sharded_loss(model, queries, batch, settings=self._loss, sampler=self.sampler)
         if self.sampler is not None:
             return self._sampled_losses(self.sampler, model, queries, batch).sum()
-        plain = self._loss.chosen(len(queries), len(table.weight)) == "plain"
+        device_type = device_of(queries).type
+        plain = self._loss.chosen(len(queries), len(table.weight), device_type) == "plain"
         loss = one_vs_all_loss if plain else fused_one_vs_all_loss
         return loss(
             queries,
@@ -203,11 +206,9 @@ class LinkPrediction:
         )
 
     def has_examples(self, split: str) -> bool:
-        """Return whether a split has triples."""
         return len(self.graph.split(_as_split(split))) > 0
 
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
-        """Return filtered MRR, Hits@k and mean rank over both sides, and for each side."""
         if not self.has_examples(split):
             return {}
         return self.rank(model, split).metrics(split)
