@@ -133,12 +133,8 @@ def percent(probability: float) -> str:
 
 
 def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
-<<<<<<< HEAD
-    """Show the answers; return the ticked one, if any."""
     shown = frame(found, end)
     exports.table(shown, f"answers_{end}.csv")
-=======
->>>>>>> main
     return tables.ticked(
         shown,
         found,
