@@ -134,7 +134,6 @@ def percent(probability: float) -> str:
 
 
 def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
-    """Show the answers; return the ticked one, if any."""
     shown = frame(found, end)
     exports.table(shown, f"answers_{end}.csv")
     return tables.ticked(
