@@ -29,7 +29,7 @@ from clew.errors import ClewError, DataError, described
 MEMORY_MIB = 512
 """Memory that a child may use beyond its imports."""
 MAX_ANSWER_MIB = 256
-PROCESSOR_SECONDS = 60
+PROCESSOR_SECONDS = 10
 """Processor time for each request; what waits for a slow disk does not count."""
 SECONDS = 600
 """Time for each request on the clock."""
