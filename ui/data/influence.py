@@ -94,6 +94,7 @@ def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
     Raises:
         DataError: A file is not part of a report, or takes too much memory or time to read.
     """
+    access.authorize("upload")
     found: dict[str, Path] = {}
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
