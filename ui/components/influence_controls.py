@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from clew import names
-from clew.ui.components import address, glossary, tables
+from clew.ui.components import address, exports, glossary, tables
 from clew.ui.components.runs_table import utc
 from clew.ui.data.influence import FactFilter, Side, filter_tests
 from clew.ui.data.runs import RunRecord, variants_of
@@ -144,6 +144,7 @@ def _tests_table(found: pd.DataFrame) -> int:
         most=TESTS_HEIGHT,
         placeholder="–",
     )
+    exports.table(found, "explained_triples.csv")
     return place
 
 

@@ -31,7 +31,6 @@ from clew.runs.reading.metrics import Pick, pick_values, smooth
 from clew.runs.reading.saved_views import SavedView, SavedViews
 from clew.runs.reading.search import search_runs
 from clew.runs.reading.tables import (
-    csv_text,
     delta_text,
     ratio_text,
     statistic_text,
@@ -52,7 +51,6 @@ __all__ = [
     "SavedView",
     "SavedViews",
     "Statistic",
-    "csv_text",
     "delta_text",
     "differing_parameters",
     "distinct_labels",

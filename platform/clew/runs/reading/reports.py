@@ -40,6 +40,7 @@ from clew.runs.influence_report import (
 )
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.validation_record import ValidationSummary
+from clew.spreadsheets import changed, restored
 
 # Columns of the frames that this module returns; `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -246,6 +247,10 @@ def _read_csv(path: Path) -> pd.DataFrame:
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(column_types=types),
         )
+        for place, column in enumerate(texts):
+            cells = table.column(column).combine_chunks().dictionary_encode()
+            whole = changed(cells.dictionary, restored).take(cells.indices)
+            table = table.set_column(place, column, whole)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as CSV ({described(error)})") from None
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
