@@ -5,6 +5,7 @@ import pytest
 
 from clew.errors import DataError
 from clew.runs.influence_columns import CSV_COLUMNS, TERM_COLUMNS
+from clew.runs.influence_forms import form_of
 from clew.runs.influence_report import (
     CheckpointWeight,
     ExplainedTriple,
@@ -62,8 +63,10 @@ def test_round_trip_and_schema(tmp_path):
         "train_size",
         "seconds",
         "device",
+        "form",
         "tests",
     ]
+    assert content["form"] == form_of(report().settings).as_dict()
     test = content["tests"][0]
     assert test["test"]["head"] == {"id": "a", "label": "A"}
     assert set(test) == {

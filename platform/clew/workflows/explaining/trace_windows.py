@@ -201,10 +201,12 @@ class WindowTrace(Generic[R]):
 
     def table(self) -> str:
         """Return the explained prediction with its strongest proponents and opponents."""
+        form = self.report.form
         lines = [f"run {self.run_id or '(not recorded)'}", *self.report.headline()]
+        lines.append(f"  {form.heading}, of {self.report.num_scored:,} training windows:")
         for sign, windows in (("+", self.report.proponents), ("-", self.report.opponents)):
             lines += [f"  {sign} {w.influence:+.4g}  {self.report.shown(w)}" for w in windows]
-        return "\n".join([*lines, self.report.sign, *self.report.notes()])
+        return "\n".join([*lines, self.report.sign, form.sentence, *self.report.notes()])
 
 
 def record_each(
