@@ -23,7 +23,7 @@ from clew.influence.link_prediction.report import (
 from clew.influence.link_prediction.traced_run import MOMENTS
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.runs.influence_forms import form_of
+from clew.runs.influence_forms import ESTIMATE, form_of
 from clew.runs.influence_report import (
     InfluenceEntry,
     InfluenceReport,
@@ -76,7 +76,7 @@ class TraceResult:
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
         notes = names.average_notes(self.report.settings)
-        tested = [self.report.validation.sentence] if self.report.validation else []
+        tested = [self.report.validation.sentence] if self.report.validation else [ESTIMATE]
         return "\n".join([*lines, "", self.report.sign, form.sentence, *tested, *notes])
 
     def _agreement(self, entry: InfluenceEntry) -> str:
