@@ -39,7 +39,6 @@ def selected(facts: pd.DataFrame) -> int | None:
 
 
 def _select(place: int | None) -> None:
-    """Select a fact and let every picture show it."""
     address.write("fact", place)
     st.session_state["fact-version"] = st.session_state.get("fact-version", 0) + 1
 
@@ -65,7 +64,6 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
 
 
 def _frame(facts: pd.DataFrame, column: str, form: Form) -> pd.DataFrame:
-    """Return the table's columns; parts and checkpoints as small pictures."""
     values = facts[column].to_numpy(float)
     frame = pd.DataFrame(
         {

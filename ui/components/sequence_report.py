@@ -64,7 +64,6 @@ def numbers(report: SequenceInfluenceReport) -> None:
 
 
 def table(windows: pd.DataFrame, form: Form) -> None:
-    """Show the windows in a table."""
     shown, score = windows.copy(), glossary.score("influence", form)
     shown.insert(0, "±", [palette.sign_symbol(value) for value in windows[score.label]])
     st.dataframe(

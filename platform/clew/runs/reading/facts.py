@@ -48,7 +48,6 @@ class FactPath:
 
     @property
     def sentence(self) -> str:
-        """The path in one sentence."""
         return "; ".join(self.steps)
 
 
@@ -177,7 +176,6 @@ def searched(test: pd.Series, facts: pd.DataFrame) -> str:
 
 
 def _is_itself(test: pd.Series, facts: pd.DataFrame) -> pd.Series:
-    """Return for each fact whether it is the test triple itself."""
     same = pd.Series(True, index=facts.index)
     for column in ("head_id", "relation_id", "tail_id"):
         same &= facts[column] == test[column]
