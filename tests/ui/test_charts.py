@@ -395,7 +395,7 @@ def test_lines_that_meet_have_no_names_over_each_other(explained: pd.Series) -> 
 def test_a_large_graph_is_cut(explained: pd.Series) -> None:
     many = pd.DataFrame(
         {
-            "rank": range(1, 201),
+            "place": range(1, 201),
             "head_id": "H",
             "head": "head",
             "relation": "r",
