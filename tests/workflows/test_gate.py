@@ -6,6 +6,12 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
+from clew import names
+from clew.errors import TrackingError
+from clew.image_sequences.errors import RegressionResult
+from clew.link_prediction.rank_metrics import RankingResult
+from clew.runs.reading.best_run import HELD_OUT, best_of_runs
+from clew.runs.reading.runs import RunRecord
 from clew.training.task import ExampleValues
 from clew.workflows.promoting.gate import Improvement
 
@@ -93,3 +99,44 @@ def test_a_smaller_value_can_be_the_better_one() -> None:
 def test_the_same_answers_are_no_improvement() -> None:
     same = ExampleValues(np.linspace(0, 1, 50), "triples")
     assert not Improvement.of(same, same, maximize=True).is_certain
+
+
+def test_the_values_of_triples_have_the_metric_as_their_mean() -> None:
+    random = np.random.default_rng(0)
+    found = RankingResult(np.zeros(50, int), *random.integers(1, 40, (2, 50)).astype(float))
+    for key, value in found.metrics("valid").items():
+        values = found.by_triple(key.removeprefix("valid/"))
+        assert values is not None
+        assert values.mean() == pytest.approx(value)
+    assert found.by_triple("perplexity") is None
+
+
+def test_the_values_of_windows_have_the_metric_as_their_mean() -> None:
+    prediction, target = np.random.default_rng(0).normal(size=(2, 30))
+    found = RegressionResult(prediction, target, np.full(30, "a"), np.arange(30))
+    for name in (names.MAE, names.R2):
+        values = found.by_window(name)
+        assert values is not None
+        assert values.mean() == pytest.approx(found.metrics("valid")[f"valid/{name}"])
+    assert found.by_window(names.RMSE) is None
+
+
+def test_a_run_whose_validation_is_its_test_group_is_not_chosen() -> None:
+    runs = [
+        RunRecord(
+            run_id=str(number),
+            experiment_id="1",
+            name="",
+            status="FINISHED",
+            started_ms=0,
+            ended_ms=0,
+            tags={},
+            params={HELD_OUT: held_out},
+            metrics={"valid/mae": float(number)},
+        )
+        for number, held_out in ((1, "False"), (2, "True"), (3, "True"))
+    ]
+    best, tries = best_of_runs(runs, "valid/mae")
+    assert (best.run_id, tries) == ("2", 2)
+    with pytest.raises(TrackingError):
+        best_of_runs(runs[:1], "valid/mae")

@@ -374,7 +374,7 @@ def test_wrong_use(trained: TrainedStore, request_: PromotionRequest, message: s
 
 
 def test_a_metric_that_the_run_does_not_have(trained: TrainedStore) -> None:
-    with pytest.raises(TrackingError, match=r"has no metric 'valid/loss'; it has .*test/mrr"):
+    with pytest.raises(TrackingError, match=r"has no metric 'valid/loss'; it has .*valid/mrr"):
         promote(PromotionRequest(trained.strong, metric="valid/loss"))
 
 

@@ -65,7 +65,7 @@ def best_of_runs(
         known = sorted({key for run in runs for key in run.metrics})
         raise TrackingError(
             f"no run{where} has metric {metric!r} of validation examples; they have "
-            f"{', '.join(key for key in known if key.startswith(('valid/', 'test/'))) or 'none'}"
+            f"{', '.join(key for key in known if key.startswith('valid/')) or 'none'}"
         )
     choose = max if maximizes(metric) else min
     rated = [(value_at_best(run, metric), run) for run in having]

@@ -177,7 +177,7 @@ def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:
         return find_best_run(request.experiment, request.metric)
     run = find_run(request.run_id)
     if request.metric and request.metric not in run.metrics:
-        known = sorted(key for key in run.metrics if key.startswith(("valid/", "test/")))
+        known = sorted(key for key in run.metrics if key.startswith("valid/"))
         raise TrackingError(
             f"run {run.run_id} has no metric {request.metric!r}; it has "
             f"{', '.join(known) or 'none'}"
