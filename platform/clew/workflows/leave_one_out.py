@@ -62,6 +62,7 @@ def train_each_group(
     checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
+    strict: bool = False,
 ) -> LeaveOneOutResult:
     """Train with each group as the test group in turn, as child runs of one run for all groups.
 
@@ -74,6 +75,7 @@ def train_each_group(
         checkpoint_dir: Where the runs keep their checkpoints, one folder per group.
         parent_run_id: The parent of the run of all groups.
         tags: More tags of all runs. A study's cell tag is set only on the run of all groups.
+        strict: Refuse options that cannot pay on this machine.
 
     Raises:
         UsageError: Configuration, data or tracking store cannot be used, or there is nothing to
@@ -106,6 +108,7 @@ def train_each_group(
                 checkpoint_dir=checkpoint_dir / part if checkpoint_dir else None,
                 parent_run_id=tracker.run_id,
                 tags=fold_tags,
+                strict=strict,
             )
             parts.append(_predictions(fold, folder / part))
             logger.info("group %s: %s", group, parts[-1].metrics(SPLIT))
@@ -123,7 +126,6 @@ def train_each_group(
 def _run_of_all(
     config: RunConfig, table: FrameTable, parent_run_id: str | None, tags: Mapping[str, str]
 ) -> Iterator[Tracker]:
-    """Open the run of all groups; if it is interrupted, the message says how to continue it."""
     source = Path(config.data.source).stem
     with open_tracker(
         TrackingConfig(experiment=config.tracking.experiment),
@@ -148,7 +150,6 @@ def _run_of_all(
 
 
 def _fold(config: RunConfig, group: str) -> RunConfig:
-    """Return the configuration of one group's run, which is enough to repeat that run."""
     content = config.model_dump(mode="json")
     content["data"] |= {"leave_one_group_out": False, "test_group": group}
     content["tracking"]["run_name"] = f"{config.tracking.run_name or 'without'} {group}"
@@ -190,8 +191,8 @@ def _trained(
     checkpoint_dir: Path | None,
     parent_run_id: str | None,
     tags: Mapping[str, str],
+    strict: bool,
 ) -> TrainResult:
-    """Return a group's run: an earlier finished run, a continued run, or a new run."""
     earlier = [run for parent in parents for run in runs_with(fold, parent_run=parent.run_id)]
     for run in earlier:
         if run.status == "FINISHED":
@@ -211,6 +212,7 @@ def _trained(
                 checkpoint_dir=checkpoint_dir,
                 parent_run_id=parent_run_id,
                 tags=tags,
+                strict=strict,
             )
         except CheckpointError as error:
             logger.warning("%s", error)
@@ -224,11 +226,11 @@ def _trained(
         checkpoint_dir=checkpoint_dir,
         parent_run_id=parent_run_id,
         tags=tags,
+        strict=strict,
     )
 
 
 def _predictions(fold: TrainResult, folder: Path) -> RegressionResult:
-    """Download the predictions of a finished run."""
     if fold.run_id is None:
         raise TrackingError("the run of a group was not recorded, so its predictions are lost")
     folder.mkdir()

@@ -74,7 +74,6 @@ class Check:
     final: bool = False
 
     def line(self) -> str:
-        """Return the result in one line of text."""
         return f"{'ok' if self.passed else 'NO':3} {self.name:11} {self.detail}"
 
 
@@ -117,7 +116,6 @@ class Improvement:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the whole interval is above zero."""
         return self.low > 0
 
     def describe(self) -> str:
@@ -225,7 +223,6 @@ class Gate:
 
     @property
     def weights_digest(self) -> str:
-        """Hash of the candidate's weights, sixteen hex digits."""
         return weights_digest(self.candidate.checkpoint)
 
     @property

@@ -166,7 +166,6 @@ def _check_metric(metric: str) -> None:
 
 
 def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:
-    """Return the requested run, or the best run of the experiment, and of how many it is one."""
     if bool(request.run_id) == bool(request.experiment):
         given = "both" if request.run_id else "neither"
         raise ConfigError(
