@@ -11,7 +11,8 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew import names
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
-from clew.ui.components import address, glossary, tables
+from clew.ui import access
+from clew.ui.components import address, exports, glossary, tables
 from clew.ui.components.runs_table import utc
 from clew.ui.data.influence import FactFilter, Side, filter_tests
 from clew.ui.data.runs import RunRecord, variants_of

@@ -5,7 +5,7 @@ import streamlit as st
 
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.facts import ranked
-from clew.runs.reading.report_files import ReportFiles
+from clew.runs.reading.reports import ReportFiles
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, TextWindow
 from clew.ui.data.influence import Identity
 

@@ -99,8 +99,9 @@ def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[s
     shown_test = min(result.report.tests, key=lambda test: test.rank)
     yield f"explained {len(result.report.tests)} test triples in {result.report.seconds:.1f} s"
     fact = in_words(shown_test.test)
-    yield f"why does {model.variant} believe: {fact}  (rank {shown_test.rank:g})"
-    yield "because training showed it"
+    yield f"{model.variant} puts this at rank {shown_test.rank:g}: {fact}"
+    yield "the training facts behind it, by an estimate; in brackets the"
+    yield form_of(result.report.settings).sentence
     for entry in shown_test.proponents[:SHOWN_PROPONENTS]:
         yield f"  {in_words(entry.train)}   ({entry.influence:+.3g})"
 

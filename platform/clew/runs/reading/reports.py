@@ -40,7 +40,6 @@ from clew.runs.influence_report import (
     read_influence_outline,
 )
 from clew.runs.reading.facts import ranked
-from clew.runs.reading.report_files import ReportFiles
 from clew.runs.validation_record import ValidationSummary
 from clew.spreadsheets import changed, restored
 

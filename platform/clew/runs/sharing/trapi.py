@@ -2,8 +2,8 @@
 
 The predicted triple is the answer to a query. Its edge refers to support graphs: one graph of the
 strongest proponents, and one graph for each path between head and tail. Every fact in them has its
-influence as an attribute, with its form and unit in the description. See
-https://github.com/NCATSTranslator/ReasonerAPI.
+influence as an attribute, with its form and unit in the description. TRAPI cannot say that a triple
+is denied, so denied facts are left out. See https://github.com/NCATSTranslator/ReasonerAPI.
 """
 
 from collections.abc import Iterable
@@ -157,8 +157,15 @@ def trapi_json(explanation: SharedExplanation) -> str:
 def trapi_response(explanation: SharedExplanation) -> Response:
     """Raises ConfigError if the explained triple is denied."""
     test = explanation.test
-    paths = explanation.paths[:MAX_PATHS]
-    helping = explanation.facts[explanation.facts["influence"] > 0]
+    if is_denied(str(test["relation_id"])):
+        raise ConfigError(
+            f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state; write "
+            "the explanation as html"
+        )
+    denied = explanation.facts["relation_id"].astype(str).map(is_denied).astype(bool)
+    left_out = set(explanation.facts.loc[denied, "rank"])
+    paths = [path for path in explanation.paths[:MAX_PATHS] if not left_out & set(path.ranks)]
+    helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
     proponents = helping.head(MAX_PROPONENTS)
     ranks = {int(rank) for rank in proponents["rank"]} | {r for path in paths for r in path.ranks}
     shown = helping[helping["rank"].isin(ranks)]
@@ -192,7 +199,7 @@ def trapi_response(explanation: SharedExplanation) -> Response:
     return Response(
         message=message,
         biolink_version=terms().version,
-        description=f"Clew: the training facts behind a model's answer, {explanation.title}",
+        description=f"Clew: the training facts behind a model's answer, {explanation.title}{note}",
     )
 
 
