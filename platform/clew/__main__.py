@@ -90,7 +90,7 @@ def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
 
 def prepare_environment() -> None:
     """Set the variables that MLflow and torch read when they are imported."""
-    from clew.runs.processor import prepare_threads  # `clew.runs` sets the variables of MLflow
+    from clew.runs.hardware import prepare_threads  # `clew.runs` sets the variables of MLflow
 
     prepare_threads(os.environ)
 

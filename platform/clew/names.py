@@ -70,6 +70,9 @@ TAG_TRIAL = "clew.trial"
 TAG_STOPPED_BECAUSE = "clew.stopped_because"
 """Why a run did not finish: the error that ended it, `stopped by the user`, or, for the trial of a
 search, `pruned` or `out of time`."""
+TAG_ENDED_AS = "clew.ended_as"
+"""`FAILED` or `KILLED`: how a run ended that did not finish. `mlflow run` first sets the status of
+every such run to FAILED."""
 TAG_BEST_RUN = "clew.best_run"
 """Run of a search's best trial."""
 TAG_WARNINGS = "clew.warnings"

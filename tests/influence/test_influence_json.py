@@ -4,8 +4,9 @@ from dataclasses import replace
 import pytest
 
 from clew.errors import DataError
-from clew.runs.influence_columns import CSV_COLUMNS, TERM_COLUMNS
 from clew.runs.influence_report import (
+    CSV_COLUMNS,
+    TERM_COLUMNS,
     CheckpointWeight,
     ExplainedTriple,
     InfluenceEntry,

@@ -9,8 +9,11 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from clew import names
 from clew.config.services import TrackingConfig
+from clew.runs.default_experiment import _restore_status
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.runs import find_run, state_of
 
 Start = Callable[..., Run]
 
@@ -102,3 +105,20 @@ def test_files_that_go_elsewhere_are_told(
         assert tracker.run_id == run.info.run_id
     warnings = MlflowClient().get_run(run.info.run_id).data.tags["clew.warnings"]
     assert str(elsewhere / "mlruns") in warnings
+
+
+@pytest.mark.parametrize("ended_as", ["KILLED", "FAILED"])
+def test_what_a_person_stopped_is_not_failed(
+    project: Path, elsewhere: Path, start: Start, tracking_store: Path, ended_as: str
+) -> None:
+    """MLflow sets the status of every run whose command fails to FAILED, and so does this test."""
+    uri = f"sqlite:///{tracking_store}/mlflow.db"
+    run = start(project, store=uri)
+    client = MlflowClient()
+    client.set_tag(run.info.run_id, names.TAG_ENDED_AS, ended_as)
+    client.set_terminated(run.info.run_id, "FAILED")
+    state = {"KILLED": "stopped", "FAILED": "failed"}[ended_as]
+    assert state_of(find_run(run.info.run_id)) == state
+    _restore_status(client, run.info.experiment_id, run.info.start_time)
+    assert client.get_run(run.info.run_id).info.status == ended_as
+    assert state_of(find_run(run.info.run_id)) == state

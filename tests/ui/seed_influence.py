@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew import names
-from clew.runs.influence_columns import (
+from clew.runs.influence_report import (
     CHECKPOINT_PREFIX,
+    CONVE_PARTS,
     COSINE_COLUMN,
     PART_PREFIX,
     RANK_COLUMN,
@@ -22,9 +23,6 @@ from clew.runs.influence_columns import (
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
     TRAIN_INDEX_COLUMN,
-)
-from clew.runs.influence_report import (
-    CONVE_PARTS,
     CheckpointWeight,
     ExplainedTriple,
     InfluenceEntry,

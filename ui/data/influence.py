@@ -14,7 +14,7 @@ import streamlit as st
 
 from clew import names
 from clew.errors import DataError
-from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.facts import (
     MAX_STEPS,
     Agreement,
@@ -28,9 +28,15 @@ from clew.runs.reading.facts import (
     scored,
     summary,
 )
-from clew.runs.reading.report_files import ReportFiles, report_files
-from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
-from clew.runs.reading.validations import find_validation_of_report
+from clew.runs.reading.reports import (
+    ReportFiles,
+    ReportHead,
+    add_hops,
+    read_facts,
+    read_head,
+    report_files,
+)
+from clew.runs.reading.results import find_validation_of_report
 from clew.runs.validation_record import ValidationSummary
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 

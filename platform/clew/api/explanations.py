@@ -17,8 +17,7 @@ from clew.api.tables import FACT, TEST, triple_table, window_table
 from clew.errors import ConfigError, DataError, quoted
 from clew.extras import extra
 from clew.files import working_folder
-from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.influence_report import InfluenceReport
+from clew.runs.influence_report import CHECKPOINT_PREFIX, PART_PREFIX, InfluenceReport
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
 from clew.workflows.explaining.trace_sequence import trace_sequences
 from clew.workflows.explaining.trace_text import Text, trace_texts

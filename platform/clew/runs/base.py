@@ -54,9 +54,9 @@ def keeping_reason() -> Iterator[None]:
         for tracker in OPEN - before:
             tracker.__exit__(type(error), error, error.__traceback__)
         if run_id:
-            from clew.runs.mlflow_store import end_unused_run
-
             try:
+                from clew.runs.mlflow_store import end_unused_run
+
                 end_unused_run(run_id, *outcome_of(error))
             except Exception as problem:
                 logger.warning("run %s does not say why it ended (%s)", run_id, described(problem))

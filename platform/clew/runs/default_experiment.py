@@ -5,15 +5,21 @@ which it was started. It asks this class first, which it finds through the entry
 `mlflow.default_experiment_provider` of the installed project.
 """
 
+import atexit
 import inspect
 import os
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # MLflow loads this module during its own import, so no other part of it can be imported here.
 from mlflow.tracking.default_experiment.abstract_context import DefaultExperimentProvider
 
 from clew import names
 from clew.runs import store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 
 class ProjectExperiment(DefaultExperimentProvider):
@@ -38,18 +44,36 @@ class ProjectExperiment(DefaultExperimentProvider):
         uri = store.absolute(os.environ.get("MLFLOW_TRACKING_URI") or store.own_uri(project))
         if uri != mlflow.get_tracking_uri():
             mlflow.set_tracking_uri(uri)
-        return str(find_experiment(store.connect(uri), names.EXPERIMENT, project).experiment_id)
+        client = store.connect(uri)
+        experiment_id = str(find_experiment(client, names.EXPERIMENT, project).experiment_id)
+        if _given_project() is not None:
+            atexit.register(_restore_status, client, experiment_id, int(time.time() * 1000))
+        return experiment_id
 
 
-def _project() -> Path | None:
-    """Return the Clew project that `mlflow run` was given, else that of the working folder."""
+def _restore_status(client: "MlflowClient", experiment_id: str, since_ms: int) -> None:
+    """Set runs to KILLED that a person stopped: MLflow calls every run that fails FAILED."""
+    stopped = (
+        f"attributes.status = 'FAILED' AND attributes.start_time >= {since_ms} "
+        f"AND tags.`{names.TAG_ENDED_AS}` = 'KILLED'"
+    )
+    for run in client.search_runs([experiment_id], stopped):
+        client.set_terminated(run.info.run_id, "KILLED", run.info.end_time)
+
+
+def _given_project() -> str | None:
+    """Return the address that `mlflow run` was given; None if this is not `mlflow run`."""
     from mlflow import projects
 
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not projects.run.__code__:
         frame = frame.f_back
-    given = "." if frame is None else str(frame.f_locals["uri"])
-    path, _, inner = given.removeprefix("file://").partition("#")
+    return None if frame is None else str(frame.f_locals["uri"])
+
+
+def _project() -> Path | None:
+    """Return the Clew project that `mlflow run` was given, else that of the working folder."""
+    path, _, inner = (_given_project() or ".").removeprefix("file://").partition("#")
     folder = Path(os.path.abspath(path), inner)
     try:
         lines = (folder / store.PROJECT_FILE).read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,13 @@
-"""Finds the newest good checkpoint of an interrupted run, from which it can be continued."""
+"""Finds the newest good checkpoint of an interrupted run, from which it can be continued.
+
+A run whose process died is ended first; a run whose process is alive is not touched.
+"""
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,19 +16,27 @@ from clew import names
 from clew.config.data import looked_up_in
 from clew.config.load import flatten, from_mapping
 from clew.config.schema import RunConfig
+from clew.config.services import TrackingConfig
 from clew.config.training import AUTO_BATCH_SIZE
-from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError
 from clew.files import remove
 from clew.runs import store
+from clew.runs.delivery import DIED
+from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import (
+    HEARTBEAT_LIMIT_SECONDS,
     RunRecord,
     download_artifact,
     find_run,
+    last_heartbeat,
+    last_sign_of_life,
     list_artifact_folders,
     list_artifacts,
     read_config,
+    state_of,
 )
 from clew.runs.reading.search import RunQuery, every_run
+from clew.runs.spool import Spool, list_spools
 from clew.training.checkpoints import load_training_values, require_whole
 from clew.training.manifest import (
     MANIFEST_FILE,
@@ -31,7 +44,6 @@ from clew.training.manifest import (
     Manifest,
     read_manifest,
 )
-from clew.workflows.dead_runs import end_if_dead
 from clew.workflows.warm_start import with_named_start
 
 logger = logging.getLogger(__name__)
@@ -128,8 +140,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     if kind != names.KIND_TRAIN:
         raise ConfigError(
             f"--resume {run_id}: its {names.TAG_KIND} is {kind!r}, expected {names.KIND_TRAIN!r}; "
-            "give the id of a training run, or, to continue a training of each group, --config and "
-            "--resume without a value"
+            "give the id of a training run"
         )
     end_if_dead(run_id)
     if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
@@ -177,25 +188,16 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
 def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
     """Yield unfinished runs with a configuration, newest first; skip those resumed to the end."""
     completed: set[str] = set()
-    for run in runs_with(config):
-        if run.status == "FINISHED" or run.run_id in completed:
-            completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
-        else:
-            yield run
-
-
-def runs_with(config: RunConfig, *, parent_run: str = "") -> Iterator[RunRecord]:
-    """Yield training runs with a configuration, newest first; with a parent, only its children."""
     is_auto = config.training.batch_size == AUTO_BATCH_SIZE
-    query = RunQuery(
-        kind=names.KIND_TRAIN,
-        config_hash="" if is_auto else config.config_hash,
-        parent_run=parent_run,
-    )
+    query = RunQuery(kind=names.KIND_TRAIN, config_hash="" if is_auto else config.config_hash)
     for run in every_run(query):
         prefix = f"{names.PARAMETER_PREFIX}training."
         batch = (run.params.get(prefix + k) for k in ("batch_size", "gradient_accumulation"))
-        if run.tags.get(names.TAG_CONFIG_HASH) == _with_batch(config, *batch).config_hash:
+        if run.tags.get(names.TAG_CONFIG_HASH) != _with_batch(config, *batch).config_hash:
+            continue
+        if run.status == "FINISHED" or run.run_id in completed:
+            completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
+        else:
             yield run
 
 
@@ -317,3 +319,45 @@ def _is_whole(folder: Path) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def end_if_dead(run_id: str) -> None:
+    """End a run whose process died, if the store has the run.
+
+    Raises:
+        TrackingError: The process of the run is alive.
+    """
+    try:
+        run = find_run(run_id)
+    except TrackingError:  # the folder may come from another machine, with another store
+        return
+    if run.status == "RUNNING":
+        require_dead(run)
+        # The records in its spool are sent first; its configuration may be one of them.
+        kind = run.tags.get(names.TAG_KIND, names.KIND_TRAIN)
+        with suppress(Interrupted), open_tracker(TrackingConfig(), kind=kind, run_id=run_id):
+            raise Interrupted(DIED)
+
+
+def require_dead(run: RunRecord) -> None:
+    """Refuse a run whose process is alive.
+
+    A process of this machine is alive if it holds the lock of the run's spool. If there is no spool
+    here, the last sign of life in the store decides.
+    """
+    folder = store.spool_root() / run.run_id
+    if folder in list_spools(folder.parent):
+        Spool.open(folder).close(keep=True)
+    elif last_heartbeat(run) is None:
+        raise TrackingError(
+            f"run {run.run_id} is marked as running and sent no heartbeat, so nobody knows whether "
+            "it is alive; if it is not, run `clew sync` where it ran, or end it: MlflowClient()."
+            f"set_terminated({run.run_id!r}, 'KILLED')"
+        )
+    elif state_of(run) == "running":
+        silent = time.time() - last_sign_of_life(run)
+        raise TrackingError(
+            f"run {run.run_id} was alive {silent:.0f} s ago, on another machine or with another "
+            "spool folder; wait until it ends; if its process was killed, wait until it has been "
+            f"silent for {HEARTBEAT_LIMIT_SECONDS:.0f} s"
+        )

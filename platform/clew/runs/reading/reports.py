@@ -15,10 +15,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
+from mlflow.utils.file_utils import local_file_uri_to_path
+from mlflow.utils.uri import is_local_uri
 
-from clew.errors import DataError, described
+from clew import names
+from clew.errors import DataError, TrackingError, described
 from clew.parquet import columns_of, read_columns
-from clew.runs.influence_columns import (
+from clew.runs import store
+from clew.runs.influence_report import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
@@ -30,16 +34,19 @@ from clew.runs.influence_columns import (
     SPREAD_COLUMN,
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
-)
-from clew.runs.influence_report import (
     CheckpointWeight,
     ReportOutline,
     TripleRecord,
     read_explained_triple,
     read_influence_outline,
 )
-from clew.runs.reading.report_files import ReportFiles
+from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.runs.validation_record import ValidationSummary
+from clew.runs.window_report import (
+    SEQUENCE_INFLUENCE_JSON,
+    SEQUENCE_INFLUENCE_PICTURE,
+    TEXT_INFLUENCE_JSON,
+)
 
 # Columns of the frames that this module returns; `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -254,3 +261,84 @@ def _read_csv(path: Path) -> pd.DataFrame:
     triple = ["test_head", "test_rel", "test_tail"]
     rows[TEST_INDEX_COLUMN] = rows.groupby(triple, sort=False, observed=True).ngroup()
     return rows
+
+
+REPORT_FILES = {
+    "json": names.INFLUENCE_JSON,
+    "parquet": names.INFLUENCE_PARQUET,
+    "csv": names.INFLUENCE_CSV,
+    "text": TEXT_INFLUENCE_JSON,
+    "sequence": SEQUENCE_INFLUENCE_JSON,
+    "picture": SEQUENCE_INFLUENCE_PICTURE,
+}
+"""File name of each field of `ReportFiles`."""
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The files of one report on the local disk; a missing file is None."""
+
+    json: Path | None = None
+    parquet: Path | None = None
+    csv: Path | None = None
+    text: Path | None = None
+    """The explanation of a text, in place of triples."""
+    sequence: Path | None = None
+    """The explanation of an image sequence, in place of triples."""
+    picture: Path | None = None
+    """The picture of the frames of an image sequence."""
+
+    @property
+    def identity(self) -> tuple[tuple[str, int, int], ...]:
+        """Path, modification time and size of each file, to detect changes of a file.
+
+        Raises:
+            DataError: A file no longer exists.
+        """
+        every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
+        present = [path for path in every if path]
+        try:
+            states = [(path, path.stat()) for path in present]
+        except OSError as error:
+            raise DataError(
+                f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
+                "or trace again"
+            ) from None
+        return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
+
+
+def report_files(run_id: str, folder: Path) -> ReportFiles:
+    """Return the report files of a trace run; remote files are downloaded into `folder` once.
+
+    Raises:
+        TrackingError: There is no such run, or it has no report that can be downloaded.
+    """
+    run = find_run(run_id)
+    with store.using(f"the explanations of run {run_id}"):
+        infos = client().list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
+    sizes = {info.path: info.file_size for info in infos}
+    found: dict[str, Path] = {}
+    for kind, file in REPORT_FILES.items():
+        path = f"{names.ARTIFACT_INFLUENCE}/{file}"
+        if path in sizes:
+            found[kind] = _local_copy(run, path, sizes[path], folder)
+    if not found:
+        raise TrackingError(
+            f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
+            f"in {store.in_use()}; it may still be running or may have failed: check its status"
+        )
+    return ReportFiles(**found)
+
+
+def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path) -> Path:
+    """Return the local path of an artifact; download it if the store keeps it on another machine.
+
+    MLflow's own download makes a new copy each time, even of a local file.
+    """
+    if run.artifact_uri and is_local_uri(run.artifact_uri):  # type: ignore[no-untyped-call]
+        local = local_file_uri_to_path(run.artifact_uri)  # type: ignore[no-untyped-call]
+        return Path(local) / path
+    target = folder / run.run_id / str(size)
+    if not (target / path).is_file():
+        download_artifact(run.run_id, path, target)
+    return target / path

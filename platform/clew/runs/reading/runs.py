@@ -134,7 +134,9 @@ def state_of(run: RunRecord, now: float | None = None) -> State:
 
     Other tools send no heartbeats, so a run without them is never stuck.
     """
-    if run.status == "KILLED":
+    # `mlflow run` replaces the status KILLED by FAILED until it exits.
+    is_failed = run.status == "FAILED"
+    if (run.tags.get(names.TAG_ENDED_AS) if is_failed else run.status) == "KILLED":
         return "stopped"
     if run.status != "RUNNING":
         return run.status.lower()  # type: ignore[return-value]
