@@ -14,7 +14,12 @@ from types import FrameType
 import click
 
 from clew.errors import ClewError, UsageError, of_the_system, printable
-from clew.processes import collect_garbage_rarely, end_with_parent, typed_command
+from clew.processes import (
+    collect_garbage_rarely,
+    end_at_second_signal,
+    end_with_parent,
+    typed_command,
+)
 
 MAX_CHARACTERS = 1_500
 """Longest error message; longer ones, for example with a long file name, are cut."""
@@ -33,6 +38,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end_once)
     sys.unraisablehook = _end_nevertheless
     end_with_parent()
+    end_at_second_signal()
     collect_garbage_rarely()
     try:
         os.getcwd()
@@ -63,13 +69,17 @@ class _OneLine(logging.Formatter):
 
 
 def _end_once(_number: int, _frame: FrameType | None) -> None:
-    """Stop the command at the first SIGTERM and ignore later ones, which would interrupt cleanup.
+    """Stop the command at the first SIGTERM; later ones do not interrupt cleanup.
 
     When a parent process is killed, Linux sends one SIGTERM for each of the parent's threads (see
     `end_with_parent`).
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ends_already)
     raise KeyboardInterrupt
+
+
+def _ends_already(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: only the process that watches (`end_at_second_signal`) counts this signal."""
 
 
 def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
@@ -78,7 +88,7 @@ def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
     Python continues after an exception in a destructor or callback. If the exception comes from a
     SIGTERM, the command would also continue, and would ignore every later SIGTERM.
     """
-    came = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    came = signal.getsignal(signal.SIGTERM) is _ends_already
     if not (came and isinstance(lost.exc_value, KeyboardInterrupt)):
         sys.__unraisablehook__(lost)
         return
@@ -89,7 +99,6 @@ def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def prepare_environment() -> None:
-    """Set the variables that MLflow and torch read when they are imported."""
     from clew.runs.hardware import prepare_threads  # `clew.runs` sets the variables of MLflow
 
     prepare_threads(os.environ)
@@ -129,7 +138,6 @@ def _interrupted_as_usual() -> Iterator[None]:
 
 
 def _report(message: str, exit_code: int) -> int:
-    """Write a message to standard error as one line of printable characters."""
     line = " ".join(message.split())
     if len(line) > MAX_CHARACTERS:
         line = line[: MAX_CHARACTERS - 1] + "…"

@@ -70,7 +70,6 @@ def trace_runs() -> list[RunRecord]:
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def report_of_run(run_id: str) -> ReportFiles:
-    """Return the files of a trace run's report."""
     return report_files(run_id, _copies_folder())
 
 
@@ -95,7 +94,6 @@ def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
-    """Return the files of an uploaded report; `content` maps file names to their bytes."""
     found: dict[str, Path] = {}
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
@@ -112,7 +110,6 @@ def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def _kind_of_json(_data: bytes, digest: str) -> Literal["json", "text", "sequence"]:
-    """Return the field of `ReportFiles` that a JSON file is for, judged by its content."""
     try:
         content = json.loads(_data)
     except (ValueError, RecursionError):  # the reader of the report describes the error
@@ -192,7 +189,6 @@ class FactFilter:
 
 
 def filter_facts(facts: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
-    """Return the facts that pass a filter."""
     keep = np.ones(len(facts), bool)
     if wanted.hide_siblings:
         keep &= ~facts["sibling"].to_numpy(bool)

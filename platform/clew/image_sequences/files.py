@@ -186,7 +186,6 @@ def _check_lengths(path: Path, columns: dict[str, np.ndarray], num_frames: int) 
 
 
 def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str, ...]:
-    """Return the names of the scalars in the file, or numbered names."""
     names = metadata.get("scalar_names")
     if names is None:
         return tuple(f"scalar_{i}" for i in range(count))
@@ -251,7 +250,6 @@ def _all_plain(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(path: Path, value: Any) -> Any:
-    """Return a value with byte strings decoded to text."""
     try:
         if isinstance(value, bytes):
             return value.decode("utf-8")

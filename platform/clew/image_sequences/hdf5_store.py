@@ -51,7 +51,6 @@ class HDF5Frames(StoredFrames):
             raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the open file; each process opens the file itself."""
         return self.__dict__ | {"_file": None}
 
 
@@ -95,7 +94,6 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _data_sets(path: Path, file: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the data sets that exist in a file."""
     import h5py
 
     links = set(file)  # includes links whose target does not exist

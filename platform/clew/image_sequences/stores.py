@@ -76,7 +76,6 @@ class FrameLayout:
 
 
 def _channel_axis(path: Path, shape: tuple[int, ...]) -> ChannelAxis:
-    """Return the axis of a frame that is much shorter than both others."""
     _, first, middle, last = shape
     if first * SIDES_OVER_CHANNELS <= min(middle, last):
         return "first"
@@ -122,7 +121,6 @@ class ArrayFrames(StoredFrames):
         return self._array
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the mapping; each process opens the file itself."""
         return self.__dict__ | {"_array": None}
 
 

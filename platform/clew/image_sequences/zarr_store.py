@@ -22,7 +22,6 @@ MAX_METADATA_BYTES = 2**20
 
 
 def is_zarr(path: Path) -> bool:
-    """Return whether a folder is a Zarr store, by its files or by its name."""
     return path.suffix == ZARR_SUFFIX or any((path / name).is_file() for name in GROUP_FILES)
 
 
@@ -57,7 +56,6 @@ class ZarrFrames(StoredFrames):
         return self._array
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the open array; each process opens the array itself."""
         return self.__dict__ | {"_array": None}
 
 

@@ -26,7 +26,6 @@ class ProjectExperiment(DefaultExperimentProvider):
     """Provides the experiment for `mlflow run` of a Clew project, and in the root of one."""
 
     def in_context(self) -> bool:
-        """Return whether this class provides the default experiment here."""
         return _project() is not None
 
     def get_experiment_id(self) -> str:
@@ -52,7 +51,6 @@ class ProjectExperiment(DefaultExperimentProvider):
 
 
 def _restore_status(client: "MlflowClient", experiment_id: str, since_ms: int) -> None:
-    """Set runs to KILLED that a person stopped: MLflow calls every run that fails FAILED."""
     stopped = (
         f"attributes.status = 'FAILED' AND attributes.start_time >= {since_ms} "
         f"AND tags.`{names.TAG_ENDED_AS}` = 'KILLED'"

@@ -106,7 +106,6 @@ class Delivery:
 
     @property
     def run_id(self) -> str:
-        """Id of the run that the records belong to."""
         return self.spool.origin.run_id
 
     def send_waiting(self) -> int:
@@ -228,7 +227,6 @@ class Delivery:
         self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
 
     def _model_entry(self, record: Checkpoint) -> LoggedModel:
-        """Find the checkpoint's model entry, or create it."""
         experiment_id = self.spool.origin.experiment_id
         found = self.client.search_logged_models(
             [experiment_id],
@@ -259,7 +257,6 @@ class Delivery:
         self.client.log_model_artifact(model.model_id, str(path))
 
     def _link_to_run(self, model: LoggedModel, record: Checkpoint) -> None:
-        """Make the model entry an output of the run, and record the metrics on the entry."""
         outputs = self.client.get_run(self.run_id).outputs
         known = {output.model_id for output in outputs.model_outputs} if outputs else set()
         if model.model_id not in known:
@@ -310,7 +307,6 @@ def local_path(uri: str) -> Path | None:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return the text cut to `limit` characters; a cut text ends with a note on its length."""
     text = text.encode(errors="replace").decode()  # the bytes of a path may not be valid text
     note = f"… ({len(text)} characters in all)"
     return text if len(text) <= limit else text[: limit - len(note)] + note

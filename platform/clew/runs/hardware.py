@@ -67,21 +67,18 @@ class Machine:
 
     @property
     def summary(self) -> str:
-        """One line of text: processor, cores, memory, GPUs."""
         parts = [self.cpu, f"{self.num_cores} cores", f"{self.memory_gib:.0f} GiB"]
         parts += [f"{gpu.name} {gpu.memory_gib:.0f} GiB" for gpu in self.gpus]
         return ", ".join(parts)
 
     def as_dict(self) -> dict[str, object]:
-        """Return all fields as JSON values."""
         return asdict(self)
 
 
 def describe_machine() -> Machine:
-    """Describe this machine."""
     gpus, driver = _gpus()
     return Machine(
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         num_cores=num_cores(),
         memory_gib=memory_gib(),
         gpus=gpus,
@@ -178,7 +175,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the name that the processor gives itself."""
     try:
         for line in (PROC / "cpuinfo").read_text().splitlines():
             if line.startswith(("model name", "Model")):
@@ -247,7 +245,6 @@ def available_samplers() -> list[Any]:
 
 
 def _sample(samplers: list[Any]) -> dict[str, float]:
-    """Return the values of all samplers, and remove samplers that fail from the list."""
     values: dict[str, float] = {}
     for sampler in list(samplers):
         try:
@@ -294,7 +291,6 @@ def _cores_of_affinity() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the quotas, in cores, of the process's control group and of those above it."""
     try:
         lines = OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:

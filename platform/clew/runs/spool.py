@@ -258,7 +258,6 @@ class Spool:
 
     @property
     def log(self) -> Path:
-        """File with the messages of the run."""
         return self.folder / "log.txt"
 
     @property
@@ -371,7 +370,6 @@ class Spool:
 
 
 def list_spools(root: Path) -> list[Path]:
-    """Return the folders of spools under `root`."""
     if not root.is_dir():
         return []
     return sorted(path for path in root.iterdir() if os.access(path / "run.json", os.F_OK))

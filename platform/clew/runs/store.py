@@ -64,7 +64,6 @@ def tracking_uri() -> str:
 
 
 def own_uri(project: Path) -> str:
-    """Return the address of the database of a project, given its root folder."""
     return f"{SQLITE_PREFIX}{quote(str(project / 'mlflow.db'))}"
 
 
@@ -76,7 +75,6 @@ def database_path(uri: str) -> Path | None:
 
 
 def absolute(uri: str) -> str:
-    """Return the address of a store that is valid in every working folder."""
     path, query = database_path(uri), uri.partition("?")
     return uri if path is None else f"{SQLITE_PREFIX}{quote(str(path))}{query[1]}{query[2]}"
 

@@ -118,16 +118,13 @@ class MlflowTracker(Tracker):
 
     @property
     def run_id(self) -> str:
-        """Id of the run in MLflow."""
         return self._run_id
 
     def params(self, values: Mapping[str, object]) -> None:
-        """Record parameters; a value that is too long for MLflow is shortened, with a note."""
         texts = {parameter_key(key): _text(value) for key, value in values.items()}
         self._write(Params({k: shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Record tags."""
         for key in values:
             check_key(key)
         self._reason = values.get(names.TAG_STOPPED_BECAUSE, self._reason)
@@ -149,7 +146,6 @@ class MlflowTracker(Tracker):
             )
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Store a file, or a folder under its own name, in `folder` of the run."""
         with self._lock:
             self._append(Artifact(self._spool.stage(path), folder))
 
@@ -166,7 +162,6 @@ class MlflowTracker(Tracker):
             self._append(Checkpoint(staged, folder, step, kept, times))
 
     def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        """Record a data set as an input of the run."""
         self._write(DataSet(name, fingerprint, source, context))
 
     def warn(self, message: str) -> None:
@@ -237,7 +232,6 @@ class MlflowTracker(Tracker):
             logger.warning("the log of run %s could not be stored (%s)", self.run_id, error)
 
     def _end(self, end: Finish) -> None:
-        """Write the end of the run to its folder and send it; on a full disk, send it directly."""
         last: list[Record] = [end]
         if self._reason:
             reason = shortened(self._reason, MAX_TAG_CHARACTERS)

@@ -38,12 +38,14 @@ from clew.runs.reading.runs import (
 from clew.runs.reading.search import RunQuery, every_run
 from clew.runs.spool import Spool, list_spools
 from clew.training.checkpoints import load_training_values, require_whole
+from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
     Manifest,
     read_manifest,
 )
+from clew.training.precision import resolve_device
 from clew.workflows.warm_start import with_named_start
 
 logger = logging.getLogger(__name__)
@@ -99,7 +101,6 @@ class ResumePoint:
 
     @property
     def folder_of_paths(self) -> str:
-        """Folder of relative data paths: the working folder, or the one where the run started."""
         data, there = self.config.data, self.manifest.folder
         return there if there and looked_up_in(there, data) != data else os.getcwd()
 
@@ -188,6 +189,9 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
 def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
     """Yield unfinished runs with a configuration, newest first; skip those resumed to the end."""
     completed: set[str] = set()
+    # Runs record the configuration without the options that were switched off on this machine.
+    hardware = Hardware.of(resolve_device(config.training.device))
+    config, _ = fit_to_hardware(config, hardware)
     is_auto = config.training.batch_size == AUTO_BATCH_SIZE
     query = RunQuery(kind=names.KIND_TRAIN, config_hash="" if is_auto else config.config_hash)
     for run in every_run(query):

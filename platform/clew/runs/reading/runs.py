@@ -55,7 +55,6 @@ class RunRecord:
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another tool made the run."""
         return names.TAG_KIND not in self.tags
 
 
@@ -125,7 +124,6 @@ def record_of(run: Run) -> RunRecord:
 
 
 def stored_number(value: float) -> float:
-    """Return a metric's value; MLflow's databases hold the largest number in place of infinity."""
     return math.copysign(math.inf, value) if abs(value) == sys.float_info.max else value
 
 
@@ -254,7 +252,6 @@ def keep_folder(run_id: str, folder: Path, place: str) -> None:
 
 
 def _put(found: Path, target: Path) -> Path:
-    """Move a download to its target path, and replace an earlier download there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         shutil.rmtree(target)

@@ -26,7 +26,7 @@ OF_A_TRIAL: dict[str, Value] = {
     "training.checkpoint_frequency": 0,
     "training.checkpoint_every_steps": None,
     "tracking.log_checkpoints": False,
-    "tracking.log_mfu": False,  # each measurement takes a second
+    "tracking.log_mfu": False,
 }
 
 
@@ -90,7 +90,6 @@ class TrialWatch(Watch):
     _tracker: Tracker = field(default_factory=Tracker)
 
     def started(self, tracker: Tracker) -> None:
-        """Report the run's id."""
         self._tracker = tracker
         assert tracker.run_id is not None
         self.line.began(tracker.run_id)
