@@ -95,8 +95,8 @@ class MlflowTracker(Tracker):
         self._left_out: set[str] = set()
         """Metrics that had a value that was not finite."""
         self._lock = threading.Lock()
-        self._recorded: dict[tuple[str, int], Metrics] = {}
-        """Records of the validation metrics, by key and step."""
+        self._recorded: dict[tuple[str, int], tuple[float, int]] = {}
+        """Value and time in milliseconds of the validation metrics, by key and step."""
         self._ended = False
         self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
         self._process_id = os.getpid()
@@ -133,11 +133,12 @@ class MlflowTracker(Tracker):
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record metric values; they are sent every few seconds, many at once."""
         kept = finite(values)
-        new = {k: v for k, v in kept.items() if not self._has_recorded(k, v, step)}
+        new = {k: v for k, v in kept.items() if self._recorded_at(k, v, step) is None}
         if new:
-            message = Metrics(new, step, _now_ms())
-            self._write(message)
-            self._recorded |= {(k, step): message for k in new if k.startswith(VALIDATION)}
+            now = _now_ms()
+            self._write(Metrics(new, step, now))
+            checks = {(k, step): (v, now) for k, v in new.items() if k.startswith(VALIDATION)}
+            self._recorded |= checks
         for key in [key for key in values if key not in kept and key not in self._left_out]:
             self._left_out.add(key)
             self.warn(
@@ -156,7 +157,7 @@ class MlflowTracker(Tracker):
         if not self._log_checkpoints:
             return
         kept = finite(metrics)
-        times = {key: self._time_of(key, value, step) for key, value in kept.items()}
+        times = {k: self._recorded_at(k, v, step) or _now_ms() for k, v in kept.items()}
         with self._lock:
             staged = self._spool.stage(path, link=True)
             self._append(Checkpoint(staged, folder, step, kept, times))
@@ -181,7 +182,7 @@ class MlflowTracker(Tracker):
             for key in self._client.get_run(self.run_id).data.metrics:
                 if key.startswith(VALIDATION):
                     self._recorded |= {
-                        (key, point.step): Metrics({key: point.value}, point.step, point.timestamp)
+                        (key, point.step): (point.value, point.timestamp)
                         for point in self._client.get_metric_history(self.run_id, key)
                     }
 
@@ -271,15 +272,10 @@ class MlflowTracker(Tracker):
             raise RuntimeError(f"run {self.run_id} has ended; {record.kind} cannot be recorded")
         self._spool.append(record)
 
-    def _time_of(self, key: str, value: float, step: int) -> int:
+    def _recorded_at(self, key: str, value: float, step: int) -> int | None:
         """Return when the run recorded this value, so that a repetition adds no second point."""
-        return (
-            self._recorded[key, step].time_ms if self._has_recorded(key, value, step) else _now_ms()
-        )
-
-    def _has_recorded(self, key: str, value: float, step: int) -> bool:
-        recorded = self._recorded.get((key, step))
-        return recorded is not None and recorded.values[key] == value
+        before, time_ms = self._recorded.get((key, step), (None, 0))
+        return time_ms if before == value else None
 
     def _end_with_process(self) -> None:
         if os.getpid() == self._process_id:

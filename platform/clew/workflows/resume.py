@@ -26,11 +26,9 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import (
     HEARTBEAT_LIMIT_SECONDS,
     RunRecord,
-    download_artifact,
     find_run,
     last_heartbeat,
     last_sign_of_life,
-    list_artifact_folders,
     list_artifacts,
     read_config,
     state_of,
@@ -46,6 +44,7 @@ from clew.training.manifest import (
     read_manifest,
 )
 from clew.training.precision import resolve_device
+from clew.workflows.open_run import OpenedRun
 from clew.workflows.warm_start import with_named_start
 
 logger = logging.getLogger(__name__)
@@ -152,14 +151,11 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     original = from_mapping(read_config(run_id))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     _refuse_changes(run_id, original, config)
-    checkpoints = [
-        download_artifact(run_id, f"{names.ARTIFACT_CHECKPOINTS}/{name}", folder)
-        for name in list_artifact_folders(run_id, names.ARTIFACT_CHECKPOINTS)
-    ]
-    best = folder / names.ARTIFACT_BEST
-    if names.ARTIFACT_BEST in list_artifact_folders(run_id, ""):
-        download_artifact(run_id, names.ARTIFACT_BEST, folder)
-    (*earlier, last), best_or_none = _good(checkpoints, best, f"run {run_id}")
+    opened = OpenedRun(run_id, folder, run_id)
+    place, best = opened.place(), opened.kept(names.ARTIFACT_BEST)
+    checkpoints = [] if place is None else [path for path in place.iterdir() if path.is_dir()]
+    best = best or folder / names.ARTIFACT_BEST
+    (*earlier, last), best_or_none = _good(checkpoints, best, opened.title)
     manifest = read_manifest(last)
     return ResumePoint(run_id, last, manifest, config, tuple(earlier), best_or_none)
 
@@ -230,8 +226,7 @@ def find_in_folder(
         ConfigError: The configuration changes a fixed setting.
         TrackingError: The process that writes there is alive.
     """
-    inner = folder / names.ARTIFACT_CHECKPOINTS
-    place = inner if inner.is_dir() else folder
+    place = OpenedRun(str(folder), folder, folder=folder).place() or folder
     is_named = place.name == names.ARTIFACT_CHECKPOINTS
     best = (place.parent if is_named else place) / names.ARTIFACT_BEST
     kept = {file.parent for name in (MANIFEST_FILE, MODEL_FILE) for file in place.glob(f"*/{name}")}

@@ -28,9 +28,9 @@ from clew.workflows.model_source import (
     LoadedModel,
     ModelSource,
     device_of,
-    folder_meant,
     own_task,
 )
+from clew.workflows.open_run import folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
 from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.training_run import trace_run
