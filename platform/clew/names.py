@@ -255,7 +255,9 @@ def hits_at(k: int) -> str:
     return HITS_AT.format(k=k)
 
 
-# First lines of a list of facts marked wrong: the data set that the facts belong to
+# First lines of a list of facts marked wrong: the data set that the facts belong to, and whether
+# apostrophes in front of names keep spreadsheets from running them
 LIST_DATA_SET_PREFIX = "# data set: "
 LIST_FINGERPRINT_PREFIX = "# fingerprint: "
-LIST_ORIGIN = (LIST_DATA_SET_PREFIX, LIST_FINGERPRINT_PREFIX)
+LIST_APOSTROPHES_PREFIX = "# apostrophes: "
+LIST_ORIGIN = (LIST_DATA_SET_PREFIX, LIST_FINGERPRINT_PREFIX, LIST_APOSTROPHES_PREFIX)

@@ -54,7 +54,6 @@ class OpenedRun:
 
     @property
     def title(self) -> str:
-        """Name of the run or folder, for messages."""
         return f"run {self.run_id}" if self.folder is None else str(self.folder)
 
     def kept(self, name: str) -> Path | None:
@@ -119,7 +118,6 @@ class OpenedRun:
         return records
 
     def place(self) -> Path | None:
-        """Return the folder that contains the checkpoints."""
         inner = self.kept(names.ARTIFACT_CHECKPOINTS)
         return inner if self.folder is None or (inner and inner.is_dir()) else self.folder
 

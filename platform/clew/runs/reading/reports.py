@@ -6,7 +6,7 @@ triple at a time; without it, the facts come from the lists in the JSON file or 
 The explanation of a text is a separate file, see `clew.runs.window_report`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
-from mlflow.utils.file_utils import local_file_uri_to_path
-from mlflow.utils.uri import is_local_uri
 
-from clew import names
-from clew.errors import DataError, TrackingError, described
+from clew.errors import DataError, described
 from clew.parquet import columns_of, read_columns
-from clew.runs import store
 from clew.runs.influence_report import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
@@ -40,13 +36,8 @@ from clew.runs.influence_report import (
     read_explained_triple,
     read_influence_outline,
 )
-from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.runs.validation_record import ValidationSummary
-from clew.runs.window_report import (
-    SEQUENCE_INFLUENCE_JSON,
-    SEQUENCE_INFLUENCE_PICTURE,
-    TEXT_INFLUENCE_JSON,
-)
+from clew.spreadsheets import changed, restored
 
 # Columns of the frames that this module returns; `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -60,7 +51,41 @@ TEST_COLUMNS = (
 )
 FURTHER_COLUMNS = (COSINE_COLUMN, SPREAD_COLUMN, AGREEING_COLUMN)
 """Optional columns with further numbers about a score."""
+INFLUENCE_TABLE = "an influence table"
 MAX_HOPS = 6
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The files of one report on the local disk; a missing file is None."""
+
+    json: Path | None = None
+    parquet: Path | None = None
+    csv: Path | None = None
+    text: Path | None = None
+    """The explanation of a text, in place of triples."""
+    sequence: Path | None = None
+    """The explanation of an image sequence, in place of triples."""
+    picture: Path | None = None
+    """The picture of the frames of an image sequence."""
+
+    @property
+    def identity(self) -> tuple[tuple[str, int, int], ...]:
+        """Path, modification time and size of each file, to detect changes of a file.
+
+        Raises:
+            DataError: A file no longer exists.
+        """
+        every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
+        present = [path for path in every if path]
+        try:
+            states = [(path, path.stat()) for path in present]
+        except OSError as error:
+            raise DataError(
+                f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
+                "or trace again"
+            ) from None
+        return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
 @dataclass(frozen=True)
@@ -197,21 +222,42 @@ def _all_rows(files: ReportFiles) -> pd.DataFrame:
 
 def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
     """Read the rows of one test triple, or only the test columns of all rows if it is None."""
-    expected = "an influence table"
-    needed = [*TERM_COLUMNS, SCORE_COLUMN, TEST_INDEX_COLUMN]
-    present = columns_of(path, expected)
-    if missing := [column for column in needed if column not in present]:
-        raise DataError(f"{path}: column {missing[0]} is missing; expected {expected}")
+    columns, where = _columns_of(path), None
     if test_index is None:
-        columns, where = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN], None
+        columns = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN]
     else:
-        numbers, split = {RANK_COLUMN, *FURTHER_COLUMNS}, (PART_PREFIX, CHECKPOINT_PREFIX)
-        more = [column for column in present if column in numbers or column.startswith(split)]
-        columns, where = needed + more, (TEST_INDEX_COLUMN, test_index)
-    types = {column: _type_of(column) for column in columns}
-    table = read_columns(path, types, expected, where=where)
-    rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
+        where = (TEST_INDEX_COLUMN, test_index)
+    rows: pd.DataFrame = _read_table(path, columns, where).to_pandas(strings_to_categorical=True)
     return rows
+
+
+def read_whole_table(path: Path) -> pa.Table:
+    """Return all rows of an influence table that is Parquet or CSV, with the columns of Parquet.
+
+    Raises:
+        DataError: The file cannot be read, or columns are missing.
+    """
+    if path.suffix == ".csv":
+        return pa.Table.from_pandas(_read_csv(path), preserve_index=False)
+    table = _read_table(path, _columns_of(path), None)
+    for place, column in enumerate(TERM_COLUMNS):
+        table = table.set_column(place, column, table[column].dictionary_encode())
+    return table
+
+
+def _columns_of(path: Path) -> list[str]:
+    """Return the columns of an influence table, without those of other programs."""
+    needed = [*TERM_COLUMNS, SCORE_COLUMN, TEST_INDEX_COLUMN]
+    present = columns_of(path, INFLUENCE_TABLE)
+    if missing := [column for column in needed if column not in present]:
+        raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
+    numbers, split = {RANK_COLUMN, *FURTHER_COLUMNS}, (PART_PREFIX, CHECKPOINT_PREFIX)
+    return needed + [name for name in present if name in numbers or name.startswith(split)]
+
+
+def _read_table(path: Path, columns: Sequence[str], where: tuple[str, int] | None) -> pa.Table:
+    types = {column: _type_of(column) for column in columns}
+    return read_columns(path, types, INFLUENCE_TABLE, where=where)
 
 
 def _type_of(column: str) -> pa.DataType:
@@ -253,6 +299,10 @@ def _read_csv(path: Path) -> pd.DataFrame:
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(column_types=types),
         )
+        for place, column in enumerate(texts):
+            cells = table.column(column).combine_chunks().dictionary_encode()
+            whole = changed(cells.dictionary, restored).take(cells.indices)
+            table = table.set_column(place, column, whole)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as CSV ({described(error)})") from None
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
@@ -261,84 +311,3 @@ def _read_csv(path: Path) -> pd.DataFrame:
     triple = ["test_head", "test_rel", "test_tail"]
     rows[TEST_INDEX_COLUMN] = rows.groupby(triple, sort=False, observed=True).ngroup()
     return rows
-
-
-REPORT_FILES = {
-    "json": names.INFLUENCE_JSON,
-    "parquet": names.INFLUENCE_PARQUET,
-    "csv": names.INFLUENCE_CSV,
-    "text": TEXT_INFLUENCE_JSON,
-    "sequence": SEQUENCE_INFLUENCE_JSON,
-    "picture": SEQUENCE_INFLUENCE_PICTURE,
-}
-"""File name of each field of `ReportFiles`."""
-
-
-@dataclass(frozen=True)
-class ReportFiles:
-    """The files of one report on the local disk; a missing file is None."""
-
-    json: Path | None = None
-    parquet: Path | None = None
-    csv: Path | None = None
-    text: Path | None = None
-    """The explanation of a text, in place of triples."""
-    sequence: Path | None = None
-    """The explanation of an image sequence, in place of triples."""
-    picture: Path | None = None
-    """The picture of the frames of an image sequence."""
-
-    @property
-    def identity(self) -> tuple[tuple[str, int, int], ...]:
-        """Path, modification time and size of each file, to detect changes of a file.
-
-        Raises:
-            DataError: A file no longer exists.
-        """
-        every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
-        present = [path for path in every if path]
-        try:
-            states = [(path, path.stat()) for path in present]
-        except OSError as error:
-            raise DataError(
-                f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
-                "or trace again"
-            ) from None
-        return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
-
-
-def report_files(run_id: str, folder: Path) -> ReportFiles:
-    """Return the report files of a trace run; remote files are downloaded into `folder` once.
-
-    Raises:
-        TrackingError: There is no such run, or it has no report that can be downloaded.
-    """
-    run = find_run(run_id)
-    with store.using(f"the explanations of run {run_id}"):
-        infos = client().list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
-    sizes = {info.path: info.file_size for info in infos}
-    found: dict[str, Path] = {}
-    for kind, file in REPORT_FILES.items():
-        path = f"{names.ARTIFACT_INFLUENCE}/{file}"
-        if path in sizes:
-            found[kind] = _local_copy(run, path, sizes[path], folder)
-    if not found:
-        raise TrackingError(
-            f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
-            f"in {store.in_use()}; it may still be running or may have failed: check its status"
-        )
-    return ReportFiles(**found)
-
-
-def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path) -> Path:
-    """Return the local path of an artifact; download it if the store keeps it on another machine.
-
-    MLflow's own download makes a new copy each time, even of a local file.
-    """
-    if run.artifact_uri and is_local_uri(run.artifact_uri):  # type: ignore[no-untyped-call]
-        local = local_file_uri_to_path(run.artifact_uri)  # type: ignore[no-untyped-call]
-        return Path(local) / path
-    target = folder / run.run_id / str(size)
-    if not (target / path).is_file():
-        download_artifact(run.run_id, path, target)
-    return target / path
