@@ -57,10 +57,10 @@ Staged = Annotated[
 Folder = Annotated[str, Field(pattern=r"^(\w[\w.\- :]*(/\w[\w.\- :]*)*)?$")]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A 64-bit integer, as a database column stores it."""
-record = dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class Metrics:
     """Values of metrics at an optimizer step.
 
@@ -73,7 +73,7 @@ class Metrics:
     kind: Literal["metrics"] = "metrics"
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class Params:
     """Parameters, with their values as text."""
 
@@ -81,7 +81,7 @@ class Params:
     kind: Literal["params"] = "params"
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class Tags:
     """Tags; a later value replaces an earlier one."""
 
@@ -89,7 +89,7 @@ class Tags:
     kind: Literal["tags"] = "tags"
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class Artifact:
     """A file, or a folder with its contents; `staged` is the copy in the spool."""
 
@@ -98,7 +98,7 @@ class Artifact:
     kind: Literal["artifact"] = "artifact"
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class Checkpoint:
     """A checkpoint folder that becomes an artifact and a model entry.
 
@@ -119,7 +119,7 @@ class Checkpoint:
         return self
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class DataSet:
     """A data set that the run reads."""
 
@@ -130,7 +130,7 @@ class DataSet:
     kind: Literal["dataset"] = "dataset"
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class Finish:
     """The end of the run."""
 
@@ -139,7 +139,7 @@ class Finish:
     kind: Literal["finish"] = "finish"
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class Unreadable:
     """A line of the journal that is not a valid record."""
 
@@ -152,7 +152,7 @@ Record = Metrics | Params | Tags | Artifact | Checkpoint | DataSet | Finish | Un
 RECORDS: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
-@record
+@dataclass(frozen=True, config=_STRICT)
 class Origin:
     """The run that a spool belongs to, and the address of its store without secrets."""
 

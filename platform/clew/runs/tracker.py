@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -66,8 +67,13 @@ class RunLog(logging.FileHandler):
         self._source = logging.getLogger("clew")
         self._source.addHandler(self)
 
+    def emit(self, record: logging.LogRecord) -> None:
+        # On a full disk, or if the folder was removed, other records report the problem.
+        with suppress(OSError):
+            super().emit(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Ignore a full disk, which other records report."""
+        """Ignore a problem of the disk, instead of printing a traceback."""
 
     def end(self, reason: str = "") -> None:
         """Stop collecting messages; add a last line that says why the run ended, if not empty."""

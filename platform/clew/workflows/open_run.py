@@ -125,10 +125,8 @@ class OpenedRun:
         try:
             return list_artifacts(self.run_id or "")
         except TrackingError as error:
-            if "/" in self.reference or "." in self.reference:
-                raise CheckpointError(
-                    f"{self.reference}: no such folder; expected {EXPECTED}"
-                ) from None
+            if "/" in (run_id := self.run_id or "") or "." in run_id:
+                raise CheckpointError(f"{run_id}: no such folder; expected {EXPECTED}") from None
             raise error from None
 
     def _missing(self, what: str, advice: str) -> CheckpointError:
