@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew import names
-from clew.runs.influence_report import (
+from clew.runs.influence_columns import (
     CHECKPOINT_PREFIX,
-    CONVE_PARTS,
     COSINE_COLUMN,
     PART_PREFIX,
     RANK_COLUMN,
@@ -23,6 +22,9 @@ from clew.runs.influence_report import (
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
     TRAIN_INDEX_COLUMN,
+)
+from clew.runs.influence_report import (
+    CONVE_PARTS,
     CheckpointWeight,
     ExplainedTriple,
     InfluenceEntry,

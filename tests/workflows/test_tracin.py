@@ -20,7 +20,8 @@ from clew.folders import cache_folder
 from clew.influence.link_prediction import traced_run
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
-from clew.runs.influence_report import CONVE_PARTS, CSV_COLUMNS, TripleRecord, read_influence_json
+from clew.runs.influence_columns import CSV_COLUMNS
+from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence_json
 from clew.training.manifest import MANIFEST_FILE
 from clew.workflows.explaining import batch_work
 from clew.workflows.explaining import tracin as tracing

@@ -10,7 +10,8 @@ from mlflow import MlflowClient
 from clew import names
 from clew.errors import ConfigError
 from clew.link_prediction.sources import BUNDLED
-from clew.runs.influence_report import ENSEMBLE_CSV_COLUMNS, read_influence_json
+from clew.runs.influence_columns import ENSEMBLE_CSV_COLUMNS
+from clew.runs.influence_report import read_influence_json
 from clew.workflows.explaining.batch_tracin import batch_tracin
 from clew.workflows.explaining.batch_work import BatchRequest
 from clew.workflows.explaining.tracin import tracin

@@ -5,13 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from clew.runs.influence_report import (
-    CHECKPOINT_PREFIX,
-    PART_PREFIX,
-    InfluenceEntry,
-    InfluenceReport,
-    TripleRecord,
-)
+from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
 from clew.runs.window_report import SequenceInfluenceReport, WindowReport, WindowScore
 
 TEST = "test"

@@ -2,17 +2,14 @@
 
 The JSON file of a `tracin` or `batch_tracin` run has, for each test triple, the score, the rank and
 the strongest proponents and opponents. The influence engine writes the file with these models, and
-the dashboard reads it with them. This module does not need torch.
+the dashboard reads it with them. The columns of the tables next to the file are in
+`influence_columns`. This module does not need torch.
 
 `id` is the name in the data files (`/m/027rn`, `DB00001`, `enzyme`), and `label` is the readable
 name; they are equal if a data set has no labels.
-
-The tables next to the file, CSV for spreadsheets and Parquet for programs, have one row per
-(test, training) pair.
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,6 +20,7 @@ from pydantic_core import core_schema
 
 from clew.errors import DataError, described, quoted
 from clew.files import replacing
+from clew.runs.influence_forms import form_of
 from clew.runs.validation_record import ValidationSummary
 
 R = TypeVar("R")
@@ -60,7 +58,7 @@ class TripleRecord:
 
 @dataclass(frozen=True, slots=True)
 class InfluenceEntry:
-    """One training triple's influence on one test triple.
+    """One training triple's influence on one test triple, in the form `settings.score`.
 
     `rank` counts from 1 among the proponents or among the opponents, strongest first. Both
     `by_checkpoint` and `by_part` add up to `influence`. For an ensemble, `influence` is the mean
@@ -83,11 +81,13 @@ class InfluenceEntry:
 class ScoredTriple:
     """One test triple.
 
-    `score` is the model's score of the triple (a logit), and `rank` is the filtered rank of the
-    explained answer (ties count half), both at the last checkpoint. With direction `both`, they are
-    means over tail and head; in version 1 of the schema, they belong to the tail. `truncated` is
-    True if more training triples were scored than the two lists of an `ExplainedTriple` contain.
-    `self_influence` is None for unrolled scores, which do not define it.
+    `score` is the model's own score of the triple (a logit), no influence; `rank` is the filtered
+    rank of the explained answer (ties count half), both at the last checkpoint. With direction
+    `both`, they are means over tail and head; in version 1 of the schema, they belong to the tail.
+    `truncated` is True if more training triples were scored than the two lists of an
+    `ExplainedTriple` contain.
+    `self_influence` is no change of a loss, see `influence_forms.SELF_INFLUENCE`; it is None for
+    unrolled scores, which do not define it.
     """
 
     test: TripleRecord
@@ -216,6 +216,7 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
     try:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             frame = _FRAME.dump_python(report)
+            frame["form"] = form_of(report.settings).as_dict()
             if report.validation is None:
                 del frame["validation"]
             if not report.model.runs:
@@ -258,73 +259,3 @@ def _problem(error: ValidationError) -> str:
             return f"no test triple {problems[-1]['loc'][1]}; the report has {first['loc'][1]}"
         return f"{first['loc'][-1]!r} is missing; expected schema 1 or 2"
     return f"a value of the wrong kind ({described(error)}); expected schema 1 or 2"
-
-
-CSV_COLUMNS = (
-    "TestHead",
-    "TestHead_label",
-    "TestRel",
-    "TestRel_label",
-    "TestTail",
-    "TestTail_label",
-    "TrainHead",
-    "TrainHead_label",
-    "TrainRel",
-    "TrainRel_label",
-    "TrainTail",
-    "TrainTail_label",
-    "TracInScore",
-)
-"""Header of the CSV file, in order."""
-ENSEMBLE_CSV_COLUMNS = (*CSV_COLUMNS, "Spread", "RunsAgreeing")
-"""Header of the CSV file of an ensemble."""
-VALUES_CSV_COLUMNS = ("TrainIndex", *CSV_COLUMNS[6:12], "Value")
-"""Header of the CSV file with the values of training facts."""
-
-TERM_COLUMNS = (
-    "test_head",
-    "test_head_label",
-    "test_rel",
-    "test_rel_label",
-    "test_tail",
-    "test_tail_label",
-    "train_head",
-    "train_head_label",
-    "train_rel",
-    "train_rel_label",
-    "train_tail",
-    "train_tail_label",
-)
-"""Parquet: the columns of the CSV file in snake case, dictionary-encoded strings."""
-
-SCORE_COLUMN = "tracin_score"
-"""Parquet: the influence, float64."""
-COSINE_COLUMN = "cosine"
-"""Parquet: influence divided by the norms of both gradients; absent if it was not computed."""
-SPREAD_COLUMN = "spread"
-"""Parquet, ensembles: standard deviation of the runs' scores (n - 1), float32."""
-AGREEING_COLUMN = "runs_agreeing"
-"""Parquet, ensembles: number of runs whose score has the mean's sign, int32."""
-TEST_INDEX_COLUMN = "test_index"
-"""Parquet: position of the test triple in the JSON file's `tests`, int32."""
-TRAIN_INDEX_COLUMN = "train_index"
-"""Parquet: row of the training triple in the training data, from 0, int64."""
-RANK_COLUMN = "rank"
-"""Parquet: rank among the test triple's candidates in descending order of score, from 1, int32."""
-ID_COLUMNS = (
-    "test_head_id",
-    "test_rel_id",
-    "test_tail_id",
-    "train_head_id",
-    "train_rel_id",
-    "train_tail_id",
-)
-"""Parquet: integer ids in the model's vocabularies, int32."""
-PART_PREFIX = "part_"
-"""Parquet: `part_dense` and so on, float32; the parts add up to the score."""
-CHECKPOINT_PREFIX = "checkpoint_"
-"""Parquet: `checkpoint_<step>`, float32; the checkpoints add up to the score."""
-
-
-def part_columns(parts: Sequence[str]) -> list[str]:
-    return [PART_PREFIX + part for part in parts]

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from clew.influence.scores import Scored
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.influence_report import (
+from clew.runs.influence_columns import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
