@@ -26,7 +26,7 @@ import numpy as np
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError, described, quoted
-from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
+from clew.files import DATA_VARIABLE, check_data_name, data_folder, expanded
 from clew.image_sequences import hdf5_store, zarr_store
 from clew.image_sequences.hdf5_store import HDF5Frames
 from clew.image_sequences.stores import (

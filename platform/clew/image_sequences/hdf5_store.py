@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from clew.errors import DataError, described
-from clew.extras import extra
+from clew.errors import DataError, described, extra
 from clew.image_sequences.stores import ChannelAxis, FrameLayout, StoredFrames, check_pixels
 from clew.processes import ends_within
 

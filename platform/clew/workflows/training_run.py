@@ -20,8 +20,7 @@ from clew import __version__, names
 from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.files import replacing
-from clew.folders import as_typed
+from clew.files import as_typed, replacing
 from clew.runs.base import Tracker
 from clew.runs.hardware import git_commit
 from clew.runs.mlflow_store import open_tracker

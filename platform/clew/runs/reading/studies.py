@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clew.config.presets import SHIPPED, STUDIES
+from clew.config.files import SHIPPED, STUDIES
 from clew.errors import TrackingError, described
 from clew.runs.reading.runs import fetched
 
