@@ -14,6 +14,8 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 BLOCK_BYTES = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PROGRESS_AFTER_SECONDS = 1.0
+FREE_BYTES, MAX_RATIO = 2**28, 200
+"""A compressed file may unpack to `FREE_BYTES`, or to `MAX_RATIO` times its size."""
 
 
 def read_lines(path: Path) -> list[str]:
@@ -80,12 +82,28 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     try:
         with bar, pa.OSFile(str(path)) as raw:
             stream = pa.CompressedInputStream(raw, kind) if kind else raw
+            unpacked = 0
             while block := stream.read(block_bytes):
                 bar.update(raw.tell() - bar.n)
+                unpacked += len(block)
+                check_ratio(path, path.stat().st_size, unpacked)
                 yield block
     except OSError as error:
         expected = f"expected a complete {kind} file" if kind else "expected a readable file"
         raise DataError(f"{path}: cannot be read ({described(error)}); {expected}") from None
+
+
+def check_ratio(path: Path, packed: int, unpacked: int) -> None:
+    """Refuse a small file that unpacks to a huge one; text and tables shrink to a tenth or so.
+
+    Raises:
+        DataError: If `unpacked` bytes are too many for `packed` bytes.
+    """
+    if unpacked > max(FREE_BYTES, MAX_RATIO * packed):
+        raise DataError(
+            f"{path}: unpacks to more than {MAX_RATIO} times its size; unpack it first if this is "
+            "right"
+        )
 
 
 def check_is_file(path: Path) -> None:
@@ -119,6 +137,25 @@ def columns_of(path: Path, expected: str) -> list[str]:
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: not {expected} ({described(error)})") from None
     return names
+
+
+def check_unpacked(path: Path, expected: str, most_bytes: int) -> None:
+    """Refuse a file whose footer names more uncompressed bytes than a reader can hold.
+
+    Raises:
+        DataError: If the file is too large, or cannot be read.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            groups = range(file.metadata.num_row_groups)
+            size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not {expected} ({described(error)})") from None
+    if size > most_bytes:
+        raise DataError(
+            f"{path}: {size / 2**20:,.0f} MiB without compression; expected {expected} of at most "
+            f"{most_bytes / 2**20:,.0f} MiB"
+        )
 
 
 def read_columns(

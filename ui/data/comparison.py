@@ -38,6 +38,7 @@ from clew.runs.reading.tables import (
     to_latex,
     to_markdown,
 )
+from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
 
 __all__ = [
@@ -225,6 +226,7 @@ def views() -> SavedViews:
 
 def save_view(name: str, parameters: Mapping[str, str], person: str, *, replaces: str) -> None:
     """Save a view, see `clew.runs.reading.saved_views.save_view`."""
+    person = access.authorize("save views") or person
     try:
         saved_views.save_view(name, parameters, person, replaces=replaces)
     finally:
@@ -233,6 +235,7 @@ def save_view(name: str, parameters: Mapping[str, str], person: str, *, replaces
 
 def delete_view(name: str) -> None:
     """Delete a view, see `clew.runs.reading.saved_views.delete_view`."""
+    access.authorize("save views")
     try:
         saved_views.delete_view(name)
     finally:

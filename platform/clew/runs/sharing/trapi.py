@@ -158,11 +158,7 @@ def trapi_json(explanation: SharedExplanation) -> str:
 
 
 def trapi_response(explanation: SharedExplanation) -> Response:
-    """Return an explanation as a TRAPI response.
-
-    Raises:
-        ConfigError: The explained triple is denied.
-    """
+    """Raises ConfigError if the explained triple is denied."""
     test = explanation.test
     if is_denied(str(test["relation_id"])):
         raise ConfigError(
