@@ -42,7 +42,7 @@ for module in pkgutil.walk_packages(clew.__path__, "clew.", onerror=lambda name:
 print(json.dumps(failed))
 """
 NEED_ONE = {
-    "clew.api.explanations",
+    "clew.api.charts",
     "clew.layers.triton_scan",
     "clew.layers.triton_varying_scan",
     "clew.link_prediction.losses.triton_slopes",
