@@ -16,12 +16,12 @@ from clew.errors import NonFiniteLossError
 from clew.image_sequences import files
 from clew.image_sequences.files import read_frames
 from clew.image_sequences.requests import WindowPredictor
+from clew.input_files import columns_of
 from clew.language_modeling.generation import Sampling
 from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.kgx import read_kgx
 from clew.link_prediction.packed import MANIFEST, SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
-from clew.parquet import columns_of
 from clew.workflows.explaining.trace_text import read_texts
 from tests.attack.cases import refused
 from tests.image_sequences.sequence_files import sequence_columns, write_hdf5

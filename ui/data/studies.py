@@ -8,9 +8,9 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
+from clew.config.files import presets
 from clew.config.load import load, parse_assignments
 from clew.config.loss import EntityLoss
-from clew.config.presets import presets
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
 from clew.runs.reading.results import ClaimResult, StudyResult, read_study, shipped_studies

@@ -25,7 +25,7 @@ import numpy as np
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError, described, quoted
-from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
+from clew.files import DATA_VARIABLE, check_data_name, data_folder, expanded
 from clew.image_sequences.stores import (
     HDF5_SUFFIXES,
     ZARR_SUFFIX,

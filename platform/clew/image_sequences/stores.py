@@ -18,8 +18,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from clew.errors import DataError, described
-from clew.extras import extra
+from clew.errors import DataError, described, extra
 
 ChannelAxis = Literal["first", "last"]
 FrameShape = tuple[int, int, int, int]

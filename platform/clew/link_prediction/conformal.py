@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float64, Int
 
 from clew.errors import ConfigError, DataError
-from clew.parquet import read_columns
+from clew.input_files import read_columns
 
 MIN_TRIPLES = 20
 """A relation with fewer validation triples uses those of all relations."""

@@ -14,9 +14,9 @@ import numpy as np
 
 from clew import names
 from clew.errors import DataError, described, quoted
+from clew.input_files import check_is_file
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
 from clew.spreadsheets import FactList
-from clew.text_blocks import check_is_file
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.errors import DataError, quoted
-from clew.text_blocks import BLOCK_BYTES, line_blocks
+from clew.input_files import BLOCK_BYTES, line_blocks
 
 TAB, NEWLINE = ord("\t"), ord("\n")
 MERGED_BLOCKS = 16

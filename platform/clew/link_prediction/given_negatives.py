@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from clew.errors import DataError, described
+from clew.input_files import check_is_file, check_ratio
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triple_scores import Candidates, CandidateScores, score_heads, score_tails
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.text_blocks import check_is_file, check_ratio
 
 TRIPLE_KEYS, NEGATIVE_KEYS = ("head", "relation", "tail"), ("head_neg", "tail_neg")
 TYPE_KEYS = ("head_type", "tail_type")

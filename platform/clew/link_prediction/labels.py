@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.errors import DataError, described, quoted
+from clew.input_files import line_blocks
 from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.fields import Layout, read_coded
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.text_blocks import line_blocks
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
-from clew.folders import DATA_VARIABLE, data_folder, expanded
+from clew.files import DATA_VARIABLE, data_folder, expanded
+from clew.input_files import COMPRESSIONS
 from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.packed import read_packed
 from clew.link_prediction.triple_files import GraphFiles, labelled, read_graph
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.text_blocks import COMPRESSIONS
 
 BUNDLED = Path(__file__).parent / "bundled"
 ENTITY_LABELS = ["entity_names.tsv"]

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from clew.config.base import can_be_written
 from clew.errors import DataError, quoted
+from clew.input_files import columns_of, read_columns
 from clew.link_prediction.near_matches import near_matches
-from clew.parquet import columns_of, read_columns
 
 Kind = Literal["entity", "relation"]
 LONGEST_NAME = 1_000

@@ -14,8 +14,7 @@ from clew.config.data import DataConfig, TripleData
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
 from clew.errors import ConfigError, quoted
-from clew.files import replacing
-from clew.folders import as_typed
+from clew.files import as_typed, replacing
 from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
 from clew.link_prediction.kgx import (
     LIST_SEPARATOR,

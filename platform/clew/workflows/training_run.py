@@ -21,8 +21,7 @@ from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.files import replacing
-from clew.folders import as_typed
+from clew.files import as_typed, replacing
 from clew.runs.base import Tracker
 from clew.runs.hardware import (
     describe_machine,

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clew.config.optimizer import Adam
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
+from clew.config.training import Adam
 from clew.influence.link_prediction.conve_trunk import ConvETrunk
 from clew.influence.link_prediction.geometry import (
     COVERED_PARTS,

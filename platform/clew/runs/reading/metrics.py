@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from clew import names
-from clew.config.directions import direction_of
+from clew.names import direction_of
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, database_of, stored_number
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from clew import names
 from clew.errors import ConfigError, TrackingError
-from clew.folders import expanded
+from clew.files import expanded
 from clew.runs.reading.decisions import Decision, decision_on, read_decisions
 from clew.runs.reading.facts import FactPath, find_paths
 from clew.runs.reading.models import read_vocabulary

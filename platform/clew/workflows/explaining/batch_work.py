@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from clew.errors import ClewError, ConfigError, Interrupted, NonFiniteLossError, described
-from clew.folders import cache_folder
+from clew.files import cache_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import ReportSource
 from clew.link_prediction.labels import read_edge_map, read_labels

@@ -13,7 +13,7 @@ from clew.config.load import with_settings
 from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.folders import cache_folder
+from clew.files import cache_folder
 from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.summation import all_steps
 from clew.link_prediction.dictionaries import read_dictionary

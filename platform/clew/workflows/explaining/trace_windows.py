@@ -8,8 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from clew import names
 from clew.errors import ConfigError
-from clew.files import working_folder
-from clew.folders import cache_folder
+from clew.files import cache_folder, working_folder
 from clew.influence.scores import Scored
 from clew.influence.windows.estimates import Searched, SearchSettings
 from clew.influence.windows.index_files import FOLDER

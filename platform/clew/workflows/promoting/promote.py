@@ -7,10 +7,10 @@ run that was left behind. The promotion of one candidate is in `challenge`.
 from dataclasses import dataclass
 
 from clew import names
-from clew.config.directions import maximizes
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
 from clew.files import working_folder
+from clew.names import maximizes
 from clew.runs.alias_moves import move_aliases, settle_moves
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.best_run import find_best_run, own_metric

@@ -18,7 +18,7 @@ from clew.config.load import flatten
 from clew.config.search_space import SearchSpace, load_space
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, Interrupted, UsageError
-from clew.folders import as_typed
+from clew.files import as_typed
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tracker import MlflowTracker
 from clew.workflows.clusters.cluster import opened_cluster
