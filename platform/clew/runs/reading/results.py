@@ -12,7 +12,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from clew import names
-from clew.config.presets import SHIPPED, STUDIES
+from clew.config.files import SHIPPED, STUDIES
 from clew.config.services import InfluenceConfig
 from clew.errors import DataError, TrackingError, described
 from clew.runs import store
