@@ -29,12 +29,12 @@ from torch import Tensor
 
 from clew.config.graph_models import ConvEModel
 from clew.config.services import TrackingConfig
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses import fused_one_vs_all
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.losses.score_tiles import Slopes
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.ranking import RankingSettings, rank_triples
+from clew.link_prediction.triples import FilterIndex
 from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.runs.mlflow_store import open_tracker
 from clew.training.memory import keep_allocator_pages

@@ -9,7 +9,7 @@ from clew.errors import UsageError
 
 @contextmanager
 def extra(
-    name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard"],
+    name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard", "trapi"],
 ) -> Iterator[None]:
     """Wrap imports of packages that an extra installs.
 

@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from clew import names
-from clew.biolink.curies import page_of
+from clew.biolink import page_of
 from clew.runs.reading.facts import answer, evidence, facts_of_paths, scored, summary
 from clew.runs.reading.layout import looks
 from clew.runs.sharing.explanation import SharedExplanation

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clew.errors import DataError, UsageError, described, quoted
-from clew.link_prediction.answers import Query
+from clew.link_prediction.prediction import Query
 from clew.text_blocks import read_lines
 
 ASKED = "?"
