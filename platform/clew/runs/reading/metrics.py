@@ -25,6 +25,7 @@ MAX_POINTS = 600
 NUM_THREADS = 8
 HISTORY_COLUMNS = ("run_id", "step", "seconds", "value")
 TRAINING = f"{names.PARAMETER_PREFIX}training."
+TEST_PREFIX = names.metric("test", "")
 
 Pick = Literal["best", "last", "step"]
 
@@ -133,14 +134,16 @@ def pick_values(
 ) -> dict[str, float]:
     """Return one value per run: its best, its last, or the last one up to `step`.
 
-    If neither direction of a metric is better, `best` returns the last value.
+    `best` returns the last value if neither direction of a metric is better, and for a test metric,
+    because the test split chooses nothing.
     """
     if frame.empty:
         return {}
     if pick == "step" and step is not None:
         frame = frame[frame["step"] <= step]
     values = frame.dropna(subset=["value"]).groupby("run_id", sort=False)["value"]
-    direction = direction_of(key) if pick == "best" else None
+    chooses = pick == "best" and not key.startswith(TEST_PREFIX)
+    direction = direction_of(key) if chooses else None
     if direction is None:
         chosen = values.last()
     else:

@@ -2,8 +2,8 @@
 
 The predicted triple is the answer to a query. Its edge refers to support graphs: one graph of the
 strongest proponents, and one graph for each path between head and tail. Every fact in them has its
-influence as an attribute. TRAPI cannot say that a triple is denied, so denied facts are left out.
-See https://github.com/NCATSTranslator/ReasonerAPI.
+influence as an attribute, with its form and unit in the description. TRAPI cannot say that a triple
+is denied, so denied facts are left out. See https://github.com/NCATSTranslator/ReasonerAPI.
 """
 
 import json
@@ -36,10 +36,7 @@ NUMBER = "biolink:has_quantitative_value"
 PROPONENTS = "proponents"
 MAX_PROPONENTS = 50
 MAX_PATHS = 10
-INFLUENCE_NOTE = (
-    "Change of the predicted triple's loss by training on this fact, summed over checkpoints; "
-    "positive: the fact made the prediction more likely. This is not a probability."
-)
+POSITIVE = "Positive: the fact made the prediction more likely. An estimate, and no probability."
 
 Content = dict[str, Any]
 """A JSON object of the message."""
@@ -73,16 +70,17 @@ def _response(explanation: SharedExplanation) -> Content:
             "the explanation as html"
         )
     denied = explanation.facts["relation_id"].astype(str).map(is_denied).astype(bool)
-    facts = explanation.facts[~denied]
-    proponents = facts[facts["influence"] > 0].head(MAX_PROPONENTS)
+    helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
+    proponents = helping.head(MAX_PROPONENTS)
     left_out = set(explanation.facts.loc[denied, "rank"])
     paths = [path for path in explanation.paths[:MAX_PATHS] if not left_out & set(path.ranks)]
     ranks = {int(rank) for rank in proponents["rank"]} | {r for path in paths for r in path.ranks}
-    shown = facts[facts["rank"].isin(ranks)]
+    shown = helping[helping["rank"].isin(ranks)]
     graphs = _support_graphs(proponents, paths)
     head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
-    edges |= {_edge_id(int(fact["rank"])): _fact(fact) for _, fact in shown.iterrows()}
+    meaning = f"{explanation.head.form.sentence} {POSITIVE}"
+    edges |= {_edge_id(int(fact["rank"])): _fact(fact, meaning) for _, fact in shown.iterrows()}
     rank = float(test["rank"])
     question = {
         "subject": HEAD,
@@ -117,7 +115,7 @@ def _response(explanation: SharedExplanation) -> Content:
         "schema_version": TRAPI_VERSION,
         "biolink_version": terms().version,
         "status": "Success",
-        "description": f"Clew: why a model believes that {explanation.title}{note}",
+        "description": f"Clew: the training facts behind a model's answer, {explanation.title}{note}",
     }
 
 
@@ -150,12 +148,12 @@ def _predicted(test: pd.Series, graphs: list[str]) -> Content:
     return _edge(test, attributes)
 
 
-def _fact(fact: pd.Series) -> Content:
+def _fact(fact: pd.Series, meaning: str) -> Content:
     """Return a training fact as an edge; its knowledge level says that its origin is unknown."""
     influence = _named(NUMBER, "influence", float(fact["influence"]))
     rank = _named("biolink:has_count", "rank by influence", int(fact["rank"]))
     origin = _origin("not_provided", "not_provided")
-    return _edge(fact, [influence | {"description": INFLUENCE_NOTE}, rank, *origin])
+    return _edge(fact, [influence | {"description": meaning}, rank, *origin])
 
 
 def _edge(row: pd.Series, attributes: list[Content]) -> Content:
