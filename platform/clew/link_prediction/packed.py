@@ -81,10 +81,10 @@ def read_packed(path: Path) -> KnowledgeGraph:
             raise ValueError("it holds other columns")
         row = reader.get_batch(0)
         row.validate(full=True)  # refuses a buffer that is too short for its values
-        vocabularies = [
+        entities, relations = (
             _vocabulary(row.column(column).flatten(), kind, said.fields_may_be_ids[column])
             for column, kind in KINDS.items()
-        ]
+        )
         triples = {
             split: row.column(split)
             .flatten()
@@ -97,7 +97,7 @@ def read_packed(path: Path) -> KnowledgeGraph:
         raise DataError(
             f"{path}: not written by clew data --pack ({described(error)}); pack the data set again"
         ) from None
-    graph = KnowledgeGraph(said.name, *vocabularies, **triples)
+    graph = KnowledgeGraph(said.name, entities, relations, **triples)
     limits = np.array([graph.num_entities, graph.num_relations, graph.num_entities])
     for rows in triples.values():
         for part in row_blocks(len(rows)):

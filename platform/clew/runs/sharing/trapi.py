@@ -115,7 +115,7 @@ def _response(explanation: SharedExplanation) -> Content:
         "schema_version": TRAPI_VERSION,
         "biolink_version": terms().version,
         "status": "Success",
-        "description": f"Clew: the training facts behind a model's answer, {explanation.title}{note}",
+        "description": f"Clew: the training facts behind an answer, {explanation.title}{note}",
     }
 
 
@@ -184,7 +184,9 @@ def _named(kind: str, name: str, value: str | float) -> Content:
 
 def _support_graphs(proponents: pd.DataFrame, paths: Iterable[FactPath]) -> dict[str, Content]:
     strongest = [_edge_id(int(rank)) for rank in proponents["rank"]]
-    graphs = {PROPONENTS: {"edges": strongest, "attributes": []}} if strongest else {}
+    graphs: dict[str, Content] = {}
+    if strongest:
+        graphs[PROPONENTS] = {"edges": strongest, "attributes": []}
     for number, path in enumerate(paths, 1):
         weakest = _named(NUMBER, "weakest influence", path.weakest)
         edges = [_edge_id(rank) for rank in path.ranks]
