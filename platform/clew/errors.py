@@ -223,7 +223,7 @@ def of_the_system(error: OSError) -> ClewError | None:
 
 @contextmanager
 def extra(
-    name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard"],
+    name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard", "trapi"],
 ) -> Iterator[None]:
     """Wrap imports of packages that an extra installs.
 

@@ -20,10 +20,9 @@ from clew.language_modeling.documents import plan_units, read_unit
 from clew.language_modeling.generation import Sampling
 from clew.language_modeling.packed_tokens import read_manifest
 from clew.language_modeling.tokens import load_tokens
-from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.conformal import AnswerSets
+from clew.link_prediction.calibration import AnswerSets, Calibration
+from clew.link_prediction.dictionaries import read_edge_map
 from clew.link_prediction.given_negatives import read_given_negatives
-from clew.link_prediction.labels import read_edge_map
 from clew.link_prediction.model_folder import read_known
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
