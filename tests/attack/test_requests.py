@@ -8,8 +8,8 @@ from clew.image_sequences.requests import WindowPredictor
 from clew.language_modeling.generation import Sampling
 from clew.language_modeling.model_folder import load_text_folder
 from clew.language_modeling.writer import continuation
-from clew.link_prediction.answers import Query
 from clew.link_prediction.model_folder import load_predictor
+from clew.link_prediction.prediction import Query
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import damaged_value, texts, values
 from tests.attack.material import Material

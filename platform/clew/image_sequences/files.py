@@ -25,7 +25,7 @@ import numpy as np
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError, described, quoted
-from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
+from clew.files import DATA_VARIABLE, check_data_name, data_folder, expanded
 from clew.image_sequences.stores import (
     HDF5_SUFFIXES,
     ZARR_SUFFIX,
@@ -178,7 +178,6 @@ def _target_ahead(path: Path, value: Any) -> float:
 def _read(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    """Return pixels to be read later, the columns that exist, and names and units."""
     with opened(path, ("images", *COLUMNS)) as file:
         layout = _layout(path, file, channels)
         present = [name for name in COLUMNS if name in file.arrays]

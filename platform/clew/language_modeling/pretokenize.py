@@ -21,8 +21,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from clew.errors import DataError
-from clew.files import write_whole
-from clew.folders import expanded
+from clew.files import expanded, write_whole
 from clew.language_modeling.documents import Unit, plan_units, read_unit
 from clew.language_modeling.pack_parts import PARTS_FOLDER, Part, join_parts, tokenize_unit
 from clew.language_modeling.pack_settings import PackSettings, plan_text

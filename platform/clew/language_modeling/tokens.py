@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clew.config.data import TokenData
 from clew.errors import ConfigError, DataError, quoted
-from clew.folders import (
+from clew.files import (
     DATA_VARIABLE,
     cache_folder,
     check_data_name,

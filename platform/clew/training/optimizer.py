@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from clew.config import optimizer as config
+from clew.config import training as config
 from clew.errors import CheckpointError, quoted
 from clew.training.distributed import World
 from clew.training.sharding.table import shard_of
