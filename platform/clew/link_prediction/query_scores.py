@@ -64,21 +64,21 @@ class QueryScores:
 
     @torch.no_grad()
     def scores(self, queries: Queries) -> Scores:
-        """Return the scores of the entities of this process, `(batch, own)`.
+        """Return the scores of all entities, `(batch, entity)`.
 
         Raises:
-            CheckpointError: If a score is NaN or infinite, in this process or in another one.
+            CheckpointError: If a score is NaN or infinite.
         """
         scores = self.model.scores(queries)
         finite = all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores))
-        if int(self.rows.sum(torch.tensor([not finite], dtype=torch.long), "checks")):
+        if not finite:
             raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
         return scores
 
     def known_answers(
         self, entities: Ids, relations: Ids, *, but: Ids | None = None
     ) -> Known | None:
-        """Return which entities of this process are known answers; None without training triples.
+        """Return which entities are known answers; None without training triples.
 
         Args:
             entities: The given entity of each query.

@@ -211,7 +211,7 @@ class MemoryPlanner:
         low = max(below if size > below else below // 2, least)
         at_low, at_high = (self._try(config, n).total_gib for n in (low, 2 * low))
         each = (at_high - at_low) / low
-        fits = low + int((limit_gib - at_low) / each) if each > 0 else most
+        fits = low + math.floor((limit_gib - at_low) / each) if each > 0 else most
         if fits < least:  # the line is too high for small batches
             fits = least if self._try(config, least).total_gib <= limit_gib else 0
         return min(most, fits)
