@@ -17,10 +17,8 @@ from clew.api.tables import FACT, TEST, triple_table, window_table
 from clew.errors import ConfigError, DataError, quoted
 from clew.extras import extra
 from clew.files import working_folder
-from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.influence_forms import ESTIMATE, Form, form_of
-from clew.runs.influence_report import InfluenceReport
-from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, ESTIMATE, PART_PREFIX, Form, form_of
+from clew.runs.influence_report import InfluenceReport, SequenceInfluenceReport, TextInfluenceReport
 from clew.workflows.explaining.trace_sequence import trace_sequences
 from clew.workflows.explaining.trace_text import Text, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin

@@ -5,9 +5,15 @@ from typing import Any
 
 import pandas as pd
 
-from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
-from clew.runs.window_report import SequenceInfluenceReport, WindowReport, WindowScore
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_report import (
+    InfluenceEntry,
+    InfluenceReport,
+    SequenceInfluenceReport,
+    TripleRecord,
+    WindowReport,
+    WindowScore,
+)
 
 TEST = "test"
 """Column with the number of the explained prediction, from 0."""

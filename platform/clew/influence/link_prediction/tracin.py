@@ -35,8 +35,6 @@ from clew.influence.link_prediction.traced_run import (
     TracedRun,
     TripleRows,
     build_trunk,
-)
-from clew.influence.link_prediction.verification import (
     require_defined,
     verify_task,
     with_chosen_form,

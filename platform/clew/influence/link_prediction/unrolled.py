@@ -29,9 +29,8 @@ from clew.errors import ConfigError, NonFiniteLossError
 from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.scores import Explanation, Scored, strongest
 from clew.influence.unrolled.engine import Objective, Unrolling
-from clew.influence.unrolled.facts import WeightedLoss
-from clew.influence.unrolled.progress_files import KeptInFile, pass_name
-from clew.influence.unrolled.refusals import NEEDS, require_replayable
+from clew.influence.unrolled.linearization import WeightedLoss
+from clew.influence.unrolled.passes import NEEDS, KeptInFile, pass_name, require_replayable
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch

@@ -1,4 +1,4 @@
-r"""Exact influence through the whole training run, by reverse mode (Engstrom et al., 2025).
+"""Exact influence through the whole training run, by reverse mode (Engstrom et al., 2025).
 
 Every training fact has a weight w_i = 1 in the losses of its rows. The loss L of a test example
 after the last step is a function of these weights through the whole training, including
@@ -30,9 +30,8 @@ from clew.influence.unrolled.adjoints import (
     clipped,
     through_clipping,
 )
-from clew.influence.unrolled.facts import Facts
-from clew.influence.unrolled.linearization import Linear, final_adjoint
-from clew.influence.unrolled.progress_files import KeptInFile, Unfinished
+from clew.influence.unrolled.linearization import Facts, Linear, final_adjoint
+from clew.influence.unrolled.passes import KeptInFile, Unfinished
 from clew.training.optimizer import WithoutDecay
 from clew.training.replay import Replay, ReplayedStep, State
 from clew.training.task import B

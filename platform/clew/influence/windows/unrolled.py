@@ -16,10 +16,9 @@ from clew.config.schema import RunConfig
 from clew.errors import NonFiniteLossError
 from clew.influence.scores import strongest
 from clew.influence.unrolled.engine import Unrolling
-from clew.influence.unrolled.facts import ExampleFacts
-from clew.influence.unrolled.progress_files import KeptInFile, pass_name
-from clew.influence.unrolled.refusals import require_replayable
-from clew.influence.windows.estimates import SearchSettings
+from clew.influence.unrolled.linearization import ExampleFacts
+from clew.influence.unrolled.passes import KeptInFile, pass_name, require_replayable
+from clew.influence.windows.indexing import SearchSettings
 from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.manifest import CheckpointRecord

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from clew import names
 from clew.errors import TrackingError
-from clew.runs.influence_columns import VALUES_CSV_COLUMNS
+from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.reading.runs import fetched
 from clew.spreadsheets import changed, restored
 

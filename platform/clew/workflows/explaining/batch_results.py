@@ -26,7 +26,7 @@ from clew import names
 from clew.errors import ConfigError, DataError, described, quoted
 from clew.files import replacing, write_whole
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
-from clew.runs.influence_columns import TEST_INDEX_COLUMN
+from clew.runs.influence_forms import TEST_INDEX_COLUMN
 from clew.runs.influence_report import (
     ExplainedTriple,
     InfluenceReport,

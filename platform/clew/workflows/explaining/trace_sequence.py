@@ -11,7 +11,7 @@ from clew.image_sequences.report import draw_windows
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import SequenceWindows
 from clew.influence.scores import Scored
-from clew.runs.window_report import (
+from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     FrameWindow,

@@ -15,7 +15,7 @@ from clew.influence.scores import Scored
 from clew.language_modeling.generation import Sampling, generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
-from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
+from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from clew.text_blocks import read_lines
 from clew.workflows.explaining.trace_windows import (
     Explained,

@@ -11,19 +11,19 @@ from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.folders import cache_folder
 from clew.influence.scores import Scored
-from clew.influence.windows.estimates import Searched, SearchSettings
 from clew.influence.windows.index_files import FOLDER
+from clew.influence.windows.indexing import Searched, SearchSettings
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.influence.windows.unrolled import UnrolledWindowTracer
 from clew.runs.influence_forms import ESTIMATE
+from clew.runs.influence_report import WindowReport, WindowScore
 from clew.runs.reading.runs import keep_folder
-from clew.runs.window_report import WindowReport, WindowScore
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import CheckpointRecord
 from clew.training.precision import device_name, half_precision_type
 from clew.training.setup import prepare_process
 from clew.training.task import B, Task
-from clew.workflows.explaining.trace_unrolled import replay_settings, require_same_device
+from clew.workflows.explaining.trace_source import replay_settings, require_same_device
 from clew.workflows.explaining.tracin import deviation as deviation_metrics
 from clew.workflows.linked_run import trace_run
 from clew.workflows.model_source import (

@@ -1,6 +1,6 @@
 """Trains the model of a run again without some facts, one model at a time, with Clew's trainer.
 
-`clew.validation.stacked` trains many small models at once and gives the same models. The results of
+`stacked` trains many small models at once and gives the same models. The results of
 each model for the test triples are kept on the disk, one file per model, so that a killed command
 can continue.
 """
@@ -19,6 +19,8 @@ import torch
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError, described
 from clew.files import replacing, working_folder, write_whole
+from clew.influence.retraining.outcomes import Examiner, Facts, Outcomes, WithoutFacts
+from clew.influence.retraining.stacked import STACK_SIZE, train_stack, why_not_stacked
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
@@ -26,9 +28,6 @@ from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer, total_steps
-from clew.validation.dropped_facts import Facts, WithoutFacts
-from clew.validation.outcomes import Examiner, Outcomes
-from clew.validation.stacked import STACK_SIZE, train_stack, why_not_stacked
 
 NOTHING: Facts = np.empty(0, np.int64)
 IDENTITY_FILE = "identity.json"

@@ -12,15 +12,13 @@ from clew import names
 from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.files import working_folder
+from clew.influence.retraining.outcomes import Examiner
+from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
 from clew.runs.validation_record import ValidationRecord, chart
-from clew.validation.outcomes import Examiner
-from clew.validation.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
-from clew.workflows.linked_run import linked_run
-from clew.workflows.outputs import check_folder
-from clew.workflows.validating.experiment import (
+from clew.workflows.explaining.validation_plan import (
     DELETION_BASELINES,
     EVERY_FORM,
     FORMS,
@@ -28,12 +26,14 @@ from clew.workflows.validating.experiment import (
     TESTS_PER_GROUP,
     choose_tests,
     expected_half_width,
+    measure,
     of_subsets,
     plan_experiment,
     random_subsets,
     seeds_of,
 )
-from clew.workflows.validating.measures import measure
+from clew.workflows.linked_run import linked_run
+from clew.workflows.outputs import check_folder
 
 logger = logging.getLogger(__name__)
 
