@@ -28,8 +28,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clew.config.load import load
-from clew.workflows.leave_one_out import train_each_group
+from clew import names
+from clew.config.image_sequences import ImageSequenceData
+from clew.config.load import load, with_settings
+from clew.config.schema import RunConfig
+from clew.files import working_folder
+from clew.image_sequences.errors import RegressionResult
+from clew.image_sequences.report import predictions_file
+from clew.image_sequences.splits import group_names, load_table
+from clew.runs.reading.runs import download_artifact
+from clew.workflows.train import train
 from experiments.benchmarks.harness import COMMIT, RESULTS, ROOT, print_table, write_results
 from experiments.image_sequences.era5 import convert
 
@@ -67,6 +75,18 @@ KEPT = (
 )  # fmt: skip
 
 
+def each_group(config: RunConfig) -> RegressionResult:
+    """Train with each group as the test group in turn, and return all predictions."""
+    assert isinstance(config.data, ImageSequenceData)
+    parts = []
+    for group in group_names(load_table(config.data)):
+        run = train(with_settings(config, {"data.test_group": group}))
+        with working_folder("group") as folder:
+            found = download_artifact(str(run.run_id), names.ARTIFACT_EVALUATION, folder)
+            parts.append(RegressionResult.read(found / predictions_file("test")))
+    return RegressionResult.together(parts)
+
+
 def run_cell(architecture: str, setting: str, seed: int, data: Path) -> dict[str, Any]:
     """Train one model for each block, and return the errors over all blocks."""
     config = load(
@@ -82,12 +102,13 @@ def run_cell(architecture: str, setting: str, seed: int, data: Path) -> dict[str
         },
     )
     started = time.perf_counter()
-    result = train_each_group(config)
+    result = each_group(config)
+    metrics = result.metrics("test")
     row: dict[str, Any] = {"architecture": architecture, "setting": setting, "seed": seed}
-    row |= {name: result.metrics[f"test/{name}"] for name in KEPT}
+    row |= {name: metrics[f"test/{name}"] for name in KEPT}
     row["blocks"] = [
         {"block": block["group"], "windows": block["windows"], "mae": block["mae"]}
-        for block in result.groups
+        for block in result.by_group()
     ]
     return row | {"seconds": time.perf_counter() - started}
 

@@ -161,13 +161,10 @@ def _check(request: TuneRequest) -> None:
             f"evaluation.enabled is false, but a search chooses by {config.evaluation.metric}; "
             "set it to true"
         )
-    if isinstance(config.data, ImageSequenceData) and (
-        config.data.leave_one_group_out or not config.data.hold_out_validation
-    ):
+    if isinstance(config.data, ImageSequenceData) and not config.data.hold_out_validation:
         raise ConfigError(
             "a search needs a validation group, because it must not choose by the test group; set "
-            "data.leave_one_group_out=false, data.hold_out_validation=true and "
-            "evaluation.every_epochs=1"
+            "data.hold_out_validation=true and evaluation.every_epochs=1"
         )
 
 
