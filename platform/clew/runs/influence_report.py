@@ -175,30 +175,17 @@ _OUTLINE = TypeAdapter(ReportOutline)
 
 
 def read_influence_json(path: Path) -> InfluenceReport:
-    """Read a whole report.
-
-    Raises:
-        DataError: The file is not a report, or it has another schema version.
-    """
+    """Read a whole report."""
     return _read(path, _REPORT)
 
 
 def read_influence_outline(path: Path) -> ReportOutline:
-    """Read a report without its training triples, which are most of a large file.
-
-    Raises:
-        DataError: The file is not a report, or it has another schema version.
-    """
+    """Read a report without its training triples, which are most of a large file."""
     return _read(path, _OUTLINE)
 
 
 def read_explained_triple(path: Path, index: int) -> tuple[ReportFrame, ExplainedTriple]:
-    """Read one test triple with its training triples, and skip all other test triples.
-
-    Raises:
-        DataError: The file is not a report, it has another schema version, or there is no such
-            test triple.
-    """
+    """Read one test triple with its training triples, and skip all other test triples."""
     passed_over = core_schema.typed_dict_schema({})
 
     def only_one(_: object, handler: Any) -> core_schema.CoreSchema:
@@ -214,11 +201,7 @@ def read_explained_triple(path: Path, index: int) -> tuple[ReportFrame, Explaine
 
 
 def write_influence_json(report: InfluenceReport, path: Path) -> None:
-    """Write a report with one test triple per line, completely or not at all.
-
-    Raises:
-        DataError: A value is NaN or infinite.
-    """
+    """Write a report with one test triple per line, completely or not at all."""
     try:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             frame = _FRAME.dump_python(report)
@@ -372,11 +355,7 @@ class WindowReport(ABC, Generic[W]):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a report.
-
-        Raises:
-            DataError: The file is missing or malformed, or has another schema version.
-        """
+        """Read a report."""
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except OSError as error:

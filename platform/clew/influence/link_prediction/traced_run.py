@@ -298,11 +298,7 @@ def with_chosen_form(settings: InfluenceConfig, task: LinkPrediction) -> Influen
 
 
 def require_defined(settings: InfluenceConfig, task: LinkPrediction, config: RunConfig) -> None:
-    """Raise an error if the settings are not defined for this model.
-
-    Raises:
-        ConfigError: The model does not predict heads, or has no score of this form.
-    """
+    """Raise an error if the settings are not defined for this model."""
     if settings.direction == "head" and not task.inverse_relations:
         raise ConfigError(
             "influence.direction is head, but the model was trained with "
@@ -345,11 +341,7 @@ def _why_not_whitened(task: LinkPrediction) -> str:
 def verify_task(
     task: LinkPrediction, model: GraphModel, train: DeltaRows, form: LossForm, budget_mib: float
 ) -> None:
-    """Compare the kernel's inner products of two training rows with those of autograd.
-
-    Raises:
-        InfluenceError: The inner products differ, or the kernel does not cover a parameter.
-    """
+    """Compare the kernel's inner products of two training rows with those of autograd."""
     _require_covered(model)
     if model.table_rows.exchange is not None:
         logger.info("the kernel was not compared with autograd: processes share the entity table")

@@ -75,9 +75,6 @@ class Tracer:
         device: Device to compute on.
         further_runs: Checkpoints of the other runs of an ensemble; scores are averaged over runs.
         cache: Folder that stores moments of training rows; None: estimate them each time.
-
-    Raises:
-        ConfigError: The settings are not defined for this model.
     """
 
     def __init__(

@@ -50,11 +50,7 @@ class Retraining:
 
 @dataclass(frozen=True)
 class Retrainer:
-    """Trains models like a run, but with other seeds and without some facts.
-
-    Raises:
-        ConfigError: If the training of the run depends on validation results.
-    """
+    """Trains models like a run, but with other seeds and without some facts."""
 
     graph: KnowledgeGraph
     config: RunConfig
@@ -147,9 +143,6 @@ class KeptRetrainings:
     Args:
         folder: Folder of the files; it is created with the first file.
         identity: Identity of the data, the configuration and the test triples.
-
-    Raises:
-        ConfigError: If the folder contains other files, or retrainings with another identity.
     """
 
     def __init__(self, folder: Path, identity: str) -> None:
@@ -174,11 +167,7 @@ class KeptRetrainings:
             np.savez(file, **{name: getattr(outcomes, name) for name in FIELDS})
 
     def read(self, retraining: Retraining) -> Outcomes:
-        """Return the results of a finished retraining.
-
-        Raises:
-            DataError: If the file of the retraining cannot be read.
-        """
+        """Return the results of a finished retraining."""
         try:
             with (
                 self._path(retraining).open("rb") as file,

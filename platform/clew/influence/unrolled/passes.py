@@ -38,11 +38,6 @@ def require_replayable(
         config: The run's configuration, with the settings of the explanation.
         checkpoints: All checkpoints of the run, in order of their steps.
         device: Device of the replay.
-
-    Raises:
-        ConfigError: A setting of the run or of the explanation does not allow a replay.
-        CheckpointError: Checkpoints or their training states are missing, or the run had several
-            configurations or several processes.
     """
     optimizations, influence = config.optimizations, config.influence
     settings = {
@@ -137,11 +132,7 @@ class KeptInFile:
             return None
 
     def write(self, unfinished: Unfinished) -> None:
-        """Save a pass, replacing the one that was saved before.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Save a pass, replacing the one that was saved before."""
         tensors = {
             f"{number}|{group}|{name}": tensor
             for number, adjoint in enumerate(unfinished.adjoints)
@@ -159,11 +150,7 @@ class KeptInFile:
 
 
 def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
-    """Return the pass that the tensors of a file hold.
-
-    Raises:
-        ValueError, KeyError, IndexError, RuntimeError: The tensors do not hold a pass.
-    """
+    """Return the pass that the tensors of a file hold."""
     totals = tensors.pop("totals")
     adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
     left = int(tensors.pop("intervals_left"))

@@ -76,9 +76,6 @@ def make_index(
         tiles: Indices of windows that are computed together; they cover all windows in order.
         multiply: Matrix product that multiplies gradients out.
         progress: Called with the number of windows done.
-
-    Raises:
-        OSError: The index cannot be written.
     """
     started = time.perf_counter()
     device = next(gradients.model.parameters()).device

@@ -171,9 +171,6 @@ def last_layers(model: nn.Module, count: int) -> Callable[[str], bool]:
     """Return a function that selects the parameters of the last modules, by name.
 
     Only modules with trainable parameters are counted, in order of definition.
-
-    Raises:
-        ConfigError: `count` is less than 1.
     """
     if count < 1:
         raise ConfigError(f"the last {count} modules were asked for; expected at least 1")

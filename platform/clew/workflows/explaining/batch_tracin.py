@@ -91,11 +91,7 @@ class BatchRequest:
     node_name_dict: str = ""
 
     def chosen(self, tests: list[GivenTriple]) -> list[GivenTriple]:
-        """Return at most `max_triples` test triples, starting at `start_index`.
-
-        Raises:
-            ConfigError: One of the two is out of range.
-        """
+        """Return at most `max_triples` test triples, starting at `start_index`."""
         if self.start_index < 0 or (self.max_triples is not None and self.max_triples < 1):
             raise ConfigError(
                 f"start_index is {self.start_index} and max_triples {self.max_triples}; expected "
@@ -299,10 +295,6 @@ def batch_tracin(
         request: What to explain, and where the results go.
         cluster: The cluster to work on; None: work in this process.
         progress: Called with the number of finished test triples and the total.
-
-    Raises:
-        UsageError: The model, the data, the test triples, the output folder or the cluster cannot
-            be used, or no test triple could be explained.
     """
     check_folder("--output-dir", request.output_dir)
     with ExitStack() as stack:
@@ -351,11 +343,7 @@ def _record(
     batch: BatchTrace,
     outcomes: Sequence[Outcome],
 ) -> None:
-    """Join the results, and record them with the run.
-
-    Raises:
-        DataError: No test triple was explained.
-    """
+    """Join the results, and record them with the run."""
     batch.output.summarise(outcomes)
     if all(outcome.status == "failed" for outcome in outcomes):
         raise DataError(_none_explained(request, outcomes))
@@ -386,11 +374,7 @@ class PartResult:
 def explain_part(
     request: BatchRequest, tests: Sequence[GivenTriple], settings: Mapping[str, Any]
 ) -> PartResult:
-    """Explain a part of the test triples on a node; `settings` are the command's, for the reports.
-
-    Raises:
-        UsageError: The model or the data cannot be used here, or differ from the command's.
-    """
+    """Explain a part of the test triples on a node; `settings` are those of the reports."""
     with (
         open_trace_source(request.model, request.overrides, files=request.files) as source,
         working_folder("part") as folder,

@@ -51,9 +51,6 @@ def trace_sequences(
         overrides: Settings of the explanation, `influence.key` to value.
         num_last_layers: Use only this many modules, counted from the end; None: all.
         progress: Called with the number of finished windows and the total.
-
-    Raises:
-        UsageError: The model is not an image sequence model, or no test window ends at a frame.
     """
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, SequenceRegression, EXPLAINS)

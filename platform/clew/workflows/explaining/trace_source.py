@@ -81,11 +81,7 @@ class GivenTriple:
 
 
 def read_test_triples(test: str, graph: KnowledgeGraph) -> list[GivenTriple]:
-    """Read a file of triples, or one triple written as `head,relation,tail`.
-
-    Raises:
-        DataError: `test` is neither.
-    """
+    """Read a file of triples, or one triple written as `head,relation,tail`."""
     if not test.strip():
         raise DataError("no test triple given; expected head,relation,tail or a file of triples")
     path = Path(test)
@@ -101,11 +97,7 @@ def read_test_triples(test: str, graph: KnowledgeGraph) -> list[GivenTriple]:
 
 
 def usable(triples: Sequence[GivenTriple], source: str) -> Triples:
-    """Return the ids of triples, all of which must be usable.
-
-    Raises:
-        DataError: Some triples cannot be used. The message lists the first few, with near matches.
-    """
+    """Return the ids of triples, all of which must be usable."""
     wrong = [triple for triple in triples if triple.ids is None]
     if wrong:
         more = f" (and {len(wrong) - SHOWN_PROBLEMS} more)" if len(wrong) > SHOWN_PROBLEMS else ""
@@ -174,12 +166,7 @@ class GivenFiles:
     """Dictionary of relations."""
 
     def check(self, graph: KnowledgeGraph, model: ModelSource) -> None:
-        """Refuse files that differ from the model's own.
-
-        Raises:
-            DataError: A file cannot be read.
-            CheckpointError: A file differs from the model's data.
-        """
+        """Refuse files that differ from the model's own."""
         for path, kind, own in (
             (self.entity_to_id, "entity", graph.entities),
             (self.relation_to_id, "relation", graph.relations),
@@ -237,9 +224,6 @@ def open_trace_source(
         overrides: Settings of the explanation, `influence.key` to value.
         files: Files that must match the model's own.
         world: The processes that explain together; None: only this process.
-
-    Raises:
-        UsageError: The checkpoints or the data are missing or do not belong together.
     """
     several = "," in reference and folder_meant(reference) is None
     references = [name.strip() for name in reference.split(",")] if several else [reference]
@@ -283,11 +267,7 @@ def _load(
 def _check_processes(
     world: World, config: RunConfig, task: LinkPrediction, checkpoints: Sequence[Path]
 ) -> None:
-    """Refuse processes that would explain something else, and scores that they cannot compute.
-
-    Raises:
-        ConfigError: A process differs, or the score needs the whole entity table.
-    """
+    """Refuse processes that would explain something else, and scores that they cannot compute."""
     score = config.influence.score
     if world.size > 1 and score in NEED_WHOLE_TABLE:
         raise ConfigError(
@@ -312,11 +292,7 @@ def over_all_entities(config: RunConfig) -> RunConfig:
 
 
 def require_ensemble(models: Sequence[ModelSource]) -> None:
-    """Refuse runs that differ in more than their seed, and runs with the same seed.
-
-    Raises:
-        ConfigError: The runs do not belong together.
-    """
+    """Refuse runs that differ in more than their seed, and runs with the same seed."""
     first, seeds = models[0], {models[0].config.training.seed: models[0]}
     for other in models[1:]:
         ours, theirs = first.manifest.data_fingerprint, other.manifest.data_fingerprint
@@ -373,9 +349,6 @@ def explain_unrolled(
 
     If the run keeps an average of the parameters, the loss of the averaged model is explained. The
     average is then loaded into the last model, so that the report shows its score and rank.
-
-    Raises:
-        UsageError: The run cannot be replayed.
     """
     explanations = prepare(source).explain(tests, progress=progress)
     if source.model.config.training.ema_decay is not None:
@@ -388,11 +361,7 @@ def explain_unrolled(
 
 
 def prepare(source: TraceSource) -> UnrolledTracer:
-    """Return the tracer of unrolled scores, after all checks that can refuse the run.
-
-    Raises:
-        UsageError: The run cannot be replayed.
-    """
+    """Return the tracer of unrolled scores, after all checks that can refuse the run."""
     if source.runs:
         raise ConfigError(
             f"influence.score is unrolled, which explains one run, but {len(source.runs)} are "
@@ -407,11 +376,7 @@ def prepare(source: TraceSource) -> UnrolledTracer:
 
 
 def require_same_device(model: ModelSource, device: torch.device) -> None:
-    """Refuse to repeat a training on another kind of device than it ran on.
-
-    Raises:
-        CheckpointError: The model was trained on another kind of device.
-    """
+    """Refuse to repeat a training on another kind of device than it ran on."""
     trained_on, this = model.manifest.device, device_name(device)
     if trained_on != this:
         raise CheckpointError(

@@ -45,11 +45,7 @@ class Text:
 
 
 def read_texts(path: Path) -> list[Text]:
-    """Read a file with one JSON object per line, with `prompt` and optionally `continuation`.
-
-    Raises:
-        DataError: A line is not such an object, or there is none.
-    """
+    """Read a file with one JSON object per line, with `prompt` and optionally `continuation`."""
     texts = []
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
@@ -84,9 +80,6 @@ def trace_texts(
         overrides: Settings of the explanation, `influence.key` to value.
         num_last_layers: Use only this many modules, counted from the end; None: all.
         progress: Called with the number of finished windows and the total.
-
-    Raises:
-        UsageError: The model is not a language model, or its checkpoints or text cannot be used.
     """
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, LanguageModeling, EXPLAINS)

@@ -48,10 +48,6 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
         kind: The task's class.
         explains: End of the error message for a model of another task: what the command explains,
             and which commands explain the other tasks.
-
-    Raises:
-        ConfigError: The model is of another task, its task does not support the form of the score,
-            or `influence.top_k` is larger than the number of windows that are scored.
     """
     if source.manifest.task != kind.kind:
         raise ConfigError(f"{source.title} is a {source.manifest.task} model; {explains}")
@@ -84,10 +80,6 @@ def open_tracer(
         source: The model.
         checkpoints: All checkpoints of the model, in order of their steps.
         num_last_layers: Use only this many modules, counted from the end; None: all.
-
-    Raises:
-        UsageError: The score is unrolled, and the run cannot be replayed or another setting does
-            not allow unrolled scores.
     """
     settings, device = source.config.influence, device_of(source.config)
     if settings.score == "unrolled":
@@ -113,11 +105,7 @@ def open_tracer(
 
 
 def search_settings(source: ModelSource) -> SearchSettings | None:
-    """Return the settings of the search for windows; None: all windows are scored.
-
-    Raises:
-        ConfigError: `influence.top_k` is larger than the number of windows that are scored.
-    """
+    """Return the settings of the search for windows; None: all windows are scored."""
     settings = source.config.influence
     if settings.search == "all":
         return None
@@ -284,11 +272,7 @@ def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
 
 
 def check_outputs(output: Path | None, count: int) -> None:
-    """Refuse an output path where copies of `count` reports cannot be written.
-
-    Raises:
-        ConfigError: The path is a folder instead of a file, or the reverse, or it is not writable.
-    """
+    """Refuse an output path where copies of `count` reports cannot be written."""
     if count == 1:
         check_file("--output", output)
     else:

@@ -73,22 +73,14 @@ Progress = Callable[[int, int], None]
 
 
 def check_place(output: Path | None) -> None:
-    """Refuse an output path where no report can be written.
-
-    Raises:
-        ConfigError: The path is a folder instead of a file, or the reverse, or it is not writable.
-    """
+    """Refuse an output path where no report can be written."""
     if output is not None:
         check = check_file if _is_file_name(output) else check_folder
         check("--output", output)
 
 
 def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
-    """Refuse to overwrite results of other settings, models or tests, or of unknown ones.
-
-    Raises:
-        ConfigError: Such a file is at the output path.
-    """
+    """Refuse to overwrite results of other settings, models or tests, or of unknown ones."""
     existing = [path for path in _targets(output) if path.exists()] if output else []
     said = [path for path in existing if path.suffix == ".json"]
     if existing and not said:
@@ -241,9 +233,6 @@ def tracin(
         first_answer: JSON file for a first report, which covers only the training triples near the
             test triples and is written before all training triples are scored.
         progress: Called with the number of scored training triples and the total.
-
-    Raises:
-        UsageError: The model, its checkpoints, its data or the triples cannot be used.
     """
     check_place(output)
     with (
@@ -280,9 +269,6 @@ def prepare(model: str, overrides: Mapping[str, Any]) -> None:
     Args:
         model: A run id, `models:/name@alias`, or a folder of checkpoints.
         overrides: Settings of the explanations, `influence.key` to value.
-
-    Raises:
-        UsageError: The model, its checkpoints or its data cannot be used.
     """
     with open_trace_source(model, overrides) as source:
         source.tracer.prepare()

@@ -121,9 +121,6 @@ def validate_influence(
         request: The model to test, and the size of the test.
         say: Receives the forecast in one line.
         progress: Called with the number of finished retrainings and the total.
-
-    Raises:
-        UsageError: The model cannot be used, or the test would take more hours than are allowed.
     """
     check_folder("--output-dir", request.output_dir)
     began = time.perf_counter()
@@ -184,11 +181,7 @@ def _expected_retrainings(
 def _forecast(
     request: ValidationRequest, retrainer: Retrainer, count: int, seconds_each: float, say: Say
 ) -> None:
-    """Report how long the retrainings take and how wide the intervals will be.
-
-    Raises:
-        ConfigError: The retrainings would take more hours than are allowed.
-    """
+    """Report how long the retrainings take and how wide the intervals will be."""
     seconds = count * seconds_each
     width = expected_half_width(request.subsets, request.tests)
     at_once = retrainer.models_at_once

@@ -97,10 +97,6 @@ def value_facts(
     Args:
         request: The model, the predictions and the output.
         progress: Called with the number of steps done and the total.
-
-    Raises:
-        UsageError: The model, its data, the triples or their weights cannot be used, or the
-            training cannot be repeated.
     """
     check_new_folder("--output-dir", request.output_dir)
     settings = {"influence.score": "unrolled", "influence.direction": request.direction}
@@ -136,12 +132,7 @@ def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Tripl
 
 
 def read_weights(path: Path, count: int) -> np.ndarray:
-    """Read one number per line.
-
-    Raises:
-        DataError: The file is not text, does not have `count` lines, or a line is not a finite
-            number.
-    """
+    """Read one number per line."""
     lines = read_lines(path)
     if len(lines) != count:
         raise DataError(
