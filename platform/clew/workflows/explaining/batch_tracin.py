@@ -290,11 +290,6 @@ def batch_tracin(
 
     Processes that torchrun started explain together, each with its own rows of the entity table.
     The main process records and writes.
-
-    Args:
-        request: What to explain, and where the results go.
-        cluster: The cluster to work on; None: work in this process.
-        progress: Called with the number of finished test triples and the total.
     """
     check_folder("--output-dir", request.output_dir)
     with ExitStack() as stack:

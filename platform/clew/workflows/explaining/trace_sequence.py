@@ -43,15 +43,7 @@ def trace_sequences(
     num_last_layers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[WindowTrace[SequenceInfluenceReport]]:
-    """Explain test windows in one pass over the training windows, each as a run of kind `trace`.
-
-    Args:
-        model: A run id or a folder of checkpoints.
-        frames: Last frame of each test window; None: the window with the largest error.
-        overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Use only this many modules, counted from the end; None: all.
-        progress: Called with the number of finished windows and the total.
-    """
+    """Explain test windows in one pass over the training windows, each as a run of kind `trace`."""
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, SequenceRegression, EXPLAINS)
         windows = task.train_examples()

@@ -216,15 +216,7 @@ def open_trace_source(
     files: GivenFiles | None = None,
     world: World | None = None,
 ) -> Iterator[TraceSource]:
-    """Find a model's checkpoints, and load them with the model's data.
-
-    Args:
-        reference: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
-            separated by commas, are an ensemble.
-        overrides: Settings of the explanation, `influence.key` to value.
-        files: Files that must match the model's own.
-        world: The processes that explain together; None: only this process.
-    """
+    """Find a model's checkpoints, and load them with the model's data."""
     several = "," in reference and folder_meant(reference) is None
     references = [name.strip() for name in reference.split(",")] if several else [reference]
     with ExitStack() as stack:

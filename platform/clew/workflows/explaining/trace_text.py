@@ -72,15 +72,7 @@ def trace_texts(
     num_last_layers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[WindowTrace[TextInfluenceReport]]:
-    """Explain continuations in one pass over the training windows, each as a run of kind `trace`.
-
-    Args:
-        model: A run id or a folder of checkpoints.
-        texts: One or more prompts and continuations.
-        overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Use only this many modules, counted from the end; None: all.
-        progress: Called with the number of finished windows and the total.
-    """
+    """Explain continuations in one pass over the windows, each as a run of kind `trace`."""
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, LanguageModeling, EXPLAINS)
         windows = task.train_examples()

@@ -41,14 +41,7 @@ R = TypeVar("R", bound=WindowReport[Any])
 
 
 def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
-    """Build a model's task.
-
-    Args:
-        source: The model.
-        kind: The task's class.
-        explains: End of the error message for a model of another task: what the command explains,
-            and which commands explain the other tasks.
-    """
+    """Build a model's task."""
     if source.manifest.task != kind.kind:
         raise ConfigError(f"{source.title} is a {source.manifest.task} model; {explains}")
     score = source.config.influence.score
@@ -72,15 +65,7 @@ def open_tracer(
     *,
     num_last_layers: int | None,
 ) -> WindowTracer[B]:
-    """Return the tracer that explains predictions by training windows.
-
-    Args:
-        task: The model's task.
-        windows: The training windows; unrolled scores use the task's training examples instead.
-        source: The model.
-        checkpoints: All checkpoints of the model, in order of their steps.
-        num_last_layers: Use only this many modules, counted from the end; None: all.
-    """
+    """Return the tracer; unrolled scores use the task's own training examples as windows."""
     settings, device = source.config.influence, device_of(source.config)
     if settings.score == "unrolled":
         if num_last_layers is not None or settings.search != "all":
@@ -212,15 +197,6 @@ def record_each(
     """Explain test windows, and record each explanation as a run.
 
     All tests are explained while the first run is open, so its peak memory includes all the work.
-
-    Args:
-        tracer: Computes the explanations.
-        tests: Batches of one window each.
-        source: The model.
-        loaded: The model in the form that evaluation needs.
-        command: Name of the command, with which the names of the runs begin.
-        report_of: Writes the report of one test into a folder, and returns it.
-        progress: Called with the number of finished windows and the total.
     """
     explained, metrics, results = list[Explained](), dict[str, float](), []
     for test in range(len(tests)):

@@ -222,17 +222,6 @@ def tracin(
 
     Processes that torchrun started explain together, each with its own rows of the entity table.
     The main process records and writes.
-
-    Args:
-        model: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
-            separated by commas, are an ensemble.
-        test: A file of triples, or one triple as `head,relation,tail`.
-        overrides: Settings of the explanation, `influence.key` to value.
-        files: Files that must match the model's own.
-        output: Folder for copies of the three files, or one file ending in .json, .csv, .parquet.
-        first_answer: JSON file for a first report, which covers only the training triples near the
-            test triples and is written before all training triples are scored.
-        progress: Called with the number of scored training triples and the total.
     """
     check_place(output)
     with (
@@ -264,12 +253,7 @@ def tracin(
 
 
 def prepare(model: str, overrides: Mapping[str, Any]) -> None:
-    """Estimate and cache what all explanations of a model share, so that the first one is faster.
-
-    Args:
-        model: A run id, `models:/name@alias`, or a folder of checkpoints.
-        overrides: Settings of the explanations, `influence.key` to value.
-    """
+    """Estimate and keep what all explanations of a model share."""
     with open_trace_source(model, overrides) as source:
         source.tracer.prepare()
 

@@ -116,11 +116,6 @@ def validate_influence(
     """Measure how well a model's scores predict retraining, and record a run of kind `validate`.
 
     Retrainings that are already in `output_dir` are not repeated.
-
-    Args:
-        request: The model to test, and the size of the test.
-        say: Receives the forecast in one line.
-        progress: Called with the number of finished retrainings and the total.
     """
     check_folder("--output-dir", request.output_dir)
     began = time.perf_counter()

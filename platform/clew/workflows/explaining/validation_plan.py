@@ -123,19 +123,7 @@ def plan_experiment(
     num_seeds: int,
     num_deletions: int,
 ) -> ValidationPlan:
-    """Compute the scores, and choose the facts to drop.
-
-    Args:
-        source: The model.
-        tests: Test triples.
-        trained: Outcomes of the test triples under the model.
-        forms: Forms of score; empty: all forms that the run allows.
-        drop: Shares of the facts that random subsets drop.
-        num_subsets: Number of subsets for each share.
-        num_seeds: Number of other seeds.
-        num_deletions: Number of test triples whose strongest facts are deleted; they are chosen
-            among those that the model ranks first.
-    """
+    """Compute the scores, and choose the facts to drop."""
     graph = source.task.graph
     own_seed, *other_seeds = seeds_of(source, num_seeds)
     scores = scores_by_form(forms, source, tests)
@@ -172,12 +160,7 @@ def _warn_of_fewer_deletions(asked: int, found: int, num_seeds: int) -> None:
 
 
 def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
-    """Return the run's own seed, and the next seeds that no run of the ensemble was trained with.
-
-    Args:
-        source: The model.
-        count: Number of other seeds.
-    """
+    """Return the own seed, and the next seeds that no run of the ensemble was trained with."""
     runs, own = source.tracer.runs, source.model.config.training.seed
     taken = {read_manifest(run.checkpoints[-1].path).config["training"]["seed"] for run in runs}
     following = (seed for seed in itertools.count(own + 1) if seed not in taken)
@@ -246,13 +229,7 @@ def deletions(
     tests: Sequence[int],
     ties: Matrix,
 ) -> Iterator[Deletion]:
-    """Yield the facts that each form of score deletes for each group of test triples.
-
-    Args:
-        scores: Scores by form.
-        tests: Indices of the test triples.
-        ties: Secondary scores, which decide between facts of equal score.
-    """
+    """Yield the facts that each form of score deletes for each group of test triples."""
     groups = [tuple(tests[i : i + TESTS_PER_GROUP]) for i in range(0, len(tests), TESTS_PER_GROUP)]
     for form, values in scores.items():
         for count in NUM_DELETED:
@@ -274,14 +251,7 @@ def expected_half_width(num_subsets: int, num_tests: int) -> float:
 def measure(
     plan: ValidationPlan, source: TraceSource, folder: KeptRetrainings, trained: Outcomes
 ) -> ValidationRecord:
-    """Return how well the scores predict the retrainings.
-
-    Args:
-        plan: The test triples, scores and retrainings.
-        source: The model.
-        folder: The finished retrainings.
-        trained: Outcomes of the test triples under the model.
-    """
+    """Return how well the scores predict the retrainings."""
     direction = source.tracer.settings.direction
 
     def loss_without(subset: np.ndarray, seed: int) -> np.ndarray:

@@ -92,12 +92,7 @@ class FactValues:
 def value_facts(
     request: ValueRequest, *, progress: Progress = lambda done, total: None
 ) -> FactValues:
-    """Differentiate the loss of many predictions through the training; record it as a run.
-
-    Args:
-        request: The model, the predictions and the output.
-        progress: Called with the number of steps done and the total.
-    """
+    """Differentiate the loss of many predictions through the training; record it as a run."""
     check_new_folder("--output-dir", request.output_dir)
     settings = {"influence.score": "unrolled", "influence.direction": request.direction}
     with open_trace_source(request.model, settings) as source:
