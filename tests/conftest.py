@@ -48,14 +48,9 @@ SHAPES_ARE_CHECKED = {
         "varying_scan",
     ],
     "clew.influence": ["factors", "scores", "summation", "link_prediction"],
-    "clew.influence.unrolled": ["engine", "facts"],
-    "clew.influence.windows": [
-        "checkpoint",
-        "condensing",
-        "estimates",
-        "indexing",
-        "projections",
-    ],
+    "clew.influence.retraining": ["measures", "outcomes"],
+    "clew.influence.unrolled": ["engine", "linearization"],
+    "clew.influence.windows": ["index_files", "indexing", "tracer"],
     "clew.link_prediction": [
         "models",
         "losses",
@@ -68,7 +63,6 @@ SHAPES_ARE_CHECKED = {
         "rank_metrics",
         "ranking",
     ],
-    "clew.validation": ["baselines", "dropped_facts", "experiment", "measures", "outcomes"],
     "clew.language_modeling": ["model", "loss", "perplexity", "generation"],
     "clew.image_sequences": [
         "model",

@@ -7,7 +7,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew import names
-from clew.runs.window_report import (
+from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     SequenceInfluenceReport,
@@ -49,7 +49,7 @@ def test_windows_come_in_order_of_their_influence(report: SequenceInfluenceRepor
 def content(report: str, picture: str) -> None:
     from pathlib import Path
 
-    from clew.runs.window_report import SequenceInfluenceReport
+    from clew.runs.influence_report import SequenceInfluenceReport
     from clew.ui.components import sequence_report
 
     found = SequenceInfluenceReport.read(Path(report))

@@ -9,7 +9,7 @@ import pytest
 
 from clew import names
 from clew.errors import DataError
-from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
+from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import influence_charts, markup
 from clew.ui.components.text_report import summary
 from clew.ui.data.influence import FactFilter, filter_rows, report_of_upload

@@ -13,7 +13,7 @@ import streamlit as st
 
 from clew import names
 from clew.errors import DataError
-from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.facts import (
     Agreement,
     FactPath,

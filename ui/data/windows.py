@@ -3,10 +3,10 @@
 import pandas as pd
 import streamlit as st
 
-from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_report import SequenceInfluenceReport, TextInfluenceReport, TextWindow
 from clew.runs.reading.facts import ranked
 from clew.runs.reading.reports import ReportFiles
-from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, TextWindow
 from clew.ui.data.influence import Identity
 
 __all__ = ["SequenceInfluenceReport", "TextInfluenceReport"]

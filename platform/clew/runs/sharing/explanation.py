@@ -52,9 +52,6 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
     Args:
         source: Id of the run, or path of the file or its folder.
         index: Position of the triple in the report, from 0.
-
-    Raises:
-        UsageError: There is no such run, file or triple.
     """
     path = expanded(source)
     if path.suffix == ".json" or path.is_dir():
@@ -67,12 +64,7 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
 
 
 def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
-    """Return an explained triple with only the data in the report files.
-
-    Raises:
-        ConfigError: There is no such triple in the report.
-        DataError: A file cannot be read.
-    """
+    """Return an explained triple with only the data in the report files."""
     head = read_head(files)
     if index not in head.tests.index:
         raise ConfigError(
@@ -103,11 +95,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
 
 
 def _files_at(path: Path) -> ReportFiles:
-    """Return a report's files in a folder; only the JSON file is required.
-
-    Raises:
-        ConfigError: The JSON file does not exist.
-    """
+    """Return a report's files in a folder; only the JSON file is required."""
     folder = path if path.is_dir() else path.parent
     found = [folder / name for name in (names.INFLUENCE_PARQUET, names.INFLUENCE_CSV)]
     parquet, csv = (file if path.is_dir() and file.is_file() else None for file in found)

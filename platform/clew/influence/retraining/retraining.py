@@ -1,6 +1,6 @@
 """Trains the model of a run again without some facts, one model at a time, with Clew's trainer.
 
-`clew.validation.stacked` trains many small models at once and gives the same models. The results of
+`stacked` trains many small models at once and gives the same models. The results of
 each model for the test triples are kept on the disk, one file per model, so that a killed command
 can continue.
 """
@@ -19,6 +19,8 @@ import torch
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError, described
 from clew.files import replacing, working_folder, write_whole
+from clew.influence.retraining.outcomes import Examiner, Facts, Outcomes, WithoutFacts
+from clew.influence.retraining.stacked import STACK_SIZE, train_stack, why_not_stacked
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
@@ -26,9 +28,6 @@ from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer, total_steps
-from clew.validation.dropped_facts import Facts, WithoutFacts
-from clew.validation.outcomes import Examiner, Outcomes
-from clew.validation.stacked import STACK_SIZE, train_stack, why_not_stacked
 
 NOTHING: Facts = np.empty(0, np.int64)
 IDENTITY_FILE = "identity.json"
@@ -51,11 +50,7 @@ class Retraining:
 
 @dataclass(frozen=True)
 class Retrainer:
-    """Trains models like a run, but with other seeds and without some facts.
-
-    Raises:
-        ConfigError: If the training of the run depends on validation results.
-    """
+    """Trains models like a run, but with other seeds and without some facts."""
 
     graph: KnowledgeGraph
     config: RunConfig
@@ -148,9 +143,6 @@ class KeptRetrainings:
     Args:
         folder: Folder of the files; it is created with the first file.
         identity: Identity of the data, the configuration and the test triples.
-
-    Raises:
-        ConfigError: If the folder contains other files, or retrainings with another identity.
     """
 
     def __init__(self, folder: Path, identity: str) -> None:
@@ -175,11 +167,7 @@ class KeptRetrainings:
             np.savez(file, **{name: getattr(outcomes, name) for name in FIELDS})
 
     def read(self, retraining: Retraining) -> Outcomes:
-        """Return the results of a finished retraining.
-
-        Raises:
-            DataError: If the file of the retraining cannot be read.
-        """
+        """Return the results of a finished retraining."""
         try:
             with (
                 self._path(retraining).open("rb") as file,

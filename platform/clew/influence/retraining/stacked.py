@@ -21,6 +21,7 @@ from clew.config.graph_models import GraphModelSettings
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.training import Adagrad
+from clew.influence.retraining.outcomes import FactKeys, Facts
 from clew.link_prediction.losses.one_vs_all import Targets, row_losses
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.task import LinkPrediction
@@ -32,7 +33,6 @@ from clew.training.optimizer import build_optimizer
 from clew.training.schedule import build_schedule
 from clew.training.seeding import seed_everything
 from clew.training.setup import total_steps
-from clew.validation.dropped_facts import FactKeys, Facts
 
 STACK_SIZE = 16
 FOLLOWED = {"kind", "function", "label_smoothing", "implementation", "chunk_mib"}

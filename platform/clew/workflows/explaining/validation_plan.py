@@ -1,4 +1,4 @@
-"""Plans the validation of a model's explanations: test triples, scores and retrainings."""
+"""Plans the validation of a model's explanations, and measures it with the stored retrainings."""
 
 import itertools
 import logging
@@ -10,20 +10,33 @@ from typing import get_args
 import numpy as np
 from jaxtyping import Bool, Float
 
-from clew.config.services import InfluenceConfig
+from clew.config.services import InfluenceConfig, Question
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.retraining.measures import (
+    BASELINES,
+    Interval,
+    ceiling,
+    datamodelling_scores,
+    random_scores,
+    strongest,
+    touching,
+)
+from clew.influence.retraining.outcomes import Facts, Outcomes
+from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retraining
 from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples
-from clew.runs.validation_record import SIBLINGS
+from clew.runs.validation_record import (
+    SIBLINGS,
+    Ceiling,
+    DatamodellingScore,
+    DeletionEffect,
+    Measured,
+    Seeds,
+    ValidationRecord,
+)
 from clew.training.manifest import read_manifest
-from clew.validation.baselines import BASELINES, random_scores, touching
-from clew.validation.dropped_facts import Facts
-from clew.validation.measures import strongest
-from clew.validation.outcomes import Outcomes
-from clew.validation.retraining import NOTHING, Retraining
-from clew.workflows.explaining.trace_source import TraceSource
-from clew.workflows.explaining.trace_unrolled import prepare
+from clew.workflows.explaining.trace_source import TraceSource, prepare
 
 logger = logging.getLogger(__name__)
 
@@ -110,19 +123,7 @@ def plan_experiment(
     num_seeds: int,
     num_deletions: int,
 ) -> ValidationPlan:
-    """Compute the scores, and choose the facts to drop.
-
-    Args:
-        source: The model.
-        tests: Test triples.
-        trained: Outcomes of the test triples under the model.
-        forms: Forms of score; empty: all forms that the run allows.
-        drop: Shares of the facts that random subsets drop.
-        num_subsets: Number of subsets for each share.
-        num_seeds: Number of other seeds.
-        num_deletions: Number of test triples whose strongest facts are deleted; they are chosen
-            among those that the model ranks first.
-    """
+    """Compute the scores, and choose the facts to drop."""
     graph = source.task.graph
     own_seed, *other_seeds = seeds_of(source, num_seeds)
     scores = scores_by_form(forms, source, tests)
@@ -159,12 +160,7 @@ def _warn_of_fewer_deletions(asked: int, found: int, num_seeds: int) -> None:
 
 
 def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
-    """Return the run's own seed, and the next seeds that no run of the ensemble was trained with.
-
-    Args:
-        source: The model.
-        count: Number of other seeds.
-    """
+    """Return the own seed, and the next seeds that no run of the ensemble was trained with."""
     runs, own = source.tracer.runs, source.model.config.training.seed
     taken = {read_manifest(run.checkpoints[-1].path).config["training"]["seed"] for run in runs}
     following = (seed for seed in itertools.count(own + 1) if seed not in taken)
@@ -233,13 +229,7 @@ def deletions(
     tests: Sequence[int],
     ties: Matrix,
 ) -> Iterator[Deletion]:
-    """Yield the facts that each form of score deletes for each group of test triples.
-
-    Args:
-        scores: Scores by form.
-        tests: Indices of the test triples.
-        ties: Secondary scores, which decide between facts of equal score.
-    """
+    """Yield the facts that each form of score deletes for each group of test triples."""
     groups = [tuple(tests[i : i + TESTS_PER_GROUP]) for i in range(0, len(tests), TESTS_PER_GROUP)]
     for form, values in scores.items():
         for count in NUM_DELETED:
@@ -256,3 +246,99 @@ def expected_half_width(num_subsets: int, num_tests: int) -> float:
     """
     variance = 1.0 / max(1, num_subsets - 1) + SPREAD_OF_TESTS**2
     return 1.96 * math.sqrt(variance / max(1, num_tests))
+
+
+def measure(
+    plan: ValidationPlan, source: TraceSource, folder: KeptRetrainings, trained: Outcomes
+) -> ValidationRecord:
+    """Return how well the scores predict the retrainings."""
+    direction = source.tracer.settings.direction
+
+    def loss_without(subset: np.ndarray, seed: int) -> np.ndarray:
+        return folder.read(plan.of_subset(seed, subset)).of(direction).total_loss
+
+    scores: list[DatamodellingScore] = []
+    ceilings: list[Ceiling] = []
+    for drop, subsets in plan.subsets.items():
+        by_seed = {
+            seed: np.stack([loss_without(subset, seed) for subset in subsets])
+            for seed in (plan.own_seed, *plan.other_seeds)
+        }
+        scores += _datamodelling_scores(plan, drop, "same", by_seed[plan.own_seed])
+        others = [by_seed[seed] for seed in plan.other_seeds]
+        if others:
+            scores += _datamodelling_scores(plan, drop, "other", np.mean(others, axis=0))
+        ceilings.append(
+            Ceiling(drop=drop, correlation=ceiling(np.stack(others)) if others else None)
+        )
+    again = folder.read(Retraining(plan.own_seed, NOTHING))
+    return ValidationRecord(
+        source_run=source.model.run_id or "",
+        ensemble=source.runs,
+        direction=direction,
+        test_loss=source.tracer.settings.test_loss,
+        data_fingerprint=source.task.data_fingerprint,
+        config_hash=source.model.manifest.config_hash,
+        num_tests=len(plan.tests),
+        num_subsets=len(next(iter(plan.subsets.values()))),
+        num_other_seeds=len(plan.other_seeds),
+        num_retrainings=len({retraining.key for retraining in plan.retrainings}),
+        num_deletions=len({test for deletion in plan.deletions for test in deletion.tests}),
+        largest_difference=float(abs(again.log_probability - trained.log_probability).max()),
+        scores=tuple(scores),
+        ceilings=tuple(ceilings),
+        deletions=tuple(_effects(plan, folder, direction)),
+    )
+
+
+def _datamodelling_scores(
+    plan: ValidationPlan, drop: float, seeds: Seeds, losses: Float[np.ndarray, "subset test"]
+) -> list[DatamodellingScore]:
+    found = {
+        form: datamodelling_scores(values, plan.subsets[drop], losses)
+        for form, values in {**plan.forms, **plan.baselines}.items()
+    }
+    return [
+        DatamodellingScore(
+            form=form,
+            drop=drop,
+            seeds=seeds,
+            correlation=_measured(values),
+            over_siblings=_measured(values - found[SIBLINGS]) if form != SIBLINGS else None,
+        )
+        for form, values in found.items()
+    ]
+
+
+def _effects(
+    plan: ValidationPlan, folder: KeptRetrainings, direction: Question
+) -> list[DeletionEffect]:
+    nothing = {
+        seed: folder.read(Retraining(seed, NOTHING)).of(direction) for seed in plan.other_seeds
+    }
+    falls: dict[tuple[str, int], list[np.ndarray]] = {}
+    for deletion in plan.deletions:
+        places, differences = list(deletion.tests), []
+        for seed, before in nothing.items():
+            after = folder.read(Retraining(seed, deletion.facts)).of(direction)
+            probability = before.log_probability - after.log_probability
+            rank = 1.0 / before.rank - 1.0 / after.rank
+            differences.append([probability.mean(0)[places], rank.mean(0)[places]])
+        falls.setdefault((deletion.form, deletion.num_facts), []).append(np.mean(differences, 0))
+    effects = []
+    for (form, num_facts), parts in falls.items():
+        probability, rank = np.concatenate(parts, axis=1)
+        effects.append(
+            DeletionEffect(
+                form=form,
+                num_facts=num_facts,
+                log_probability=_measured(probability),
+                reciprocal_rank=_measured(rank),
+            )
+        )
+    return effects
+
+
+def _measured(values: np.ndarray) -> Measured:
+    interval = Interval.of(values)
+    return Measured(mean=interval.mean, half_width=interval.half_width)

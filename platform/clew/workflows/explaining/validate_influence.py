@@ -12,15 +12,13 @@ from clew import names
 from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.files import working_folder
+from clew.influence.retraining.outcomes import Examiner
+from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
 from clew.runs.validation_record import ValidationRecord, chart
-from clew.validation.outcomes import Examiner
-from clew.validation.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
-from clew.workflows.outputs import check_folder
-from clew.workflows.training_run import linked_run
-from clew.workflows.validating.experiment import (
+from clew.workflows.explaining.validation_plan import (
     DELETION_BASELINES,
     EVERY_FORM,
     FORMS,
@@ -28,12 +26,14 @@ from clew.workflows.validating.experiment import (
     TESTS_PER_GROUP,
     choose_tests,
     expected_half_width,
+    measure,
     of_subsets,
     plan_experiment,
     random_subsets,
     seeds_of,
 )
-from clew.workflows.validating.measures import measure
+from clew.workflows.outputs import check_folder
+from clew.workflows.training_run import linked_run
 
 logger = logging.getLogger(__name__)
 
@@ -116,14 +116,6 @@ def validate_influence(
     """Measure how well a model's scores predict retraining, and record a run of kind `validate`.
 
     Retrainings that are already in `output_dir` are not repeated.
-
-    Args:
-        request: The model to test, and the size of the test.
-        say: Receives the forecast in one line.
-        progress: Called with the number of finished retrainings and the total.
-
-    Raises:
-        UsageError: The model cannot be used, or the test would take more hours than are allowed.
     """
     check_folder("--output-dir", request.output_dir)
     began = time.perf_counter()
@@ -184,11 +176,7 @@ def _expected_retrainings(
 def _forecast(
     request: ValidationRequest, retrainer: Retrainer, count: int, seconds_each: float, say: Say
 ) -> None:
-    """Report how long the retrainings take and how wide the intervals will be.
-
-    Raises:
-        ConfigError: The retrainings would take more hours than are allowed.
-    """
+    """Report how long the retrainings take and how wide the intervals will be."""
     seconds = count * seconds_each
     width = expected_half_width(request.subsets, request.tests)
     at_once = retrainer.models_at_once
