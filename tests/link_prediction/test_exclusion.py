@@ -11,7 +11,7 @@ from clew.errors import DataError
 from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.reading.decisions import wrong_facts_tsv
+from clew.runs.reading.disagreements import wrong_facts_tsv
 from clew.runs.reading.reviews import DataOrigin, Fact, Review
 
 

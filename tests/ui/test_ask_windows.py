@@ -75,14 +75,14 @@ def test_a_text_is_continued_as_by_the_command(
     assert [job.state for job in started] == ["done"]
     request = TextRequest("<b>3</b> green", 30, Sampling(0.7), 3)
     expected = "".join(predict_text(f"models:/{PLAYS}@champion", request))
-    assert started[0].output() == expected + "\n"
+    assert started[0].output() == expected
     assert "&lt;b&gt;3&lt;/b&gt; green<mark>" in shown(app)
     assert app.get("download_button")
     assert app.query_params["prompt"] == "<b>3</b> green"
     link = {"prompt": "<b>3</b> green", "answer": "gone"} | settings
     page("ask", champions.uri, model=PLAYS, **link)
     started[1].wait()
-    assert started[1].output() == expected + "\n"
+    assert started[1].output() == expected
 
 
 @pytest.mark.slow

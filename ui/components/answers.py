@@ -27,7 +27,7 @@ from clew.ui.data.influence import (
 )
 from clew.ui.data.jobs import Job
 from clew.ui.data.models import ModelNames
-from clew.ui.data.questions import End, Why
+from clew.ui.work import End, Why
 
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4

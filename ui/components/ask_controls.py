@@ -8,7 +8,7 @@ from clew.ui import access
 from clew.ui.components import address, markup, states
 from clew.ui.components.entity_box import entity_box, shown
 from clew.ui.data.models import ModelNames, RegisteredModel
-from clew.ui.data.questions import Question
+from clew.ui.work import Question
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
 MODEL = "ask-model"
@@ -46,7 +46,7 @@ def _forget_answer() -> None:
         address.write(key, None)
 
 
-def question(vocabulary: ModelNames, *, again: bool) -> Question | None:
+def question(model: str, vocabulary: ModelNames, *, again: bool) -> Question | None:
     """Let a person fill in a question; return it when they send it.
 
     With `again`, return the question in the address at once, if the model knows its names.
@@ -81,12 +81,12 @@ def question(vocabulary: ModelNames, *, again: bool) -> Question | None:
         )
         st.caption("Leave one end empty to ask for it, or fill in both to ask about that triple.")
     if linked is not None:
-        return Question(*linked, top_k, only_new, level)
+        return Question(model, *linked, top_k, only_new, level)
     if not sent:
         return None
     for key, value in (("h", head), ("r", relation), ("t", tail)):
         address.write(key, value)
-    return Question(head, relation, tail, top_k, only_new, level)
+    return Question(model, head, relation, tail, top_k, only_new, level)
 
 
 def _linked(vocabulary: ModelNames) -> tuple[str, str, str] | None:

@@ -13,7 +13,7 @@ from clew.ui import access
 from clew.ui.components import address, exports, markup, palette, states
 from clew.ui.data import questions
 from clew.ui.data.jobs import Job
-from clew.ui.data.questions import AskedFrames
+from clew.ui.work import AskedFrames
 
 PATH = "ask-path"
 HDF5 = ("h5", "hdf5")
@@ -37,7 +37,7 @@ class Upload(Protocol):
         ...
 
 
-def question(*, again: bool) -> AskedFrames | None:
+def question(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, bytes]] | None:
     """Let a person choose frames; return them once sent, or with `again` those of a linked path.
 
     People who sign in cannot name a path on the server: they may have no right to read it.
@@ -57,11 +57,13 @@ def question(*, again: bool) -> AskedFrames | None:
     ready = bool(path or chosen) and access.may("ask")
     sent = st.button("Predict", type="primary", key="ask", disabled=not ready)
     if again and linked:
-        return AskedFrames(linked, {}, CONFIDENCES[share])
+        return AskedFrames(model, linked, CONFIDENCES[share]), {}
     if not sent:
         return None
     address.write("frames", path or None)
-    return AskedFrames(path, uploaded(chosen), CONFIDENCES[share])
+    files = uploaded(chosen) if chosen else {}
+    first = next(iter(files), "")
+    return AskedFrames(model, path or first.partition("/")[0], CONFIDENCES[share]), files
 
 
 def _frames(linked: str) -> tuple[str, Sequence[Upload]]:

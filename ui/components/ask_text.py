@@ -4,9 +4,8 @@ import streamlit as st
 
 from clew.ui import access
 from clew.ui.components import address, exports, markup
-from clew.ui.data import questions
 from clew.ui.data.jobs import Job
-from clew.ui.data.questions import AskedText
+from clew.ui.work import AskedText
 
 PROMPT = "ask-prompt"
 MOST_TOKENS = 5000
@@ -18,7 +17,7 @@ _TEXT = (
 )
 
 
-def question(*, again: bool) -> AskedText | None:
+def question(model: str, *, again: bool) -> AskedText | None:
     """Let a person give a prompt; return it once sent, or with `again` the one in the address."""
     linked = address.text("prompt")
     if PROMPT not in st.session_state:
@@ -61,21 +60,20 @@ def question(*, again: bool) -> AskedText | None:
         "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
     )
     if again and linked:
-        return AskedText(linked, tokens, temperature, top_p, seed)
+        return AskedText(model, linked, tokens, temperature, top_p, seed)
     if not sent:
         return None
     address.write("prompt", prompt if len(prompt) <= MOST_IN_ADDRESS else None)
-    return AskedText(prompt, tokens, temperature, top_p, seed)
+    return AskedText(model, prompt, tokens, temperature, top_p, seed)
 
 
 def written(job: Job) -> None:
     """Show the prompt and what the model has written so far."""
-    if job.state in {"running", "done"}:
-        markup.show(_TEXT, prompt=questions.prompt_of(job), written=job.output().removesuffix("\n"))
+    if job.state in {"running", "done"} and isinstance(job.asked, AskedText):
+        markup.show(_TEXT, prompt=job.asked.prompt, written=job.output())
 
 
 def download(job: Job) -> None:
     """Offer the whole text of a finished job."""
-    if job.state == "done":
-        text = questions.prompt_of(job) + job.output()
-        exports.button("Text", text, "text.txt", "text/plain")
+    if job.state == "done" and isinstance(job.asked, AskedText):
+        exports.button("Text", job.asked.prompt + job.output(), "text.txt", "text/plain")

@@ -5,8 +5,8 @@ from functools import partial
 
 import pandas as pd
 import streamlit as st
-from markupsafe import Markup
 
+from clew.runs.reading.disagreements import CHOICES, Disagreement, Opinion
 from clew.ui.components import (
     address,
     markup,
@@ -16,7 +16,6 @@ from clew.ui.components import (
     sign_in,
     tables,
 )
-from clew.ui.data.reviews import CHOICES, Decision, Disagreement, Opinion
 
 MAX_SIDE_BY_SIDE = 4
 KINDS = {"explanation": "explanation", "fact": "training fact"}
@@ -65,7 +64,7 @@ def _state(found: Disagreement) -> str:
     if found.decision is None:
         return "? open"
     again = ", reviewed since" if found.newer else ""
-    return f"{palette.OPINION_SYMBOLS[found.decision.verdict]} {found.decision.verdict}{again}"
+    return f"{palette.OPINION_SYMBOLS[found.decision.said]} {found.decision.said}{again}"
 
 
 def _in_short(opinions: Sequence[Opinion]) -> str:
@@ -89,7 +88,10 @@ def side_by_side(found: Disagreement) -> None:
             with column:
                 _opinion(found, opinion)
     markup.show_list(
-        [_decision(each, counts=each is found.decision) for each in reversed(found.decisions)]
+        [
+            review_tables.said(each, f"{'before' if number else 'decided'}: {each.said}")
+            for number, each in enumerate(reversed(found.decisions))
+        ]
     )
 
 
@@ -105,13 +107,6 @@ def _opinion(found: Disagreement, opinion: Opinion) -> None:
         when=markup.minute(review.created),
         about=(explained if found.about == "fact" else "") + since,
         comment=review.comment or "no comment",
-    )
-
-
-def _decision(decision: Decision, *, counts: bool) -> Markup:
-    words = f"{'decided:' if counts else 'before:'} {decision.verdict}"
-    return review_tables.said(
-        decision.verdict, words, decision.person, decision.created, decision.comment
     )
 
 

@@ -1,7 +1,6 @@
 """What a person can do with registered models: choose, promote, roll back."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import streamlit as st
 
@@ -11,18 +10,9 @@ from clew.ui.components import address
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data.models import RegisteredModel
 from clew.ui.data.runs import RunQuery, run_by_id, runs_page
+from clew.ui.work import Promotion
 
 NUM_CANDIDATES = 100
-
-
-@dataclass(frozen=True)
-class Promotion:
-    """A promotion that a person asks for."""
-
-    run_id: str
-    name: str
-    dry_run: bool
-    force: str
 
 
 def model(found: Sequence[RegisteredModel]) -> RegisteredModel:

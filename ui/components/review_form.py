@@ -7,22 +7,14 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError
+from clew.runs.reading.disagreements import decision_on
+from clew.runs.reading.reviews import VERDICTS, Fact, Review, latest_of_each
 from clew.ui import access
 from clew.ui.components import markup, palette, sign_in, states
 from clew.ui.components.influence_charts import fact_texts
 from clew.ui.components.review_tables import said
 from clew.ui.data.influence import strongest
-from clew.ui.data.reviews import (
-    VERDICTS,
-    Fact,
-    Review,
-    add_review,
-    decision_on,
-    decisions_of_all,
-    fact_of,
-    latest_of_each,
-    reviews_of,
-)
+from clew.ui.data.reviews import add_review, fact_of, reviews_of
 
 NUM_FACTS = 20
 CONVINCING = "convincing"
@@ -145,16 +137,9 @@ def _save(review: Review) -> None:
 
 def earlier(run_id: str, test: pd.Series) -> None:
     """Show earlier reviews of this explanation, and the decision, if there is one."""
-    triple = fact_of(test).triple
-    items = [
-        said(each.verdict, each.verdict, each.reviewer or "somebody", each.created, each.comment)
-        for each in latest_of_each(reviews_of(run_id).records)
-        if each.test.triple == triple
-    ]
-    if not items:
-        return
-    made = decision_on(triple, decisions_of_all([run_id]).records)
-    if made is not None:
-        words = f"decided: {made.verdict}"
-        items.append(said(made.verdict, words, made.person, made.created, made.comment))
+    triple, reviews = fact_of(test).triple, reviews_of(run_id).records
+    shown = [each for each in latest_of_each(reviews) if each.test.triple == triple]
+    items = [said(each, each.said) for each in shown]
+    if shown and (made := decision_on(triple, reviews)) is not None:
+        items.append(said(made, f"decided: {made.said}"))
     markup.show_list(items)

@@ -8,17 +8,11 @@ import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 
+from clew.runs.reading.disagreements import WrongFact, reviewer_agreement
+from clew.runs.reading.reviews import VERDICTS, Fact, Review, VerdictCount
 from clew.ui.components import address, markup, palette, tables
 from clew.ui.components.influence_charts import fact_text
 from clew.ui.components.influence_controls import ALL, run_labels
-from clew.ui.data.reviews import (
-    VERDICTS,
-    Fact,
-    Review,
-    VerdictCount,
-    WrongFact,
-    reviewer_agreement,
-)
 from clew.ui.data.runs import RunRecord
 
 _SAID = (
@@ -50,10 +44,10 @@ def numbers(reviews: Sequence[Review], counted: Sequence[Review]) -> None:
     """Show the number of explanations, reviewers and verdicts, and the agreement.
 
     Args:
-        reviews: The last review of each explanation by each reviewer.
-        counted: The reviews whose verdicts count, with decisions instead of what they settled.
+        reviews: The reviews that people gave.
+        counted: The reviews whose verdicts count.
     """
-    counts = Counter(review.verdict for review in counted)
+    counts = Counter(review.said for review in counted)
     columns = st.columns(len(VERDICTS) + 3)
     columns[0].metric(
         "Explanations judged",
@@ -115,7 +109,8 @@ def choose(reviews: Sequence[Review], run_names: Mapping[str, str]) -> Review | 
             "When (UTC)": pd.to_datetime([review.created[:19] for review in reviews]),
             "Reviewer": [review.reviewer for review in reviews],
             "Verdict": [
-                f"{palette.VERDICT_SYMBOLS[review.verdict]} {review.verdict}" for review in reviews
+                f"{palette.OPINION_SYMBOLS[review.said]} {review.said}" + ", final" * review.final
+                for review in reviews
             ],
             "Explained triple": [triple_text(review.test) for review in reviews],
             "Convincing": [len(review.convincing) for review in reviews],
@@ -155,7 +150,7 @@ def wrong_frame(facts: Sequence[WrongFact]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "Reviews": [wrong.num_reviews for wrong in facts],
-            "Decided by": [wrong.decision.person if wrong.decision else "" for wrong in facts],
+            "Decided by": [wrong.decision.reviewer if wrong.decision else "" for wrong in facts],
             "Training fact": [triple_text(wrong.fact) for wrong in facts],
             "Head": [wrong.fact.head for wrong in facts],
             "Relation": [wrong.fact.relation for wrong in facts],
@@ -164,15 +159,15 @@ def wrong_frame(facts: Sequence[WrongFact]) -> pd.DataFrame:
     )
 
 
-def said(verdict: str, words: str, who: str, created: str, comment: str) -> Markup:
-    """Return a review or a decision as an item of a list: its verdict in words, by whom, why."""
+def said(review: Review, words: str) -> Markup:
+    """Return a review as an item of a list: its verdict in words, by whom, why."""
     return markup.fill(
         _SAID,
-        symbol=palette.OPINION_SYMBOLS[verdict],
+        symbol=palette.OPINION_SYMBOLS[review.said],
         said=words,
-        who=who,
-        when=markup.minute(created),
-        comment=comment,
+        who=review.reviewer or "somebody",
+        when=markup.minute(review.created),
+        comment=review.comment,
     )
 
 

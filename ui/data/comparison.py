@@ -1,6 +1,6 @@
-"""Data of the page Compare: chosen runs against a reference, over seeds; and saved views."""
+"""Data of the page Compare: chosen runs against a reference, over seeds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -8,7 +8,6 @@ import streamlit as st
 
 from clew import names
 from clew.config.directions import direction_of
-from clew.runs.reading import saved_views
 from clew.runs.reading.comparison import (
     COST_METRICS,
     IGNORED_PARAMETERS,
@@ -28,7 +27,6 @@ from clew.runs.reading.comparison import (
     setting_name,
 )
 from clew.runs.reading.metrics import Pick, pick_values, smooth
-from clew.runs.reading.saved_views import SavedView, SavedViews
 from clew.runs.reading.search import search_runs
 from clew.runs.reading.tables import (
     csv_text,
@@ -39,7 +37,6 @@ from clew.runs.reading.tables import (
     to_latex,
     to_markdown,
 )
-from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
 
 __all__ = [
@@ -50,8 +47,6 @@ __all__ = [
     "Group",
     "Pick",
     "Preset",
-    "SavedView",
-    "SavedViews",
     "Statistic",
     "csv_text",
     "delta_text",
@@ -219,26 +214,3 @@ def parameter_table(
     )
     frame.insert(0, "parameter", [key.removeprefix(names.PARAMETER_PREFIX) for key in shown])
     return frame
-
-
-@st.cache_data(ttl=5, show_spinner=False)
-def views() -> SavedViews:
-    return saved_views.list_views()
-
-
-def save_view(name: str, parameters: Mapping[str, str], person: str, *, replaces: str) -> None:
-    """Save a view, see `clew.runs.reading.saved_views.save_view`."""
-    person = access.authorize("save views") or person
-    try:
-        saved_views.save_view(name, parameters, person, replaces=replaces)
-    finally:
-        views.clear()
-
-
-def delete_view(name: str) -> None:
-    """Delete a view, see `clew.runs.reading.saved_views.delete_view`."""
-    access.authorize("save views")
-    try:
-        saved_views.delete_view(name)
-    finally:
-        views.clear()

@@ -1,23 +1,29 @@
-"""Child processes: all work that needs a model runs as `clew <verb>`, as on the command line.
+"""Child processes for all work that needs a model.
 
-They are forked from a warm process that has already imported torch and MLflow, so they start at
-once. A job belongs to the server, not to a browser tab: a reloaded page finds the job by its id.
-A job writes its output to files, which the pages read while they grow.
+They are forks of a process that has already imported torch and MLflow (`multiprocessing`'s
+forkserver), so they start at once. A job belongs to the server, not to a browser tab: a reloaded
+page finds it by its id. It writes its output to files, which the pages read while they grow.
 """
 
 import atexit
 import json
+import multiprocessing
+import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import streamlit as st
@@ -25,7 +31,7 @@ import streamlit as st
 from clew.errors import UsageError
 from clew.runs import store
 from clew.ui import access
-from clew.ui.data.warm_process import Command, WarmProcess
+from clew.ui.work import EXIT_CODE_FILE, WORK, start_work
 
 MAX_RUNNING = 4
 MAX_KEPT = 50
@@ -43,32 +49,30 @@ class Job:
     job_id: str
     title: str
     folder: Path
-    process: Command
     action: access.Action
+    asked: object
+    """One of the requests of `clew.ui.work`."""
     person: str = ""
     """Who started it, empty if nobody has to sign in."""
     cancelled_by: str = ""
     started: float = field(default_factory=time.time)
     cancelled: bool = False
+    exit_code: int | None = None
+    """None while the job runs; negative if a signal ended it."""
+    pid: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def state(self) -> JobState:
         """Return the state of the job; exit code 3 (stopped to protect the result) is `refused`."""
-        code = self.process.poll()
-        if code is None:
+        if self.exit_code is None:
             return "running"
         if self.cancelled:
             return "cancelled"
-        return {0: "done", 3: "refused"}.get(code, "failed")  # type: ignore[return-value]
-
-    @property
-    def exit_code(self) -> int | None:
-        """Return the exit code, None while the job runs."""
-        return self.process.poll()
+        return {0: "done", 3: "refused"}.get(self.exit_code, "failed")  # type: ignore[return-value]
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the job started."""
         return time.time() - self.started
 
     def text_of(self, name: str) -> str:
@@ -81,15 +85,16 @@ class Job:
         return self.text_of("stdout")
 
     def log(self) -> str:
+        """Return the end of the job's standard error."""
         return self.text_of("stderr")[-TAIL_CHARACTERS:]
 
     def message(self) -> str:
-        """Return the last line of the log: the error message of a command that failed."""
+        """Return the last line of the log: the error message of a job that failed."""
         lines = [line for line in self.log().splitlines() if line.strip()]
         return lines[-1].removeprefix("clew: error: ") if lines else ""
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the JSON objects that the job printed, one per line."""
+        """Return the JSON objects that the job wrote, one per line."""
         found = []
         for line in self.output().splitlines():
             with suppress(ValueError):
@@ -99,14 +104,11 @@ class Job:
         return found
 
     def result(self) -> dict[str, Any] | None:
-        """Return the whole output as one JSON object, None if it is not one."""
-        with suppress(ValueError):
-            content = json.loads(self.output())
-            return content if isinstance(content, dict) else None
-        return None
+        """Return the last JSON object that the job wrote, None if there is none."""
+        return next(reversed(self.events()), None)
 
     def run_id(self) -> str:
-        """Return the id of the run that the job made, empty if the job printed none."""
+        """Return the id of the run that the job made, empty if the job wrote none."""
         for event in self.events():
             if isinstance(run_id := event.get("run_id"), str):
                 return run_id
@@ -115,7 +117,7 @@ class Job:
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Wait until the job ends, for at most `timeout_seconds`."""
-        self.process.wait(timeout_seconds)
+        self.ended.wait(timeout_seconds)
 
     def cancel(self) -> None:
         """Interrupt the job as Ctrl-C does; kill it if it does not end.
@@ -124,14 +126,27 @@ class Job:
             AccessError: The person may not start such a job either.
         """
         person = access.authorize(self.action)
-        if self.process.poll() is None:
+        if not self.ended.is_set():
             self.cancelled, self.cancelled_by = True, person
-            threading.Thread(target=self._end, daemon=True).start()
+            threading.Thread(target=self.end, args=(signal.SIGINT,), daemon=True).start()
 
-    def _end(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-        if self.process.wait(SECONDS_TO_STOP) is None:
-            self.process.send_signal(signal.SIGKILL)
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal to the job's processes; kill them if they do not end."""
+        for each in (number, signal.SIGKILL):
+            if not self.ended.is_set():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, each)
+                self.ended.wait(SECONDS_TO_STOP)
+
+    def watch(self, process: ForkServerProcess) -> None:
+        """Wait for the end of the process, and keep its exit code."""
+        process.join()
+        written = self.text_of(EXIT_CODE_FILE)
+        if not written:  # it was killed, or lives on without the process that forked it
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.exit_code = int(written) if written else process.exitcode
+        self.ended.set()
 
 
 class Jobs:
@@ -141,21 +156,22 @@ class Jobs:
         self.folder = Path(tempfile.mkdtemp(prefix="clew-jobs-"))
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
-        self._warm = WarmProcess()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([WORK])
         atexit.register(self.close)
 
     def start(
         self,
-        arguments: Sequence[str],
+        asked: object,
         *,
         title: str,
         action: access.Action,
-        files: Mapping[str, str | bytes] | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> Job:
-        """Start `clew` with arguments.
+        """Start a job.
 
-        `files` are first written to a new folder, whose path replaces `{folder}` in the arguments.
-        What the command records names the signed-in person, or the system's user if there is none.
+        `files` are first written to its folder. What it records names the signed-in person, or the
+        system's user if there is none.
 
         Raises:
             AccessError: The person may not do this.
@@ -170,17 +186,20 @@ class Jobs:
                     "cancel one"
                 )
             job_id = uuid.uuid4().hex[:12]
-            folder = self.folder / job_id
-            folder.mkdir()
+            job = Job(job_id, title, self.folder / job_id, action, asked, person)
+            job.folder.mkdir()
             for name, content in (files or {}).items():
-                (folder / name).parent.mkdir(exist_ok=True)
-                data = content.encode() if isinstance(content, str) else content
-                (folder / name).write_bytes(data)
-            placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
+                (job.folder / name).parent.mkdir(exist_ok=True)
+                (job.folder / name).write_bytes(content)
             environment = {"MLFLOW_TRACKING_URI": store.tracking_uri()}
             environment |= {store.PERSON_VARIABLE: person} if person else {}
-            process = self._warm.start(job_id, placed, folder, environment)
-            job = Job(job_id, title, folder, process, action, person)
+            given = (WORK, asked, job.folder, environment, store.project_root())
+            process = self._context.Process(target=start_work, args=given)
+            with _nothing_to_import():
+                process.start()
+            assert process.pid is not None
+            job.pid = process.pid
+            threading.Thread(target=job.watch, args=(process,), daemon=True).start()
             self._jobs[job_id] = job
             self._forget_old()
             return job
@@ -190,18 +209,31 @@ class Jobs:
         return self._jobs.get(job_id)
 
     def close(self) -> None:
-        self._warm.close()
+        for job in self._jobs.values():
+            job.end(signal.SIGTERM)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def warm_up(self) -> None:
-        """Get ready for the first command, in the background."""
-        self._warm.open()
+        """Get ready for the first job, in the background."""
+        with _nothing_to_import():
+            forkserver.ensure_running()
 
     def _forget_old(self) -> None:
         ended = [job for job in self._jobs.values() if job.state != "running"]
         for job in ended[: max(0, len(self._jobs) - MAX_KEPT)]:
             del self._jobs[job.job_id]
             shutil.rmtree(job.folder, ignore_errors=True)
+
+
+@contextmanager
+def _nothing_to_import() -> Iterator[None]:
+    """Hide the page, which Streamlit puts into the place of `__main__`: children would run it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @st.cache_resource(show_spinner=False)

@@ -1,9 +1,7 @@
-"""The questions of the page Ask to models: each one is a job (`clew.ui.data.jobs`)."""
+"""What pages ask for that needs a model: each request is a job, and `clew.warm` does the work."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import pandas as pd
 import streamlit as st
@@ -12,67 +10,20 @@ from clew.errors import DataError, described
 from clew.ui import access
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
-
-PROMPT_FILE = "prompt.txt"
-PREDICTIONS_FILE = "predictions.parquet"
-FIRST_ANSWER_FILE = "first_answer.json"
-
-End = Literal["head", "tail"]
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question about a triple in the data set's own names; an empty end is asked for."""
-
-    head: str
-    relation: str
-    tail: str
-    top_k: int
-    only_new: bool
-    """Leave out answers that are already in the training data."""
-    level: float | None
-    """Probability that the answer set contains a new answer; None: no answer set."""
+from clew.ui.work import (
+    FIRST_ANSWER_FILE,
+    PREDICTIONS_FILE,
+    AskedFrames,
+    AskedText,
+    Preparation,
+    Question,
+    Why,
+)
 
 
-@dataclass(frozen=True)
-class AskedText:
-    """A text for a language model to continue, and how."""
-
-    prompt: str
-    max_tokens: int
-    temperature: float
-    top_p: float
-    seed: int
-
-
-@dataclass(frozen=True)
-class AskedFrames:
-    """Frames for a model of image sequences: a path on the server, or the files of an upload."""
-
-    path: str
-    files: Mapping[str, bytes]
-    """Contents by the name relative to the folder of the job; empty if there is a path."""
-    confidence: float
-
-
-@dataclass(frozen=True)
-class Why:
-    """A triple to explain, as the answer to a question for one of its ends."""
-
-    head: str
-    relation: str
-    tail: str
-    end: End
-
-
-def predict(model: str, asked: Question) -> Job:
+def predict(asked: Question) -> Job:
     """Start asking a model for the most likely entities, or for the rank of a triple."""
-    parts = {"head": asked.head, "relation": asked.relation, "tail": asked.tail}
-    arguments = [f"--{name}={value}" for name, value in parts.items() if value]
-    arguments += ["--filter-known=true"] if asked.only_new else []
-    arguments += [] if asked.level is None else [f"--conformal={asked.level}"]
-    arguments += [f"--model={model}", f"--top-k={asked.top_k}", "--json"]
-    return jobs.jobs().start(["predict", *arguments], title=f"Ask {model}", action="ask")
+    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask")
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -88,44 +39,19 @@ def prepare_reasons(model: str, run_id: str) -> Job:
     Raises:
         UsageError: Too many jobs are running.
     """
-    return jobs.jobs().start(
-        ["tracin", f"--model={model}", "--prepare"], title=f"Prepare {run_id}", action="ask"
-    )
+    return jobs.jobs().start(Preparation(model), title=f"Prepare {run_id}", action="ask")
 
 
-def continue_text(model: str, asked: AskedText) -> Job:
-    """Start a job that prints the continuation of a prompt.
-
-    The prompt is passed in a file, because it can contain any characters.
-    """
-    arguments = [f"--model={model}", f"--prompt-file={{folder}}/{PROMPT_FILE}"]
-    arguments += [f"--max-tokens={asked.max_tokens}", f"--temperature={asked.temperature}"]
-    arguments += [f"--top-p={asked.top_p}", f"--seed={asked.seed}"]
-    return jobs.jobs().start(
-        ["predict", *arguments],
-        title=f"Ask {model}",
-        action="ask",
-        files={PROMPT_FILE: asked.prompt},
-    )
+def continue_text(asked: AskedText) -> Job:
+    """Start a job that prints the continuation of a prompt."""
+    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask")
 
 
-def prompt_of(job: Job) -> str:
-    """Return the text that a job continues."""
-    return job.text_of(PROMPT_FILE)
-
-
-def predict_frames(model: str, asked: AskedFrames) -> Job:
-    """Start predicting from frames; the job writes the values to a file in its folder."""
-    frames = asked.path
-    if asked.files:
+def predict_frames(asked: AskedFrames, files: Mapping[str, bytes]) -> Job:
+    """Start predicting from frames; `files` are those of an upload, by their path in its folder."""
+    if files:
         access.authorize("upload")
-        first = next(iter(asked.files))
-        frames = f"{{folder}}/{first.partition('/')[0]}"
-    arguments = [f"--model={model}", f"--frames={frames}", f"--confidence={asked.confidence}"]
-    arguments += [f"--output={{folder}}/{PREDICTIONS_FILE}", "--json"]
-    return jobs.jobs().start(
-        ["predict", *arguments], title=f"Ask {model}", action="ask", files=asked.files
-    )
+    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
 
 
 def predictions_of(job: Job) -> pd.DataFrame:
@@ -141,25 +67,10 @@ def predictions_of(job: Job) -> pd.DataFrame:
         raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
 
 
-def trace(model: str, why: Why, *, called: str = "") -> Job:
-    """Start tracing a triple to its training facts.
-
-    The triple is passed in a file, because its names can contain any characters.
-
-    Args:
-        model: The model's URI.
-        why: The triple, under the names of the data.
-        called: The triple with its labels, if they differ.
-    """
-    triple = (why.head, why.relation, why.tail)
-    arguments = [f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"]
-    arguments += [f"--first-answer={{folder}}/{FIRST_ANSWER_FILE}", "--json"]
-    return jobs.jobs().start(
-        ["tracin", *arguments],
-        title=f"Explain {called or ' · '.join(triple)}",
-        action="explain",
-        files={"test.txt": "\t".join(triple) + "\n"},
-    )
+def trace(why: Why, *, called: str = "") -> Job:
+    """Start tracing a triple to its training facts; `called` is the triple with its labels."""
+    title = f"Explain {called or ' · '.join((why.head, why.relation, why.tail))}"
+    return jobs.jobs().start(why, title=title, action="explain")
 
 
 def first_answer_of(job: Job) -> Path | None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from clew import names
 from clew.config.load import from_mapping
@@ -14,30 +13,30 @@ from clew.errors import DataError, described
 from clew.files import write_whole
 from clew.folders import expanded
 from clew.runs import store
-from clew.runs.reading.reviews import OfRun
+from clew.runs.reading.reviews import Review
 from clew.runs.reading.runs import read_config, started_in
 from clew.ui import access
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
 from clew.ui.data.runs import RunRecord, runs_by_id
+from clew.ui.work import Training
 
 FOLDER = Path("runs/left_out")
 """The folder of the lists, relative to the folder that commands run in."""
-CONFIG_FILE = "config.yaml"
 MEASURES = (names.MRR, *(names.hits_at(k) for k in (1, 3, 10)), names.MEAN_RANK)
 SUFFIX = " without the facts marked wrong"
 """End of the names of such runs."""
 
 
-def explained_runs(things: Iterable[OfRun], runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """Return the trainings whose explanations were reviewed or decided on, the newest first.
+def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """Return the trainings whose explanations were reviewed, the newest first.
 
     Args:
-        things: The reviews or decisions.
+        reviews: The reviews.
         runs: The runs of these explanations.
     """
     sources = {run.run_id: run.tags.get(names.TAG_SOURCE_RUN, "") for run in runs}
-    found = runs_by_id(sorted({sources[thing.run_id] for thing in things} - {""}))
+    found = runs_by_id(sorted({sources[review.run_id] for review in reviews} - {""}))
     return sorted(found, key=lambda run: -run.started_ms)
 
 
@@ -66,12 +65,7 @@ def train_without(run: RunRecord, listed: str) -> Job:
     data["exclude"] = str(_kept(listed, data.get("exclude")))
     title = f"{(run.name or run.run_id[:8]).removesuffix(SUFFIX)}{SUFFIX}"
     tracking["run_name"] = title
-    return jobs.jobs().start(
-        ["train", f"--config={{folder}}/{CONFIG_FILE}"],
-        title=f"Train {title}",
-        action="train",
-        files={CONFIG_FILE: yaml.safe_dump(config, sort_keys=False)},
-    )
+    return jobs.jobs().start(Training(config), title=f"Train {title}", action="train")
 
 
 def _section(run: RunRecord, config: Mapping[str, object], name: str) -> dict[str, Any]:

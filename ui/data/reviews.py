@@ -1,78 +1,21 @@
 """Reviews for the pages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import pandas as pd
 import streamlit as st
 
 from clew import names
 from clew.errors import DataError
-from clew.runs.reading.decisions import (
-    CHOICES,
-    Decision,
-    WrongFact,
-    append_decision,
-    decision_on,
-    decisions_csv,
-    read_decisions,
-    settled,
-    wrong_facts,
-    wrong_facts_tsv,
-)
-from clew.runs.reading.disagreements import (
-    Disagreement,
-    Opinion,
-    find_disagreements,
-    reviewer_agreement,
-)
-from clew.runs.reading.records import Kept
-from clew.runs.reading.reviews import (
-    VERDICTS,
-    Fact,
-    Review,
-    Verdict,
-    VerdictCount,
-    append_review,
-    by_data,
-    count_verdicts,
-    latest_of_each,
-    read_reviews,
-    reviews_csv,
-)
+from clew.runs.reading.disagreements import CHOICES, find_disagreements
+from clew.runs.reading.reviews import Fact, Kept, Review, append_review, read_reviews
 from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
-
-__all__ = [
-    "CHOICES",
-    "VERDICTS",
-    "Decision",
-    "Disagreement",
-    "Fact",
-    "Opinion",
-    "Review",
-    "Verdict",
-    "VerdictCount",
-    "WrongFact",
-    "by_data",
-    "count_verdicts",
-    "decision_on",
-    "decisions_csv",
-    "find_disagreements",
-    "latest_of_each",
-    "reviewer_agreement",
-    "reviews_csv",
-    "settled",
-    "wrong_facts",
-    "wrong_facts_tsv",
-]
-
 
 NUM_LATEST = 50
 NUM_PER_PAGE = 200
 MAX_CACHED = 1024
-Said = TypeVar("Said", Review, Decision)
 
 
 def explains_triples(run: RunRecord) -> bool:
@@ -98,40 +41,23 @@ def reviewable_runs() -> list[RunRecord]:
 
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def reviews_of(run_id: str) -> Kept[Review]:
+def reviews_of(run_id: str) -> Kept:
     return read_reviews(run_id)
 
 
-def reviews_of_all(run_ids: Sequence[str]) -> Kept[Review]:
+def reviews_of_all(run_ids: Iterable[str]) -> Kept:
     """Return the reviews of several runs together."""
-    return _together([reviews_of(run_id) for run_id in run_ids])
-
-
-def _together(found: Sequence[Kept[Said]]) -> Kept[Said]:
+    found = [reviews_of(run_id) for run_id in run_ids]
     return Kept(
-        tuple(record for kept in found for record in kept.records),
+        tuple(review for kept in found for review in kept.records),
         tuple(problem for kept in found for problem in kept.problems),
     )
 
 
-@st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def _decisions(run_id: str) -> Kept[Decision]:
-    return read_decisions(run_id)
-
-
-def decisions_of_all(run_ids: Sequence[str]) -> Kept[Decision]:
-    """Return the decisions about the reviews of several runs; a run without reviews has none.
-
-    Raises:
-        TrackingError: A run is gone or cannot be read.
-    """
-    return _together([_decisions(run_id) for run_id in run_ids if reviews_of(run_id).records])
-
-
 def add_decision(
     key: str, verdict: str, person: str, comment: str, runs: Sequence[RunRecord]
-) -> Decision:
-    """Write a person's decision about a disagreement, after reading the store again.
+) -> Review:
+    """Write a person's final review of a disagreement, after reading the store again.
 
     Args:
         key: The key of the disagreement.
@@ -147,24 +73,15 @@ def add_decision(
     person = access.authorize("decide") or person
     for run in runs:
         reviews_of.clear(run.run_id)
-        _decisions.clear(run.run_id)
-    ids = [run.run_id for run in runs]
-    reviews = reviews_of_all(ids).records
-    found = find_disagreements(reviews, decisions_of_all(ids).records, runs)
+    found = find_disagreements(reviews_of_all(run.run_id for run in runs).records, runs)
     about = next((each for each in found if each.key == key), None)
     if about is None:
         raise DataError(f"no reviewers disagree about {key} any more; there is nothing to decide")
-    decision = Decision(
-        run_id=about.run_ids[-1] if about.run_ids else about.decisions[-1].run_id,
-        about=about.about,
-        triple=about.triple,
-        verdict=verdict,  # type: ignore[arg-type]
-        person=person,
-        comment=comment,
-        review_ids=tuple(opinion.review.review_id for opinion in about.opinions),
-    )
-    written = append_decision(decision, reviews, earlier=about.decisions)
-    _decisions.clear(written.run_id)
+    if verdict not in CHOICES[about.about]:
+        expected = ", ".join(CHOICES[about.about])
+        raise DataError(f"the decision is {verdict!r}; expected one of {expected}")
+    written = append_review(about.final_review(verdict, person, comment))
+    reviews_of.clear(written.run_id)
     return written
 
 

@@ -21,7 +21,7 @@ from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
 from clew.ui.data.influence import FactPath, ReportHead
 from clew.ui.data.models import vocabulary
-from clew.ui.data.reviews import decision_on, decisions_of_all, reviews_of
+from clew.ui.data.reviews import reviews_of
 from clew.ui.data.runs import run_by_id
 
 __all__ = [
@@ -69,6 +69,5 @@ def shared(
         run,
         run_by_id(source),
         kinds=kinds_of(head),
-        reviews=tuple(review for review in reviews if review.test.triple == triple),
-        decision=decision_on(triple, decisions_of_all([run_id]).records) if run else None,
+        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
     )

@@ -1,6 +1,7 @@
 """Ask: a champion's answers and the reasons for one, its text, or its predictions."""
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
 import streamlit as st
@@ -20,7 +21,7 @@ from clew.ui.components import (
 )
 from clew.ui.data import jobs, models, questions
 from clew.ui.data.models import ModelNames, RegisteredModel
-from clew.ui.data.questions import End, Why
+from clew.ui.work import End, Why
 
 PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
@@ -52,18 +53,18 @@ def render() -> None:
 
 def _text(model: RegisteredModel) -> None:
     with states.guarded("The text"):
-        asked = ask_text.question(again=_is_gone())
+        asked = ask_text.question(models.champion_uri(model), again=_is_gone())
         if asked is not None:
-            _show_next(model, questions.continue_text(models.champion_uri(model), asked))
+            _show_next(model, questions.continue_text(asked))
         if answer_id := address.text("answer"):
             job_view.show(answer_id, progress=ask_text.written, result=ask_text.download)
 
 
 def _frames(model: RegisteredModel) -> None:
     with states.guarded("The predictions"):
-        asked = ask_frames.question(again=_is_gone())
+        asked = ask_frames.question(models.champion_uri(model), again=_is_gone())
         if asked is not None:
-            _show_next(model, questions.predict_frames(models.champion_uri(model), asked))
+            _show_next(model, questions.predict_frames(*asked))
         if answer_id := address.text("answer"):
             job_view.show(answer_id, result=ask_frames.predictions)
 
@@ -95,9 +96,9 @@ def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
     The address can be an old link: if its answer is gone, its question is asked again.
     """
     gone = _is_gone()
-    asked = ask_controls.question(vocabulary, again=gone)
+    asked = ask_controls.question(models.champion_uri(model), vocabulary, again=gone)
     if asked is not None:
-        job = questions.predict(models.champion_uri(model), asked)
+        job = questions.predict(asked)
         with suppress(UsageError):  # too many commands run: the first explanation is slower
             questions.prepare_reasons(models.champion_uri(model), models.champion_run(model))
         if not gone:
@@ -113,7 +114,7 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
 
     def explain(meant: Why) -> None:
         called = ask_controls.triple_text((meant.head, meant.relation, meant.tail), vocabulary)
-        job = questions.trace(models.champion_uri(model), meant, called=called)
+        job = questions.trace(replace(meant, model=models.champion_uri(model)), called=called)
         address.write("why", job.job_id)
         address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 

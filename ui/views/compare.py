@@ -14,7 +14,6 @@ from clew.ui.components import (
     markup,
     runs_table,
     states,
-    view_controls,
 )
 from clew.ui.data.comparison import (
     Comparison,
@@ -26,7 +25,6 @@ from clew.ui.data.comparison import (
     picked_texts,
     points,
     preset,
-    views,
 )
 from clew.ui.data.runs import RunRecord, has_runs, runs_by_id
 
@@ -37,22 +35,19 @@ def render() -> None:
     """Show the page."""
     markup.style()
     st.title("Compare", anchor=False)
-    place = st.container()
     with states.guarded("The comparison"):
         if not has_runs():
             states.empty_store()
             return
-        saved = views()
-        view = view_controls.opened(saved)
         wanted = address.texts("runs")[:MAX_RUNS]
         runs = runs_by_id(wanted)
-        view_controls.missing_runs(view, wanted, len(runs))
+        if gone := len(wanted) - len(runs):
+            states.warning(
+                f"{gone} of {len(wanted)} runs are not in the store any more; they are left out."
+            )
         _choose(runs)
         if runs:
             _comparison(runs)
-        # Last, because every widget must first put its value into the address that is saved.
-        with place:
-            view_controls.bar(saved, view, runs)
 
 
 def _choose(runs: Sequence[RunRecord]) -> None:

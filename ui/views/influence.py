@@ -17,7 +17,6 @@ from clew.ui.components import (
     markup,
     prediction,
     review_form,
-    review_queue,
     sequence_report,
     states,
     text_report,
@@ -114,7 +113,6 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
                 above = st.container()  # filled last, so that it counts the review just saved
                 review_form.form(run_id, test, found)
                 with above:
-                    review_queue.bar(run_id, head.tests, place)
                     review_form.earlier(run_id, test)
 
 

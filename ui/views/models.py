@@ -71,13 +71,7 @@ def _promote() -> None:
         message = f"no run {wanted.run_id} in the store; it may have been deleted"
         states.problem("The run", message, done="promoted")
         return
-    job = models.promote(
-        wanted.run_id,
-        wanted.name,
-        dry_run=wanted.dry_run,
-        force=wanted.force,
-    )
-    address.write("job", job.job_id)
+    address.write("job", models.promote(wanted).job_id)
     st.rerun()
 
 

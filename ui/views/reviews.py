@@ -5,6 +5,14 @@ from collections.abc import Sequence
 import streamlit as st
 
 from clew.errors import ClewError
+from clew.runs.reading.disagreements import (
+    Disagreement,
+    find_disagreements,
+    settled,
+    wrong_facts,
+    wrong_facts_tsv,
+)
+from clew.runs.reading.reviews import Review, by_data, count_verdicts, latest_of_each, reviews_csv
 from clew.ui.components import (
     address,
     decision_view,
@@ -13,32 +21,13 @@ from clew.ui.components import (
     links,
     markup,
     retraining,
-    review_queue,
     review_tables,
     states,
 )
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data.influence import report_head, report_of_run, same_test
 from clew.ui.data.retraining import explained_runs, train_without
-from clew.ui.data.reviews import (
-    Decision,
-    Disagreement,
-    Review,
-    add_decision,
-    by_data,
-    count_verdicts,
-    decisions_csv,
-    decisions_of_all,
-    explains_triples,
-    find_disagreements,
-    latest_of_each,
-    reviewable_runs,
-    reviews_csv,
-    reviews_of_all,
-    settled,
-    wrong_facts,
-    wrong_facts_tsv,
-)
+from clew.ui.data.reviews import add_decision, explains_triples, reviewable_runs, reviews_of_all
 from clew.ui.data.runs import RunRecord, run_by_id
 
 
@@ -60,11 +49,6 @@ def render() -> None:
         chosen = review_tables.run_filter(runs)
         ids = [run.run_id for run in chosen]
         found = reviews_of_all(ids)
-        if len(chosen) == 1:
-            with states.guarded("The explanations to hand out"):
-                review_queue.hand_out(
-                    chosen[0].run_id, report_head(report_of_run(chosen[0].run_id)).tests
-                )
         for problem in found.problems:
             states.warning(f"A review is left out: {problem}")
         if not found.records:
@@ -75,26 +59,21 @@ def render() -> None:
             )
             links.to("influence", "Read explanations", run=chosen[0].run_id)
             return
-        # A decision about a fact counts for all explanations of the same data, not only for those
+        _summary(found.records, chosen)
+        # A final review of a fact counts for all explanations of the same data, not only for those
         # of the run that stores it.
-        decided = decisions_of_all([run.run_id for run in runs])
-        for problem in decided.problems:
-            states.warning(f"A decision is left out: {problem}")
-        latest = latest_of_each(found.records)
-        _summary(latest, decided.records, chosen)
+        everything = reviews_of_all(run.run_id for run in runs).records
         with states.guarded("The disagreements"):
-            _disagreements(decided.records, runs, ids)
-        _table(list(found.records), chosen)
-        spoken = {fact.triple for each in latest for fact in (*each.wrong, *each.convincing)}
-        _wrong(
-            latest,
-            [
-                each
-                for each in decided.records
-                if each.run_id in ids or each.triple.triple in spoken
-            ],
-            runs,
-        )
+            _disagreements(everything, runs, ids)
+        _table(found.records, chosen)
+        spoken = {fact.triple for each in found.records for fact in (*each.wrong, *each.convincing)}
+        elsewhere = [
+            each
+            for each in everything
+            if each.final and each.run_id not in ids
+            if spoken & {fact.triple for fact in (*each.wrong, *each.convincing)}
+        ]
+        _wrong([*found.records, *elsewhere], runs)
         with states.guarded("The training without these facts"):
             retraining.outcome()
 
@@ -114,12 +93,10 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     return runs
 
 
-def _summary(
-    reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[RunRecord]
-) -> None:
-    chosen = {run.run_id for run in runs}
-    counted = settled(reviews, [each for each in decisions if each.run_id in chosen])
-    review_tables.numbers(reviews, counted)
+def _summary(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
+    """Show the verdicts in numbers, and by relation or by run."""
+    counted = settled(reviews)
+    review_tables.numbers(latest_of_each(reviews), counted)
     st.header("Verdicts", anchor=False)
     by = review_tables.verdict_grouping()
     labels = run_labels(runs)
@@ -129,16 +106,12 @@ def _summary(
 
 
 def _disagreements(
-    decisions: Sequence[Decision], runs: Sequence[RunRecord], chosen: Sequence[str]
+    reviews: Sequence[Review], runs: Sequence[RunRecord], chosen: Sequence[str]
 ) -> None:
-    reviews = reviews_of_all([run.run_id for run in runs]).records
-    found = [
-        each
-        for each in find_disagreements(reviews, decisions, runs)
-        if set(chosen) & {*each.run_ids, *(decision.run_id for decision in each.decisions)}
-    ]
+    """List what reviewers of the chosen runs disagree about, and let a person decide."""
+    found = [each for each in find_disagreements(reviews, runs) if {*chosen} & {*each.run_ids}]
     if found:
-        num_open = sum(each.is_open for each in found)
+        num_open = sum(not each.decisions for each in found)
         st.header("Disagreements", anchor=False)
         states.note(
             f"{num_open} of {len(found)} to decide. Tick one to see what each reviewer says. A "
@@ -147,9 +120,6 @@ def _disagreements(
         picked = decision_view.choose(found)
         if picked is not None:
             _decide(picked, runs)
-        taken = [each for each in decisions if each.run_id in chosen]
-        if taken:
-            exports.button("Decisions (CSV)", decisions_csv(taken), "decisions.csv", "text/csv")
     wanted = address.text("decide")
     if wanted and wanted not in [each.key for each in found]:
         states.warning(
@@ -170,7 +140,7 @@ def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
     st.rerun()
 
 
-def _table(reviews: list[Review], runs: list[RunRecord]) -> None:
+def _table(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     """Show every review, the newest first; a ticked one can be opened."""
     st.header("All reviews", anchor=False)
     newest = sorted(reviews, key=lambda review: review.created, reverse=True)
@@ -195,26 +165,24 @@ def _open(review: Review) -> None:
     )
 
 
-def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[RunRecord]) -> None:
+def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
+    """Show the training facts that count as wrong, to be left out of the next training."""
     st.header("Training facts marked wrong", anchor=False)
-    decided = by_data(decisions, runs)
     marked = {
-        origin: (found, decided.get(origin, []))
-        for origin, found in by_data(reviews, runs).items()
-        if wrong_facts(found, decided.get(origin, []))
+        origin: found for origin, found in by_data(reviews, runs).items() if wrong_facts(found)
     }
     if not marked:
         states.note("Nobody has marked a training fact as wrong.")
         return
-    for origin, (found, settling) in marked.items():
+    for origin, found in marked.items():
         if len(marked) > 1:
             states.note(f"From {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
-        st.dataframe(review_tables.wrong_frame(wrong_facts(found, settling)), hide_index=True)
+        st.dataframe(review_tables.wrong_frame(wrong_facts(found)), hide_index=True)
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
-        content = wrong_facts_tsv(found, origin, settling)
+        content = wrong_facts_tsv(found, origin)
         exports.button("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
         with states.guarded("The trainings to repeat"):
-            _train_again(explained_runs([*found, *settling], runs), content, key=name)
+            _train_again(explained_runs(found, runs), content, key=name)
     states.note(
         "The list starts with two lines that name its data. Each other line has head, relation and "
         "tail, as named in the data set. To train another configuration without these facts:"

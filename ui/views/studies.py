@@ -1,22 +1,12 @@
-"""Studies: claims and what was measured, by machine; and the memory planner."""
+"""Studies: claims and what was measured, by machine."""
 
 import streamlit as st
 
 from clew.runs import store
-from clew.ui.components import address, claims_table, job_view, markup, plan_controls, states
-from clew.ui.data.studies import (
-    claims_frame,
-    configuration,
-    configurations,
-    fitting_changes,
-    kind_changes,
-    plan,
-    studies,
-)
+from clew.ui.components import claims_table, markup, states
+from clew.ui.data.studies import claims_frame, studies
 
 COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"
-DEFAULT_CONFIG = "experiments/link_prediction/umls.yaml"
-SECTIONS = ("Claims", "Memory")
 ALL = "all machines"
 VERDICTS = {
     "holds": "✓ Hold",
@@ -28,22 +18,9 @@ VERDICTS = {
 
 
 def render() -> None:
-    """Show the page."""
+    """Show each claim with its measurement, for one machine or for all."""
     markup.style()
     st.title("Studies", anchor=False)
-    section = st.segmented_control(
-        "Show",
-        SECTIONS,
-        key="view",
-        default=SECTIONS[0],
-        required=True,
-        bind="query-params",
-        label_visibility="collapsed",
-    )
-    if section == "Memory":
-        with states.guarded("The memory planner"):
-            _memory()
-        return
     with states.guarded("The list of studies"):
         _claims()
 
@@ -65,30 +42,3 @@ def _claims() -> None:
     for column, (start, label) in zip(st.columns(len(VERDICTS)), VERDICTS.items(), strict=True):
         column.metric(label, int(frame["verdict"].str.startswith(start).sum()))
     claims_table.show(frame)
-
-
-def _memory() -> None:
-    paths = configurations()
-    first = paths.index(DEFAULT_CONFIG) if DEFAULT_CONFIG in paths else 0  # its data are bundled
-    chosen = st.selectbox("Configuration", paths, first, key="config", bind="query-params")
-    with states.guarded("This configuration"):
-        config = configuration(chosen)
-        kind = plan_controls.model_kind(config)
-        model = kind_changes(chosen, kind)
-        wanted = plan_controls.request(f"{chosen} {kind}", configuration(chosen, model))
-        if wanted is not None:
-            changes = fitting_changes(chosen, model | wanted.changes)
-            job = plan(
-                chosen,
-                changes,
-                device=wanted.device,
-                memory_gib=wanted.memory_gib,
-                sizes=wanted.sizes,
-            )
-            address.write("plan", job.job_id)
-            st.rerun()
-    planned = address.text("plan")
-    if planned:
-        job_view.show(planned, result=plan_controls.budget)
-    else:
-        states.note("Nothing is trained: the model runs on tensors without data.")

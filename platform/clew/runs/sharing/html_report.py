@@ -199,17 +199,13 @@ def _reviews(explanation: SharedExplanation) -> Markup:
     row = Markup("<li><b>{}</b>, {}: {}{}</li>")
     items = [
         row.format(
-            review.verdict,
+            f"{'decided: ' * review.final}{review.verdict}",
             review.reviewer or "somebody",
             review.created[:10],
             f" – {review.comment}" * bool(review.comment),
         )
-        for review in explanation.reviews
+        for review in sorted(explanation.reviews, key=lambda review: review.final)
     ]
-    if decision := explanation.decision:
-        why = f" – {decision.comment}" * bool(decision.comment)
-        verdict = f"decided: {decision.verdict}"
-        items.append(row.format(verdict, decision.person, decision.created[:10], why))
     return Markup("<h2>What reviewers said</h2><ul>{}</ul>").format(_joined(items))
 
 

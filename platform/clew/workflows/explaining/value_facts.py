@@ -21,7 +21,7 @@ from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report_table import write_values_csv
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.runs.reading.decisions import exclusion_list
+from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
 from clew.text_blocks import read_lines
 from clew.workflows.explaining.given_triples import read_test_triples, usable
