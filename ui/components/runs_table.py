@@ -213,7 +213,7 @@ def choose(
     frame = frame_of(page.runs, sparklines(page.runs) if trends else None)
     frame = frame.dropna(axis="columns", how="all")
     ids = [run.run_id for run in page.runs]
-    ticked = tables.ticked(
+    chosen = tables.ticked(
         frame,
         ids,
         alt="Runs",
@@ -224,7 +224,7 @@ def choose(
         most=MAX_HEIGHT,
     )
     _pager(page, number_of_runs(query), key=key)
-    return ticked
+    return chosen
 
 
 def _pager(page: RunPage, total: int, *, key: str) -> None:
