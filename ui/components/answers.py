@@ -12,7 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew.errors import ClewError
 from clew.ui import access
-from clew.ui.components import address, links, markup, palette, states, tables
+from clew.ui.components import address, exports, links, markup, palette, states, tables
 from clew.ui.data import questions
 from clew.ui.data.influence import (
     ReportFiles,
@@ -134,8 +134,10 @@ def percent(probability: float) -> str:
 
 
 def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
+    shown = frame(found, end)
+    exports.table(shown, f"answers_{end}.csv")
     return tables.ticked(
-        frame(found, end),
+        shown,
         found,
         key=f"answers-{key}",
         first=_explained(found, end),

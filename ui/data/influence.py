@@ -1,7 +1,6 @@
 """Explanations for the pages: from trace runs or uploaded files, one test triple at a time."""
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,35 +15,38 @@ from clew import names
 from clew.errors import DataError
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.facts import (
-    MAX_STEPS,
     Agreement,
     FactPath,
     agreement,
     answer,
+    by_side,
     evidence,
     facts_of_paths,
     find_paths,
+    no_path,
     place_text,
     scored,
     summary,
 )
-from clew.runs.reading.report_files import ReportFiles, report_files
-from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
+from clew.runs.reading.handed_in import admitted
+from clew.runs.reading.report_files import report_files
+from clew.runs.reading.reports import ReportFiles, ReportHead, add_hops, read_facts, read_head
 from clew.runs.reading.validations import find_validation_of_report
 from clew.runs.validation_record import ValidationSummary
 from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [
-    "MAX_STEPS",
     "Agreement",
     "FactPath",
     "ReportFiles",
     "ReportHead",
     "agreement",
     "answer",
+    "by_side",
     "evidence",
     "facts_of_paths",
+    "no_path",
     "place_text",
     "scored",
     "summary",
@@ -89,32 +91,30 @@ def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
+    """Return the files of an uploaded report; `content` maps file names to their bytes.
+
+    Raises:
+        DataError: A file is not part of a report, or takes too much memory or time to read.
+    """
     access.authorize("upload")
     found: dict[str, Path] = {}
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
         if kind not in {"json", "parquet", "csv"}:
             raise DataError(f"{name}: expected an explanation as .json, .parquet or .csv")
-        digest = hashlib.sha256(data).hexdigest()[:24]
-        report = _kind_of_json(data, digest) if kind == "json" else kind
-        path = _copies_folder() / f"{digest}.{kind}"
-        if not path.is_file():
-            path.write_bytes(data)
-        found[report] = path
-    return ReportFiles(**found)
+        report, path = _admitted(data, hashlib.sha256(data).hexdigest()[:24], kind, name)
+        found.setdefault(report, path)
+    if {"json", "parquet"} & found.keys():
+        found.pop("csv", None)
+    # The table of a CSV file was written again as Parquet.
+    return ReportFiles(**{"parquet" if k == "csv" else k: path for k, path in found.items()})
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
-def _kind_of_json(_data: bytes, digest: str) -> Literal["json", "text", "sequence"]:
-    try:
-        content = json.loads(_data)
-    except (ValueError, RecursionError):  # the reader of the report describes the error
-        return "json"
-    if not isinstance(content, dict):
-        return "json"
-    if "prompt" in content:
-        return "text"
-    return "sequence" if "prediction" in content else "json"
+@st.cache_data(max_entries=64, show_spinner="Reading the files …")
+def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Path]:
+    path = _copies_folder() / f"{digest}.{kind}"
+    path.write_bytes(_data)
+    return admitted(path, name)
 
 
 @st.cache_resource(show_spinner=False)
@@ -215,12 +215,11 @@ def filter_tests(tests: pd.DataFrame, *, text: str, relation: str, order: str) -
 
 
 def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:
-    """Return the `number` facts with the largest absolute values, in descending order of value."""
-    if len(facts) <= number:
-        return facts.sort_values(column, ascending=False, kind="stable")
+    """Return the `number` facts with the largest absolute values, in the order of `by_side`."""
     values = facts[column].abs().to_numpy()
-    places = np.argpartition(-values, number)[:number]
-    return facts.iloc[places].sort_values(column, ascending=False, kind="stable")
+    if len(facts) > number:
+        facts = facts.iloc[np.argpartition(-values, number)[:number]]
+    return by_side(facts, column)
 
 
 def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:

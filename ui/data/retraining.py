@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from clew.folders import expanded
 from clew.runs import store
 from clew.runs.reading.reviews import Review
 from clew.runs.reading.runs import read_config, started_in
+from clew.spreadsheets import FactList
 from clew.ui import access
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
@@ -90,8 +92,8 @@ def _kept(listed: str, earlier: str | None) -> Path:
     data without the earlier ones.
     """
     if earlier:
-        facts = [line for line in listed.split("\n") if not line.startswith(names.LIST_ORIGIN)]
-        listed = f"{_earlier_list(earlier).rstrip()}\n" + "\n".join(facts)
+        before = FactList.parse(_earlier_list(earlier))
+        listed = replace(before, facts=before.facts + FactList.parse(listed).facts).text()
     digest = hashlib.sha256(listed.encode()).hexdigest()[:12]
     path = store.project_root() / FOLDER / f"wrong_facts_{digest}.tsv"
     write_whole(path, listed)

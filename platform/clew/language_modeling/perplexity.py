@@ -8,6 +8,7 @@ state is reset at each window.
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,7 +69,22 @@ def measure_perplexity(
         segment_tokens: Tokens that go through the model at once; this affects memory, but not
             results.
     """
-    total, state = 0.0, None
+    losses = segment_losses(
+        model, text, device=device, chunk_bytes=chunk_bytes, segment_tokens=segment_tokens
+    )
+    return Perplexity(sum(losses, start=0.0), len(text) - 1, num_bytes)
+
+
+def segment_losses(
+    model: EigenstateLM,
+    text: np.ndarray,
+    *,
+    device: torch.device,
+    chunk_bytes: int,
+    segment_tokens: int,
+) -> Iterator[float]:
+    """Yield the summed loss of each segment of a text; the arguments are `measure_perplexity`'s."""
+    state = None
     for start in range(0, len(text) - 1, segment_tokens):
         segment = text[start : start + segment_tokens + 1].astype(np.int64)
         tokens = torch.from_numpy(segment).to(device).unsqueeze(0)
@@ -76,8 +92,7 @@ def measure_perplexity(
         loss = summed_loss(
             hidden, model.embedding.weight, tokens[:, 1:].contiguous(), chunk_bytes=chunk_bytes
         )
-        total += float(loss)
-    return Perplexity(total, len(text) - 1, num_bytes)
+        yield float(loss)
 
 
 @dataclass(frozen=True)

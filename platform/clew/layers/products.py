@@ -115,7 +115,7 @@ def chunks(length: int, size: int, *, kept: int = 0) -> Iterator[slice]:
     Args:
         length: Total length.
         size: Size of a chunk.
-        kept: Number of first chunks whose results stay in memory; `planning_for` does not skip them.
+        kept: Number of first chunks whose results stay in memory; these are never skipped.
     """
     shown = _SHOWN.get()
     for start in list(range(0, length, size))[: shown and max(shown, kept)]:

@@ -35,7 +35,7 @@ from clew.link_prediction.triple_batches import (
 )
 from clew.link_prediction.triples import KnowledgeGraph, Split
 from clew.training.sharding.table import ShardedTable
-from clew.training.task import LossSum
+from clew.training.task import ExampleValues, LossSum
 
 Examples = OneVsAllExamples | KvsAllExamples | GroupedExamples
 
@@ -223,6 +223,12 @@ class LinkPrediction:
         )
         self._results[split] = result
         return result
+
+    def example_values(
+        self, model: nn.Module, split: str, name: str, device: torch.device
+    ) -> ExampleValues | None:
+        values = self._results[split].by_triple(name)
+        return None if values is None else ExampleValues(values, "triples")
 
     def _known_of(self, split: str) -> FilterIndex:
         """Return the known answers to a split's questions; the index is built only once."""

@@ -42,7 +42,7 @@ SOFTPLUS_THRESHOLD = 40.0
 
 # With few scores the fused loss saves little, and its overhead costs up to 5 % more on a CPU. On a
 # GPU, launching its kernels takes longer than they run, so the limit is higher.
-_PLAIN_LIMIT_BYTES = {"cpu": 4 * 1024**2, "cuda": 128 * 1024**2}
+_PLAIN_LIMIT_BYTES = {"cpu": 4 * 1024**2, "cuda": 256 * 1024**2}
 
 
 @dataclass(frozen=True)

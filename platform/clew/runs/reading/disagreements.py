@@ -23,6 +23,7 @@ from clew.runs.reading.reviews import (
     origins_of,
 )
 from clew.runs.reading.runs import RunRecord
+from clew.spreadsheets import FactList
 
 About = Literal["explanation", "fact"]
 CHOICES: dict[About, tuple[str, ...]] = {"explanation": VERDICTS, "fact": FACT_VERDICTS}
@@ -194,9 +195,8 @@ def exclusion_list(origin: DataOrigin, triples: Iterable[tuple[str, str, str]]) 
         names.LIST_DATA_SET_PREFIX: origin.name,
         names.LIST_FINGERPRINT_PREFIX: origin.fingerprint,
     }
-    lines = [f"{key}{' '.join(value.split())}" for key, value in told.items() if value]
     facts = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
-    return "".join(f"{line}\n" for line in [*lines, *facts])
+    return FactList(facts, told).text()
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from clew import names
 from clew.errors import DataError, TrackingError, described
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, fetched, find_run, list_artifact_folders
-from clew.runs.reading.tables import csv_text
+from clew.spreadsheets import csv_text
 
 FOLDER = "reviews"
 DECISIONS_FOLDER = "decisions"
