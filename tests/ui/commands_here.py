@@ -8,9 +8,8 @@ import pytest
 from clew import warm
 from clew.errors import ClewError
 from clew.ui import access
-from clew.ui.components import job_view
-from clew.ui.data import jobs as jobs_module
-from clew.ui.data.jobs import Job
+from clew.ui.components import jobs
+from clew.ui.components.jobs import Job
 
 
 class CommandsHere:
@@ -19,8 +18,8 @@ class CommandsHere:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.asked: list[Job] = []
-        monkeypatch.setattr(jobs_module, "jobs", lambda: self)
-        monkeypatch.setattr(job_view, "SECONDS_AT_FIRST", 0.0)
+        monkeypatch.setattr(jobs, "jobs", lambda: self)
+        monkeypatch.setattr(jobs, "SECONDS_AT_FIRST", 0.0)
 
     @property
     def last(self) -> Job:

@@ -10,9 +10,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
-from clew.ui.components import answers, ask_controls, job_view
-from clew.ui.data import jobs, questions
-from clew.ui.data.models import ModelNames
+from clew.runs.reading.models import ModelNames
+from clew.ui.components import answers, jobs
+from clew.ui.views import ask
 from clew.ui.work import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
 from tests.ui.conftest import Open, no_surprise, shown
@@ -41,10 +41,10 @@ class Started:
         self.prepared: set[str] = set()
         self.called: list[str] = []
         self.job = Job()
-        monkeypatch.setattr(job_view, "show", self.show)
-        monkeypatch.setattr(questions, "predict", self.start)
-        monkeypatch.setattr(questions, "trace", self.start)
-        monkeypatch.setattr(questions, "prepare_reasons", lambda m, run: self.prepared.add(m))
+        monkeypatch.setattr(jobs, "show", self.show)
+        monkeypatch.setattr(answers, "predict", self.start)
+        monkeypatch.setattr(answers, "trace", self.start)
+        monkeypatch.setattr(answers, "prepare_reasons", lambda m, run: self.prepared.add(m))
         monkeypatch.setattr(jobs, "find", self.find)
 
     def start(self, asked: object, *, called: str = "") -> Job:
@@ -89,9 +89,9 @@ def test_an_explanation_is_called_by_the_labels_of_its_triple(
         relations=(("biolink:treats", "treats"),),
     )
     triple = ("MESH:D013409", "biolink:treats", "MESH:D000152")
-    called = ask_controls.triple_text(triple, labels)
+    called = ask.triple_text(triple, labels)
     assert called == "sulfacetamide · treats · Acne vulgaris"
-    assert ask_controls.triple_text(("", *triple[1:]), labels).startswith("what? · treats")
+    assert ask.triple_text(("", *triple[1:]), labels).startswith("what? · treats")
 
     titles: list[str] = []
 
@@ -101,7 +101,7 @@ def test_an_explanation_is_called_by_the_labels_of_its_triple(
             return Job()
 
     monkeypatch.setattr(jobs, "jobs", Jobs)
-    questions.trace(Why(*triple, "tail", CHAMPION), called=called)
+    answers.trace(Why(*triple, "tail", CHAMPION), called=called)
     assert titles == ["Explain sulfacetamide · treats · Acne vulgaris"]
 
 
@@ -240,8 +240,8 @@ def test_a_guess_comes_with_a_warning(
 def large_box() -> None:
     import streamlit as st
 
-    from clew.ui.components.entity_box import entity_box
-    from clew.ui.data.models import ModelNames
+    from clew.runs.reading.models import ModelNames
+    from clew.ui.views.ask import entity_box
 
     terms = (*((f"Q{i}", f"thing {i}") for i in range(12_000)), ("Q1a", "Thing 7"))
     synonyms = {"Q8": ("gadget", "Apparatus"), "Q9": ("old gadget",)}

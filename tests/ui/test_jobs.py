@@ -11,8 +11,8 @@ import pytest
 
 from clew.errors import UsageError
 from clew.ui import access
-from clew.ui.data import jobs as jobs_module
-from clew.ui.data.jobs import Job, Jobs
+from clew.ui.components import jobs as jobs_module
+from clew.ui.components.jobs import Job, Jobs
 from clew.ui.work import Question
 from tests.recorded import MODEL, Recorded
 from tests.ui import work_of_tests
@@ -162,6 +162,7 @@ def test_the_real_work_answers_and_refuses(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded.uri)
+    monkeypatch.setattr(jobs_module, "WORK", "clew.warm")
     own = Jobs()
     asked = Question(f"models:/{MODEL}@champion", "eicosanoid", "affects", "", 3, False, None)
     job = finished(own.start(asked, title="ask", action="ask"))

@@ -11,11 +11,11 @@ from clew.runs.reading.disagreements import find_disagreements
 from clew.runs.reading.reviews import Review, append_review, read_reviews
 from clew.ui import access
 from clew.ui.access import ACTIONS, ROLES, Action, Role
-from clew.ui.data import questions
-from clew.ui.data.influence import facts_of, report_head, report_of_run
-from clew.ui.data.jobs import Job
-from clew.ui.data.reviews import fact_of, reviews_of
-from clew.ui.data.runs import runs_by_id
+from clew.ui.components import answers
+from clew.ui.components.explanations import facts_of, report_head, report_of_run
+from clew.ui.components.jobs import Job
+from clew.ui.components.review_form import fact_of, reviews_of
+from clew.ui.components.runs import runs_by_id
 from tests.recorded import Recorded
 from tests.ui.commands_here import CommandsHere
 from tests.ui.conftest import TIMEOUT_SECONDS
@@ -87,7 +87,7 @@ def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Rec
 
 @pytest.fixture
 def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandsHere:
-    questions.prepare_reasons.clear()
+    answers.prepare_reasons.clear()
     monkeypatch.setattr(Job, "end", lambda job, number: None)
     return CommandsHere(tmp_path / "jobs", monkeypatch)
 

@@ -11,13 +11,13 @@ from streamlit.testing.v1 import AppTest
 
 from clew import names
 from clew.errors import DataError
+from clew.runs.reading.reviews import Fact, Review
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.ui import access
-from clew.ui.components.retraining import NOISE
-from clew.ui.data.influence import facts_of, report_head, report_of_run
-from clew.ui.data.retraining import train_without
-from clew.ui.data.reviews import Fact, Review, add_review, fact_of
-from clew.ui.data.runs import runs_by_id
+from clew.ui.components.explanations import facts_of, report_head, report_of_run
+from clew.ui.components.retraining import NOISE, train_without
+from clew.ui.components.review_form import add_review, fact_of
+from clew.ui.components.runs import runs_by_id
 from clew.ui.work import Training
 from tests.recorded import UMLS, Recorded
 from tests.ui.commands_here import CommandsHere

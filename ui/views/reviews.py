@@ -13,32 +13,28 @@ from clew.runs.reading.disagreements import (
     wrong_facts_tsv,
 )
 from clew.runs.reading.reviews import Review, by_data, count_verdicts, latest_of_each, reviews_csv
-from clew.ui.components import (
-    address,
-    decision_view,
-    exports,
-    influence_charts,
-    links,
-    markup,
-    retraining,
-    review_tables,
-    states,
-)
+from clew.runs.reading.runs import RunRecord
+from clew.ui.components import basics, influence_charts, retraining, review_tables, tables
+from clew.ui.components.explanations import report_head, report_of_run, same_test
 from clew.ui.components.influence_controls import run_labels
-from clew.ui.data.influence import report_head, report_of_run, same_test
-from clew.ui.data.retraining import explained_runs, train_without
-from clew.ui.data.reviews import add_decision, explains_triples, reviewable_runs, reviews_of_all
-from clew.ui.data.runs import RunRecord, run_by_id
+from clew.ui.components.retraining import explained_runs, train_without
+from clew.ui.components.review_form import (
+    add_decision,
+    explains_triples,
+    reviewable_runs,
+    reviews_of_all,
+)
+from clew.ui.components.runs import run_by_id
 
 
 def render() -> None:
     """Show the page."""
-    markup.style()
+    basics.style()
     st.title("Reviews", anchor=False)
-    with states.guarded("The reviews"):
+    with basics.guarded("The reviews"):
         runs = reviewable_runs()
         if not runs:
-            states.nothing(
+            basics.nothing(
                 "Nothing to review yet",
                 "There are no explanations of triples in the store. Ask a question on the page Ask "
                 "and press Why?, or trace triples with this command.",
@@ -50,20 +46,20 @@ def render() -> None:
         ids = [run.run_id for run in chosen]
         found = reviews_of_all(ids)
         for problem in found.problems:
-            states.warning(f"A review is left out: {problem}")
+            basics.warning(f"A review is left out: {problem}")
         if not found.records:
-            states.nothing(
+            basics.nothing(
                 "No reviews yet",
                 "Open an explanation on the page Influence, choose Review, and say whether its "
                 "facts are a good reason to believe the triple.",
             )
-            links.to("influence", "Read explanations", run=chosen[0].run_id)
+            basics.link("influence", "Read explanations", run=chosen[0].run_id)
             return
         _summary(found.records, chosen)
         # A final review of a fact counts for all explanations of the same data, not only for those
         # of the run that stores it.
         everything = reviews_of_all(run.run_id for run in runs).records
-        with states.guarded("The disagreements"):
+        with basics.guarded("The disagreements"):
             _disagreements(everything, runs, ids)
         _table(found.records, chosen)
         spoken = {fact.triple for each in found.records for fact in (*each.wrong, *each.convincing)}
@@ -74,22 +70,22 @@ def render() -> None:
             if spoken & {fact.triple for fact in (*each.wrong, *each.convincing)}
         ]
         _wrong([*found.records, *elsewhere], runs)
-        with states.guarded("The training without these facts"):
+        with basics.guarded("The training without these facts"):
             retraining.outcome()
 
 
 def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     """Return the runs, the one in the address first; warn if that run cannot have reviews."""
-    wanted = address.text("run")
+    wanted = basics.address("run")
     if not wanted or wanted in [run.run_id for run in runs]:
         return runs
     older = run_by_id(wanted)
     if older is not None and explains_triples(older):
         return [older, *runs]
     if older is None:
-        states.warning(f"No run {wanted} is in the store; it may have been deleted.")
+        basics.warning(f"No run {wanted} is in the store; it may have been deleted.")
     else:
-        states.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
+        basics.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
     return runs
 
 
@@ -113,29 +109,29 @@ def _disagreements(
     if found:
         num_open = sum(not each.decisions for each in found)
         st.header("Disagreements", anchor=False)
-        states.note(
+        basics.note(
             f"{num_open} of {len(found)} to decide. Tick one to see what each reviewer says. A "
             "decision counts instead of their verdicts; their reviews are kept."
         )
-        picked = decision_view.choose(found)
+        picked = review_tables.choose_disagreement(found)
         if picked is not None:
             _decide(picked, runs)
-    wanted = address.text("decide")
+    wanted = basics.address("decide")
     if wanted and wanted not in [each.key for each in found]:
-        states.warning(
+        basics.warning(
             f"Nobody disagrees about {wanted} in these reviews; there is nothing to decide."
         )
 
 
 def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
-    decision_view.side_by_side(found)
-    said = decision_view.form(found)
+    review_tables.side_by_side(found)
+    said = review_tables.decision_form(found)
     if said is None:
         return
     try:
         add_decision(found.key, *said, runs)
     except ClewError as error:
-        states.problem("The decision", str(error), done="saved")
+        basics.problem("The decision", str(error), done="saved")
         return
     st.rerun()
 
@@ -147,16 +143,16 @@ def _table(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     opened = review_tables.choose(newest, {run.run_id: run.name for run in runs})
     if opened is not None:
         _open(opened)
-    exports.button("CSV", reviews_csv(newest), "reviews.csv", "text/csv")
+    tables.download("CSV", reviews_csv(newest), "reviews.csv", "text/csv")
 
 
 def _open(review: Review) -> None:
     """Link to the explanation that a review judged; without the triple if it cannot be read."""
     place: int | None = None
-    with states.guarded("The explained triple"):
+    with basics.guarded("The explained triple"):
         head = report_head(report_of_run(review.run_id))
         place = same_test(head.tests, review_tables.triple_of(review))
-    links.to(
+    basics.link(
         "influence",
         "Open this explanation",
         run=review.run_id,
@@ -172,18 +168,18 @@ def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
         origin: found for origin, found in by_data(reviews, runs).items() if wrong_facts(found)
     }
     if not marked:
-        states.note("Nobody has marked a training fact as wrong.")
+        basics.note("Nobody has marked a training fact as wrong.")
         return
     for origin, found in marked.items():
         if len(marked) > 1:
-            states.note(f"From {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
+            basics.note(f"From {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
         st.dataframe(review_tables.wrong_frame(wrong_facts(found)), hide_index=True)
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
         content = wrong_facts_tsv(found, origin)
-        exports.button("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
-        with states.guarded("The trainings to repeat"):
+        tables.download("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
+        with basics.guarded("The trainings to repeat"):
             _train_again(explained_runs(found, runs), content, key=name)
-    states.note(
+    basics.note(
         "The list starts with two lines that name its data. Each other line has head, relation and "
         "tail, as named in the data set. To train another configuration without these facts:"
     )
@@ -195,7 +191,7 @@ def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
 def _train_again(models: Sequence[RunRecord], listed: str, *, key: str) -> None:
     """Let a person train one of the explained models again, without the facts of a list."""
     if not models:
-        states.note("The store has no training run of the explained models to repeat.")
+        basics.note("The store has no training run of the explained models to repeat.")
         return
     wanted = retraining.choose(models, key=key)
     if wanted is None:
@@ -203,6 +199,6 @@ def _train_again(models: Sequence[RunRecord], listed: str, *, key: str) -> None:
     try:
         job = train_without(wanted, listed)
     except ClewError as error:
-        states.problem("The training", str(error), done="started")
+        basics.problem("The training", str(error), done="started")
         return
     retraining.started(job, wanted)

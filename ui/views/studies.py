@@ -3,8 +3,8 @@
 import streamlit as st
 
 from clew.runs import store
-from clew.ui.components import claims_table, markup, states
-from clew.ui.data.studies import claims_frame, studies
+from clew.ui.components import basics, results
+from clew.ui.components.results import claims_frame, studies
 
 COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"
 ALL = "all machines"
@@ -19,16 +19,16 @@ VERDICTS = {
 
 def render() -> None:
     """Show each claim with its measurement, for one machine or for all."""
-    markup.style()
+    basics.style()
     st.title("Studies", anchor=False)
-    with states.guarded("The list of studies"):
+    with basics.guarded("The list of studies"):
         _claims()
 
 
 def _claims() -> None:
     found = studies()
     if not any(study.run_id for study in found):
-        states.nothing(
+        basics.nothing(
             "No studies of your own yet",
             f"The tracking store {store.shown(store.tracking_uri())} has no finished study. The "
             "results below come with Clew; each names the machine it was measured on. This command "
@@ -41,4 +41,4 @@ def _claims() -> None:
     frame = claims_frame(shown)
     for column, (start, label) in zip(st.columns(len(VERDICTS)), VERDICTS.items(), strict=True):
         column.metric(label, int(frame["verdict"].str.startswith(start).sum()))
-    claims_table.show(frame)
+    results.show_claims(frame)

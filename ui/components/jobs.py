@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
@@ -28,9 +28,11 @@ from typing import Any, Literal
 
 import streamlit as st
 
-from clew.errors import UsageError
+from clew.errors import ClewError, UsageError
 from clew.runs import store
 from clew.ui import access
+from clew.ui.components import basics
+from clew.ui.components.tables import seconds_text
 from clew.ui.work import EXIT_CODE_FILE, WORK, start_work
 
 MAX_RUNNING = 4
@@ -245,3 +247,91 @@ def jobs() -> Jobs:
 def find(job_id: str) -> Job | None:
     """Return a job of this server, None if it does not have it (any more)."""
     return jobs().find(job_id)
+
+
+SECONDS_BETWEEN = 0.5
+SECONDS_AT_FIRST = 1.0
+TAIL_LINES = 30
+ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}
+
+Show = Callable[[Job], None]
+
+
+def show(job_id: str, *, progress: Show | None = None, result: Show | None = None) -> None:
+    """Show a job, and refresh it while it runs.
+
+    Args:
+        job_id: The job; if the server does not have it (any more), a note is shown.
+        progress: Shows the output so far.
+        result: Shows the result, once the job has ended.
+    """
+    job = find(job_id)
+    if job is None:
+        basics.note("This dashboard no longer knows that command; start it again.")
+        return
+    if job.state == "running" and job.seconds < SECONDS_AT_FIRST:
+        job.wait(SECONDS_AT_FIRST)  # most jobs have ended by then, and need no refresh
+    running = job.state == "running"
+
+    def body() -> None:
+        with basics.guarded("The command"):
+            _body(job, progress)
+        if running and job.state != "running":
+            st.rerun()
+
+    st.fragment(body, run_every=SECONDS_BETWEEN if running else None)()
+    if not running and result is not None:
+        with basics.guarded("The result"):
+            result(job)
+
+
+def _body(job: Job, progress: Show | None) -> None:
+    state = job.state
+    line = f"{ICONS[state]} **{basics.markdown(job.title)}** · {state}"
+    if who := job.cancelled_by or job.person:
+        line += f" by {basics.markdown(who)}" if job.cancelled_by else f", {basics.markdown(who)}"
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown(f"{line} · {seconds_text(job.seconds)}" if state == "running" else line)
+        if state == "running":
+            st.button(
+                "Cancel",
+                key=f"cancel-{job.job_id}",
+                disabled=not access.may(job.action),
+                on_click=_cancel,
+                args=(job,),
+            )
+    if state == "running":
+        st.progress(_share(job.events()), text=_last_line(job))
+    if progress is not None:
+        progress(job)
+    if state in {"failed", "refused"}:
+        st.error(basics.markdown(job.message() or f"It ended with exit code {job.exit_code}."))
+    _log(job)
+
+
+def _cancel(job: Job) -> None:
+    try:
+        job.cancel()
+    except ClewError as error:
+        st.toast(basics.markdown(str(error)), icon="⚠️")
+
+
+def _share(events: list[dict[str, Any]]) -> float:
+    """Return the share that is done, if the command reports it, else a small share."""
+    for event in reversed(events):
+        done, total = event.get("done"), event.get("total")
+        if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+            return max(0.0, min(1.0, done / total))
+    return 0.05
+
+
+def _last_line(job: Job) -> str:
+    lines = [line for line in job.log().replace("\r", "\n").splitlines() if line.strip()]
+    return basics.markdown(lines[-1][:200]) if lines else "working …"
+
+
+def _log(job: Job) -> None:
+    text = job.log().replace("\r", "\n").strip()
+    if text:
+        with st.expander("Its messages"):
+            st.code("\n".join(text.splitlines()[-TAIL_LINES:]), language=None, wrap_lines=True)

@@ -5,23 +5,19 @@ import streamlit as st
 from clew import names
 from clew.errors import ClewError, TrackingError
 from clew.runs.reading.models import (
-    Entry,
     ModelNames,
     RegisteredModel,
     Version,
-    complete,
     list_models,
     list_versions,
     read_examples,
     read_version_vocabulary,
     read_vocabulary,
 )
-from clew.ui.data import jobs
-from clew.ui.data.jobs import Job
-from clew.ui.data.runs import store_exists
+from clew.ui.components import jobs
+from clew.ui.components.jobs import Job
+from clew.ui.components.runs import store_exists
 from clew.ui.work import Promotion, Rollback
-
-__all__ = ["Entry", "ModelNames", "RegisteredModel", "Version", "complete"]
 
 
 @st.cache_data(ttl=5, show_spinner=False)
