@@ -133,8 +133,8 @@ def asked_frames(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, byt
         return None
     basics.write_address("frames", path or None)
     files = uploaded(chosen) if chosen else {}
-    first = next(iter(files), "")
-    return AskedFrames(model, path or first.partition("/")[0], CONFIDENCES[share]), files
+    uploads = next(iter(files), "").partition("/")[0]
+    return AskedFrames(model, path or uploads, CONFIDENCES[share]), files
 
 
 def _frames(linked: str) -> tuple[str, Sequence[Upload]]:

@@ -152,7 +152,7 @@ def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
     After the first question the address names the model, even the only one, so that a link still
     asks the same model once there are others. If it is gone, another model is not asked instead.
     """
-    by_name = {choose_model.name: choose_model for choose_model in found}
+    by_name = {model.name: model for model in found}
     linked = basics.address("model")
     if linked in by_name:
         st.session_state[MODEL] = linked
@@ -214,12 +214,12 @@ def asked_question(model: str, vocabulary: ModelNames, *, again: bool) -> Questi
         )
         st.caption("Leave one end empty to ask for it, or fill in both to ask about that triple.")
     if linked is not None:
-        return Question(choose_model, *linked, top_k, only_new, level)
+        return Question(model, *linked, top_k, only_new, level)
     if not sent:
         return None
     for key, value in (("h", head), ("r", relation), ("t", tail)):
         basics.write_address(key, value)
-    return Question(choose_model, head, relation, tail, top_k, only_new, level)
+    return Question(model, head, relation, tail, top_k, only_new, level)
 
 
 def _linked(vocabulary: ModelNames) -> tuple[str, str, str] | None:

@@ -91,19 +91,19 @@ NUM_CANDIDATES = 100
 
 def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
     """Let a person choose a registered model."""
-    by_name = {choose_model.name: choose_model for choose_model in found}
+    by_name = {model.name: model for model in found}
     chosen = st.selectbox("Registered model", list(by_name), key="model", bind="query-params")
     return by_name[chosen] if chosen in by_name else found[0]
 
 
 def roll_back_button(model: RegisteredModel) -> bool:
     """Let a person roll back to the previous version; return whether they confirmed it."""
-    previous = choose_model.aliases.get(names.ALIAS_PREVIOUS)
-    if previous is None or choose_model.champion is None:
+    previous = model.aliases.get(names.ALIAS_PREVIOUS)
+    if previous is None or model.champion is None:
         return False
     with st.popover(f"Roll back to version {previous}"):
         st.markdown(
-            f"Version {previous} answers questions again; version {choose_model.champion} becomes "
+            f"Version {previous} answers questions again; version {model.champion} becomes "
             "*previous*. A second rollback undoes this."
         )
         return st.button(

@@ -70,15 +70,16 @@ class Disagreement:
     def final_review(self, verdict: str, reviewer: str, comment: str) -> Review:
         """Return the review that decides: a verdict, or whether the fact is wrong or right."""
         last = [*self.opinions][-1].review if self.opinions else self.decisions[-1]
-        marked = {"wrong" if verdict == "wrong" else "convincing": (self.triple,)}
+        fact = (self.triple,) if self.about == "fact" else ()
         return Review(
             run_id=last.run_id,
             test=last.test,
             verdict=None if self.about == "fact" else verdict,  # type: ignore[arg-type]
             reviewer=reviewer.strip(),
             comment=comment,
+            wrong=fact if verdict == "wrong" else (),
+            convincing=fact if verdict != "wrong" else (),
             final=True,
-            **marked if self.about == "fact" else {},
         )
 
 

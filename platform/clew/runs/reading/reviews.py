@@ -206,17 +206,18 @@ def _decoded_decision(content: Any) -> Review:
     is_about_fact = made.about == "fact"
     if made.verdict not in (FACT_VERDICTS if is_about_fact else VERDICTS):
         raise DataError(f"not a decision on this kind of thing: {made.verdict}")
-    marked = {"wrong" if made.verdict == "wrong" else "convincing": (made.triple,)}
+    fact = (made.triple,) if is_about_fact else ()
     return Review(
         run_id=made.run_id,
         test=made.triple,
         verdict=None if is_about_fact else made.verdict,  # type: ignore[arg-type]
         reviewer=made.person,
         comment=made.comment,
+        wrong=fact if made.verdict == "wrong" else (),
+        convincing=fact if made.verdict != "wrong" else (),
         created=made.created,
         review_id=made.decision_id,
         final=True,
-        **marked if is_about_fact else {},
     )
 
 
