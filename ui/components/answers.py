@@ -1,4 +1,7 @@
-"""What pages ask for that needs a model: each request is a job, and `clew.warm` does the work."""
+"""Questions to models and their answers: triples, and the reasons for one; each is a job.
+
+The reasons come first from the facts near the triple, then from all facts.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page Ask for a language model: the prompt, settings, and the text as it is written."""
+"""The page Ask for language models and for models of image sequences."""
 
 import io
 from collections.abc import Sequence

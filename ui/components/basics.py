@@ -1,7 +1,8 @@
-"""HTML with text from data: only this module makes HTML, and it escapes all values.
+"""What every page uses: text as HTML, messages, colours, the address, links, who saves.
 
-Names of entities, runs and models come from files. They can look like HTML or Markdown, and must be
-shown as plain text.
+Only this module makes HTML from text that comes from data, and it escapes all values: names of
+entities, runs and models can look like HTML or Markdown. Widgets keep their values in the address
+themselves (`bind="query-params"`); the functions here are for the rest, such as chosen runs.
 """
 
 import logging

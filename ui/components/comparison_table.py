@@ -1,4 +1,4 @@
-"""Data of the page Compare: chosen runs against a reference, over seeds."""
+"""Chosen runs against a reference, over seeds: the numbers, the table and its files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The training facts of an explanation: table, graph and bars that share one selection.
+"""A prediction in words, and its training facts: table, graph and bars with one selection.
 
 The place of the selected fact is in the address under `fact`. A click in one of them changes the
 address, and the others are drawn again.

@@ -1,4 +1,4 @@
-"""Results for the page of a run: the test of explanations, the search, the values of facts."""
+"""What a run found: tests of explanations, searches, values of facts, claims of studies."""
 
 import logging
 from dataclasses import fields

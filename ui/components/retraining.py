@@ -1,4 +1,4 @@
-"""Train a run's configuration again without the facts marked wrong, and compare the metrics."""
+"""Training again without the facts marked wrong: which run, and what it changed."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

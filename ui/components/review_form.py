@@ -1,4 +1,4 @@
-"""Reviews for the pages."""
+"""Reviews: the cached records, what a person writes, and the form for it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

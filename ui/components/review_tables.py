@@ -1,4 +1,4 @@
-"""Reviews: the choice of runs, numbers, tables, and single reviews."""
+"""Reviews in numbers and tables, and disagreements with the form to decide them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One run for its page: its curves, files, data, log and related runs."""
+"""One run: its summary, curves, files, data, log and related runs."""
 
 from dataclasses import dataclass
 from functools import partial

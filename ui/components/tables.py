@@ -1,6 +1,6 @@
-"""Tables as high as their rows, and tables in which a person ticks rows.
+"""Tables as high as their rows, files of them, rows to tick, and the table of all runs.
 
-In the latter, each row represents a value, such as a run's id.
+Where a person ticks rows, each row represents a value, such as a run's id.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Explanations of texts and image sequences for the pages: their training windows as tables."""
+"""Explanations of texts and image sequences: the test, and the training windows behind it."""
 
 import math
 from functools import partial
