@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clew.ui.components import comparison_table, markup
-from clew.ui.data.comparison import Comparison, Group
+from clew.runs.reading.comparison import Comparison, Group
+from clew.ui.components import basics, comparison_table
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = [
@@ -26,19 +26,19 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_html_is_escaped(name: str) -> None:
-    html = markup.triple(name, "treats", name)
+    html = basics.triple(name, "treats", name)
     assert "<script" not in html
     assert html.count("<b>") == 2
-    assert markup.fill("<i>{x}</i>", x=name).startswith("<i>")
+    assert basics.fill("<i>{x}</i>", x=name).startswith("<i>")
 
 
 def test_values_cannot_fill_other_places() -> None:
-    assert markup.fill("<i>{a}{b}</i>", a="{b}", b="<b>") == "<i>{b}&lt;b&gt;</i>"
+    assert basics.fill("<i>{a}{b}</i>", a="{b}", b="<b>") == "<i>{b}&lt;b&gt;</i>"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_markdown_is_escaped(name: str) -> None:
-    text = markup.markdown(name)
+    text = basics.markdown(name)
     assert "\n" not in text
     assert re.search(r"(?<!\\)[<\[*_`$!#~|]", text.replace("\\\\", "")) is None
     assert ":smile:" not in text

@@ -10,7 +10,6 @@ import pandas as pd
 from clew import names
 from clew.errors import ConfigError, TrackingError
 from clew.files import expanded
-from clew.runs.reading.decisions import Decision, decision_on, read_decisions
 from clew.runs.reading.facts import FactPath, find_paths
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.report_files import report_files
@@ -37,9 +36,7 @@ class SharedExplanation:
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Kinds of entities by their ids; empty if the data contain no kinds."""
     reviews: tuple[Review, ...] = ()
-    """Reviews of the explanation."""
-    decision: Decision | None = None
-    """The decision on the explanation, if reviewers disagreed and somebody decided."""
+    """Reviews of the explanation; the last final one counts, if there is one."""
 
     @property
     def title(self) -> str:
@@ -89,8 +86,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         run=run,
         model=model,
         kinds={} if model is None else _kinds(model),
-        reviews=tuple(review for review in reviews if review.test.triple == triple),
-        decision=decision_on(triple, read_decisions(run_id).records),
+        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
     )
 
 

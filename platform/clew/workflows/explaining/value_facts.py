@@ -22,7 +22,7 @@ from clew.influence.link_prediction.report import write_values_csv
 from clew.input_files import read_lines
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.runs.reading.decisions import exclusion_list
+from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
 from clew.workflows.explaining.trace_source import (
     TraceSource,

@@ -1,4 +1,4 @@
-"""The page Ask for a model of image sequences: which frames, and what it predicts from them."""
+"""The page Ask for language models and for models of image sequences."""
 
 import io
 from collections.abc import Sequence
@@ -10,10 +10,81 @@ import streamlit as st
 
 from clew.errors import UsageError
 from clew.ui import access
-from clew.ui.components import address, exports, markup, palette, states
-from clew.ui.data import questions
-from clew.ui.data.jobs import Job
-from clew.ui.data.questions import AskedFrames
+from clew.ui.components import answers, basics, tables
+from clew.ui.components.jobs import Job
+from clew.ui.work import AskedFrames, AskedText
+
+PROMPT = "ask-prompt"
+MOST_TOKENS = 5000
+MOST_IN_ADDRESS = 1000
+"""Characters of a prompt that a link can hold."""
+_TEXT = (
+    '<div class="clew-card"><div class="clew-text">{prompt}<mark>{written}</mark></div></div>'
+    '<p class="clew-muted clew-small">Marked: what the model wrote.</p>'
+)
+
+
+def asked_text(model: str, *, again: bool) -> AskedText | None:
+    """Let a person give a prompt; return it once sent, or with `again` the one in the address."""
+    linked = basics.address("prompt")
+    if PROMPT not in st.session_state:
+        st.session_state[PROMPT] = linked
+    prompt = st.text_area("Prompt", key=PROMPT, height=140, placeholder="Text to continue")
+    first, second, third, fourth = st.columns(4)
+    tokens = first.number_input(
+        "Tokens to write", 1, MOST_TOKENS, 200, key="tokens", bind="query-params"
+    )
+    temperature = second.number_input(
+        "Temperature",
+        0.0,
+        5.0,
+        1.0,
+        0.1,
+        key="temperature",
+        bind="query-params",
+        help="0: always the likeliest token; 1: the model's probabilities.",
+    )
+    top_p = third.number_input(
+        "Top p",
+        0.01,
+        1.0,
+        1.0,
+        0.05,
+        key="p",
+        bind="query-params",
+        help="Draw only from the likeliest tokens with this total probability.",
+    )
+    seed = fourth.number_input(
+        "Seed",
+        0,
+        2**31 - 1,
+        0,
+        key="seed",
+        bind="query-params",
+        help="The same seed gives the same text.",
+    )
+    sent = st.button(
+        "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
+    )
+    if again and linked:
+        return AskedText(model, linked, tokens, temperature, top_p, seed)
+    if not sent:
+        return None
+    basics.write_address("prompt", prompt if len(prompt) <= MOST_IN_ADDRESS else None)
+    return AskedText(model, prompt, tokens, temperature, top_p, seed)
+
+
+def written(job: Job) -> None:
+    """Show the prompt and what the model has written so far."""
+    if job.state in {"running", "done"} and isinstance(job.asked, AskedText):
+        basics.show(_TEXT, prompt=job.asked.prompt, written=job.output())
+
+
+def download_text(job: Job) -> None:
+    """Offer the whole text of a finished job."""
+    if job.state == "done" and isinstance(job.asked, AskedText):
+        tables.download("Text", job.asked.prompt + job.output(), "text.txt", "text/plain")
+
 
 PATH = "ask-path"
 HDF5 = ("h5", "hdf5")
@@ -37,12 +108,12 @@ class Upload(Protocol):
         ...
 
 
-def question(*, again: bool) -> AskedFrames | None:
+def asked_frames(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, bytes]] | None:
     """Let a person choose frames; return them once sent, or with `again` those of a linked path.
 
     People who sign in cannot name a path on the server: they may have no right to read it.
     """
-    linked = "" if access.is_configured() else address.text("frames")
+    linked = "" if access.is_configured() else basics.address("frames")
     first, second = st.columns([4, 1], vertical_alignment="bottom")
     with first:
         path, chosen = _frames(linked)
@@ -57,11 +128,13 @@ def question(*, again: bool) -> AskedFrames | None:
     ready = bool(path or chosen) and access.may("ask")
     sent = st.button("Predict", type="primary", key="ask", disabled=not ready)
     if again and linked:
-        return AskedFrames(linked, {}, CONFIDENCES[share])
+        return AskedFrames(model, linked, CONFIDENCES[share]), {}
     if not sent:
         return None
-    address.write("frames", path or None)
-    return AskedFrames(path, uploaded(chosen), CONFIDENCES[share])
+    basics.write_address("frames", path or None)
+    files = uploaded(chosen) if chosen else {}
+    uploads = next(iter(files), "").partition("/")[0]
+    return AskedFrames(model, path or uploads, CONFIDENCES[share]), files
 
 
 def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
@@ -117,22 +190,22 @@ def predictions(job: Job) -> None:
     if job.state != "done" or said is None:
         return
     for note in said.get("notes", []):
-        states.note(str(note))
-    frame, unit = questions.predictions_of(job), str(said.get("unit", ""))
+        basics.note(str(note))
+    frame, unit = answers.predictions_of(job), str(said.get("unit", ""))
     title = str(said.get("target_name", "")) + (f" [{unit}]" if unit else "")
     if isinstance(intervals := said.get("intervals"), dict):
-        st.markdown(markup.markdown(_held(intervals, unit)))
+        st.markdown(basics.markdown(_held(intervals, unit)))
     shown = _of_group(frame)
     st.altair_chart(chart(shown, title), width="stretch")
-    of_target = {name: exports.heading(name, unit) for name in ("prediction", "lower", "upper")}
-    headings = {name: of_target.get(name, exports.heading(name)) for name in frame.columns}
+    of_target = {name: tables.heading(name, unit) for name in ("prediction", "lower", "upper")}
+    headings = {name: of_target.get(name, tables.heading(name)) for name in frame.columns}
     st.dataframe(shown.rename(columns=headings), hide_index=True, height=260)
     with st.container(horizontal=True):
-        exports.table(frame.rename(columns=headings), "predictions.csv")
+        tables.export(frame.rename(columns=headings), "predictions.csv")
         parquet = io.BytesIO()
         frame.to_parquet(parquet, index=False)
         kind = "application/vnd.apache.parquet"
-        exports.button("Parquet", parquet.getvalue(), "predictions.parquet", kind)
+        tables.download("Parquet", parquet.getvalue(), "predictions.parquet", kind)
 
 
 def _held(intervals: dict[str, Any], unit: str) -> str:
@@ -160,9 +233,9 @@ def chart(frame: pd.DataFrame, title: str) -> alt.LayerChart:
         title: Name of the quantity, with its unit.
     """
     groups = list(dict.fromkeys(frame["group"]))
-    colours = [palette.CATEGORIES[i % len(palette.CATEGORIES)] for i in range(len(groups))]
+    colours = [basics.CATEGORIES[i % len(basics.CATEGORIES)] for i in range(len(groups))]
     legend = (
-        alt.Legend(title=None, orient="top") if 1 < len(groups) <= len(palette.CATEGORIES) else None
+        alt.Legend(title=None, orient="top") if 1 < len(groups) <= len(basics.CATEGORIES) else None
     )
     colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range=colours), legend=legend)
     x = alt.X("last_frame:Q", title="Last frame", axis=alt.Axis(tickMinStep=1))

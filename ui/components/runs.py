@@ -15,11 +15,9 @@ from clew.runs.reading.metrics import (
     EpochProgress,
     headline_key,
     metric_histories,
-    number_text,
     progress_of,
-    whole_number,
 )
-from clew.runs.reading.runs import RunRecord, last_heartbeat, last_sign_of_life, state_of
+from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.search import (
     Experiment,
     RunPage,
@@ -30,19 +28,6 @@ from clew.runs.reading.search import (
     search_runs,
     values_of_tag,
 )
-
-__all__ = [
-    "EpochProgress",
-    "RunPage",
-    "RunQuery",
-    "RunRecord",
-    "headline_key",
-    "last_heartbeat",
-    "last_sign_of_life",
-    "number_text",
-    "state_of",
-    "whole_number",
-]
 
 PAGE_SIZE = 50
 SECONDS_FRESH = 5

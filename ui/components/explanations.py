@@ -15,42 +15,19 @@ from clew import names
 from clew.errors import DataError
 from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.facts import (
-    Agreement,
     FactPath,
-    agreement,
-    answer,
     by_side,
-    evidence,
-    facts_of_paths,
     find_paths,
-    no_path,
-    place_text,
-    scored,
-    summary,
 )
 from clew.runs.reading.handed_in import admitted
 from clew.runs.reading.report_files import report_files
 from clew.runs.reading.reports import ReportFiles, ReportHead, add_hops, read_facts, read_head
 from clew.runs.reading.results import find_validation_of_report
+from clew.runs.reading.runs import RunRecord
+from clew.runs.reading.search import RunQuery
 from clew.runs.validation_record import ValidationSummary
 from clew.ui import access
-from clew.ui.data.runs import RunQuery, RunRecord, runs_page
-
-__all__ = [
-    "Agreement",
-    "FactPath",
-    "ReportFiles",
-    "ReportHead",
-    "agreement",
-    "answer",
-    "by_side",
-    "evidence",
-    "facts_of_paths",
-    "no_path",
-    "place_text",
-    "scored",
-    "summary",
-]
+from clew.ui.components.runs import runs_page
 
 NUM_TRACE_RUNS = 200
 Side = Literal["all", "proponents", "opponents"]

@@ -5,22 +5,19 @@ import streamlit as st
 from clew import names
 from clew.errors import ClewError, TrackingError
 from clew.runs.reading.models import (
-    Entry,
     ModelNames,
     RegisteredModel,
     Version,
-    complete,
     list_models,
     list_versions,
     read_examples,
     read_version_vocabulary,
     read_vocabulary,
 )
-from clew.ui.data import jobs
-from clew.ui.data.jobs import Job
-from clew.ui.data.runs import store_exists
-
-__all__ = ["Entry", "ModelNames", "RegisteredModel", "Version", "complete"]
+from clew.ui.components import jobs
+from clew.ui.components.jobs import Job
+from clew.ui.components.runs import store_exists
+from clew.ui.work import Promotion, Rollback
 
 
 @st.cache_data(ttl=5, show_spinner=False)
@@ -111,16 +108,12 @@ def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
     ]
 
 
-def promote(run_id: str, name: str, *, dry_run: bool, force: str = "") -> Job:
+def promote(wanted: Promotion) -> Job:
     """Start the promotion of a run under a registered model's name."""
-    arguments = ["promote", f"--run-id={run_id}", f"--name={name}", "--json"]
-    arguments += ["--dry-run"] if dry_run else []
-    arguments += [f"--force={force}"] if force else []
-    title = f"{'Check' if dry_run else 'Promote'} run {run_id[:8]} as {name}"
-    return jobs.jobs().start(arguments, title=title, action="check" if dry_run else "promote")
+    title = f"{'Check' if wanted.dry_run else 'Promote'} run {wanted.run_id[:8]} as {wanted.name}"
+    return jobs.jobs().start(wanted, title=title, action="check" if wanted.dry_run else "promote")
 
 
 def roll_back(name: str) -> Job:
     """Start a rollback: the previous version gets the alias `champion` again."""
-    arguments = ["promote", f"--name={name}", "--rollback", "--json"]
-    return jobs.jobs().start(arguments, title=f"Roll back {name}", action="roll back")
+    return jobs.jobs().start(Rollback(name), title=f"Roll back {name}", action="roll back")
