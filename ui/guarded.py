@@ -84,7 +84,6 @@ def _is_own(headers: dict[bytes, bytes]) -> bool:
 
 @cache
 def link_header() -> str:
-    """Return the value of the header `Link` that lists the scripts of `PARTS`."""
     how = "rel=modulepreload; fetchpriority=low"
     return ", ".join(f"<./{SCRIPTS}/{name}>; {how}" for name in scripts())
 

@@ -87,7 +87,6 @@ def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def prepare_environment() -> None:
-    """Set the variables that MLflow and torch read when they are imported."""
     from clew.runs.processor import prepare_threads  # `clew.runs` sets the variables of MLflow
 
     prepare_threads(os.environ)
@@ -116,7 +115,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _report(message: str, exit_code: int) -> int:
-    """Write a message to standard error as one line of printable characters."""
     line = " ".join(message.split())
     if len(line) > MAX_CHARACTERS:
         line = line[: MAX_CHARACTERS - 1] + "…"

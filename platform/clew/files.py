@@ -119,7 +119,6 @@ def working_folder(purpose: str, *, holds: str = "") -> Iterator[Path]:
 
 
 def _sweep(root: Path) -> None:
-    """Remove this user's working folders whose lock is free."""
     for folder in root.glob(f"{WORK_PREFIX}*"):
         with suppress(OSError):  # the folder is in use, or another process removed it
             info = folder.lstat()

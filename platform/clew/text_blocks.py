@@ -67,7 +67,6 @@ def _with_line_feeds(block: bytes) -> bytes:
 
 
 def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
-    """Yield the file's decompressed content; every error names the file."""
     check_is_file(path)
     bar = tqdm(
         total=path.stat().st_size,

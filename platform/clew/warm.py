@@ -146,7 +146,6 @@ def run_and_end() -> NoReturn:
 
 
 def preload() -> None:
-    """Import the modules that commands need."""
     for name in PRELOADED:
         import_module(name)
     import_module("clew.runs.mlflow_store").preload_databases()

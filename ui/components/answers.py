@@ -67,7 +67,6 @@ def _prediction(
     *,
     key: str,
 ) -> None:
-    """Show one question with its answers."""
     given = "head" if "head" in prediction else "tail"
     end: End = "tail" if given == "head" else "head"
     relation, entity = str(prediction.get("relation", "")), str(prediction.get(given, ""))
@@ -100,7 +99,6 @@ def _prediction(
 
 
 def _about(asked: dict[str, Any], end: str) -> None:
-    """Show the model's rank for the entity that was asked about."""
     probability = asked.get("probability")
     known = asked.get("known")
     told = {
@@ -135,7 +133,6 @@ def percent(probability: float) -> str:
 
 
 def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
-    """Show the answers; return the ticked one, if any."""
     return tables.ticked(
         frame(found, end),
         found,
@@ -180,7 +177,6 @@ def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
 
 
 def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:
-    """Show a button that starts the explanation of a triple."""
     st.button(label, key=key, type="primary", on_click=_start, args=(explain, why))
 
 

@@ -41,7 +41,6 @@ def _choose_model() -> None:
 
 
 def _forget_answer() -> None:
-    """Remove another model's answer from the address."""
     for key in ("answer", "why", "for"):
         address.write(key, None)
 
@@ -137,7 +136,6 @@ def triple_text(triple: tuple[str, str, str], vocabulary: ModelNames) -> str:
 
 
 def _take(asked: tuple[str, str, str]) -> None:
-    """Fill in a question and send it."""
     keys = ((HEAD, "h"), (RELATION, "r"), (TAIL, "t"))
     for (state, key), value in zip(keys, asked, strict=True):
         st.session_state[state] = value or None

@@ -133,7 +133,6 @@ def predictions(job: Job) -> None:
 
 
 def _held(intervals: dict[str, Any], unit: str) -> str:
-    """Return a sentence about the intervals and the share of test targets that they contained."""
     width = f"{intervals['half_width']:.4g} {unit}".strip()
     return (
         f"Intervals of {intervals['confidence']:.0%}: ± {width}, from "
@@ -143,7 +142,6 @@ def _held(intervals: dict[str, Any], unit: str) -> str:
 
 
 def _of_group(frame: pd.DataFrame) -> pd.DataFrame:
-    """Let a person choose one of several groups."""
     groups = list(dict.fromkeys(frame["group"]))
     if len(groups) < 2:
         return frame

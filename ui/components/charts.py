@@ -18,12 +18,10 @@ Spec = dict[str, Any]
 
 
 def number(field: str, **more: object) -> Spec:
-    """Return a column of numbers as part of an encoding."""
     return {"field": field, "type": "quantitative", **more}
 
 
 def name(field: str, **more: object) -> Spec:
-    """Return a column of names as part of an encoding."""
     return {"field": field, "type": "nominal", **more}
 
 
@@ -85,7 +83,6 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
 
 
 def _with_deviations(points: pd.DataFrame) -> pd.DataFrame:
-    """Return points with the ends of their deviations, and on which side their names are."""
     quality, cost = points["quality_deviation"].fillna(0), points["cost_deviation"].fillna(0)
     return points.assign(
         low=points["quality"] - quality,
@@ -98,7 +95,6 @@ def _with_deviations(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _names_beside(encoding: Spec) -> list[Spec]:
-    """Return the layers of the points' names, above a point and below the next."""
     text = {"type": "text", "fontSize": 12, "color": palette.ink()}
     return [
         {

@@ -53,7 +53,6 @@ def _value(entry: Entry) -> str:
 
 
 def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
-    """Return the entity that a typed text means; let a person choose among several."""
     matches = complete(vocabulary.entries, text, MAX_MATCHES)
     wanted = text.strip().casefold()
     exact = [entry for entry in matches if wanted in map(str.casefold, entry.texts)]

@@ -16,7 +16,6 @@ def table(frame: pd.DataFrame, name: str) -> None:
 
 
 def heading(column: str, unit: str = "") -> str:
-    """Return a heading for a column, with its unit if it has one."""
     words = column.replace("_", " ").capitalize()
     return f"{words} [{unit}]" if unit else words
 

@@ -38,7 +38,6 @@ def selected(facts: pd.DataFrame) -> int | None:
 
 
 def _select(rank: int | None) -> None:
-    """Select a fact and let every picture show it."""
     address.write("fact", rank)
     st.session_state["fact-version"] = st.session_state.get("fact-version", 0) + 1
 
@@ -64,7 +63,6 @@ def table(facts: pd.DataFrame, column: str, *, key: str) -> None:
 
 
 def _frame(facts: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Return the table's columns; parts and checkpoints as small pictures."""
     values = facts[column].to_numpy(float)
     frame = pd.DataFrame(
         {

@@ -268,7 +268,6 @@ def whose(key: str) -> tuple[str, str]:
 
 
 def _of_owner(owner: str, found: Words) -> Words:
-    """Return the words for a metric of an owner, or for its ratio to the study's reference."""
     if not owner.startswith(f"{RATIO}/"):
         return Words(f"{owner}: {found.label}", found.unit, found.help)
     name = owner.removeprefix(f"{RATIO}/")
@@ -277,7 +276,6 @@ def _of_owner(owner: str, found: Words) -> Words:
 
 
 def _of_machine(key: str) -> Words:
-    """Return the words for a metric that was sampled on the machine."""
     name = key.removeprefix(MACHINE)
     start, _, end = name.rpartition("_")
     unit = _MACHINE_UNITS.get(end, "")
@@ -288,7 +286,6 @@ def _of_machine(key: str) -> Words:
 
 
 def place_on_curve(key: str, kind: str = names.KIND_TRAIN) -> str:
-    """Return what the x axis of a metric's curve counts in a run of this kind."""
     if kind == names.KIND_TUNE and not key.startswith(MACHINE):
         return "Trials done"
     return "Sample" if key.startswith(MACHINE) else "Optimizer step"
@@ -327,6 +324,5 @@ def label(key: str) -> str:
 
 
 def part(column: str) -> str:
-    """Return a part of the model in words."""
     name = column.removeprefix("part_")
     return PARTS.get(name, name.replace("_", " "))

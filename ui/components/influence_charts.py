@@ -14,13 +14,11 @@ ABOVE = alt.Legend(title=None, orient="top")
 
 
 def _by_name(column: str, order: list[str]) -> alt.Y:
-    """Return a y axis that shows all names in a column, from top to bottom."""
     axis = alt.Axis(labelLimit=260, labelOverlap=False, labelColor=palette.ink())
     return alt.Y(f"{column}:N", sort=order, title=None, axis=axis)
 
 
 def _by_sign(legend: alt.Legend = ABOVE) -> alt.Color:
-    """Return the colour of a column `sign`."""
     return alt.Color("sign:N", scale=SIGNS, legend=legend)
 
 
@@ -29,12 +27,10 @@ def _signs(values: Iterable[float]) -> list[str]:
 
 
 def fact_text(head: object, relation: object, tail: object) -> str:
-    """Return a triple as one line of text."""
     return f"{head} – {relation} → {tail}"
 
 
 def fact_texts(facts: pd.DataFrame) -> list[str]:
-    """Return each fact as one line of text."""
     triples = facts[["head", "relation", "tail"]].astype(object).to_numpy()
     return [fact_text(head, relation, tail) for head, relation, tail in triples]
 

@@ -68,7 +68,6 @@ def other_run(runs: Sequence[RunRecord], run_id: str) -> str:
 def _run(
     label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
 ) -> str:
-    """Let a person choose a run; return its id. The box follows the address, which Back changes."""
     box, linked = f"{key}-box", address.text(key)
     labels = run_labels(runs, linked=linked)
     options = ["", *labels] if optional else list(labels)

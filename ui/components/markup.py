@@ -45,7 +45,6 @@ def show_list(items: list[Markup]) -> None:
 
 
 def fill(template: str, **values: object) -> Markup:
-    """Return HTML with escaped values in it."""
     return Markup(template).format(**values)
 
 
@@ -55,12 +54,10 @@ def join(parts: list[Markup], separator: str = "") -> Markup:
 
 
 def minute(created: str) -> str:
-    """Return the time when something was saved, to the minute, in a readable form."""
     return created[:16].replace("T", " ")
 
 
 def triple(head: object, relation: object, tail: object) -> Markup:
-    """Return a triple as HTML: head, relation on an arrow, tail."""
     return TRIPLE.format(head=head, relation=relation, tail=tail)
 
 

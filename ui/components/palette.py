@@ -41,15 +41,12 @@ INK = {"light": "#1C2A30", "dark": "#E6EDF0"}
 
 
 def ink() -> str:
-    """Return the colour of text in the theme of this browser."""
     return INK["dark" if st.context.theme.type == "dark" else "light"]
 
 
 def sign_symbol(value: float) -> str:
-    """Return the symbol of a sign."""
     return "▲" if value > 0 else "▼" if value < 0 else "·"
 
 
 def sign_colour(value: float) -> str:
-    """Return the colour of a sign."""
     return FOR if value > 0 else AGAINST if value < 0 else NEUTRAL

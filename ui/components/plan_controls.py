@@ -132,7 +132,6 @@ def _is_list(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    """Return a value as it is written in an assignment on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(list(value)) if isinstance(value, tuple) else str(value)
@@ -143,7 +142,6 @@ def _words(key: str) -> str:
 
 
 def _widget(name: str, field: FieldInfo, value: Any, key: str) -> str:
-    """Show a setting, and return its value as text."""
     label = _words(name.partition(".")[2])
     if isinstance(value, bool):
         return _text(st.toggle(label, value, key=key, help=field.description))
@@ -160,7 +158,6 @@ def _widget(name: str, field: FieldInfo, value: Any, key: str) -> str:
 
 
 def budget(job: Job) -> None:
-    """Show the budget that a job has planned."""
     result = job.result()
     if result is None:
         states.warning("The planner gave no result that can be shown; its message is above.")

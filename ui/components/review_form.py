@@ -86,7 +86,6 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
 
 
 def comment_box(label: str, key: str) -> str:
-    """Let a person write a comment; return it."""
     given = st.text_area(label, key=f"{key}-comment", max_chars=10_000, persist_state="session")
     return (given or "").strip()
 

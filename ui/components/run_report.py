@@ -53,7 +53,6 @@ GROUPS = {
 
 
 def summary(run: RunRecord, data: list[RunData]) -> None:
-    """Show what the run is, on what data and which machine."""
     state = state_of(run)
     tags = dict(run.tags) | {names.TAG_VARIANT: variants_of([run])[run.run_id]}
     tags |= {tag: f"{int(tags[tag]):,}" for tag in COUNTS if tags.get(tag, "").isdigit()}
@@ -79,7 +78,6 @@ def _data_text(found: RunData, run: RunRecord) -> str:
 
 
 def commands(run: RunRecord, repeating: str, mlflow: MlflowPage) -> None:
-    """Show the command that started the run, commands that repeat it, and its MLflow page."""
     typed = run.tags.get(names.TAG_COMMAND, "")
     if typed and "--parent-run" not in typed:  # not started by another command
         st.markdown("**Started by**")

@@ -100,7 +100,6 @@ def _numbers(frame: pd.DataFrame, *starts: str) -> dict[str, Any]:
 
 
 def search(run: RunRecord, trials: pd.DataFrame, best: str) -> None:
-    """Show the trials of a search, the best settings, and how to train with them."""
     metric = run.params.get(f"{names.PARAMETER_PREFIX}evaluation.metric", "")
     found = trials[trials["run_id"] == run.tags.get(names.TAG_BEST_RUN, "")]
     if best and len(found):
@@ -143,7 +142,6 @@ def search(run: RunRecord, trials: pd.DataFrame, best: str) -> None:
 
 
 def _setting(value: str) -> str:
-    """Return the value of a setting in a readable form."""
     try:
         return value if value.isdecimal() else number_text(float(value))
     except ValueError:

@@ -144,7 +144,6 @@ def utc(milliseconds: int) -> datetime:
 
 
 def duration(run: RunRecord) -> str:
-    """Return how long a run that has ended took."""
     if run.ended_ms is None or not run.started_ms:
         return ""
     return seconds_text((run.ended_ms - run.started_ms) / 1000)
@@ -229,7 +228,6 @@ def choose(
 
 
 def _pager(page: RunPage, total: int, *, key: str) -> None:
-    """Show which runs are on the page, their total number, and buttons to turn the pages."""
     state = f"{key}-page"
 
     def turn(by: int) -> None:

@@ -62,7 +62,6 @@ def numbers(report: SequenceInfluenceReport) -> None:
 
 
 def table(windows: pd.DataFrame) -> None:
-    """Show the windows in a table."""
     shown = windows.copy()
     shown.insert(0, "±", [palette.sign_symbol(value) for value in windows["Influence"]])
     st.dataframe(

@@ -47,12 +47,10 @@ def require() -> None:
 
 
 def is_configured() -> bool:
-    """Whether people have to sign in."""
     return "is_logged_in" in st.user
 
 
 def _is_welcome(email: str) -> bool:
-    """Whether an address is verified, and in `clew.people` or a domain of it, if that is set."""
     if not email or st.user.get("email_verified") is False:
         return False
     people = [str(entry).lower() for entry in st.secrets.get("clew", {}).get("people", [])]

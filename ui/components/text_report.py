@@ -197,7 +197,6 @@ def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
 
 
 def _place(report: TextInfluenceReport, row: pd.Series, num_passages: int) -> str:
-    """Return in words where a window comes from."""
     first = int(row["first_token"])
     last = row.get("last_token")
     tokens = f"token {first:,} on" if pd.isna(last) else f"tokens {first:,} to {int(last):,}"

@@ -72,7 +72,6 @@ def _origin(view: SavedView) -> str:
 
 
 def _form(view: SavedView | None) -> None:
-    """Save, rename or delete."""
     current = "" if view is None else view.name
     with st.form(f"view-{current}", border=False):
         name = st.text_input(

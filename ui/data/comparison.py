@@ -131,7 +131,6 @@ def quality_metrics(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def curve_metrics(runs: Sequence[RunRecord]) -> list[str]:
-    """Return all metrics that any of the runs has."""
     return sorted({key for run in runs for key in run.metrics})
 
 
@@ -223,7 +222,6 @@ def parameter_table(
 
 @st.cache_data(ttl=5, show_spinner=False)
 def views() -> SavedViews:
-    """Return all saved views."""
     return saved_views.list_views()
 
 

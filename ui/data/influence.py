@@ -64,7 +64,6 @@ def trace_runs() -> list[RunRecord]:
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def report_of_run(run_id: str) -> ReportFiles:
-    """Return the files of a trace run's report."""
     return report_files(run_id, _copies_folder())
 
 
@@ -182,7 +181,6 @@ class FactFilter:
 
 
 def filter_facts(facts: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
-    """Return the facts that pass a filter."""
     keep = np.ones(len(facts), bool)
     if wanted.hide_siblings:
         keep &= ~facts["sibling"].to_numpy(bool)

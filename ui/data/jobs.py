@@ -73,11 +73,9 @@ class Job:
         return ""
 
     def output(self) -> str:
-        """Return all standard output of the job."""
         return self.text_of("stdout")
 
     def log(self) -> str:
-        """Return the end of the job's standard error."""
         return self.text_of("stderr")[-TAIL_CHARACTERS:]
 
     def message(self) -> str:
@@ -180,7 +178,6 @@ class Jobs:
         return self._jobs.get(job_id)
 
     def close(self) -> None:
-        """Stop all commands and delete their files; called when the server ends."""
         self._warm.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 

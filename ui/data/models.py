@@ -37,7 +37,6 @@ def versions(model: RegisteredModel) -> list[Version]:
 # One vocabulary can have a hundred thousand names: all sessions share it without a copy.
 @st.cache_resource(max_entries=8, show_spinner=False)
 def vocabulary(run_id: str) -> ModelNames:
-    """Return the names that a run's model knows."""
     return read_vocabulary(run_id)
 
 
@@ -61,7 +60,6 @@ def _examples(model: RegisteredModel, version: int) -> list[tuple[str, str, str]
 
 
 def models() -> list[RegisteredModel]:
-    """Return the registered models."""
     return _models() if store_exists() else []
 
 
@@ -91,7 +89,6 @@ def champion_run(model: RegisteredModel) -> str:
 
 
 def champion_uri(model: RegisteredModel) -> str:
-    """Return the model URI of the champion."""
     return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
 
 

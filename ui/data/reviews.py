@@ -98,7 +98,6 @@ def reviewable_runs() -> list[RunRecord]:
 
 @st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
 def reviews_of(run_id: str) -> Kept[Review]:
-    """Return the reviews of a run."""
     return read_reviews(run_id)
 
 

@@ -99,7 +99,6 @@ def _interval(measured: Measured | None) -> dict[str, float | None]:
 
 
 def _verdict(more: Measured | None) -> str:
-    """Return in words whether a form predicts retraining better than counting siblings."""
     if more is None or more.half_width is None:
         return "? Not known"
     if abs(more.mean) <= more.half_width:
@@ -114,7 +113,6 @@ def trials_of(run_id: str) -> pd.DataFrame:
 
 
 def settings_of(trials: pd.DataFrame) -> list[str]:
-    """Return the columns of the trials that are settings."""
     return [str(column) for column in trials if column not in {*TRIAL_COLUMNS, "problem"}]
 
 

@@ -144,7 +144,6 @@ def run_by_id(run_id: str) -> RunRecord | None:
 
 
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
-    """Return the curves of a metric, see `clew.runs.reading.metrics.metric_histories`."""
     last = tuple((run.run_id, run.metrics.get(key)) for run in runs)
     return _histories(runs, last, key)
 

@@ -52,7 +52,6 @@ def render() -> None:
 
 
 def _text(model: RegisteredModel) -> None:
-    """Let a person give a prompt, and show the text as it is written."""
     with states.guarded("The text"):
         asked = ask_text.question(again=_is_gone())
         if asked is not None:
@@ -62,7 +61,6 @@ def _text(model: RegisteredModel) -> None:
 
 
 def _frames(model: RegisteredModel) -> None:
-    """Let a person choose frames, and show the predictions."""
     with states.guarded("The predictions"):
         asked = ask_frames.question(again=_is_gone())
         if asked is not None:
@@ -85,7 +83,6 @@ def _show_next(model: RegisteredModel, job: jobs.Job) -> None:
 
 
 def _graph(model: RegisteredModel) -> None:
-    """Let a person ask for one end of a triple, and for the reasons for an answer."""
     with states.guarded("The model's names"):
         vocabulary = models.champion_vocabulary(model)
         _question(model, vocabulary)
@@ -110,7 +107,6 @@ def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
 
 
 def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
-    """Show the answers; explain the one that a person asks about."""
     answer_id = address.text("answer")
     if not answer_id:
         ask_controls.examples(models.examples(model), vocabulary)
@@ -134,7 +130,6 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
 
 
 def _reasons(explain: answers.Explain) -> None:
-    """Show why the model gives the answer that a person asked about."""
     if why_id := address.text("why"):
         st.header("Why?", anchor=False)
         meant = _meant()

@@ -56,7 +56,6 @@ def render() -> None:
 
 
 def _choose(runs: Sequence[RunRecord]) -> None:
-    """Let a person choose runs: by the preset, or from the table of all."""
     compare_controls.preset_button(preset())
     with st.expander("Choose runs", expanded=not runs):
         query = runs_table.run_query(runs_table.experiment(), kinds=False)
@@ -66,7 +65,6 @@ def _choose(runs: Sequence[RunRecord]) -> None:
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
-    """Show the chosen runs in a table and in pictures."""
     _different_data(runs)
     setting = compare_controls.setting(runs)
     comparison = compared(runs, setting)
@@ -81,7 +79,6 @@ def _comparison(runs: Sequence[RunRecord]) -> None:
 
 
 def _different_data(runs: Sequence[RunRecord]) -> None:
-    """Show a note if the chosen runs use different data."""
     data = {
         run.tags[names.TAG_DATA_FINGERPRINT]: run.tags.get(names.TAG_DATASET, "")
         for run in runs
@@ -93,7 +90,6 @@ def _different_data(runs: Sequence[RunRecord]) -> None:
 
 
 def _costs(comparison: Comparison, setting: Setting) -> None:
-    """Show quality against time and memory, and memory as bars."""
     gpu = names.GPU_PEAK_ALLOCATED_GIB
     memory_key = gpu if gpu in comparison.metrics else names.PROCESS_PEAK_GIB
     left, right = st.columns(2)
@@ -120,7 +116,6 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
 
 
 def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
-    """Show the curve of a metric for each run."""
     st.header("Curves", anchor=False)
     wanted = compare_controls.curve(runs)
     frame = curves(runs, wanted.key, weight=wanted.smoothing, groups=comparison.groups)
@@ -140,7 +135,6 @@ def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
 
 
 def _parameters(runs: Sequence[RunRecord], comparison: Comparison) -> None:
-    """Show the parameters that differ."""
     st.header("Parameters that differ", anchor=False)
     ignore, everything = compare_controls.parameters(runs)
     frame = parameter_table(runs, comparison.groups, ignore=ignore, everything=everything)

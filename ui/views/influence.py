@@ -126,7 +126,6 @@ def _facts(
     *,
     key: str,
 ) -> None:
-    """Show the facts that pass the filters as a graph or bars, next to their table."""
     with more.popover("Filter facts", width="stretch"):
         wanted = influence_controls.fact_filter(found)
         form, number = influence_controls.picture()
@@ -148,7 +147,6 @@ def _facts(
 
 
 def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
-    """Show the sums of influence by relation or by shared entity."""
     with more.popover("Filter facts", width="stretch"):
         wanted = influence_controls.fact_filter(found)
     by = influence_controls.grouping()
@@ -167,7 +165,6 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
 
 
 def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRecord]) -> None:
-    """Show how well another run's explanation of the same triple agrees."""
     task = next((run.tags.get(TAG_TASK) for run in runs if run.run_id == run_id), None)
     alike = [run for run in runs if task is None or run.tags.get(TAG_TASK) == task]
     other_id = influence_controls.other_run(alike, run_id)

@@ -42,7 +42,6 @@ def render() -> None:
 
 
 def _model(model: RegisteredModel) -> None:
-    """Show a model's versions, and offer to roll back."""
     current = models.champion(model)
     if current is not None:
         model_tables.champion(model, current)
@@ -56,7 +55,6 @@ def _model(model: RegisteredModel) -> None:
 
 
 def _version(version: Version) -> None:
-    """Show where a version came from."""
     model_tables.lineage(version)
     if version.run is not None:
         with st.container(horizontal=True):

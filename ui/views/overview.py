@@ -28,7 +28,6 @@ def render() -> None:
 
 
 def _numbers(experiment_ids: tuple[str, ...]) -> None:
-    """Show how many runs are in which state."""
     number = counts(experiment_ids)
     shown = [
         ("Runs", number.total, "All runs of the chosen experiments."),
@@ -43,7 +42,6 @@ def _numbers(experiment_ids: tuple[str, ...]) -> None:
 
 
 def _actions(run_ids: list[str]) -> None:
-    """Show links to the pages about the ticked runs."""
     runs = runs_by_id(run_ids)
     trained = [run for run in runs if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN]
     traced = [run for run in runs if run.tags.get(names.TAG_KIND) == names.KIND_TRACE]

@@ -118,7 +118,6 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
 def _summary(
     reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[RunRecord]
 ) -> None:
-    """Show the verdicts in numbers, and by relation or by run."""
     chosen = {run.run_id for run in runs}
     counted = settled(reviews, [each for each in decisions if each.run_id in chosen])
     review_tables.numbers(reviews, counted)
@@ -133,7 +132,6 @@ def _summary(
 def _disagreements(
     decisions: Sequence[Decision], runs: Sequence[RunRecord], chosen: Sequence[str]
 ) -> None:
-    """List what reviewers of the chosen runs disagree about, and let a person decide."""
     reviews = reviews_of_all([run.run_id for run in runs]).records
     found = [
         each
@@ -161,7 +159,6 @@ def _disagreements(
 
 
 def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
-    """Show a disagreement, and save what a person decides."""
     decision_view.side_by_side(found)
     said = decision_view.form(found)
     if said is None:
@@ -200,7 +197,6 @@ def _open(review: Review) -> None:
 
 
 def _wrong(reviews: list[Review], decisions: Sequence[Decision], runs: Sequence[RunRecord]) -> None:
-    """Show the training facts that count as wrong, to be left out of the next training."""
     st.header("Training facts marked wrong", anchor=False)
     decided = by_data(decisions, runs)
     marked = {

@@ -56,7 +56,6 @@ def render() -> None:
 
 
 def _choose() -> None:
-    """Let a person choose a run."""
     query = runs_table.run_query(runs_table.experiment())
     chosen = runs_table.choose(query, key="run", several=False)
     if chosen:
@@ -96,7 +95,6 @@ def _run(run: RunRecord) -> None:
 
 
 def _actions(run: RunRecord) -> None:
-    """Show links to other pages about the run."""
     kind = run.tags.get(names.TAG_KIND)
     with st.container(horizontal=True):
         links.to("overview", "All runs")
@@ -127,7 +125,6 @@ def _results(run: RunRecord) -> None:
 
 
 def _relations(run: RunRecord) -> None:
-    """Show the quality by relation, if an evaluation of triples recorded it."""
     splits = splits_by_relation(files_of(run.run_id))
     if not splits:
         return

@@ -49,7 +49,6 @@ def render() -> None:
 
 
 def _claims() -> None:
-    """Show each claim with its measurement, for one machine or for all."""
     found = studies()
     if not any(study.run_id for study in found):
         states.nothing(
@@ -69,7 +68,6 @@ def _claims() -> None:
 
 
 def _memory() -> None:
-    """Let a person change a configuration, and show the budget that `clew plan` predicts."""
     paths = configurations()
     first = paths.index(DEFAULT_CONFIG) if DEFAULT_CONFIG in paths else 0  # its data are bundled
     chosen = st.selectbox("Configuration", paths, first, key="config", bind="query-params")

@@ -52,7 +52,6 @@ class TripleData(Section):
 
     @property
     def source(self) -> str:
-        """Where the examples come from."""
         return self.name or self.train or self.packed or ""
 
     @model_validator(mode="after")
@@ -117,7 +116,6 @@ class TokenData(Section):
 
     @property
     def source(self) -> str:
-        """Where the examples come from."""
         return self.name or self.dataset or self.packed or ""
 
     @model_validator(mode="after")

@@ -129,7 +129,6 @@ class EigenstateLMModel(Section):
 
     @property
     def gates(self) -> int:
-        """Number of gates."""
         return self.num_gates or self.d_model
 
     @model_validator(mode="after")

@@ -34,12 +34,10 @@ class GraphModelSettings(Section):
 
     @property
     def normalises_batches(self) -> bool:
-        """Whether training needs two or more examples in a batch."""
         return False
 
     @property
     def relation_size(self) -> int:
-        """Length of a relation's row."""
         return self.embedding_dim
 
 
@@ -76,7 +74,6 @@ class ConvEModel(GraphModelSettings):
 
     @property
     def normalises_batches(self) -> bool:
-        """ConvE has batch normalisation."""
         return True
 
     @property
@@ -91,12 +88,10 @@ class ConvEModel(GraphModelSettings):
 
     @property
     def width(self) -> int:
-        """Columns of the image of one embedding."""
         return self.embedding_width or self.embedding_dim // self.height
 
     @property
     def num_features(self) -> int:
-        """Number of inputs of the fully connected layer: channels x output rows x columns."""
         rows = 2 * self.height - self.kernel_height + 1
         columns = self.width - self.kernel_width + 1
         return self.output_channels * rows * columns
@@ -178,7 +173,6 @@ class RESCALModel(FactorizationSettings):
 
     @property
     def relation_size(self) -> int:
-        """One number for each row and column."""
         return self.embedding_dim**2
 
 
@@ -200,7 +194,6 @@ class TuckERModel(GraphModelSettings):
 
     @property
     def normalises_batches(self) -> bool:
-        """TuckER has batch normalisation."""
         return True
 
     @property
@@ -235,7 +228,6 @@ class RotatEModel(PlainModel):
 
     @property
     def relation_size(self) -> int:
-        """One angle for each complex number."""
         return self.embedding_dim // 2
 
 
@@ -254,7 +246,6 @@ class RotEModel(PlainModel):
 
     @property
     def relation_size(self) -> int:
-        """One angle for each complex number, then the translation."""
         return self.embedding_dim // 2 + self.embedding_dim
 
 

@@ -73,7 +73,6 @@ class ImageSequenceData(Section):
 
     @property
     def source(self) -> str:
-        """Where the examples come from."""
         return self.name or self.path or ""
 
     @model_validator(mode="after")
@@ -159,7 +158,6 @@ class SequenceRegressionModel(Section):
 
     @property
     def width(self) -> int:
-        """Length of a frame's feature vector."""
         return self.channels[-1]
 
     @model_validator(mode="after")

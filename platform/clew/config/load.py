@@ -120,7 +120,6 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_value(text: str) -> Any:
-    """Return a list in YAML notation as a list; other values are converted later by their field."""
     if not text.startswith("["):
         return text
     try:
@@ -171,7 +170,6 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
 
 
 def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> None:
-    """Remove the source of the data that an override replaces; a name has precedence."""
     if key != "data.name" and "data.name" in overrides:
         return
     is_graph = overrides.get("data.kind", target.get("kind", "triples")) == "triples"

@@ -31,7 +31,6 @@ def studies() -> dict[str, Path]:
 
 
 def spaces() -> dict[str, Path]:
-    """Return the shipped search spaces by name."""
     return {p.stem: p for p in sorted((SHIPPED / SPACES).glob("*.yaml"))}
 
 

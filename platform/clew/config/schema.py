@@ -166,7 +166,6 @@ class RunConfig(Section):
 
     @property
     def smallest_batch_size(self) -> int:
-        """Smallest number of examples in a microbatch; batch normalisation needs two."""
         graph_model = self.model if isinstance(self.model, GraphModelSettings) else None
         return 2 if graph_model and graph_model.normalises_batches else 1
 

@@ -59,7 +59,6 @@ class Parameter(Section):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Smallest and largest number of a range."""
         assert self.low is not None
         assert self.high is not None
         return self.low, self.high

@@ -34,7 +34,6 @@ class EvaluationConfig(Section):
 
     @property
     def maximize(self) -> bool:
-        """Whether larger values of `metric` are better."""
         return maximizes(self.metric)
 
 

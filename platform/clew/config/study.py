@@ -59,7 +59,6 @@ class Claim(Section):
     """Variant to compare with, instead of the study's reference."""
 
     def holds(self, measured: float) -> bool:
-        """Return whether a measured value satisfies the claim."""
         return (self.at_least is None or measured >= self.at_least) and (
             self.at_most is None or measured <= self.at_most
         )
@@ -104,7 +103,6 @@ class Study(Section):
 
     @property
     def reference(self) -> str:
-        """The variant that the others are compared with."""
         return next(iter(self.variants))
 
     @model_validator(mode="after")
@@ -173,7 +171,6 @@ class Study(Section):
         return self.model_copy(update=changes)
 
     def model_config_of(self, seed: int) -> RunConfig:
-        """Return the configuration of the model that a tracin study explains."""
         own = {k: v for k, v in self.overrides.items() if not k.startswith(INFLUENCE_PREFIX)}
         settings = own | {"training.seed": seed}
         return from_mapping(read_yaml(find_configuration(self.base)), settings, source=self.name)
@@ -191,7 +188,6 @@ class Study(Section):
         )
 
     def cell_id(self, variant: str, seed: int) -> str:
-        """Return the identifier of a cell: the study, the variant and all its settings."""
         content = [self.name, variant, self.config(variant, seed).config_hash]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 

@@ -66,7 +66,6 @@ def parse_yaml(text: str) -> Any:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return the number of nodes with every alias expanded."""
     if id(node) not in known:
         known[id(node)] = MAX_NODES  # a node that contains itself would expand forever
         children = node.value if isinstance(node, yaml.CollectionNode) else []

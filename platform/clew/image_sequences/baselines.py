@@ -77,7 +77,6 @@ def source_of(table: FrameTable) -> str:
 
 
 def _past_targets(table: FrameTable) -> np.ndarray:
-    """Return for each frame the target, from the same recording, whose time is that frame's."""
     values = np.full(len(table.target), np.nan)
     time = np.arange(len(values), dtype=np.float64) if table.time is None else table.time
     changes = np.flatnonzero(table.recording[1:] != table.recording[:-1]) + 1
@@ -156,7 +155,6 @@ def _pixel_means(windows: SequenceWindows) -> np.ndarray:
 
 
 def _choose_penalty(kernel: np.ndarray, targets: np.ndarray, groups: np.ndarray) -> float:
-    """Return the penalty with the smallest leave-one-group-out error; the middle if one group."""
     names = np.unique(groups)
     if len(names) < 2:
         return RIDGE_PENALTIES[len(RIDGE_PENALTIES) // 2]

@@ -37,7 +37,6 @@ class RegressionResult:
 
     @property
     def errors(self) -> np.ndarray:
-        """Prediction minus target."""
         errors: np.ndarray = self.prediction - self.target
         return errors
 
@@ -145,7 +144,6 @@ def conformal_half_width(errors: np.ndarray, confidence: float = CONFIDENCE) -> 
 
 
 def group_half_widths(errors: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Return the half width of each prediction, from the errors of the other groups."""
     widths = np.empty(len(errors))
     for name in np.unique(group):
         widths[group == name] = conformal_half_width(errors[group != name])
@@ -174,7 +172,6 @@ class HeldOutErrors:
         return width
 
     def coverage(self, half_width: float) -> float:
-        """Return the share of test errors within a half width."""
         return float((abs(self.test) <= half_width).mean())
 
     def describe(self) -> str:
@@ -186,11 +183,9 @@ class HeldOutErrors:
         )
 
     def tags(self) -> dict[str, str]:
-        """Return the half width of intervals with the default confidence as a tag."""
         return {names.TAG_HALF_WIDTH: f"{self.half_width(CONFIDENCE):.6g}"}
 
     def write(self, path: Path) -> None:
-        """Write the errors as Parquet, one row for each window."""
         split = ["valid"] * len(self.valid) + ["test"] * len(self.test)
         columns = {"split": split, "error": np.concatenate([self.valid, self.test])}
         pq.write_table(pa.table(columns), path)

@@ -219,7 +219,6 @@ def _check_column(path: Path, name: str, file: FrameFile, num_frames: int) -> No
 
 
 def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str, ...]:
-    """Return the names of the scalars in the file, or numbered names."""
     names = metadata.get("scalar_names")
     if names is None:
         return tuple(f"scalar_{i}" for i in range(count))
@@ -231,7 +230,6 @@ def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str
 
 
 def _plain(path: Path, value: Any) -> Any:
-    """Return a value with byte strings decoded to text."""
     try:
         if isinstance(value, bytes):
             return value.decode("utf-8")

@@ -57,12 +57,10 @@ class SpatialAttention(nn.Module):
         self.score = nn.Conv2d(channels, 1, 1, bias=False)
 
     def weights(self, x: Maps) -> Float[Tensor, "frame row column"]:
-        """Return the weight of each position; the weights of a frame add up to one."""
         scores = self.score(x).flatten(1)
         return torch.softmax(scores, dim=1).view(x.shape[0], *x.shape[2:])
 
     def forward(self, x: Maps) -> Float[Tensor, "frame map"]:
-        """Return the weighted mean over positions."""
         return torch.einsum("nchw,nhw->nc", x, self.weights(x))
 
 
@@ -114,7 +112,6 @@ class FrameEncoder(nn.Module):
         return pooled.unsqueeze(1) + level
 
     def _level(self, frames: Frames) -> Float[Tensor, "frame patch map"]:
-        """Return the contribution of the pixels' mean and mean square to each patch's vector."""
         grid = self.patches or (1, 1)
         moments = torch.cat(
             [F.adaptive_avg_pool2d(x, grid).flatten(2) for x in (frames, frames.square())], dim=1

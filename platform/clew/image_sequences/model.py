@@ -68,7 +68,6 @@ class SequenceRegressor(nn.Module):
         nn.init.normal_(self.readout.weight, std=0.1 * config.width**-0.5)
 
     def forward(self, images: Images, scalars: WindowScalars) -> Float[Tensor, "window"]:
-        """Return predictions in standard deviations of the training targets."""
         steps = self._encode(self._scaled(images), self._scaled_scalars(scalars))
         summary = self.head(steps.reshape(*images.shape[:2], *steps.shape[1:]))
         return self.readout(self.dropout(summary)).squeeze(1)  # type: ignore[no-any-return]
@@ -115,7 +114,6 @@ class SequenceRegressor(nn.Module):
         return (scalars.flatten(0, 1) - self.scalar_mean) / self.scalar_std
 
     def _encode(self, frames: Tensor, scalars: Tensor) -> Float[Tensor, "frame patch map"]:
-        """Run the convolutions; in training, in groups of frames."""
         if not self.training:
             return self.encoder(frames, scalars)  # type: ignore[no-any-return]
         size = self.config.frames_per_checkpoint or len(frames) // self.shape.num_frames

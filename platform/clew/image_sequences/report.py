@@ -14,7 +14,6 @@ from clew.image_sequences.errors import RegressionResult
 
 
 def predictions_file(split: str) -> str:
-    """Return the name of the file of a split's predictions."""
     return f"{split}_predictions.parquet"
 
 

@@ -103,7 +103,6 @@ class WindowPredictor:
     def _array(
         name: str, values: Sequence[Any], shape: tuple[int, ...], *, finite: bool = True
     ) -> np.ndarray:
-        """Return numbers of a request as an array of the given shape."""
         if 0 in shape:
             return np.zeros(shape)
         try:

@@ -43,7 +43,6 @@ class ScalarEncoding:
 
     @property
     def size(self) -> int:
-        """Number of encoded scalars."""
         return sum(2 if kind == "azimuth" else 1 for kind in self.kinds)
 
     def encode(self, scalars: np.ndarray) -> np.ndarray:

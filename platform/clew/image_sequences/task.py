@@ -89,11 +89,9 @@ class SequenceRegression:
         return model
 
     def load(self, checkpoint: Path, device: torch.device) -> SequenceRegressor:
-        """Return the model of a checkpoint, in evaluation mode."""
         return read_model(checkpoint, self.build_model).to(device).eval()
 
     def train_examples(self) -> SequenceWindows:
-        """Return the training windows."""
         return self.splits.windows["train"]
 
     def loss(self, model: nn.Module, batch: SequenceBatch) -> LossSum:
@@ -156,7 +154,6 @@ class SequenceRegression:
         )
 
     def has_examples(self, split: str) -> bool:
-        """Return whether a split has windows."""
         return len(self.splits.windows[split]) > 0
 
     @torch.no_grad()

@@ -115,7 +115,6 @@ class MeanHead(nn.Module):
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, steps: Steps) -> Summary:
-        """Return the normalised mean over frames."""
         normed: Tensor = self.norm(steps.flatten(1, 2).mean(1))
         return normed
 

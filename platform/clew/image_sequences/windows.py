@@ -26,31 +26,25 @@ class SequenceBatch:
 
     @property
     def num_examples(self) -> int:
-        """Number of windows."""
         return len(self.target)
 
     @property
     def count(self) -> int:
-        """Divisor of the summed loss: the number of windows."""
         return len(self.target)
 
     def to(self, device: torch.device) -> "SequenceBatch":
-        """Return the batch on a device; from page-locked memory, the copy is asynchronous."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> "SequenceBatch":
-        """Return the batch in page-locked memory."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "SequenceBatch":
         return SequenceBatch(**{name: change(tensor) for name, tensor in vars(self).items()})
 
     def units(self) -> dict[str, int]:
-        """Return the number of windows and of frames."""
         return {"examples": len(self.target), "frames": self.images.shape[:2].numel()}
 
     def describe(self) -> str:
-        """Return a text that identifies the windows of the batch."""
         shown = self.last_frame[:8].tolist()
         more = f" and {len(self.target) - 8} more" if len(self.target) > 8 else ""
         return f"windows that end at frames {shown}{more}"
@@ -68,7 +62,6 @@ class SequenceWindows:
     refuse_nan: bool = True
 
     def __len__(self) -> int:
-        """Return the number of windows."""
         return len(self.ends)
 
     @property
@@ -89,7 +82,6 @@ class SequenceWindows:
         return np.unique(self.ends[:, None] - np.arange(self.num_frames))
 
     def only(self, chosen: np.ndarray) -> "SequenceWindows":
-        """Return some of the windows, selected by indices or by a boolean mask."""
         return replace(self, ends=self.ends[chosen])
 
     def batch(self, indices: np.ndarray) -> SequenceBatch:

@@ -29,7 +29,6 @@ class Outer:
 
     @property
     def num_examples(self) -> int:
-        """Number of examples."""
         return self.left.shape[0]
 
 
@@ -43,7 +42,6 @@ class TableRows:
 
     @property
     def num_examples(self) -> int:
-        """Number of examples."""
         return self.ids.shape[0]
 
 
@@ -55,7 +53,6 @@ class Explicit:
 
     @property
     def num_examples(self) -> int:
-        """Number of examples."""
         return self.values.shape[0]
 
 
@@ -107,7 +104,6 @@ def squared_norms(factors: Sequence[Factor]) -> Float[Tensor, "example"]:
 
 
 def _cross(a: Factor, b: Factor) -> Float[Tensor, "a b"]:
-    """Inner products of every example of `a` with every example of `b`."""
     if isinstance(a, Outer) and isinstance(b, Outer):
         return _sum_positions(_gram(a.left, b.left) * _gram(a.right, b.right))
     if isinstance(a, Outer) and isinstance(b, TableRows):
@@ -127,7 +123,6 @@ def _outer_rows(outer: Outer, rows: TableRows) -> Float[Tensor, "outer rows"]:
 
 
 def _gram(a: Tensor, b: Tensor) -> Float[Tensor, "a p b q"]:
-    """Inner products of all positions of all examples."""
     flat = a.flatten(0, 1) @ b.flatten(0, 1).T
     return flat.reshape(*a.shape[:2], *b.shape[:2])
 
@@ -137,7 +132,6 @@ def _sum_positions(products: Float[Tensor, "a p b q"]) -> Float[Tensor, "a b"]:
 
 
 def _paired(a: Factor, b: Factor) -> Float[Tensor, "example"]:
-    """Inner products of example i of `a` with example i of `b`."""
     if isinstance(a, Outer) and isinstance(b, Outer):
         grams = (a.left @ b.left.mT) * (a.right @ b.right.mT)
         return grams.sum((1, 2))

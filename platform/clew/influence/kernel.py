@@ -79,7 +79,6 @@ class FactoredGradients(Generic[B]):
 
     @torch.enable_grad()
     def _examine(self, examples: ExampleSource[B]) -> None:
-        """Find how parameters are used, and compare gradients with plain backward passes."""
         task, model = self.task, self.model
         device = next(model.parameters()).device
         indices = np.array([0, min(1, len(examples) - 1)])
@@ -94,7 +93,6 @@ class FactoredGradients(Generic[B]):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the selected parameters."""
         return tuple(self.parameters)
 
     def __call__(self, batch: B) -> Factors:
@@ -197,7 +195,6 @@ class FactoredGradients(Generic[B]):
         )
 
     def _verify(self, singles: list[B], two: B) -> None:
-        """Compare the batch's factors with plain backward passes over single examples."""
         alone = [example_gradients(self.task, self.model, single) for single in singles]
         reference = {
             name: torch.cat([gradients[name] for gradients in alone]) for name in self.parameters
@@ -244,7 +241,6 @@ def squared_norm(factors: Factors) -> Tensor:
 
 
 def _edge_gradients(losses: Tensor, uses: list[Use], *, retain: bool) -> list[Tensor | None]:
-    """Differentiate the summed loss at every recorded output: row i belongs to example i."""
     if not uses:
         return []
     return list(
@@ -255,7 +251,6 @@ def _edge_gradients(losses: Tensor, uses: list[Use], *, retain: bool) -> list[Te
 
 
 def _require_hinge(task: Task[B], model: nn.Module, batch: B) -> None:
-    """Check that the examples' losses add up to the batch's loss."""
     with torch.no_grad():
         losses = task.example_losses(model, batch)
         total = task.loss(model, batch).total
@@ -267,7 +262,6 @@ def _require_hinge(task: Task[B], model: nn.Module, batch: B) -> None:
 
 
 def _require_addressed(task: Task[B], model: nn.Module, singles: list[B], two: B) -> None:
-    """Check that an example has the same loss alone and in a batch."""
     with torch.no_grad():
         alone = torch.cat([task.example_losses(model, single) for single in singles])
         together = task.example_losses(model, two)

@@ -84,7 +84,6 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 
 
 def _pad_same(input: Tensor, kernel: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """Pad as padding='same' does: the odd element goes to the end."""
     amounts = []
     for size, step in reversed(list(zip(kernel, dilation, strict=True))):
         total = step * (size - 1)
@@ -177,7 +176,6 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Uses:
-    """Cover group normalisation."""
     normal = F.group_norm(input, num_groups, eps=eps)
     return [(weight, lambda g, n: _sum_channels(g * normal, n)), (bias, _sum_channels)]
 
@@ -189,7 +187,6 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Uses:
-    """Cover layer normalisation."""
     normal = F.layer_norm(input, tuple(normalized_shape), eps=eps)
     axes = len(normalized_shape)
 
@@ -205,7 +202,6 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Uses:
-    """Cover root-mean-square normalisation."""
     normal = F.rms_norm(input, tuple(normalized_shape), eps=eps)
     axes = len(normalized_shape)
     return [(weight, lambda g, n: _sum_positions((g * normal).flatten(-axes), n))]

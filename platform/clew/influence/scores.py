@@ -101,7 +101,6 @@ class Explanation:
     parts: tuple[str, ...]
 
     def only(self, test: int) -> "Explanation":
-        """Return the explanation of one test example."""
         proponents = self.proponents.only(test)
         return replace(
             self,
@@ -154,7 +153,6 @@ class Strongest:
         return columns.masked_fill(signed.gather(1, columns) == -torch.inf, -1)
 
     def result(self) -> Scored:
-        """Return the kept entries."""
         if self._kept is None:
             raise ValueError("no tile was added; add at least one before asking for the result")
         return self._kept

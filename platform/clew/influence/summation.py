@@ -85,7 +85,6 @@ class Summation:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the selected parts."""
         return self.kernels[0].parts
 
     @property
@@ -149,7 +148,6 @@ class MeanOfRuns:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the selected parts."""
         return self.runs[0].parts
 
     @property

@@ -97,7 +97,6 @@ def _kind_of(path: Path) -> UnitKind | None:
 
 
 def _units_of_file(path: Path, unit_bytes: int) -> list[Unit]:
-    """Divide one file into units; a file of an unknown kind is read as plain text."""
     kind = _kind_of(path) or "text"
     if kind == "parquet":
         with _parquet(path) as file:
@@ -142,7 +141,6 @@ def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:
 
 
 def _blocks(unit: Unit) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a unit of a text or JSON Lines file."""
     path = Path(unit.path)
     left, unpacked = (unit.end - unit.start if unit.end >= 0 else None), 0
     try:

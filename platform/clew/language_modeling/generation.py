@@ -47,7 +47,6 @@ class Sampling:
     def draw(
         self, logits: Float[Tensor, "batch token"], generator: torch.Generator | None
     ) -> Int[Tensor, "batch 1"]:
-        """Draw one token for each row."""
         if self.temperature < LEAST_TEMPERATURE:
             return logits.argmax(dim=-1, keepdim=True)
         probabilities = torch.softmax(logits / self.temperature, dim=-1)

@@ -115,7 +115,6 @@ class _SummedLoss(torch.autograd.Function):
 
 
 def _loss_and_gradient(scores: Tensor, targets: Tensor, *, with_gradient: bool) -> Tensor:
-    """Return the summed loss of a chunk, and replace its scores with their gradient."""
     normaliser = scores.logsumexp(dim=1, keepdim=True)
     picked = targets.unsqueeze(1)
     loss = normaliser.sum() - scores.gather(1, picked).sum()

@@ -106,7 +106,6 @@ class EigenstateLM(nn.Module):
     def _positions(
         self, tokens: Tokens, state: CarriedState | None
     ) -> tuple[Positions | None, Tensor | None]:
-        """Return the positions of tokens and of the next token with `reset_at_documents`."""
         if not self.config.reset_at_documents:
             return None, None
         assert self.end_of_text is not None
@@ -138,7 +137,6 @@ def positions_in_documents(
 
 
 def _identity(dim: int) -> nn.Linear:
-    """Return a linear layer that is initialized to the identity."""
     linear = nn.Linear(dim, dim, bias=False)
     nn.init.eye_(linear.weight)
     return linear

@@ -48,7 +48,6 @@ def write_tokens(folder: Path, packed: PackedTokens) -> None:
 
 
 def write_model_folder(folder: Path, *, checkpoint: Path, packed: PackedTokens) -> Path:
-    """Copy a checkpoint and the files of its tokens into a new folder, and return the folder."""
     folder.mkdir(parents=True)
     copy_weights(checkpoint, folder)
     write_tokens(folder, packed)

@@ -32,7 +32,6 @@ class PackSettings:
 
     @property
     def kept_tokenizer(self) -> str:
-        """The name for `load_tokenizer` of the tokenizer in the folder of the pack."""
         return BYTES if self.tokenizer == BYTES else BPE
 
     @property

@@ -112,7 +112,6 @@ class TokenBytes:
     """Bytes of each token of the pack, `(token,)`; None if they follow from the vocabulary."""
 
     def total(self, start: int, end: int) -> int:
-        """Return the number of bytes of the tokens from `start` to `end`."""
         return sum(
             int(self._each(at, min(at + TOKENS_AT_ONCE, end)).sum())
             for at in range(start, end, TOKENS_AT_ONCE)
@@ -191,5 +190,4 @@ def _memory_map(path: Path, dtype: np.dtype, manifest: PackManifest) -> np.ndarr
 
 
 def token_type(vocabulary_size: int) -> np.dtype:
-    """Return the smallest integer type that can store every token."""
     return np.dtype("<u2" if vocabulary_size <= 2**16 else "<u4")

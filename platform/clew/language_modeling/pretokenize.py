@@ -86,7 +86,6 @@ def pretokenize(
 
 @contextmanager
 def _only_writer(output: Path) -> Iterator[None]:
-    """Lock the folder for one process; the others wait and then find a finished pack."""
     with (output / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -100,7 +99,6 @@ def _clear(output: Path) -> None:
 
 
 def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokenizer:
-    """Write the plan, or check that it is that of an existing pack; return the tokenizer."""
     plan = plan_text(settings, units)
     path = output / PLAN_FILE
     if path.is_file() and path.read_bytes() != plan.encode():

@@ -93,7 +93,6 @@ def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
 
 
 def _is_usable(paused: PausedText, num_tokens: int) -> bool:
-    """Return whether all tokens are in the vocabulary and the state and generator are valid."""
     try:
         torch.Generator().set_state(paused.draws)
     except RuntimeError:
@@ -107,7 +106,6 @@ def _is_usable(paused: PausedText, num_tokens: int) -> bool:
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors and numbers in dataclasses and tuples, named by their place."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, int):
@@ -121,7 +119,6 @@ def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _filled(value: S, tensors: dict[str, Tensor], name: str) -> S:
-    """Return a value of the same form with the given tensors and numbers."""
     found: Any = value
     if isinstance(value, Tensor):
         found = tensors[name].to(value.device)

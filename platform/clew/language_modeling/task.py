@@ -66,7 +66,6 @@ class LanguageModeling:
         }
 
     def build_model(self) -> EigenstateLM:
-        """Build the model with random weights."""
         end_of_text = self.splits.packed.manifest.end_of_text
         return EigenstateLM(self.vocabulary_size, self.model_config, end_of_text=end_of_text)
 
@@ -78,7 +77,6 @@ class LanguageModeling:
         return model
 
     def train_examples(self) -> TokenWindows:
-        """Return the training windows."""
         return self.splits.windows["train"]
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossSum:
@@ -110,7 +108,6 @@ class LanguageModeling:
     def _predictions(
         self, model: nn.Module, batch: TokenBatch
     ) -> Iterator[tuple[float, Tensor, Tensor]]:
-        """Yield weight, hidden vectors and targets of the next token, then of further tokens."""
         language_model = self.as_model(model)
         hidden = language_model(batch.inputs)
         yield 1.0, hidden, batch.targets.contiguous()
@@ -174,7 +171,6 @@ class LanguageModeling:
         return [f"{decode(prompt)}⟶{decode(continuation)}" for prompt, continuation in pairs]
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write the manifest of the packed text, and its tokenizer."""
         write_tokens(folder, self.splits.packed)
 
     def write_report(self, split: str, folder: Path) -> None:

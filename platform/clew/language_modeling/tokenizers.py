@@ -71,7 +71,6 @@ class ByteTokenizer:
         return np.append(np.ones(256, dtype=np.int64), 0)
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the bytes."""
         return np.frombuffer(text, dtype=np.uint8)
 
     def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +186,6 @@ class FileTokenizer:
             ) from None
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of tokens."""
         pieces = np.split(tokens, np.flatnonzero(tokens == self.end_of_text))
         texts = [self._tokenizer.decode(p[p != self.end_of_text].tolist()) for p in pieces]
         return f"\n{END_OF_TEXT}\n".join(texts)
@@ -209,7 +207,6 @@ class FileTokenizer:
         return None
 
     def _unknown_token(self, model: dict[str, Any]) -> int | None:
-        """Return the unknown token, if the tokenizer has one."""
         if isinstance(model.get("unk_id"), int):
             return int(model["unk_id"])
         name = model.get("unk_token")

@@ -63,31 +63,25 @@ class TokenBatch:
 
     @property
     def num_examples(self) -> int:
-        """Number of windows."""
         return len(self.ids)
 
     @property
     def count(self) -> int:
-        """Number of targets that the loss counts."""
         if self.counted is not None:
             return int(self.counted.sum())
         return self.num_examples * (self.tokens.shape[1] - 1)
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on a device."""
         counted = None if self.counted is None else self.counted.to(device)
         return replace(self, tokens=self.tokens.to(device, non_blocking=True), counted=counted)
 
     def pin_memory(self) -> Self:
-        """Return the batch in page-locked memory."""
         return replace(self, tokens=self.tokens.pin_memory())
 
     def units(self) -> dict[str, int]:
-        """Return the numbers of windows and tokens."""
         return {"examples": self.num_examples, "tokens": self.count}
 
     def describe(self) -> str:
-        """Return the indices of the windows for error messages."""
         return f"windows {self.ids.tolist()}"
 
 
@@ -164,7 +158,6 @@ class TokenSplits:
     windows: dict[str, TokenWindows]
 
     def num_bytes(self, start: int, end: int) -> int:
-        """Return the number of text bytes of the tokens from `start` to `end` of the pack."""
         packed = self.packed
         counted = TokenBytes(packed.tokens, self.tokenizer.byte_lengths(), packed.lengths)
         return counted.total(start, end)
@@ -253,7 +246,6 @@ def find_text(name: str) -> Path:
 
 
 def _folder_of(settings: PackSettings) -> Path:
-    """Return the default folder of a packed corpus; each plan has its own folder."""
     digest = hashlib.sha256(plan_text(settings, plan_units(settings.dataset)).encode()).hexdigest()
     name = Path(settings.dataset).stem or "text"
     return cache_folder("tokens") / f"{name}-{digest[:12]}"

@@ -72,7 +72,6 @@ class TextWriter:
         return self._pieces.rest()
 
     def paused(self) -> PausedText:
-        """Return the state of the text, to continue it later."""
         assert self._state is not None
         tokens = torch.tensor(self._pieces.tokens, dtype=torch.int64)
         return PausedText(self._state, self._generator.get_state(), tokens, self._pieces.num_shown)

@@ -44,17 +44,14 @@ class Fixed:
         return self.eigenvalues if keep is None else self.eigenvalues * keep[..., step, None]
 
     def part(self, time: slice) -> "Fixed":
-        """Return the multipliers of a slice of the steps."""
         return Fixed(self.eigenvalues, None if self.keep is None else self.keep[:, time])
 
     def in_chunks(self, num_chunks: int) -> "Fixed":
-        """Return the multipliers of the same steps, divided into chunks."""
         keep = self.keep
         keep = None if keep is None else keep.reshape(len(keep), num_chunks, -1)
         return Fixed(self.eigenvalues.unsqueeze(1), keep)
 
     def of_chunks(self, chunk_size: int) -> "Fixed":
-        """Return the multipliers of whole chunks, given those of the steps in chunks."""
         keep = None if self.keep is None else self.keep.amin(2)
         return Fixed(power(self.eigenvalues.squeeze(1), chunk_size), keep)
 
@@ -66,20 +63,16 @@ class Varying:
     values: Tensor
 
     def at(self, step: int) -> Tensor:
-        """Return the multipliers of a step."""
         return self.values[..., step, :]
 
     def part(self, time: slice) -> "Varying":
-        """Return the multipliers of a slice of the steps."""
         return Varying(self.values[:, time])
 
     def in_chunks(self, num_chunks: int) -> "Varying":
-        """Return the multipliers of the same steps, divided into chunks."""
         batch, _, num_states = self.values.shape
         return Varying(self.values.view(batch, num_chunks, -1, num_states))
 
     def of_chunks(self, chunk_size: int) -> "Varying":
-        """Return the multipliers of whole chunks, given those of the steps in chunks."""
         return Varying(self.values.prod(2))
 
 
@@ -121,7 +114,6 @@ def _order(length: int, *, reverse: bool) -> range:
 def _steps(
     states: Tensor, inputs: Tensor, multipliers: Multipliers, initial: Tensor, *, reverse: bool
 ) -> None:
-    """Scan a series step by step."""
     previous = initial
     for step in _order(inputs.shape[1], reverse=reverse):
         torch.addcmul(inputs[:, step], previous, multipliers.at(step), out=states[:, step])

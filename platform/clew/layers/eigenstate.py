@@ -106,7 +106,6 @@ class EigenstateMixer(nn.Module):
         return readout * gate, states[:, -1]
 
     def _states(self, drive: RealSeries, before: RealState, starts: Starts | None) -> RealSeries:
-        """Return the eigenstates at each step."""
         eigenvalues, scale = self.eigenvalues(drive.shape[0])
         inputs = drive * scale[:, None, :, None]
         return scan(inputs, eigenvalues, before, chunk_size=self.config.chunk_size, starts=starts)
@@ -118,7 +117,6 @@ class EigenstateMixer(nn.Module):
         before: RealState,
         starts: Starts | None,
     ) -> RealSeries:
-        """Return the eigenstates at each step, with a different step size in each step."""
         lengths = F.softplus(step_sizes.to(self.rate.dtype))
         batch = drive.shape[0]
         decay = -torch.exp(for_each_example(self.rate, batch)).unsqueeze(1) * lengths
@@ -136,7 +134,6 @@ class EigenstateMixer(nn.Module):
         return _powers(decay, for_each_example(self.frequency, batch)), _scale(decay)
 
     def _resonate(self, states: RealSeries) -> Float[Tensor, "batch time two_states"]:
-        """Return R c as real numbers."""
         flat = states.flatten(-2)
         if self.resonance is None:
             return flat

@@ -160,7 +160,6 @@ class MatrixProduct:
             return (a @ b).float()
 
     def affine(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return `x @ weight.T + bias`."""
         if self.operand is None:
             return linear(x, weight, bias)
         result = self(x, weight.T)

@@ -111,7 +111,6 @@ def diagonal_scan_backward(  # noqa: PLR0917
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of inputs, eigenvalues and initial state."""
     adjoint = torch.empty_like(states)
     d_inputs, start = torch.view_as_complex(adjoint), as_complex(initial)
     conjugate = as_complex(eigenvalues).conj().resolve_conj()
@@ -140,7 +139,6 @@ def _initial_gradient(conjugate: Tensor, adjoint: Tensor, keep: Tensor | None) -
 
 
 def as_complex(pairs: Tensor) -> Tensor:
-    """Convert pairs of real and imaginary part to complex numbers."""
     return torch.view_as_complex(pairs.contiguous())
 
 
@@ -231,7 +229,6 @@ def _differentiable_backward(  # noqa: PLR0917
     chunk_size: int,
     keep: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of `diagonal_scan_backward`, computed with differentiable operations."""
     conjugate, start = conjugated(eigenvalues), torch.zeros_like(initial)
     reached = None if keep is None else against_time(keep)
     flipped = None if reached is None else reached.flip(1)
@@ -247,12 +244,10 @@ def _differentiable_backward(  # noqa: PLR0917
 
 
 def conjugated(pairs: Tensor) -> Tensor:
-    """Return the conjugates of complex numbers that are stored as pairs."""
     return pairs * pairs.new_tensor([1.0, -1.0])
 
 
 def times(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of complex numbers that are stored as pairs."""
     return torch.view_as_real(as_complex(a) * as_complex(b))
 
 

@@ -102,7 +102,6 @@ def _filtered(inputs: Tensor, kernel: Tensor, positions: Tensor | None) -> Tenso
 
 
 def _within(series: Tensor, positions: Tensor | None, steps: int) -> Tensor:
-    """Return a series with zeros at steps whose document started less than `steps` ago."""
     if positions is None or steps == 0:
         return series
     return series * (positions >= steps).unsqueeze(2)

@@ -26,7 +26,6 @@ def _multiply(a_re: Any, a_im: Any, b_re: Any, b_im: Any) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _load(pointer: Any, offsets: Any, mask: Any) -> Any:
-    """Load pairs of real and imaginary part; masked elements are zero."""
     real = tl.load(pointer + 2 * offsets, mask=mask, other=0.0)
     return real, tl.load(pointer + 2 * offsets + 1, mask=mask, other=0.0)
 
@@ -39,7 +38,6 @@ def _store(pointer: Any, offsets: Any, real: Any, imaginary: Any, mask: Any) -> 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _kept(keep: Any, place: Any, mask: Any, re: Any, im: Any, KEEPS: tl.constexpr) -> Any:  # noqa: N803, PLR0917
-    """Multiply pairs by the value of `keep` at a place, if `keep` is given."""
     if KEEPS:
         factor = tl.load(keep + place, mask=mask, other=1.0)
         re, im = re * factor, im * factor
@@ -101,7 +99,6 @@ def _carries(  # noqa: PLR0917
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Replace the end state of each chunk by its start state."""
     example = tl.program_id(0)
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
@@ -210,7 +207,6 @@ def _scan(  # noqa: PLR0917
     keep: Tensor | None,
     saved: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the three kernels; in reverse if `saved` has the states and initial state of a scan."""
     inputs, eigenvalues, start = inputs.contiguous(), eigenvalues.contiguous(), start.contiguous()
     batch, time, num_states, _ = inputs.shape
     num_chunks, reverse = -(-time // chunk_size), saved is not None

@@ -65,7 +65,6 @@ def _carries(  # noqa: PLR0917
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Replace the end state of each chunk by its start state."""
     example = tl.program_id(0)
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
@@ -141,7 +140,6 @@ def _scan(
     chunk_size: int,
     saved: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Run the three kernels; in reverse if `saved` has the states and initial state of a scan."""
     inputs, multipliers, start = inputs.contiguous(), multipliers.contiguous(), start.contiguous()
     batch, time, num_states, _ = inputs.shape
     num_chunks, reverse = -(-time // chunk_size), saved is not None

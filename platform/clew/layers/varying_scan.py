@@ -86,7 +86,6 @@ def varying_diagonal_scan(
 def varying_diagonal_scan_backward(
     gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of inputs, multipliers and initial state."""
     adjoint, conjugate = torch.empty_like(states), conjugated(multipliers)
     scan_into(
         torch.view_as_complex(adjoint),
@@ -105,7 +104,6 @@ def varying_diagonal_scan_backward(
 
 
 def _against_time(multipliers: Tensor) -> Tensor:
-    """Return the multipliers for the scan backwards in time: each step gets that of the next."""
     return torch.cat([multipliers[:, 1:], torch.zeros_like(multipliers[:, :1])], dim=1)
 
 
@@ -143,7 +141,6 @@ def _(
 
 
 def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save states and multipliers, which the layer saves anyway."""
     _, multipliers, initial, ctx.chunk_size = inputs
     ctx.save_for_backward(output, multipliers, initial)
 
@@ -159,7 +156,6 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]
 def _differentiable_backward(
     gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of `varying_diagonal_scan_backward`, with differentiable operations."""
     conjugate = conjugated(multipliers)
     against = _against_time(conjugate).flip(1)
     start = torch.zeros_like(initial)

@@ -25,7 +25,6 @@ class Query:
 
     @property
     def is_triple(self) -> bool:
-        """Whether the relation and both ends are given."""
         return bool(self.relation and self.head and self.tail)
 
     @property
@@ -45,7 +44,6 @@ class Query:
 
     @property
     def given(self) -> tuple[Side, str]:
-        """The end that is given, and its entity."""
         side: Side = "head" if self.asks_for == "tail" else "tail"
         return side, self.head or self.tail or ""
 

@@ -67,11 +67,9 @@ class Calibration:
         return f"{found}; {error}"
 
     def tags(self) -> dict[str, str]:
-        """Return the temperature as a tag."""
         return {names.TAG_TEMPERATURE: f"{self.temperature:.6g}"}
 
     def write(self, path: Path) -> None:
-        """Write the calibration as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -157,7 +155,6 @@ def _mean_nll(held_out: HeldOut, temperature: float) -> float:
 
 
 def _quality(held_out: HeldOut, temperature: float) -> tuple[float, float, int]:
-    """Return the mean negative log-likelihood, the calibration error and the number of queries."""
     parts = [first_answers(scores, answers, temperature) for scores, answers in held_out()]
     confidence = torch.cat([part[0] for part in parts])
     correct = torch.cat([part[1] for part in parts])

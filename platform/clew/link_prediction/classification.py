@@ -33,7 +33,6 @@ class Thresholds:
         return cls(chosen)
 
     def predict(self, scores: TripleScores, relation: RelationIds) -> IsTrue:
-        """Return which triples count as true."""
         answers: IsTrue = scores >= self.by_relation[relation]
         return answers
 

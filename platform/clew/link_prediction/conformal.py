@@ -70,7 +70,6 @@ class Guarantee:
 
     @property
     def is_of_relation(self) -> bool:
-        """Whether the relation itself has enough validation triples."""
         return self.num_own >= MIN_TRIPLES
 
     @property

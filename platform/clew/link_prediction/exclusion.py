@@ -88,7 +88,6 @@ def _check_origin(path: Path, lines: list[str], graph: KnowledgeGraph) -> int:
 
 
 def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:
-    """Return the ids of the triple in a line."""
     fields = line.split("\t")
     if len(fields) != NUM_COLUMNS:
         raise DataError(

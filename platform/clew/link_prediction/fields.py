@@ -92,7 +92,6 @@ def stream_coded(
 
 
 def _field_blocks(path: Path, layout: Layout, block_bytes: int) -> Iterator[pa.StringArray]:
-    """Yield the fields of whole lines, each followed by one separator byte."""
     first_line = 1
     for block in line_blocks(path, block_bytes):
         fields = _split(block, layout)

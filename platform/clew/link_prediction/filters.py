@@ -52,12 +52,10 @@ class FilterIndex:
 
     @classmethod
     def in_both_directions(cls, triples: Triples, num_relations: int) -> Self:
-        """Index triples and their inverses: relation r + R asks for the heads of r."""
         return cls.from_triples(add_inverses(triples, num_relations), 2 * num_relations)
 
     @classmethod
     def from_graph(cls, graph: KnowledgeGraph) -> Self:
-        """Index all three splits in both directions."""
         known = np.concatenate([graph.split(split) for split in SPLITS])
         return cls.in_both_directions(known, graph.num_relations)
 
@@ -82,12 +80,10 @@ class FilterIndex:
 
     @property
     def heads(self) -> Int64[np.ndarray, "distinct"]:
-        """Head of each distinct query."""
         return self.keys // self.num_relations
 
     @property
     def relations(self) -> Int64[np.ndarray, "distinct"]:
-        """Relation of each distinct query."""
         return self.keys % self.num_relations
 
     def lookup(self, head: Ids, relation: Ids) -> Coordinates:

@@ -160,7 +160,6 @@ def _read_nodes(
 
 
 def _records(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, object]]]:
-    """Yield the records of a file with their line numbers."""
     lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
     numbered = enumerate(lines, 1)
     if ".jsonl" in path.suffixes:

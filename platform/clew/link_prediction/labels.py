@@ -34,7 +34,6 @@ COLUMNS = ("id", "name", "kind", "synonyms")
 
 
 def read_labels(path: Path, vocabulary: Vocabulary) -> Vocabulary:
-    """Return a vocabulary with the labels of a table."""
     first_line = next(line_blocks(path)).partition(b"\n")[0]
     num_columns = min(max(first_line.count(b"\t") + 1, 2), len(COLUMNS))
     (codes,), values = read_coded([path], Layout(COLUMNS[:num_columns], empty_fields=True))
@@ -54,7 +53,6 @@ def read_labels(path: Path, vocabulary: Vocabulary) -> Vocabulary:
 
 
 def read_edge_map(path: Path, relations: Vocabulary) -> Vocabulary:
-    """Return relations with the labels of a JSON edge map."""
     edge_map = _read_json_object(path)
     keys, values = list(edge_map), list(edge_map.values())
     ids = _ids_of(keys, relations)
@@ -148,7 +146,6 @@ def _read_json_object(path: Path) -> dict[str, object]:
 
 
 def _parsed_object(key: str) -> object:
-    """Return the object written in a key of a reversed edge map, or the key itself."""
     try:
         content = json.loads(key)
     except (ValueError, RecursionError):
@@ -157,7 +154,6 @@ def _parsed_object(key: str) -> object:
 
 
 def _label_text(path: Path, key: str, value: object) -> str:
-    """Return the text of a label: a text, `label`, `name`, or a predicate with its qualifiers."""
     if isinstance(value, str):
         return value
     if isinstance(value, dict):

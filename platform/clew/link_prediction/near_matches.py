@@ -55,7 +55,6 @@ def _pairs(content: np.ndarray) -> np.ndarray:
 
 
 def _count_pairs(names: pa.StringArray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many byte pairs of each name are wanted, and how many it has in total."""
     _, offset_buffer, text = names.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[names.offset :][: len(names) + 1]
     content = np.frombuffer(text or b"", np.uint8)[offsets[0] : offsets[-1]]

@@ -153,7 +153,6 @@ def _write_triples(path: Path, triples: Triples) -> None:
 
 
 def _map_triples(path: Path, limits: np.ndarray) -> Triples:
-    """Map the triples of a split into memory; their ids must be below the limits."""
     try:
         batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
         batch.validate(full=True)  # refuses a buffer that is too short for its values
@@ -172,7 +171,6 @@ def _map_triples(path: Path, limits: np.ndarray) -> Triples:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove temporary folders that earlier, killed processes left while packing this folder."""
     for path in folder.parent.glob(f".{folder.name}.*.tmp"):
         number = path.name.removesuffix(".tmp").rpartition(".")[2]
         if number.isdecimal() and not _lives(int(number)):

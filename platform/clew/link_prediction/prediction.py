@@ -92,7 +92,6 @@ class Predictor(QueryScores):
         filter_known: bool,
         level: float | None,
     ) -> list[Prediction]:
-        """Answer queries whose scores fit into the byte budget together."""
         entities = np.array([question.entity for question in questions], np.int64)
         relations = np.array([question.relation for question in questions], np.int64)
         scores = self.scores(self.encode(entities, relations))
@@ -116,7 +115,6 @@ class Predictor(QueryScores):
     def _with_set(
         self, prediction: Prediction, candidates: Scores, question: "Resolved", level: float
     ) -> Prediction:
-        """Return a prediction with its answer set, and with `in_set` for each of its entities."""
         assert self.answer_sets is not None
         guarantee = self.answer_sets.guarantee(question.relation, level)
         normaliser = float(self.normalisers(candidates))
@@ -143,7 +141,6 @@ class Predictor(QueryScores):
     def _best(
         self, shown: Scores, candidates: Scores, known: Known | None, top_k: int
     ) -> list[tuple[Answer, ...]]:
-        """Return the best of the shown entities for each query; fewer if some are hidden."""
         best, ids = self.rows.strongest(shown, top_k)
         probabilities = self._probabilities(candidates, ids)
         flags = None
@@ -186,7 +183,6 @@ class Predictor(QueryScores):
         )
 
     def _probabilities(self, candidates: Scores, ids: Tensor) -> list[list[float | None]] | None:
-        """Return the probability of each shown entity among the candidates, if calibrated."""
         if self.calibration is None:
             return None
         scaled = candidates / self.calibration.temperature

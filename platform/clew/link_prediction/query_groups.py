@@ -25,7 +25,6 @@ class Questions:
     answer: Ids
 
     def take(self, indices: PairIds) -> "Questions":
-        """Return some of the questions."""
         return Questions(self.entity[indices], self.relation[indices], self.answer[indices])
 
 
@@ -100,5 +99,4 @@ class Coordinates:
 
 
 def to_tensor(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array of ids on a device."""
     return torch.from_numpy(np.ascontiguousarray(array)).to(device)

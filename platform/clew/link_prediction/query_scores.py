@@ -50,7 +50,6 @@ class QueryScores:
         self.has_inverses = model.relation.num_embeddings == 2 * num_relations
 
     def chunks(self, queries: Sized) -> Iterator[slice]:
-        """Cut queries into slices whose scores fit into the byte budget."""
         size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.rows.most))
         for start in range(0, len(queries), size):
             yield slice(start, start + size)
@@ -132,7 +131,6 @@ class QueryScores:
         return Surprises(relations, torch.cat(found).numpy())
 
     def _questions(self, triples: Triples) -> tuple[Ids, Ids, Ids]:
-        """Return entity, relation and answer of the question for each tail, then for each head."""
         num_sides = 2 if self.has_inverses else 1
         heads, relations, tails = (triples[:, i].astype(np.int64) for i in (HEAD, RELATION, TAIL))
         return (

@@ -76,11 +76,9 @@ class RankingResult:
     """Rank of each triple's tail among all entities except other known tails."""
 
     def ranks(self, side: Side) -> Ranks:
-        """Return the ranks of one side."""
         return self.head_ranks if side == "head" else self.tail_ranks
 
     def quality(self, side: Side | None = None) -> RankQuality:
-        """Return the quality of one side, or of both together."""
         if side is not None:
             return RankQuality.of(self.ranks(side))
         return RankQuality.of(np.concatenate([self.head_ranks, self.tail_ranks]))

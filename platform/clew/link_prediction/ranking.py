@@ -112,7 +112,6 @@ def _rank_by_query(
 def _rank_by_candidate(
     model: GraphModel, questions: Questions, known: FilterIndex, settings: RankingSettings
 ) -> Ranks:
-    """Rank heads by encoding each candidate with the relation and scoring the given tail."""
     table, bias = model.entity.weight, model.tail_bias()
     device, ranks = table.device, np.empty(len(questions.answer))
     rows = _rows_at_once(len(table), settings)
@@ -141,7 +140,6 @@ def _rank_by_candidate(
 
 
 def _encode(model: GraphModel, heads: Tensor, relation: int, settings: RankingSettings) -> Queries:
-    """Return the queries of many heads with one relation."""
     parts = torch.split(heads, settings.batch_size)
     return torch.cat([model.queries(part, torch.full_like(part, relation)) for part in parts])
 
@@ -153,7 +151,6 @@ def _ranks(
     device: torch.device,
     settings: RankingSettings,
 ) -> Ranks:
-    """Return the realistic rank of each answer of a group."""
     fitting = settings.chunk_bytes // (_BYTES_PER_SCORE * len(group.entity))
     size = min(max(fitting, _MINIMUM_CHUNK), candidates.count)
     hidden = Coordinates(*candidates.own(*group.hidden), size=size, device=device)

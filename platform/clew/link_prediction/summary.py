@@ -43,7 +43,6 @@ class GraphSummary:
 
 
 def describe(graph: KnowledgeGraph) -> GraphSummary:
-    """Compute the summary of a graph."""
     degrees = _degrees(graph, graph.train)
     held_out = np.concatenate([graph.valid, graph.test])
     ends, relations = held_out[:, [HEAD, TAIL]], held_out[:, RELATION]

@@ -95,7 +95,6 @@ class LinkPrediction:
 
     @property
     def num_model_relations(self) -> int:
-        """Number of rows in the model's relation table."""
         return self.graph.num_relations * (2 if self.inverse_relations else 1)
 
     def build_model(self) -> GraphModel:
@@ -108,7 +107,6 @@ class LinkPrediction:
         return model
 
     def train_examples(self) -> Examples:
-        """Return the training rows: triples, groups of triples with the same query, or queries."""
         return self._examples
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
@@ -184,7 +182,6 @@ class LinkPrediction:
         return terms.losses(model, *rows, relation)
 
     def _prediction_loss(self, model: GraphModel, queries: Queries, batch: TripleBatch) -> Tensor:
-        """Return the sum of `prediction_losses`, by the implementation for the batch's size."""
         table = model.entity
         if isinstance(table, ShardedTable):
             return sharded_loss(model, queries, batch, settings=self._loss, sampler=self.sampler)
@@ -203,11 +200,9 @@ class LinkPrediction:
         )
 
     def has_examples(self, split: str) -> bool:
-        """Return whether a split has triples."""
         return len(self.graph.split(_as_split(split))) > 0
 
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
-        """Return filtered MRR, Hits@k and mean rank over both sides, and for each side."""
         if not self.has_examples(split):
             return {}
         return self.rank(model, split).metrics(split)

@@ -36,24 +36,19 @@ class TripleBatch:
 
     @property
     def num_examples(self) -> int:
-        """Number of queries."""
         return len(self.head)
 
     @property
     def count(self) -> int:
-        """The divisor of the summed loss: the number of queries."""
         return len(self.head)
 
     def to(self, device: torch.device) -> Self:
-        """Return the batch on a device; copies from page-locked memory are asynchronous."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Self:
-        """Return the batch in page-locked memory; the loader calls this."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def units(self) -> dict[str, int]:
-        """Return the number of queries as `examples`."""
         return {"examples": self.num_examples}
 
     def describe(self) -> str:
@@ -120,7 +115,6 @@ class GroupedBatch(TripleBatch):
 
     @property
     def count(self) -> int:
-        """The divisor of the summed loss: the number of triples."""
         return len(self.row)
 
 

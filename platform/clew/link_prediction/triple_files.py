@@ -99,7 +99,6 @@ def vocabularies_of(
 def labelled(
     entities: Vocabulary, relations: Vocabulary, files: GraphFiles
 ) -> tuple[Vocabulary, Vocabulary]:
-    """Return entities and relations with the labels of the files that are given."""
     if files.entity_labels:
         entities = read_labels(files.entity_labels, entities)
     if files.relation_labels:
@@ -115,12 +114,10 @@ def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Tri
 
 
 def count_duplicates(triples: Triples, num_relations: int) -> int:
-    """Return how many triples repeat an earlier one."""
     return len(triples) - len(FilterIndex.from_triples(triples, num_relations).tails)
 
 
 def _sorted_vocabulary(kind: Kind, tables: Sequence[np.ndarray], values: pa.Array) -> Vocabulary:
-    """Return the names of the entities or relations of triples, in code point order."""
     names = values.take(pa.array(_used_codes(kind, tables, len(values))))
     return Vocabulary(kind, names.take(pc.sort_indices(names)))
 

@@ -49,7 +49,6 @@ def score_triples(
 def _scores(
     model: GraphModel, entity: np.ndarray, relation: np.ndarray, candidates: Candidates
 ) -> CandidateScores:
-    """Return the scores of candidates as tails in evaluation mode, some queries at a time."""
     device = model.entity.weight.device
     was_training, bias = model.training, model.tail_bias()
     activations = -(-model.floats_per_query // model.entity.embedding_dim)

@@ -45,11 +45,9 @@ class KnowledgeGraph:
         return len(self.relations)
 
     def split(self, name: Split) -> Triples:
-        """Return the triples of a split."""
         return {"train": self.train, "valid": self.valid, "test": self.test}[name]
 
     def with_inverses(self, triples: Triples) -> Triples:
-        """Return triples followed by their inverses; see `add_inverses`."""
         return add_inverses(triples, self.num_relations)
 
     @cached_property
@@ -78,7 +76,6 @@ def no_triples() -> Triples:
 
 
 def row_blocks(num_rows: int) -> Iterator[slice]:
-    """Yield slices that cover the rows of a table, which can be larger than the memory."""
     return (slice(start, start + BLOCK_ROWS) for start in range(0, num_rows, BLOCK_ROWS))
 
 

@@ -46,7 +46,6 @@ class Vocabulary:
 
     @classmethod
     def from_names(cls, kind: Kind, names: list[str]) -> Self:
-        """Build from names in the order of their ids."""
         return cls(kind, pa.array(names, pa.string()))
 
     def __len__(self) -> int:
@@ -59,7 +58,6 @@ class Vocabulary:
         return isinstance(name, str) and self._position(name) is not None
 
     def name(self, id: SupportsInt) -> str:
-        """Return the name of an id."""
         return str(self.name_array[int(id)].as_py())
 
     def label(self, id: SupportsInt) -> str:
@@ -100,7 +98,6 @@ class Vocabulary:
 
     @property
     def num_labels(self) -> int:
-        """Number of names that have a label."""
         return len(self) - self.label_array.null_count if self.label_array is not None else 0
 
     def find(self, names: pa.StringArray) -> np.ndarray:
@@ -119,7 +116,6 @@ class Vocabulary:
         return list(dict.fromkeys(found))
 
     def unknown_name_message(self, name: str) -> str:
-        """Return a message that a name is unknown, with similar names."""
         found = self.near_matches(name)
         shown = [self._shown(near) for near in found]
         hint = f"; did you mean {' or '.join(shown)}?" if shown else ""

@@ -127,7 +127,6 @@ def _claim(registry: Registry, name: str) -> tuple[str, MoveClaim, Mapping[str, 
 
 
 def _release(registry: Registry, name: str, key: str, claim: MoveClaim) -> Mapping[str, str]:
-    """Complete this process's own move if the decisive alias was moved, and remove the claim."""
     try:
         return _settle(registry, name, key, claim, own=True)
     except TrackingError as error:
@@ -194,6 +193,5 @@ def _claims(state: ModelState) -> dict[str, MoveClaim]:
 
 
 def _others(state: ModelState, own: str = "") -> bool:
-    """Return whether there is another live claim."""
     claims = _claims(state).items()
     return any(key != own and claim.age_seconds <= CLAIM_SECONDS for key, claim in claims)

@@ -92,7 +92,6 @@ class Tracker:
         """Record a data set as an input of the run."""
 
     def warn(self, message: str) -> None:
-        """Log a warning and record it on the run."""
         logger.warning("%s", message)
 
     def flush(self) -> None:

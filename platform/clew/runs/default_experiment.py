@@ -18,7 +18,6 @@ class ProjectExperiment(DefaultExperimentProvider):
     """Provides the experiment if the working folder is the root folder of a project."""
 
     def in_context(self) -> bool:
-        """Return whether this class provides the default experiment here."""
         return Path(store.PROJECT_FILE).is_file()
 
     def get_experiment_id(self) -> str:

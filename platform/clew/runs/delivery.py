@@ -92,7 +92,6 @@ class Delivery:
 
     @property
     def run_id(self) -> str:
-        """Id of the run that the messages belong to."""
         return self.journal.origin.run_id
 
     def send_waiting(self) -> int:
@@ -198,7 +197,6 @@ class Delivery:
         self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
 
     def _model_entry(self, message: Checkpoint) -> LoggedModel:
-        """Find the checkpoint's model entry, or create it."""
         experiment_id = self.journal.origin.experiment_id
         found = self.client.search_logged_models(
             [experiment_id],
@@ -229,7 +227,6 @@ class Delivery:
         self.client.log_model_artifact(model.model_id, str(path))
 
     def _link_to_run(self, model: LoggedModel, message: Checkpoint) -> None:
-        """Make the model entry an output of the run, and record the metrics on the entry."""
         outputs = self.client.get_run(self.run_id).outputs
         known = {output.model_id for output in outputs.model_outputs} if outputs else set()
         if model.model_id not in known:

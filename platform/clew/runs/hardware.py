@@ -64,18 +64,15 @@ class Machine:
 
     @property
     def summary(self) -> str:
-        """One line of text: processor, cores, memory, GPUs."""
         parts = [self.cpu, f"{self.num_cores} cores", f"{self.memory_gib:.0f} GiB"]
         parts += [f"{gpu.name} {gpu.memory_gib:.0f} GiB" for gpu in self.gpus]
         return ", ".join(parts)
 
     def as_dict(self) -> dict[str, object]:
-        """Return all fields as JSON values."""
         return asdict(self)
 
 
 def describe_machine() -> Machine:
-    """Describe this machine."""
     gpus, driver = _gpus()
     return Machine(
         cpu=_cpu_model(),
@@ -244,7 +241,6 @@ def available_samplers() -> list[Any]:
 
 
 def _sample(samplers: list[Any]) -> dict[str, float]:
-    """Return the values of all samplers, and remove samplers that fail from the list."""
     values: dict[str, float] = {}
     for sampler in list(samplers):
         try:

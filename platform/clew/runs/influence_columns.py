@@ -73,5 +73,4 @@ CHECKPOINT_PREFIX = "checkpoint_"
 
 
 def part_columns(parts: Sequence[str]) -> list[str]:
-    """Return the Parquet columns of the parts."""
     return [PART_PREFIX + part for part in parts]

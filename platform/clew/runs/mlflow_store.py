@@ -162,7 +162,6 @@ def _folder_name(name: str) -> str:
 def _continue_run(
     client: MlflowClient, run_id: str, named_by: str, run_name: str | None, tags: Mapping[str, str]
 ) -> Run:
-    """Continue an existing run in this process; a name that a user gave to the run stays."""
     run = get_run(client, run_id, named_by)
     is_named = run.info.run_name and not _INVENTED_NAME.fullmatch(run.info.run_name)
     client.update_run(run_id, status="RUNNING", name=None if is_named else run_name)
@@ -171,7 +170,6 @@ def _continue_run(
 
 
 def _source_tags() -> dict[str, str]:
-    """Return MLflow's tags for the user, the program and the commit of the run."""
     tags = {
         mlflow_tags.MLFLOW_USER: store.acting_person(),
         mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",

@@ -123,7 +123,6 @@ def _pyfunc() -> Iterator[ModuleType]:
 
 
 def _signature(task: str) -> Any:
-    """Return MLflow's signature of a task's models: types of rows, answers and parameters."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, Object, Property

@@ -43,7 +43,6 @@ def _cores_of_affinity() -> int:
 
 
 def _quotas() -> Iterator[float]:
-    """Yield the quotas, in cores, of the process's control group and of those above it."""
     try:
         lines = OWN_CGROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:

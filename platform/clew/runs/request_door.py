@@ -99,7 +99,6 @@ class Door:
         self._columns, self._parameters = columns, parameters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -168,7 +167,6 @@ class Door:
         await _refuse(send, status, code, line)
 
     def _told(self, text: str) -> tuple[str, str]:
-        """Return the code and one line of an MLflow error; its stack trace is logged."""
         try:
             content = dict(json.loads(text))
         except (ValueError, TypeError, RecursionError):
@@ -208,7 +206,6 @@ def _fault_in_table(table: object) -> str | None:
 
 
 def _columns_of(form: str, rows: object) -> Set[str]:
-    """Return all column names that occur in any row."""
     if isinstance(rows, list):
         return {name for row in rows if isinstance(row, dict) for name in row}
     if isinstance(rows, dict):
@@ -217,7 +214,6 @@ def _columns_of(form: str, rows: object) -> Set[str]:
 
 
 def _fault_in_columns(given: Set[str], columns: Set[str]) -> str | None:
-    """Return which column is unknown; MLflow would ignore it, which changes the query."""
     if unknown := sorted(given - columns):
         return f"a row has {quoted(unknown[0])}; {valid_names(unknown[0], sorted(columns))}"
     return None

@@ -31,48 +31,38 @@ class TensorBoardTracker(Tracker):
 
     @property
     def run_id(self) -> str | None:
-        """Id of the run in the store."""
         return self.inner.run_id
 
     def params(self, values: Mapping[str, object]) -> None:
-        """Forward parameters."""
         self.inner.params(values)
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Forward tags."""
         self.inner.tags(values)
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Forward metrics, and write finite values to the event file."""
         self.inner.metrics(values, step)
         for key, value in finite(values).items():
             self._writer.add_scalar(key, value, step)
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Forward a file or folder."""
         self.inner.artifact(path, folder)
 
     def checkpoint(
         self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """Forward a checkpoint."""
         self.inner.checkpoint(path, folder=folder, step=step, metrics=metrics)
 
     def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        """Forward a data set."""
         self.inner.dataset(name=name, fingerprint=fingerprint, source=source, context=context)
 
     def warn(self, message: str) -> None:
-        """Forward a warning."""
         self.inner.warn(message)
 
     def flush(self) -> None:
-        """Flush the event files and the other tracker."""
         self._writer.flush()
         self.inner.flush()
 
     def finish(self, status: Status) -> None:
-        """Close the event files and end the run."""
         self._writer.close()
         self.inner.finish(status)
 
@@ -82,6 +72,5 @@ class TensorBoardTracker(Tracker):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the event files; the other tracker ends the run and can record the error."""
         self._writer.close()
         self.inner.__exit__(kind, error, trace)

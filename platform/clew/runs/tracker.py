@@ -60,7 +60,6 @@ class RunLog(logging.Handler):
         self._source.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Store a log message."""
         self._lines.append(self.format(record))
 
     def end(self, error: BaseException | None = None) -> None:
@@ -114,16 +113,13 @@ class MlflowTracker(Tracker):
 
     @property
     def run_id(self) -> str:
-        """Id of the run in MLflow."""
         return self._run_id
 
     def params(self, values: Mapping[str, object]) -> None:
-        """Record parameters; a value that is too long for MLflow is shortened, with a note."""
         texts = {parameter_key(key): _text(value) for key, value in values.items()}
         self._write(Params({k: shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Record tags."""
         for key in values:
             check_key(key)
         self._write(Tags({k: shortened(v, MAX_TAG_CHARACTERS) for k, v in values.items()}))
@@ -144,7 +140,6 @@ class MlflowTracker(Tracker):
             )
 
     def artifact(self, path: Path, folder: str = "") -> None:
-        """Store a file, or a folder under its own name, in `folder` of the run."""
         with self._lock:
             self._append(Artifact(self._journal.stage(path), folder))
 
@@ -161,7 +156,6 @@ class MlflowTracker(Tracker):
             self._append(Checkpoint(staged, folder, step, kept, times))
 
     def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        """Record a data set as an input of the run."""
         self._write(DataSet(name, fingerprint, source, context))
 
     def warn(self, message: str) -> None:
@@ -231,7 +225,6 @@ class MlflowTracker(Tracker):
             logger.warning("the log of run %s could not be stored (%s)", self.run_id, error)
 
     def _end(self, end: Finish) -> None:
-        """Write the end of the run to the journal and send it; on a full disk, send it directly."""
         is_told = False
         try:
             self._write(end)
@@ -289,7 +282,6 @@ def _text(value: object) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Return the text cut to `limit` characters; a cut text ends with a note on its length."""
     text = text.encode(errors="replace").decode()  # the bytes of a path may not be valid text
     note = f"… ({len(text)} characters in all)"
     return text if len(text) <= limit else text[: limit - len(note)] + note

@@ -121,7 +121,6 @@ class ValidationRecord(_Record):
 
     @property
     def drop(self) -> float:
-        """The largest share of facts left out, which summaries use."""
         return max(ceiling.drop for ceiling in self.ceilings)
 
     def correlation(self, form: str, seeds: Seeds) -> float | None:

@@ -90,7 +90,6 @@ class WindowReport(ABC, Generic[W]):
 
     @property
     def num_scored(self) -> int:
-        """Number of training windows whose influence was computed."""
         return int(self.settings.get(SETTING_SEARCH, {}).get("num_scored", self.num_windows))
 
     def notes(self) -> list[str]:
@@ -151,11 +150,9 @@ class TextInfluenceReport(WindowReport[TextWindow]):
     sign: str = "positive scores lower the continuation's loss (proponents)"
 
     def headline(self) -> list[str]:
-        """Return the prompt, and the continuation with its loss."""
         return [repr(self.prompt), f"  ⟶ {self.continuation!r}   loss {self.loss:.3f} nats"]
 
     def shown(self, window: TextWindow) -> str:
-        """Return the beginning of a training window."""
         text = window.text
         short = text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
         return f"window {window.window}: {short!r}"
@@ -187,6 +184,5 @@ class SequenceInfluenceReport(WindowReport[FrameWindow]):
         ]
 
     def shown(self, window: FrameWindow) -> str:
-        """Return the position and the target of a training window."""
         where = f"frame {window.last_frame} (group {window.group})"
         return f"{where}, target {window.target:.4g} {self.unit}"

@@ -37,7 +37,6 @@ class ParameterAverage:
 
     @property
     def active(self) -> bool:
-        """Whether an average is kept."""
         return self._decay is not None
 
     @torch.no_grad()

@@ -96,7 +96,6 @@ class Checkpointer:
 
     @property
     def best(self) -> Path:
-        """Folder of the best checkpoint."""
         return self.folder / names.ARTIFACT_BEST
 
     def last_good(self) -> str:

@@ -42,7 +42,6 @@ def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch
 
 
 def undo_compile(model: nn.Module) -> None:
-    """Make the model and all its submodules run eagerly again."""
     for module in model.modules():
         module._compiled_call_impl = None
 

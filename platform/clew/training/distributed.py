@@ -37,7 +37,6 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process records and writes checkpoints."""
         return self.rank == 0
 
     @property
@@ -46,7 +45,6 @@ class World:
         return self.is_main or self.exchange is not None
 
     def sharing_tables(self) -> "World":
-        """Return the same processes with communication for sharded tables."""
         return replace(self, exchange=Exchange(self.rank, self.size))
 
     def sum(self, value: float | Tensor, device: torch.device) -> Tensor:
@@ -77,7 +75,6 @@ class World:
             gradient.copy_(part.view_as(gradient))
 
     def broadcast(self, values: dict[str, float], device: torch.device) -> dict[str, float]:
-        """Return the main process's values on every process."""
         content: dict[str, float] = json.loads(self.broadcast_text(json.dumps(values), device))
         return content
 
@@ -120,7 +117,6 @@ class World:
         return gathered
 
     def wait_for_peers(self, seconds: float) -> None:
-        """Set how long this process waits for the others from now on."""
         if self.size > 1:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
@@ -140,13 +136,11 @@ class World:
             dist.all_reduce(torch.zeros(()))
 
     def share_overflow(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        """Make all processes skip a step if one process found an overflow in its own rows."""
         if self.exchange is not None and scaler.is_enabled():
             for found in scaler._found_inf_per_device(optimizer).values():
                 dist.all_reduce(found, op=dist.ReduceOp.MAX)
 
     def synchronize_buffers(self, model: nn.Module) -> None:
-        """Copy the main process's buffers to all processes if all of them evaluate."""
         if self.exchange is not None:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)

@@ -61,7 +61,6 @@ def peak_flops_per_second(precision: Precision, *, tf32: bool) -> tuple[float, s
 
 
 def _measured_matmul_rate(precision: Precision) -> float:
-    """Return the best rate in half a second; other programs could slow all of a shorter test."""
     side = 1024
     dtype = precision.dtype or torch.float32
     left = torch.ones(side, side, dtype=dtype, device=precision.device)

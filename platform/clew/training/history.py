@@ -37,7 +37,6 @@ class History:
     started: float = field(default_factory=time.perf_counter)
 
     def record(self, values: Mapping[str, float], *, step: int, epoch: int) -> None:
-        """Record values at an optimizer step."""
         elapsed = self.elapsed_seconds
         self.entries.extend(
             MetricValue(key, float(value), step, epoch, elapsed) for key, value in values.items()

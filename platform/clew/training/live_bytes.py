@@ -76,7 +76,6 @@ class LiveBytes(TorchDispatchMode):
             self.purpose = before
 
     def claim(self, tensor: Tensor, purpose: str) -> None:
-        """Change the purpose of a tensor."""
         if tensor.is_sparse:
             return
         storage = tensor.untyped_storage()

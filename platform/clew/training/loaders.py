@@ -100,7 +100,6 @@ def order_pieces(
 
 
 def batches_per_epoch(num_examples: int, batch_size: int, world_size: int = 1) -> int:
-    """Return the number of microbatches that each process gets in an epoch."""
     return len(_starts(num_examples, batch_size * world_size, world_size))
 
 

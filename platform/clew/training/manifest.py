@@ -91,7 +91,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the manifest of the checkpoint in `folder`."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise CheckpointError(
@@ -118,7 +117,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def read_record(folder: Path) -> CheckpointRecord:
-    """Return the record of the checkpoint in `folder`."""
     said = read_manifest(folder)
     return CheckpointRecord(
         said.step, said.epoch, said.learning_rate_weight, folder, said.previous_step

@@ -65,7 +65,6 @@ class StepMemory:
 
     @property
     def total_gib(self) -> float:
-        """The sum of all parts."""
         return sum(self.parts_gib.values())
 
 
@@ -83,7 +82,6 @@ class MemoryPlanner:
 
     @cached_property
     def process_gib(self) -> float:
-        """What a training process needs besides tensors, including the data of this process."""
         return max(PROCESS_GIB, process_gib())
 
     def predict(self, config: RunConfig) -> StepMemory:
@@ -118,7 +116,6 @@ class MemoryPlanner:
         return most
 
     def _try(self, config: RunConfig, size: int) -> StepMemory:
-        """Predict the peak for microbatches of `size` examples, which is a power of two."""
         training = config.training.model_copy(update={"batch_size": size})
         config = config.model_copy(update={"training": training})
         if config not in self._tried:

@@ -179,7 +179,6 @@ class RowWiseAdagrad(Optimizer):
     def _move_rows(
         parameter: Tensor, gradient: Tensor, sums: Tensor, group: dict[str, Any]
     ) -> None:
-        """Update the rows of a sparse gradient; the other rows have a gradient of zero."""
         (rows,), values = gradient.indices(), gradient.values()
         squares = values.square()
         sums.index_add_(0, rows, squares if squares.dim() == 1 else squares.mean(dim=1))

@@ -110,7 +110,6 @@ class _Beats:
                 store.set(f"clew/beat/{self._world.rank}", str(count))
 
     def silent(self) -> list[int]:
-        """Return the ranks of the processes whose heartbeats have stopped."""
         try:
             store = self._store()
             before = self._counts(store)
@@ -126,6 +125,5 @@ class _Beats:
         return [store.get(key) if store.check([key]) else b"" for key in keys]
 
     def stop(self) -> None:
-        """Stop sending heartbeats."""
         self._ended.set()
         self._thread.join()

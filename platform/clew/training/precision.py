@@ -95,7 +95,6 @@ class Precision:
         return self.scaler.state_dict()
 
     def restore(self, state: dict[str, float]) -> None:
-        """Continue from a saved scaler state."""
         if self.scaler.is_enabled() and state:
             self.scaler.load_state_dict(state)
 

@@ -55,7 +55,6 @@ class State:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensors of model, optimizer and average."""
         groups = (self.model, self.optimizer, self.average)
         return sum(t.numel() * t.element_size() for group in groups for t in group.values())
 
@@ -130,7 +129,6 @@ class Replay(Generic[B]):
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
-        """Restore a captured state."""
         trainer = self.trainer
         for name, tensor in trainer.model.state_dict().items():
             tensor.copy_(state.model[name])
@@ -209,7 +207,6 @@ class Replay(Generic[B]):
         self._moved = frozenset(name for name, p in named if p.grad is not None)
 
     def _windows(self, size: int) -> Iterator[list[np.ndarray]]:
-        """Yield the microbatches' example indices for each remaining step of the current epoch."""
         progress = self.trainer.progress
         left = self._indices(progress.epoch)[progress.cursor :]
         for start in range(0, len(left), size):

@@ -50,7 +50,6 @@ class WarmupCosine(Schedule):
     final_divisor: float
 
     def factor(self, *, step: int, epoch: int) -> float:
-        """Return the factor at `step`."""
         first = 1.0 / self.initial_divisor
         last = first / self.final_divisor
         warmup_end = self.warmup_fraction * self.total_steps - 1.0
@@ -74,7 +73,6 @@ class Exponential(Schedule):
     factor_per_epoch: float
 
     def factor(self, *, step: int, epoch: int) -> float:
-        """Return the factor in `epoch`."""
         return self.factor_per_epoch**epoch
 
 
@@ -89,7 +87,6 @@ class Plateau(Schedule):
     stale_evaluations: int = 0
 
     def factor(self, *, step: int, epoch: int) -> float:
-        """Return the current factor."""
         return self.current
 
     def observe(self, metric: float) -> None:
@@ -111,7 +108,6 @@ class Plateau(Schedule):
         }
 
     def restore(self, state: dict[str, float]) -> None:
-        """Continue from a saved state."""
         self.current = state["current"]
         self.best = state["best"]
         self.stale_evaluations = int(state["stale_evaluations"])
@@ -129,7 +125,6 @@ def is_better(value: float, best: float, *, maximize: bool) -> bool:
 def build_schedule(
     config: ScheduleConfig, *, total_steps: int, evaluation: EvaluationConfig
 ) -> Schedule:
-    """Build the configured schedule for a run of `total_steps` optimizer steps."""
     match config:
         case WarmupCosineSchedule():
             return WarmupCosine(

@@ -67,7 +67,6 @@ class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Pass the generator to random operations; some need a different overload for it."""
         given = dict(kwargs or {})
         if torch.Tag.nondeterministic_seeded in func.tags:
             takes_one = any(argument.name == "generator" for argument in func._schema.arguments)

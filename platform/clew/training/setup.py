@@ -107,7 +107,6 @@ def build_trainer(
     goes_on_with: str = "",
     watch: Watch | None = None,
 ) -> Trainer[Any]:
-    """Build a trainer and all its parts."""
     model = build_model(config, task, device, world)
     optimizer = build_optimizer(config.optimizer, model)
     schedule = build_schedule(

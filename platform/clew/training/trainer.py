@@ -105,7 +105,6 @@ class Trainer(Generic[B]):
 
     @property
     def settings(self) -> TrainingConfig:
-        """The section `training` of the configuration."""
         return self.config.training
 
     @property
@@ -122,7 +121,6 @@ class Trainer(Generic[B]):
         return limit is not None and self.progress.step >= limit
 
     def _windows(self, loader: BatchLoader[B]) -> Iterator[list[B]]:
-        """Yield the microbatches of each remaining optimizer step of the current epoch."""
         bar = tqdm(
             loader.epoch(self.progress.epoch, self.progress.cursor),
             initial=self.progress.cursor,
@@ -142,7 +140,6 @@ class Trainer(Generic[B]):
             yield window
 
     def _step(self, window: list[B]) -> None:
-        """Take one optimizer step on the microbatches in `window`."""
         progress, device, scaler = self.progress, self.precision.device, self.precision.scaler
         factor = self.schedule.factor(step=progress.step, epoch=progress.epoch)
         rate = self.config.optimizer.learning_rate * factor
@@ -195,7 +192,6 @@ class Trainer(Generic[B]):
         return float(count)
 
     def _backward(self, batch: B, count: float) -> float | Tensor:
-        """Backpropagate one microbatch's share of the mean loss; return its summed loss."""
         if batch.num_examples == 0:
             return 0.0
         batch = batch.to(self.precision.device)
@@ -266,7 +262,6 @@ class Trainer(Generic[B]):
             )
 
     def _log(self, loss: StepLoss, count: float, rate: float, grad_norm: Tensor | None) -> None:
-        """Record the interval's mean loss, the learning rate and the gradient norm, if due."""
         self._unread.append(loss)
         self.progress.interval_count += count
         if self.progress.step % self.settings.log_every_steps:
@@ -310,7 +305,6 @@ class Trainer(Generic[B]):
         return batches_per_epoch(num_examples, self.settings.batch_size, self.world.size)
 
     def _close_epoch(self) -> None:
-        """Log, validate and write a checkpoint if they are due; the epoch can be incomplete."""
         progress = self.progress
         peaks = gpu_peaks(self.precision.device)
         self.record(self._interval() | self.throughput.close_epoch() | peaks)
@@ -342,7 +336,6 @@ class Trainer(Generic[B]):
             self.watch.validated(metrics[evaluation.metric], epoch, is_last=self.finished)
 
     def _validate(self) -> dict[str, float]:
-        """Evaluate the validation split, update the schedule and write the best checkpoint."""
         device, progress, wanted = self.precision.device, self.progress, self.config.evaluation
         started = time.perf_counter()
         self.model.eval()
@@ -368,5 +361,4 @@ class Trainer(Generic[B]):
         return values
 
     def record(self, values: dict[str, float]) -> None:
-        """Record values at the current step."""
         self.history.record(values, step=self.progress.step, epoch=self.progress.epoch)

@@ -50,13 +50,11 @@ class FactKeys:
         return cls(num_relations, graph.num_entities, keys, places.reshape(directions, -1))
 
     def kept(self, dropped: Facts) -> Bool[np.ndarray, " key"]:
-        """Return which positives are kept; all copies of a dropped fact are dropped."""
         kept = np.ones(len(self.keys), bool)
         kept[self.of_fact[:, dropped]] = False
         return kept
 
     def places(self, batch: TripleBatch) -> Int64[Tensor, " positive"]:
-        """Return the index in `keys` of each positive of a batch."""
         head, relation = batch.head[batch.row], batch.relation[batch.row]
         key = (head * self.num_relations + relation) * self.num_entities + batch.entity
         return torch.from_numpy(np.searchsorted(self.keys, key.cpu().numpy()))

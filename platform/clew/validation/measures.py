@@ -28,7 +28,6 @@ class Interval:
 
     @classmethod
     def of(cls, values: Float[np.ndarray, " test"]) -> "Interval":
-        """Return the mean of values of test triples, with its interval."""
         count = len(values)
         if count < 2:
             return cls(float(values.mean()), None)

@@ -37,13 +37,11 @@ class Outcomes:
     """Filtered rank of the answer; ties count half."""
 
     def of(self, direction: Question) -> "Outcomes":
-        """Return the results for the tail, the head or both."""
         asked = {"tail": slice(0, 1), "head": slice(1, None), "both": slice(None)}[direction]
         return Outcomes(self.loss[asked], self.log_probability[asked], self.rank[asked])
 
     @property
     def total_loss(self) -> Float[np.ndarray, " test"]:
-        """Loss summed over directions, which is what influence scores explain."""
         total: np.ndarray = self.loss.sum(0)
         return total
 

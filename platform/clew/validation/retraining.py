@@ -45,7 +45,6 @@ class Retraining:
 
     @property
     def key(self) -> str:
-        """Name of the retraining, made from the seed and a hash of the dropped facts."""
         digest = hashlib.sha256(self.dropped.astype("<i8").tobytes()).hexdigest()[:16]
         return f"seed-{self.seed}-{digest}"
 
@@ -85,12 +84,10 @@ class Retrainer:
 
     @property
     def models_at_once(self) -> int:
-        """Number of models that are trained together."""
         return 1 if self.why_one_at_a_time else STACK_SIZE
 
     @property
     def num_steps(self) -> int:
-        """Number of optimizer steps of one retraining."""
         task = LinkPrediction(self.graph, self.config)
         return total_steps(self.config, task, World())
 

@@ -125,7 +125,6 @@ def _loss(
     kept: Bool[Tensor, "model positive"],
     config: RunConfig,
 ) -> Float[Tensor, " model"]:
-    """Return each model's loss, summed over the rows that keep a positive."""
     loss = config.loss
     assert isinstance(loss, OneVsAllLoss | KvsAllLoss)
 

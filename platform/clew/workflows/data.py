@@ -220,7 +220,6 @@ def _write_triples(path: Path, graph: KgxGraph, rows: CodedEdges) -> None:
 
 
 def _write_names(folder: Path, graph: KgxGraph) -> None:
-    """Write the names, kinds and synonyms of the entities, and the labels of the predicates."""
     with (folder / "entity_names.tsv").open("w", encoding="utf-8") as file:
         for entity in graph.entities:
             name, kind = graph.names.get(entity) or entity, graph.kinds.get(entity, "")

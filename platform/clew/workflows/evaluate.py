@@ -135,7 +135,6 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
 
 
 def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:
-    """Classify true and false test triples with thresholds from the validation triples."""
     graph, scored = task.graph, {}
     for name, true in (("valid", graph.valid), ("test", graph.test)):
         path = folder / NEGATIVES_FILE.format(split=name)

@@ -123,7 +123,6 @@ def train_each_group(
 def _run_of_all(
     config: RunConfig, table: FrameTable, parent_run_id: str | None, tags: Mapping[str, str]
 ) -> Iterator[Tracker]:
-    """Open the run of all groups; if it is interrupted, the message says how to continue it."""
     source = Path(config.data.source).stem
     with open_tracker(
         TrackingConfig(experiment=config.tracking.experiment),
@@ -148,7 +147,6 @@ def _run_of_all(
 
 
 def _fold(config: RunConfig, group: str) -> RunConfig:
-    """Return the configuration of one group's run, which is enough to repeat that run."""
     content = config.model_dump(mode="json")
     content["data"] |= {"leave_one_group_out": False, "test_group": group}
     content["tracking"]["run_name"] = f"{config.tracking.run_name or 'without'} {group}"
@@ -191,7 +189,6 @@ def _trained(
     parent_run_id: str | None,
     tags: Mapping[str, str],
 ) -> TrainResult:
-    """Return a group's run: an earlier finished run, a continued run, or a new run."""
     earlier = [run for parent in parents for run in runs_with(fold, parent_run=parent.run_id)]
     for run in earlier:
         if run.status == "FINISHED":
@@ -228,7 +225,6 @@ def _trained(
 
 
 def _predictions(fold: TrainResult, folder: Path) -> RegressionResult:
-    """Download the predictions of a finished run."""
     if fold.run_id is None:
         raise TrackingError("the run of a group was not recorded, so its predictions are lost")
     folder.mkdir()

@@ -58,7 +58,6 @@ class ModelSource:
 
     @property
     def title(self) -> str:
-        """Short name of the model for messages."""
         if self.version is not None:
             return f"{self.version.name} version {self.version.number} (run {self.run_id})"
         return f"run {self.run_id}" if self.run_id else str(self.checkpoint)

@@ -87,7 +87,6 @@ class ResumePoint:
 
     @property
     def folder_of_paths(self) -> str:
-        """Folder of relative data paths: the working folder, or the one where the run started."""
         data, there = self.config.data, self.manifest.folder
         return there if there and looked_up_in(there, data) != data else os.getcwd()
 

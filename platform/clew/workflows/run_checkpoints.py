@@ -78,7 +78,6 @@ def open_checkpoints(
 
 
 def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | None]:
-    """Download a run's checkpoints, and its history if the run has finished."""
     folders = folders_of_run(run_id)
     if names.ARTIFACT_CHECKPOINTS not in folders:
         raise missing_in_run(
@@ -96,7 +95,6 @@ def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | N
 
 
 def _of_folder(folder: Path) -> list[CheckpointRecord]:
-    """Return the checkpoints in a run's folder or a folder of checkpoints, or a single one."""
     if (folder / MANIFEST_FILE).is_file():
         return [read_record(folder)]
     inner = folder / names.ARTIFACT_CHECKPOINTS
@@ -109,7 +107,6 @@ def _of_folder(folder: Path) -> list[CheckpointRecord]:
 
 
 def _history_of(folder: Path) -> Path | None:
-    """Return the history file of a finished training, in a folder or next to its checkpoints."""
     places = [folder, *([folder.parent] if folder.name == names.ARTIFACT_CHECKPOINTS else [])]
     found = (place / names.ARTIFACT_HISTORY for place in places)
     return next((path for path in found if path.is_file()), None)
@@ -189,7 +186,6 @@ def _without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[C
 
 
 def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]) -> RunConfig:
-    """Return the common configuration of the checkpoints, with the explanation's settings."""
     manifests = [read_manifest(record.path) for record in records]
     for record, manifest in zip(records, manifests, strict=True):
         if manifest.data_fingerprint != manifests[-1].data_fingerprint:

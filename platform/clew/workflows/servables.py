@@ -108,7 +108,6 @@ class ServedTriples:
 
     @property
     def num_test_examples(self) -> int:
-        """Number of test triples."""
         return len(self.graph.test)
 
     def calibrate(self, model: nn.Module) -> Calibration | None:
@@ -149,7 +148,6 @@ class ServedTriples:
         return rows
 
     def answer(self, folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
-        """Return the best answers of each query."""
         found = load_predictor(folder).predict([Query(**row) for row in rows])
         return [prediction.as_dict() for prediction in found]
 
@@ -176,14 +174,12 @@ class ServedText:
 
     @property
     def num_test_examples(self) -> int:
-        """Number of predicted test tokens."""
         return len(self.task.splits.windows["test"].stream) - 1
 
     def calibrate(self, model: nn.Module) -> None:
         """Return None: nothing is fitted."""
 
     def write_folder(self, folder: Path, *, checkpoint: Path, calibration: Any, work: Path) -> Path:
-        """Write checkpoint and tokenizer."""
         return write_text_folder(folder, checkpoint=checkpoint, packed=self.task.splits.packed)
 
     def example_rows(self) -> list[dict[str, str]]:
@@ -195,7 +191,6 @@ class ServedText:
         return [{"prompt": text} for text in texts if text and not tokenizer.first_unknown(text)]
 
     def answer(self, folder: Path, rows: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
-        """Return the text that follows each prompt."""
         text_model = load_text_folder(folder)
         return [{"text": continuation(text_model, row["prompt"])} for row in rows]
 
@@ -216,7 +211,6 @@ class ServedFrames:
 
     @property
     def num_test_examples(self) -> int:
-        """Number of test windows."""
         return len(self.task.splits.windows["test"])
 
     def calibrate(self, model: nn.Module) -> HeldOutErrors | None:
@@ -228,7 +222,6 @@ class ServedFrames:
     def write_folder(
         self, folder: Path, *, checkpoint: Path, calibration: HeldOutErrors | None, work: Path
     ) -> Path:
-        """Write the checkpoint, the description of its data, and its errors on held-out windows."""
         self.task.write_artifacts(work)
         return write_frames_folder(folder, checkpoint=checkpoint, record=work, errors=calibration)
 
@@ -249,12 +242,10 @@ class ServedFrames:
         return rows
 
     def answer(self, folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the value of each window, with its interval."""
         predictor = WindowPredictor.load(folder)
         return [predictor.predict(**row) for row in rows]
 
     def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        """Compare the values and the bounds of the intervals."""
         return one.keys() == other.keys() and all(
             math.isclose(one[key], other[key], rel_tol=TOLERANCE, abs_tol=TOLERANCE) for key in one
         )

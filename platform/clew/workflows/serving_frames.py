@@ -27,7 +27,6 @@ class ServedWindows(ServedModel[WindowSettings]):
     settings = WindowSettings
 
     def load(self, folder: Path) -> None:
-        """Load the checkpoint, the description of its data, and its errors on held-out windows."""
         from clew.image_sequences.requests import WindowPredictor
 
         self._predictor = WindowPredictor.load(folder)

@@ -30,7 +30,6 @@ class ServedWriter(ServedModel[TextSettings]):
     settings = TextSettings
 
     def load(self, folder: Path) -> None:
-        """Load the checkpoint and the tokenizer."""
         from clew.language_modeling.model_folder import load_text_folder
 
         self._model = load_text_folder(folder)

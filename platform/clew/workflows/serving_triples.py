@@ -28,7 +28,6 @@ class ServedQueries(ServedModel[QuerySettings]):
     settings = QuerySettings
 
     def load(self, folder: Path) -> None:
-        """Load the checkpoint, the names and the known triples."""
         from clew.link_prediction.model_folder import load_predictor
 
         self._predictor = load_predictor(folder)

@@ -47,5 +47,4 @@ def build_task(config: RunConfig) -> Task[Any]:
 
 
 def data_fingerprint(config: RunConfig) -> str:
-    """Return the fingerprint of the configuration's data on this machine."""
     return build_task(config).data_fingerprint

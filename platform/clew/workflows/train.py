@@ -264,7 +264,6 @@ def _run(
     output_dir: Path | None,
     memory: MemoryBefore,
 ) -> TrainResult:
-    """Train and evaluate with a trainer; write the files of the run."""
     config, tracker = trainer.config, trainer.history.tracker
     folder = trainer.checkpointer.folder
     parameters = count_parameters(trainer.model)
@@ -317,7 +316,6 @@ def _require_equal_batches(trainer: Trainer[Any], point: ResumePoint) -> None:
 
 
 def _test(trainer: Trainer[Any]) -> dict[str, float]:
-    """Evaluate the best checkpoint on the test split, and write the report in the main process."""
     evaluation = trainer.config.evaluation
     if not (evaluation.enabled and evaluation.test_after_training) or not trainer.world.evaluates:
         return {}

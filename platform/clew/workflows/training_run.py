@@ -200,7 +200,6 @@ def _holds_begin(folder: Path, point: ResumePoint) -> bool:
 
 
 def lock_of(folder: Path) -> Path:
-    """Return the path of a folder's lock, which is in the folder for temporary files."""
     place = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"clew-training-{os.getuid()}-{place}.lock"
 

@@ -45,7 +45,6 @@ class WarmStart:
     relations_new: int
 
     def tags(self) -> dict[str, str]:
-        """Return this as tags of the run."""
         return {f"{names.TAG_WARM_START}.{key}": str(value) for key, value in vars(self).items()}
 
 
@@ -58,13 +57,11 @@ class Matches:
 
     @classmethod
     def by_name(cls, earlier: Vocabulary, now: Vocabulary) -> "Matches":
-        """Return the ids of the names that both vocabularies have."""
         place = pc.index_in(now.name_array, value_set=earlier.name_array)
         known = np.flatnonzero(place.is_valid().to_numpy(zero_copy_only=False))
         return cls(place.drop_null().to_numpy(), known)
 
     def with_inverses(self, num_earlier: int, num_now: int) -> "Matches":
-        """Return the rows of the relations and of their inverses, which follow the relations."""
         earlier = np.concatenate([self.earlier, self.earlier + num_earlier])
         return Matches(earlier, np.concatenate([self.now, self.now + num_now]))
 
@@ -133,7 +130,6 @@ class _Start:
 
     @classmethod
     def find(cls, model: nn.Module, task: Task[Any], reference: str) -> "_Start":
-        """Open the earlier model, and check that it fits."""
         assert isinstance(model, GraphModel)
         assert isinstance(task, LinkPrediction)
         graph = task.graph
@@ -191,7 +187,6 @@ def _check_fits(earlier: Predictor, model: GraphModel, task: LinkPrediction, tit
 
 @torch.no_grad()
 def _copy(earlier: GraphModel, model: nn.Module, rows: dict[str, Matches]) -> None:
-    """Copy the matched rows of tables, and all other parameters whole."""
     before = earlier.state_dict()
     for name, tensor in model.state_dict().items():
         if name in rows:

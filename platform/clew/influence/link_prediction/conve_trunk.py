@@ -57,7 +57,6 @@ class Affine:
 
     @property
     def slope(self) -> Tensor:
-        """Derivative, gain / deviation."""
         return self.gain / self.deviation
 
 
@@ -132,7 +131,6 @@ class ConvETrunk(Trunk):
         return self._features(activations["image"][index])
 
     def _features(self, image: Float[Tensor, "n image"]) -> Float[Tensor, "n feature"]:
-        """Return f from xh; convolution and normalisation in one step."""
         return self.model.activation(self._u(image), inplace=True).flatten(1)
 
     def _u(self, image: Float[Tensor, "n image"]) -> Tensor:
@@ -171,7 +169,6 @@ class ConvETrunk(Trunk):
         return x1.view(-1, 1, *self.model.image_shape)
 
     def _columns(self, image: Tensor) -> Float[Tensor, "row weight position"]:
-        """Return U; on the CPU, copying a strided view is ten times faster than `unfold`."""
         rows, columns = self.model.image_shape
         height, width = self.kernel.shape[2:]
         positions = (rows - height + 1, columns - width + 1)
@@ -224,6 +221,5 @@ class ConvETrunk(Trunk):
 
 
 def _masked_(grad: Tensor, activation: Tensor) -> Tensor:
-    """Zero the gradient where the activation is zero, in place and in one pass."""
     torch.ops.aten.threshold_backward.grad_input(grad, activation, 0.0, grad_input=grad)
     return grad

@@ -71,22 +71,18 @@ class Metric:
     weights: Float[Tensor, "rank"]
 
     def __call__(self, x: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-        """Return M x for each row x."""
         return torch.addmm(x, (x @ self.vectors) * self.weights, self.vectors.T, beta=self.scale)
 
     @property
     def root(self) -> "Metric":
-        """The symmetric square root of M."""
         root = self.scale**0.5
         return Metric(root, self.vectors, (self.scale + self.weights).clamp_min(0.0).sqrt() - root)
 
     def to(self, dtype: torch.dtype) -> "Metric":
-        """Return the matrix with another floating-point type."""
         return Metric(self.scale, self.vectors.to(dtype), self.weights.to(dtype))
 
     @classmethod
     def without(cls, mean: Float[Tensor, "dim"]) -> "Metric":
-        """Return the projection that removes the direction of a mean."""
         unit = mean / mean.norm().clamp_min(torch.finfo(mean.dtype).tiny)
         return cls(1.0, unit[:, None], -unit.square().sum()[None])
 

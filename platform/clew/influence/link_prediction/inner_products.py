@@ -45,7 +45,6 @@ Change = Callable[[Tensor], Tensor]
 
 
 def unchanged(features: Tensor) -> Tensor:
-    """Return the features unchanged."""
     return features
 
 
@@ -289,7 +288,6 @@ class Kernel:
         return products
 
     def _entity_lookups(self, rows: FactoredRows) -> list[Lookup]:
-        """Return the lookups in the entity table."""
         model, tail = self.trunk.model, rows.gradients.tail
         found = [(rows.rows.head, _head(rows))] if model.head_table is model.entity else []
         return found if tail is None else [*found, (rows.rows.tail, tail)]
@@ -312,7 +310,6 @@ class Kernel:
 
     @staticmethod
     def _lookup_dot(meet: Meeting, a: Lookup, b: Lookup, scale: RankOne | None) -> Tensor:
-        """Return the products of the gradients of two lookups in the same table."""
         (row_a, values_a), (row_b, values_b) = a, b
         if scale is not None:
             values_b = values_b * scale.columns * scale.rows[row_b, None]

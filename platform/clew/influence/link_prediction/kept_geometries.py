@@ -83,7 +83,6 @@ def kept(
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Wait while another process estimates the same geometry, if the folder can be written."""
     with ExitStack() as stack:
         with suppress(OSError, RuntimeError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +104,6 @@ def _found(path: Path, device: torch.device) -> Geometry | None:
 
 
 def _digest_of(depends_on: Mapping[str, Any], device: torch.device) -> str:
-    """Return a hexadecimal digest of everything that can change a bit of the geometry."""
     machine = (torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
     whole = [dict(depends_on), code_digest(), device_name(device), *map(str, machine)]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:40]
@@ -132,7 +130,6 @@ def _write(path: Path, geometry: Geometry) -> None:
 
 
 def _tensors(geometry: Geometry) -> dict[str, Tensor]:
-    """Return the tensors of a geometry, by names of its fields."""
     found = {}
     for field in fields(geometry):
         value = getattr(geometry, field.name)
@@ -172,7 +169,6 @@ def _digest(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the least recently used files, down to `LARGEST_FOLDER_BYTES`."""
     states = [(path, path.stat()) for path in folder.glob("*.safetensors")]
     total = 0
     for path, state in sorted(states, key=lambda each: each[1].st_mtime_ns, reverse=True):

@@ -44,7 +44,6 @@ class MomentSettings:
     """Number of eigenvectors of the features' second moment."""
 
     def as_dict(self) -> dict[str, float | int]:
-        """Return the settings as JSON values."""
         return asdict(self)
 
 
@@ -217,7 +216,6 @@ def _share(ids: Int[Tensor, "row"], size: int) -> Tensor:
 
 
 def _sample(trunk: Trunk, rows: DeltaRows, size: int) -> tuple[Tensor, Tensor]:
-    """Return heads and relations of rows that are spread evenly over all rows."""
     fitting = max(1, FEATURES_AT_ONCE // trunk.model.floats_per_query)
     count = min(size, len(rows), fitting)
     index = torch.arange(count, device=rows.head.device) * len(rows) // count

@@ -40,7 +40,6 @@ class Filtering:
 
     @classmethod
     def from_config(cls, config: InfluenceConfig) -> "Filtering":
-        """Read the settings of `batch_tracin`."""
         return cls(config.n_hops, config.min_degree, config.strict_path_filtering)
 
 
@@ -93,7 +92,6 @@ class Neighbourhood:
         return index
 
     def degree(self, entity: int) -> int:
-        """Return the number of edges at an entity; a self-loop counts twice."""
         return int(self._offsets[entity + 1] - self._offsets[entity])
 
     def candidates(
@@ -170,7 +168,6 @@ class Neighbourhood:
         return found
 
     def _incidences(self, entities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return where each entity's incidences begin, their other ends and their edges."""
         begin = self._offsets[entities]
         counts = self._offsets[entities + 1] - begin
         start = np.concatenate([[0], np.cumsum(counts)])

@@ -160,7 +160,6 @@ def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -
 
 
 def _tables(names: NameTable, graph: KnowledgeGraph, pairs: PairRows) -> Iterator[pa.Table]:
-    """Yield the pairs as tables of about one row group."""
     width = max(1, pairs.scored.train.shape[1])
     step = max(1, ROW_GROUP // width)
     for start in range(0, len(pairs.tests), step):
@@ -225,7 +224,6 @@ def _cells(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _joined_lines(lines: pa.StringArray) -> bytes:
-    """Return the lines as bytes, each with a line end."""
     ended = pc.binary_join_element_wise(lines, "\n", "")
     offsets = np.frombuffer(ended.buffers()[1], np.int32)[ended.offset :]
     return bytes(memoryview(ended.buffers()[2])[offsets[0] : offsets[len(ended)]])

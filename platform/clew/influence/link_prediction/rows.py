@@ -61,11 +61,9 @@ class Directions:
 
     @property
     def num_model_relations(self) -> int:
-        """Number of relations of rows, including inverses."""
         return self.num_directions * self.num_relations
 
     def rows(self, triples: Triples) -> Triples:
-        """Return triples, followed by their inverses if the model has them."""
         return add_inverses(triples, self.num_relations) if self.inverse_relations else triples
 
 
@@ -80,7 +78,6 @@ class LossForm:
 
     @classmethod
     def from_config(cls, loss: OneVsAllLoss | KvsAllLoss) -> "LossForm":
-        """Read the form from the configuration of the training run."""
         return cls(loss.function, loss.label_smoothing, loss.kind == "kvs_all")
 
     def base_(
@@ -159,7 +156,6 @@ class DeltaRows:
         return replace(self._map(lambda column: column[part]), num_directions=1)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "DeltaRows":
-        """Return the rows on a device, coefficients in a floating-point type."""
         moved = self._map(lambda column: column.to(device))
         return replace(moved, alpha=moved.alpha.to(dtype), beta=moved.beta.to(dtype))
 
@@ -273,7 +269,6 @@ class RowBuilder:
     def _queries(
         self, head: Tensor, relation: Tensor, query: Tensor, rows: DeltaRows
     ) -> tuple[Queries, DeltaRows]:
-        """Return the queries, and the rows with the coefficients that depend on scores."""
         activations, hidden = self.trunk.forward(head, relation)
         needed = torch.unique(query[rows.alpha != 0])
         base_row = torch.zeros(len(head), dtype=torch.long, device=head.device)
@@ -292,7 +287,6 @@ class RowBuilder:
         return Queries(head, relation, activations, hidden, base, base_row, needed, pulled), rows
 
     def _base(self, head: Tensor, relation: Tensor, scores: Tensor) -> Tensor:
-        """Return B of queries: P, or Y if a query has several known tails."""
         entities = self.trunk.model.table_rows
         base = self.form.base_(scores, entities)
         if self.known is None:
@@ -328,13 +322,11 @@ class RowBuilder:
 def distinct_queries(
     model: GraphModel, head: Tensor, relation: Tensor
 ) -> tuple[Tensor, Tensor, Int[Tensor, "row"]]:
-    """Return heads and relations of the distinct queries of rows, and the query of each row."""
     num_relations = model.relation.num_embeddings
     distinct, query = torch.unique(head * num_relations + relation, return_inverse=True)
     return distinct // num_relations, distinct % num_relations, query
 
 
 def _coordinates(known: FilterIndex, head: Tensor, relation: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the known tails of queries as row and entity."""
     row, tail = known.lookup(head.cpu().numpy(), relation.cpu().numpy())
     return torch.from_numpy(row).to(head.device), torch.from_numpy(tail).to(head.device)

@@ -188,12 +188,10 @@ class TracedRun:
 
     @property
     def steps(self) -> list[int]:
-        """Step of each checkpoint."""
         return [record.step for record in self.checkpoints]
 
     @property
     def depth(self) -> int:
-        """Number of selected layers, counted from the output."""
         if not self.settings.use_last_layers_only:
             return EVERY_LAYER
         return min(self.settings.num_last_layers, EVERY_LAYER)
@@ -231,8 +229,6 @@ class TracedRun:
 
     @torch.no_grad()
     def _geometry(self, model: GraphModel, record: CheckpointRecord, rows: TripleRows) -> Geometry:
-        """Return the geometry of a checkpoint; `score` is one of `WHITENED`."""
-
         def estimate() -> Geometry:
             if self.settings.score == "deflated":
                 return deflated(build_trunk(model), rows.train, MOMENTS)
@@ -255,7 +251,6 @@ class TracedRun:
 def build_trunk(
     model: GraphModel, product: MatrixProduct | None = None, *, keep_features: bool = True
 ) -> Trunk:
-    """Return the fastest trunk for a model."""
     product = product or MatrixProduct()
     if isinstance(model, ConvE):
         return ConvETrunk(model, product, keep_features)

@@ -188,7 +188,6 @@ class Tracer:
         return results
 
     def prepare(self) -> None:
-        """Estimate the moments that every explanation needs, or read them from the cache."""
         if self.settings.score != "unrolled":
             for run in self.runs:
                 run.kernels(self._rows(self.graph.train[:1]))
@@ -255,7 +254,6 @@ class Tracer:
         return FilterIndex.from_graph(self.graph)
 
     def _tests(self, tests: Triples) -> DeltaRows:
-        """Return the rows of test triples, for the explained answer."""
         rows = own_rows(tests, self.form, self._kind).to(self.device, self._dtype)
         if self.settings.direction == "both":
             return rows

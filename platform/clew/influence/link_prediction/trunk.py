@@ -51,7 +51,6 @@ class Queries:
     """V^T f, if the geometry has a metric of f with the directions V."""
 
     def chunks(self) -> list[slice]:
-        """Return slices of all queries, small enough that their features stay in cache."""
         size = len(self.head)
         return [slice(start, start + QUERY_CHUNK) for start in range(0, size, QUERY_CHUNK)]
 
@@ -76,12 +75,10 @@ class RowGradients:
     """p, the query vector that scores relations."""
 
     def part(self, rows: slice) -> "RowGradients":
-        """Return the gradients of some rows."""
         return RowGradients(**{k: None if v is None else v[rows] for k, v in vars(self).items()})
 
     @classmethod
     def joined(cls, parts: Sequence["RowGradients"]) -> "RowGradients":
-        """Return the gradients of consecutive rows as one."""
         columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
         return cls(**{k: None if v[0] is None else torch.cat(v) for k, v in columns.items()})
 
@@ -122,7 +119,6 @@ class Trunk:
 
     @property
     def layout(self) -> ParameterLayout:
-        """Positions of the parameters of the model's network in the gradients of a row."""
         scored = {"entity.weight", "relation.weight", "entity_bias", HEAD_TABLE}
         named = self.model.named_parameters()
         return ParameterLayout(None, tuple(name for name, _ in named if name not in scored))
@@ -140,7 +136,6 @@ class Trunk:
         return rows, self.model.encode(**rows)
 
     def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
-        """Return the inputs of the fully connected layer, for some queries."""
         raise AssertionError("a model without a fully connected layer has no features")
 
     def backward(
@@ -166,7 +161,6 @@ class Trunk:
 
     @cached_property
     def _network(self) -> dict[str, Tensor]:
-        """The network's parameters, by name."""
         named = dict(self.model.named_parameters())
         return {name: named[name].detach() for name in self.layout.small}
 
@@ -198,7 +192,6 @@ class Scorer:
         self._product, self._prepared = product, product.prepare(model.entity.weight.detach())
 
     def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n own"]:
-        """Return the scores s of the query vectors h."""
         scores = self._product.affine(hidden, self._prepared, self.bias)
         bias = self._model.query_bias(hidden)
         return scores if bias is None else scores.add_(bias[:, None])

@@ -40,7 +40,6 @@ class TuckERTrunk(Trunk):
 
     @torch.no_grad()
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
-        """Return the embeddings of queries, f if it is kept, and the query vectors."""
         rows, hidden = super().forward(head, relation)
         kept = {"features": self.model.features(**rows)} if self.keep_features else {}
         return {**rows, **kept}, hidden

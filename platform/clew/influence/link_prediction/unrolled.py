@@ -110,7 +110,6 @@ class UnrolledTracer:
         explained: bytes,
         progress: Callable[[int, int], None],
     ) -> Float[np.ndarray, "interval loss fact"]:
-        """Differentiate losses through the training; `explained` identifies an unfinished pass."""
         direction = self.config.influence.direction.encode()
         name = pass_name(self.checkpoints, self.task.data_fingerprint, direction, explained)
         kept = KeptInFile(self.cache / f"{name}.safetensors", self.device)
@@ -155,7 +154,6 @@ class UnrolledTracer:
             )
 
     def _explanation(self, by_interval: np.ndarray) -> Explanation:
-        """Return the strongest proponents and opponents, or all facts."""
         top_k = self.config.influence.top_k
         if top_k == 0:
             everything = strongest(by_interval, by_interval.shape[2], sign=1, every=True)
@@ -186,7 +184,6 @@ class TripleFacts:
         return self._num_triples
 
     def loss(self, model: nn.Module, batch: TripleBatch, examples: np.ndarray) -> WeightedLoss:
-        """Return the loss of a batch of rows; see `Facts`."""
         assert isinstance(model, GraphModel)
         queries = model.queries(batch.head, batch.relation)
         losses = self.task.query_losses(model, queries, batch)

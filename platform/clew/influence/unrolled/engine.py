@@ -120,7 +120,6 @@ class Unrolling(Generic[B]):
     def _leave_interval(
         self, number: int, bounds: tuple[int, int], unfinished: Unfinished, work: "_Work"
     ) -> None:
-        """Go back through the steps of one interval."""
         block = work.block_of(bounds)
         starts: list[State] = []
         steps: list[ReplayedStep[B]] = []
@@ -168,7 +167,6 @@ class Unrolling(Generic[B]):
         unfinished: Unfinished,
         work: "_Work",
     ) -> None:
-        """Go back through steps whose states are in memory; this empties the list."""
         while steps:
             step = steps.pop()
             assert step.before is not None
@@ -223,10 +221,8 @@ class _Work:
         return (2 if self.block_of(bounds) >= length else 3) * length
 
     def skip(self, left: int) -> None:
-        """Count the intervals that an earlier process finished as done."""
         self.done += sum(self.steps_of(bounds) for bounds in self.intervals[left:])
 
     def advance(self) -> None:
-        """Count a step, and report the progress."""
         self.done += 1
         self.report(self.done, sum(map(self.steps_of, self.intervals)))

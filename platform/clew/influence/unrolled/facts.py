@@ -49,7 +49,6 @@ class ExampleFacts(Generic[B]):
         return len(self.task.train_examples())
 
     def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
-        """Return the sum of the examples' losses times their weights."""
         losses = self.task.example_losses(model, batch)
         weight = torch.ones_like(losses, requires_grad=True)
         return WeightedLoss((weight * losses).sum(), weight, examples)

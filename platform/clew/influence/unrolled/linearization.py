@@ -69,7 +69,6 @@ class Linear(Generic[B]):
         return functional_call(self._called, named, (function,))
 
     def gradient(self, step: ReplayedStep[B]) -> "StepGradient[B]":
-        """Return the gradient of a step's mean loss, ready to be differentiated."""
         assert step.before is not None
         count = float(sum(microbatch.batch.count for microbatch in step.window))
         return StepGradient(self, step.before, step.window, step.moved, count)
@@ -260,7 +259,6 @@ def final_adjoint(
 def _normalised(
     statistics: Adjoints, name: str, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor
 ) -> Tensor:
-    """Normalise by running statistics, differentiable with respect to them."""
     assert isinstance(norm, BatchNorm)
     x = inputs[0]
     shape = (1, -1, *(1,) * (x.dim() - 2))

@@ -48,12 +48,10 @@ class WindowCheckpoint(Generic[B]):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the modules with selected parameters."""
         return tuple(dict.fromkeys(map(part_of, self.gradients.parts)))
 
     @torch.no_grad()
     def products(self, train: np.ndarray, *, norms: bool) -> Products:
-        """Return the products of training windows, by index, with all tests."""
         factors = self.gradients(self.windows.batch(train).to(self.device))
         by_part: dict[str, Tensor] = {}
         own: Tensor | None = None
@@ -69,7 +67,6 @@ class WindowCheckpoint(Generic[B]):
     def _parameter(
         self, name: str, train: Sequence[Factor], *, norms: bool
     ) -> tuple[Float[Tensor, "test train"], Float[Tensor, "train"] | None]:
-        """Return the products of one parameter's gradients, and their squared norms."""
         tests = [test[name] for test in self.tests]
         if name in self._vectors or is_cheaper_in_full(train, tests, norms=norms):
             vectors = in_full(train, self.multiply)
@@ -79,7 +76,6 @@ class WindowCheckpoint(Generic[B]):
         return product, squared_norms(train) if norms else None
 
     def _test_vectors(self, name: str) -> Float[Tensor, "test size"]:
-        """Return the tests' gradients of one parameter in full, and drop their factors."""
         if name not in self._vectors:
             full = [in_full(test[name], MatrixProduct()) for test in self.tests]
             self._vectors[name] = torch.cat(full)
@@ -103,7 +99,6 @@ class WindowSums:
     """Loss of each test at the last checkpoint."""
 
     def add(self, weight: float, tiles: Sequence[Products], kernel: WindowCheckpoint[B]) -> None:
-        """Add the products of all windows at one checkpoint, given as consecutive tiles."""
         by_part = torch.cat([tile.by_part for tile in tiles], dim=2).double().mul_(weight)
         self.parts = kernel.parts
         self.by_checkpoint.append(by_part.sum(0))
@@ -136,7 +131,6 @@ class WindowSums:
 
 
 def part_of(parameter: str) -> str:
-    """Return the module of a parameter; a plain parameter is its own part."""
     return parameter.rpartition(".")[0] or parameter
 
 

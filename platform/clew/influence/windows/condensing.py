@@ -59,7 +59,6 @@ def _multiplied_out(factor: Factor, multiply: MatrixProduct) -> Tensor:
 
 
 def _pair(a: Factor, b: Factor) -> int:
-    """Return the multiply-adds of the product of one pair in factored form."""
     if isinstance(a, Explicit) or isinstance(b, Explicit):
         return _in_full(a) + _in_full(b) + max(_size(a), _size(b))
     if isinstance(a, Outer) and isinstance(b, Outer):
@@ -68,7 +67,6 @@ def _pair(a: Factor, b: Factor) -> int:
 
 
 def _in_full(factor: Factor) -> int:
-    """Return the multiply-adds of multiplying one example's factor out."""
     return _positions(factor) * _size(factor) if isinstance(factor, Outer) else 0
 
 

@@ -66,7 +66,6 @@ class Estimates:
     def compared(
         self, test: int, chosen: np.ndarray, scores: Float[Tensor, "window"], own: float
     ) -> Searched:
-        """Return the statistics of the search for a test, from the chosen windows' scores."""
         norms = (self.own[chosen] * own).clamp_min(1e-300).sqrt()
         errors = (self.scores[test, chosen] - scores.cpu()) / norms
         stated = [index.cosine_error for index in self.indices if index.cosine_error is not None]

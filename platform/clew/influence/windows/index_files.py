@@ -85,7 +85,6 @@ class WindowIndex:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the projections in bytes."""
         return int(self.windows.nbytes)
 
 

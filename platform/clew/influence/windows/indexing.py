@@ -109,7 +109,6 @@ def make_index(
 def _chosen(
     of: IndexOf, gradients: FactoredGradients[B], windows: ExampleSource[B], multiply: MatrixProduct
 ) -> dict[str, Projection]:
-    """Choose projections from the gradients of a few evenly spaced windows."""
     device = next(gradients.model.parameters()).device
     shapes = {name: tuple(parameter.shape) for name, parameter in gradients.parameters.items()}
     directions = SharedDirections(shapes, of.rank, of.seed)
@@ -136,13 +135,11 @@ def search(
 
 
 def window_norms(index: WindowIndex, selected: Iterable[str]) -> Float[Tensor, "window"]:
-    """Return the exact squared norms of all training windows' gradients."""
     names = list(index.manifest.sizes)
     return index.squared_norms[:, [names.index(name) for name in selected]].double().sum(1)
 
 
 def _columns(index: WindowIndex, selected: Iterable[str]) -> slice | Tensor:
-    """Return the columns of the projections that belong to the selected parameters."""
     chosen = set(selected)
     if chosen == set(index.manifest.sizes):
         return slice(None)
@@ -173,7 +170,6 @@ def _projected(
     multiply: MatrixProduct,
     comparison: "_Comparison",
 ) -> tuple[Float[Tensor, "window number"], Float[Tensor, "window parameter"]]:
-    """Return the projections and the squared norms of some windows' gradients."""
     parts, norms, products = [], [], []
     for name, projection in projections.items():
         own: list[Factor] = factors.pop(name)
@@ -206,16 +202,13 @@ class _Comparison:
 
     @property
     def goes_on(self) -> bool:
-        """Whether more windows will be compared."""
         return self.tiles < COMPARED_TILES
 
     @property
     def error(self) -> float | None:
-        """Root mean square error of a cosine."""
         return (self._squares / self.pairs) ** 0.5 if self.pairs else None
 
     def add(self, exact: Float[Tensor, "a a"], estimated: Float[Tensor, "a a"]) -> None:
-        """Compare all pairs of a tile."""
         norms = exact.diagonal().clamp_min(torch.finfo(torch.float32).tiny).rsqrt()
         errors = (estimated - exact) * norms[:, None] * norms
         above = torch.triu(torch.ones_like(errors, dtype=torch.bool), diagonal=1)

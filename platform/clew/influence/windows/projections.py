@@ -34,15 +34,12 @@ class TwoSided:
 
     @property
     def size(self) -> int:
-        """Number of values in a projection."""
         return self.rows.shape[1] * self.columns.shape[1]
 
     def to(self, device: torch.device) -> "TwoSided":
-        """Return the projection on a device."""
         return TwoSided(self.rows.to(device), self.columns.to(device))
 
     def __call__(self, factors: Sequence[Factor]) -> Float[Tensor, "example size"]:
-        """Return the projections of the examples' gradients of this parameter."""
         parts = [self._of(factor) for factor in factors]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
@@ -69,7 +66,6 @@ class Whole:
         return self
 
     def __call__(self, factors: Sequence[Factor]) -> Float[Tensor, "example size"]:
-        """Return the examples' gradients of this parameter."""
         return explicit_sum(factors)
 
 
@@ -115,7 +111,6 @@ class SharedDirections:
             columns.append((unit.T @ self._random(unit.shape[0]).to(unit)).cpu())
 
     def projections(self) -> dict[str, Projection]:
-        """Return the projection of every parameter."""
         return {name: self._projection(name) for name in self._sizes}
 
     def _projection(self, name: str) -> Projection:

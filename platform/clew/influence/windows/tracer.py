@@ -83,7 +83,6 @@ class WindowTracer(Generic[B]):
         self._examined: dict[str, dict[str, str]] = {}
 
     def model(self, record: CheckpointRecord) -> nn.Module:
-        """Return the model of a checkpoint in evaluation mode."""
         return read_model(record.path, self.task.build_model).to(self.device).eval()
 
     @torch.no_grad()
@@ -152,7 +151,6 @@ class WindowTracer(Generic[B]):
     def checkpoint(
         self, record: CheckpointRecord, tests: Sequence[B], *, half: torch.dtype | None
     ) -> WindowCheckpoint[B]:
-        """Return the inner products at one checkpoint: one term of the sum."""
         gradients = self.gradients(record, half=half)
         return WindowCheckpoint(gradients, self.windows, tests, MatrixProduct(half))
 

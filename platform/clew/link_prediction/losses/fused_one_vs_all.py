@@ -213,7 +213,6 @@ class _Gradients:
         return self.dx, self.dw, self.db, self.dc
 
     def add(self, entities: slice, rows: Tensor, slope: Slope) -> None:
-        """Add a chunk's part of the normaliser's gradient."""
         product, exact, g = self.workspace.product, self.exact, slope.scaled
         if self.db is not None:
             assert slope.columns is not None  # there is a bias
@@ -262,7 +261,6 @@ class _Gradients:
 
 
 def _counted(values: Float[Tensor, "batch dim"], targets: Targets) -> Float[Tensor, "batch dim"]:
-    """Return the values of rows, multiplied by how often each row counts."""
     return targets.times[:, None] * values
 
 

@@ -63,7 +63,6 @@ class NegativeSampler:
             self._rates, self._ends = torch.from_numpy(rates), torch.from_numpy(rates.cumsum())
 
     def draw(self, example: Int64[Tensor, " batch"]) -> Negatives:
-        """Return the sample for a batch of these examples, on their device."""
         return self.draw_from(self.entropy(example))
 
     def entropy(self, example: Int64[Tensor, " batch"]) -> Int64[Tensor, ""]:
@@ -74,7 +73,6 @@ class NegativeSampler:
         return _mixed(example + self._start).sum()
 
     def draw_from(self, entropy: Int64[Tensor, ""]) -> Negatives:
-        """Return the sample for the entropy of a batch."""
         count = torch.arange(self.num_draws, device=entropy.device)
         # With 32 bits, k + u is exact for every k below 2^20, and never rounds up to k + 1.
         bits = (_mixed(_mixed(entropy) + count * _GOLDEN) >> 32) & 0xFFFFFFFF
@@ -89,7 +87,6 @@ class NegativeSampler:
         return Negatives(entity, rates[entity])
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return ends and rates on a device, and keep them there."""
         assert self._ends is not None
         assert self._rates is not None
         if self._ends.device != device:

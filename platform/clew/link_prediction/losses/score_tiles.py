@@ -170,5 +170,4 @@ class Slopes:
 
 
 def _biased(scores: Tensor, bias: Tensor | None) -> Tensor:
-    """Add the bias in place."""
     return scores if bias is None else scores.add_(bias)

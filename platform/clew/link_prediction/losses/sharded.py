@@ -86,7 +86,6 @@ def _own_targets(targets: Targets, table: ShardedTable) -> Targets:
 def _sampled(
     model: GraphModel, queries: Queries, targets: Targets, drawn: Negatives, settings: OneVsAll
 ) -> Float[Tensor, ""]:
-    """Return the loss estimated from the sampled entities whose rows this process has."""
     table = model.entity
     assert isinstance(table, ShardedTable)
     own = table.shard.owns(drawn.entity)

@@ -48,7 +48,6 @@ def _slopes(  # noqa: PLR0917 - Triton passes by position
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write slopes, their sums over rows and the sum of softplus for a block of columns."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < num_columns
     shift = tl.zeros((COLUMNS,), dtype=tl.float32)
@@ -87,7 +86,6 @@ def _log_sums(  # noqa: PLR0917
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write log sum exp of a block of rows, in one pass over the columns."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     largest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)

@@ -86,7 +86,6 @@ class GraphModel(nn.Module, ABC):
         """Return query vectors from the embeddings of heads and relations, `(batch, dim)`."""
 
     def forward(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
-        """Return the result of `encode`, for training; compiled if `torch.compile` was applied."""
         return self.encode(head, relation)
 
     def queries(self, head: Ids, relation: Ids) -> Queries:
@@ -153,7 +152,6 @@ class GraphModel(nn.Module, ABC):
 
     @property
     def floats_per_query(self) -> int:
-        """How many numbers the forward pass of one query keeps for the backward pass."""
         return 4 * self.config.embedding_dim
 
 
@@ -182,12 +180,10 @@ class Factorization(GraphModel):
         """Return p with s(h, r, t) = p(h, t) . r from the embeddings of heads and tails."""
 
     def squared_moduli(self, rows: Float[Tensor, "batch n"]) -> Float[Tensor, "batch modulus"]:
-        """Return the squared modulus of each number in a row."""
         return rows.square()
 
 
 def model_class(config: GraphModelSettings) -> type[GraphModel]:
-    """Return the class of the model that the settings describe."""
     import_module(f"{__package__}.{config.kind}")
     return GraphModel.kinds[config.kind]
 

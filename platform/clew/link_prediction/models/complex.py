@@ -35,6 +35,5 @@ class ComplEx(Factorization, kind="complex"):
         return torch.cat([real, head_re * tail_im - head_im * tail_re], dim=1)
 
     def squared_moduli(self, rows: Float[Tensor, "batch n"]) -> Float[Tensor, "batch modulus"]:
-        """Return the squared moduli of the complex numbers."""
         real, imaginary = rows.chunk(2, dim=1)
         return real.square() + imaginary.square()

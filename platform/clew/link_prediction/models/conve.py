@@ -69,7 +69,6 @@ class ConvE(GraphModel, kind="conve"):
 
     @property
     def floats_per_query(self) -> int:
-        """The size of the feature maps."""
         return self.config.num_features
 
     def enable_gradient_checkpointing(self) -> None:

@@ -25,5 +25,4 @@ class CP(DistMult, kind="cp"):
 
     @property
     def head_table(self) -> nn.Embedding:
-        """The table with the rows a."""
         return self.head_entity

@@ -103,7 +103,6 @@ def _normalised_kernel(
 
 @torch.no_grad()
 def _update_statistics(norm: nn.BatchNorm2d, mean: Tensor, unbiased_variance: Tensor) -> None:
-    """Update the running statistics as batch normalisation does."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
@@ -114,7 +113,6 @@ def _update_statistics(norm: nn.BatchNorm2d, mean: Tensor, unbiased_variance: Te
 
 
 def _patches(x: Tensor, kernel_height: int, kernel_width: int, last: float) -> Tensor:
-    """Return the patches of an image as columns, and a row of equal numbers below them."""
     batch, _, height, width = x.shape
     rows, columns = height - kernel_height + 1, width - kernel_width + 1
     windows = x.contiguous().as_strided(
@@ -252,7 +250,6 @@ class _ProjectedSlopes(torch.autograd.Function):
 
 
 def _masked(slope: Tensor, maps: Tensor) -> Tensor:
-    """Set slopes to zero in place where the maps are zero; return them in the maps' shape."""
     slope = slope.view(maps.shape)
     torch.ops.aten.threshold_backward.grad_input(slope, maps, 0, grad_input=slope)
     return slope

@@ -30,5 +30,4 @@ class RESCAL(Factorization, kind="rescal"):
 
     @property
     def floats_per_query(self) -> int:
-        """The size of a relation's matrix."""
         return self.config.relation_size

@@ -54,6 +54,5 @@ class TuckER(GraphModel, kind="tucker"):
 
     @property
     def floats_per_query(self) -> int:
-        """The size of a relation's matrix, or of `features` if that is larger."""
         config = self.config
         return config.embedding_dim * max(config.embedding_dim, config.relation_size)

@@ -40,12 +40,10 @@ class Disagreement:
 
     @property
     def decision(self) -> Decision | None:
-        """The decision that counts."""
         return self.decisions[-1] if self.decisions else None
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has decided yet."""
         return self.decision is None
 
     @property
@@ -58,7 +56,6 @@ class Disagreement:
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        """The runs of the reviews, in the order of the opinions."""
         return tuple(dict.fromkeys(opinion.review.run_id for opinion in self.opinions))
 
 

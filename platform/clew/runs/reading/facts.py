@@ -48,7 +48,6 @@ class FactPath:
 
     @property
     def sentence(self) -> str:
-        """The path in one sentence."""
         return "; ".join(self.steps)
 
 
@@ -143,7 +142,6 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
 
 
 def _is_itself(test: pd.Series, facts: pd.DataFrame) -> pd.Series:
-    """Return for each fact whether it is the test triple itself."""
     same = pd.Series(True, index=facts.index)
     for column in ("head_id", "relation_id", "tail_id"):
         same &= facts[column] == test[column]

@@ -76,12 +76,10 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
 
 
 def _rows(number: int) -> list[float]:
-    """Return rows that are centred on the middle."""
     return [row - (number - 1) / 2 for row in range(number)]
 
 
 def _rows_between(number: int) -> list[float]:
-    """Return rows that leave the middle free for the lines between both ends."""
     above = [-1.5 - row for row in range(number // 2)]
     return sorted([*above, *(0.5 + row for row in range(number - len(above)))])
 
@@ -127,7 +125,6 @@ class Look:
 
     @property
     def mark(self) -> str:
-        """The symbol as a character."""
         return MARKS[self.symbol]
 
 

@@ -73,7 +73,6 @@ class Entry(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The texts that a search compares with the query."""
         return (self.synonym,) if self.synonym else (self.name, self.label)
 
 
@@ -101,7 +100,6 @@ class ModelNames:
 
 
 def list_models() -> list[RegisteredModel]:
-    """Return the registered models, by name."""
     with store.using("the list of registered models"):
         found = client().search_registered_models(max_results=200)
         return [
@@ -224,7 +222,6 @@ def read_examples(model: RegisteredModel, version: int) -> list[tuple[str, str, 
 
 @contextmanager
 def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Path]:
-    """Provide a temporary copy of a file or folder of a version's model."""
     what = f"{path} of {model.name} version {version}"
     with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
         with store.using(what):

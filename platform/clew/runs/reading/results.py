@@ -56,7 +56,6 @@ def read_worst_facts(run_id: str) -> str:
 def _read_csv(
     run_id: str, path: str, columns: Sequence[str], numbers: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the table of a CSV file: text, and numbers where `numbers` names the column."""
     with fetched(run_id, path) as file:
         try:
             found = pd.read_csv(file, dtype=str, keep_default_na=False)

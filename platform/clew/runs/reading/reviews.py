@@ -71,7 +71,6 @@ class VerdictCount:
 
     @property
     def total(self) -> int:
-        """Number of all reviews."""
         return self.plausible + self.implausible + self.unsure
 
 
@@ -170,7 +169,6 @@ T = TypeVar("T", bound=OfRun)
 
 
 def origins_of(runs: Iterable[RunRecord]) -> dict[str, DataOrigin]:
-    """Return the data set of the model that each run explains, by run id."""
     keys = (names.TAG_DATASET, names.TAG_DATA_FINGERPRINT)
     return {run.run_id: DataOrigin(*(run.tags.get(key, "") for key in keys)) for run in runs}
 

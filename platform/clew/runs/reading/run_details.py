@@ -109,7 +109,6 @@ def list_data(run_id: str) -> list[RunData]:
 
 
 def splits_by_relation(files: list[RunFile]) -> list[str]:
-    """Return the splits for which a run has a table of ranks by relation."""
     matches = (_BY_RELATION.fullmatch(file.path) for file in files)
     return [match[1] for match in matches if match]
 

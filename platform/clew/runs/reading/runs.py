@@ -221,7 +221,6 @@ def keep_folder(run_id: str, folder: Path, place: str) -> None:
 
 
 def _put(found: Path, target: Path) -> Path:
-    """Move a download to its target path, and replace an earlier download there."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         shutil.rmtree(target)

@@ -41,12 +41,10 @@ class SavedView:
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The values of the query string by their keys."""
         return dict(parse_qsl(self.address))
 
     @property
     def run_ids(self) -> list[str]:
-        """Ids of the runs that the view shows."""
         return [run_id for run_id in self.parameters.get("runs", "").split(",") if run_id]
 
 

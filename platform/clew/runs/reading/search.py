@@ -92,7 +92,6 @@ def experiment_id_of(name: str) -> str:
 
 
 def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage:
-    """Return up to `limit` runs, starting at `offset`."""
     with store.using("the list of runs"):
         connected = client()
         found = connected.search_runs(
@@ -165,7 +164,6 @@ def run_meant(reference: str, kind: str) -> str:
 
 
 def filter_string(query: RunQuery) -> str:
-    """Return the MLflow filter string for a query."""
     tags = {
         names.TAG_KIND: query.kind,
         names.TAG_TASK: query.task,
@@ -215,7 +213,6 @@ def experiments_of(connected: MlflowClient) -> list[entities.Experiment]:
 
 
 def page_token(offset: int) -> str | None:
-    """Return the token of the page that starts at `offset`, in MLflow's own format."""
     if offset == 0:
         return None
     return str(SearchUtils.create_page_token(offset).decode())  # type: ignore[no-untyped-call]
@@ -255,7 +252,6 @@ def _count(base: Any, experiment_ids: Sequence[str], status: str) -> int:
 
 
 def _active(experiment_ids: Sequence[str]) -> tuple[Any, Any]:
-    """Return the SQL conditions for the active runs of experiments in MLflow's table."""
     from mlflow.store.tracking.dbmodels.models import SqlRun
 
     is_active: Any = SqlRun.lifecycle_stage == LifecycleStage.ACTIVE

@@ -118,7 +118,6 @@ def _behind(cell: Cell) -> str:
 
 
 def escape_latex(text: str) -> str:
-    """Return text with LaTeX's special characters escaped."""
     return "".join(_LATEX.get(character, character) for character in text)
 
 

@@ -43,7 +43,6 @@ class SharedExplanation:
 
     @property
     def title(self) -> str:
-        """The triple as text."""
         return " ".join(str(self.test[key]) for key in ("head", "relation", "tail"))
 
 
@@ -85,7 +84,6 @@ def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
 
 
 def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
-    """Add data from the store: run, model, kinds, reviews, decision and validation result."""
     run = find_run(run_id)
     model = _model_run(run)
     triple, head = triple_of(explanation.test), explanation.head

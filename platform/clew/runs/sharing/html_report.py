@@ -66,7 +66,6 @@ _FACT = Markup(
 
 
 def html_report(explanation: SharedExplanation, *, now: datetime | None = None) -> str:
-    """Return an explanation as an HTML page."""
     parts = [
         _prediction(explanation),
         _picture(explanation),
@@ -95,7 +94,6 @@ def _prediction(explanation: SharedExplanation) -> Markup:
 
 
 def _entity(row: pd.Series, end: str) -> Markup:
-    """Return an entity's name and identifier, with a link if its database is known."""
     name, key = str(row[end]), str(row[f"{end}_id"])
     if name == key and page_of(key) is None:
         return Markup("{}").format(name)
@@ -172,7 +170,6 @@ def _fact(row: pd.Series) -> Markup:
 
 
 def _trust(explanation: SharedExplanation) -> Markup:
-    """Return the section on how far to trust the explanation: tests, ensembles, limitations."""
     head = explanation.head
     untested = UNTESTED if explanation.run else NO_TEST_IN_FILES
     said = [NO_PROOF, head.validation.sentence if head.validation else untested]
@@ -217,7 +214,6 @@ def _reviews(explanation: SharedExplanation) -> Markup:
 
 
 def _origin(explanation: SharedExplanation, now: datetime) -> Markup:
-    """Return the section on the origin of the explanation: model, data, settings and time."""
     tags = explanation.model.tags if explanation.model else {}
     tags = tags or (explanation.run.tags if explanation.run else {})
     settings = explanation.head.settings

@@ -100,7 +100,6 @@ def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Mark
 
 
 def _num_rows(places: Mapping[str, Position]) -> float:
-    """Return the height of the picture in units of the smallest distance within a column."""
     apart = [
         below - above
         for (x, above), (other_x, below) in pairwise(sorted(places.values()))
@@ -132,7 +131,6 @@ class _Line:
 
 
 def _edge(edge: _Line) -> Markup:
-    """Return an arrow for a triple, with its label in the middle."""
     (x1, y1), (x2, y2) = edge.start, edge.end
     width, bend = edge.width, edge.bend
     if edge.start == edge.end:  # a fact about an entity and itself

@@ -152,12 +152,10 @@ class Response(BaseModel):
 
 
 def trapi_json(explanation: SharedExplanation) -> str:
-    """Return an explanation as the JSON text of a TRAPI response."""
     return trapi_response(explanation).model_dump_json(exclude_none=True, indent=1) + "\n"
 
 
 def trapi_response(explanation: SharedExplanation) -> Response:
-    """Return an explanation as a TRAPI response."""
     test = explanation.test
     proponents = explanation.facts[explanation.facts["influence"] > 0].head(MAX_PROPONENTS)
     paths = explanation.paths[:MAX_PATHS]
@@ -220,7 +218,6 @@ def _predicted(test: pd.Series, graphs: list[str]) -> Edge:
 
 
 def _fact(fact: pd.Series) -> Edge:
-    """Return a training fact as an edge; its knowledge level says that its origin is unknown."""
     influence = _named(NUMBER, "influence", float(fact["influence"]), INFLUENCE_NOTE)
     rank = _named("biolink:has_count", "rank by influence", int(fact["rank"]))
     return _edge(fact, [influence, rank, *_origin("not_provided", "not_provided")])
@@ -251,7 +248,6 @@ def _origin(level: str, agent: str) -> list[Attribute]:
 def _named(
     kind: str, name: str, value: str | int | float, description: str | None = None
 ) -> Attribute:
-    """Return an attribute with its original name, which can be more specific than `kind`."""
     return Attribute(
         attribute_type_id=kind, value=value, original_attribute_name=name, description=description
     )

@@ -71,7 +71,6 @@ class Exchange:
         return came
 
     def sum(self, tensor: Tensor, purpose: str) -> Tensor:
-        """Sum a tensor over processes in place and return it."""
         dist.all_reduce(tensor)
         self._count(purpose, tensor, 2 * (self.size - 1) / self.size)
         return tensor

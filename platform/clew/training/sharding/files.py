@@ -23,7 +23,6 @@ _NAME = re.compile(r"rows-(\d+)-of-(\d+)\.safetensors")
 
 
 def rows_file(rank: int, size: int) -> str:
-    """Return the name of the file with the rows of process `rank`."""
     return f"rows-{rank}-of-{size}.safetensors"
 
 

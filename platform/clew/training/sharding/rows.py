@@ -38,17 +38,14 @@ class RowShard:
         return self.bounds(self.rank)[1]
 
     def owner(self, row: Int64[Tensor, " id"]) -> Int64[Tensor, " id"]:
-        """Return the rank of the process that has each row."""
         stops = torch.tensor([self.bounds(r)[1] for r in range(self.size)], device=row.device)
         return torch.searchsorted(stops, row, right=True)
 
     def owns(self, row: I) -> I:
-        """Return whether this process has each row."""
         return (row >= self.start) & (row < self.stop)
 
 
 def mark(parameter: nn.Parameter, shard: RowShard) -> nn.Parameter:
-    """Mark a parameter as the rows `shard` of a sharded table, and return it."""
     parameter.row_shard = shard  # type: ignore[attr-defined]
     return parameter
 
@@ -81,22 +78,18 @@ class OwnRows:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the whole table."""
         return self.shard.num_rows
 
     @property
     def count(self) -> int:
-        """Number of own rows."""
         return self.shard.stop - self.shard.start
 
     @property
     def most(self) -> int:
-        """Largest number of rows that a process has."""
         return -(-self.num_rows // self.shard.size)
 
     @property
     def place(self) -> slice:
-        """The own rows as a slice of the whole table."""
         return slice(self.shard.start, self.shard.stop)
 
     def own(self, place: I, row: I) -> tuple[I, I]:
@@ -105,11 +98,9 @@ class OwnRows:
         return place[is_own], row[is_own] - self.shard.start
 
     def sum(self, own: Tensor, purpose: str) -> Tensor:
-        """Return the sum of a tensor over all processes."""
         return own if self.exchange is None else self.exchange.sum(own.contiguous(), purpose)
 
     def log_sum(self, own: Tensor) -> Tensor:
-        """Return the log-sum-exp over all rows, given the log-sum-exp over the own rows."""
         return own if self.exchange is None else self.exchange.log_sum(own)
 
     def softmax(self, values: Tensor) -> Tensor:

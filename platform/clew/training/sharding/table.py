@@ -123,7 +123,6 @@ def entity_table(num_rows: int, dim: int) -> nn.Embedding:
 
 
 def row_bias(table: nn.Embedding) -> nn.Parameter:
-    """Return a bias of zero for every row of a table that this process has."""
     bias = nn.Parameter(torch.zeros(len(table.weight)))
     return mark(bias, table.shard) if isinstance(table, ShardedTable) else bias
 
@@ -137,5 +136,4 @@ def draw_normal(table: nn.Embedding, std: float) -> None:
 
 
 def draw_xavier_normal(table: nn.Embedding) -> None:
-    """Fill a table with the distribution of `xavier_normal_`."""
     draw_normal(table, math.sqrt(2.0 / (table.embedding_dim + table.num_embeddings)))

@@ -59,11 +59,9 @@ class Desk:
         return await self._answers[number]
 
     async def take(self) -> tuple[int, str]:
-        """Wait for the next question, and return its number and text."""
         return await self._questions.get()
 
     async def answer(self, number: int, text: str) -> None:
-        """Give the answer to a question."""
         self._answers.pop(number).set_result(text)
 
 
@@ -74,7 +72,6 @@ class ChannelLine:
         self._desk = desk
 
     def ask(self, question: str) -> str:
-        """Ask a question, and return the answer."""
         import ray
 
         return str(ray.get(self._desk.ask.remote(question)))
@@ -90,11 +87,9 @@ class Channel:
 
     @property
     def line(self) -> ChannelLine:
-        """The end of the channel for units."""
         return ChannelLine(self._desk)
 
     def answer(self) -> None:
-        """Answer the question that arrived, and request the next one."""
         number, question = self._ray.get(self.next)
         self._desk.answer.remote(number, self._answer(question))
         self.next = self._desk.take.remote()
@@ -127,7 +122,6 @@ class Cluster:
     _running: dict[Any, Hashable] = field(default_factory=dict)
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: object) -> None:
-        """Start a unit; `finished` yields its outcome with the key."""
         task = self._ray.remote(carry_out).options(**self._options)
         self._running[task.remote(self._origin, function, arguments)] = key
 
@@ -145,7 +139,6 @@ class Cluster:
                 yield self._running.pop(reference), self._outcome(reference)
 
     def channel(self, answer: Callable[[str], str]) -> Channel:
-        """Open a channel on which units ask questions and `answer` answers them in this process."""
         here = self._ray.get_runtime_context().get_node_id()
         desk = self._ray.remote(Desk).options(num_cpus=0, max_concurrency=1000, **_at(here))
         return Channel(self._ray, desk.remote(), answer)
@@ -225,7 +218,6 @@ class Cluster:
 
 
 def _at(node_id: str) -> dict[str, object]:
-    """Return the Ray option that makes a task run on a certain node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
@@ -269,7 +261,6 @@ def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> It
 
 
 def _connected(address: str, *, shows_output: bool) -> Any:
-    """Connect to a cluster and return the module `ray`; signal handlers stay as they are."""
     try:
         import ray
     except ImportError:

@@ -60,7 +60,6 @@ def needs_of(request: ClusterRequest, nodes: list[dict[str, Any]]) -> dict[str, 
 
 
 def room(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """Return how many units can run on a node at the same time."""
     return min(int(resources.get(kind, 0) / need) for kind, need in needs.items())
 
 
@@ -72,7 +71,6 @@ def shown(resources: Mapping[str, float]) -> str:
 
 
 def called(node: Mapping[str, Any]) -> str:
-    """Return a node's name for messages: its host name, address and the start of its id."""
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node['NodeID'][:8]})"
 
 
@@ -106,7 +104,6 @@ def require_same_code(nodes: Mapping[str, ClusterNode]) -> tuple[Machine, ...]:
 
 
 def origin() -> CommandSettings:
-    """Return the folder and the environment variables that units get from this process."""
     given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return CommandSettings(os.getcwd(), given | {"MLFLOW_TRACKING_URI": tracking_uri()})
 

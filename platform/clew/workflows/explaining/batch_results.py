@@ -138,7 +138,6 @@ class OutputFolder:
                 (temporary / name).write_bytes(content)
 
     def kept(self, index: int, text: str, folder: Path) -> Outcome:
-        """Return the outcome of a test triple that an earlier run finished."""
         found = _only_test(folder)[0]
         return Outcome(index, text, "kept", "", found.candidates, found.score, found.rank)
 
@@ -173,7 +172,6 @@ class OutputFolder:
         return target
 
     def _failed_earlier(self) -> dict[int, Outcome]:
-        """Return the test triples that failed in an earlier command."""
         path = self.root / SUMMARY_FILE
         if not path.is_file():
             return {}

@@ -58,7 +58,6 @@ class BatchResult:
     """Notes that apply to all scores."""
 
     def count(self, status: str) -> int:
-        """Return how many test triples have a status."""
         return sum(outcome.status == status for outcome in self.outcomes)
 
     def table(self) -> str:
@@ -243,7 +242,6 @@ def run_on_cluster(
 def _parts(
     tests: Sequence[GivenTriple], group_size: int, slots: int
 ) -> list[tuple[GivenTriple, ...]]:
-    """Divide test triples into parts of whole groups."""
     num_groups = -(-len(tests) // group_size)
     size = group_size * max(1, -(-num_groups // (slots * PARTS_PER_SLOT)))
     return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]

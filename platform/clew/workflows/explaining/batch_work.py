@@ -68,7 +68,6 @@ class BatchRequest:
         return tests[self.start_index : stop]
 
     def folder(self, identity: Mapping[str, Any]) -> Path:
-        """Return the folder for the results; `identity` is what the results depend on."""
         if self.output_dir is not None:
             return self.output_dir
         return DEFAULT_FOLDER / digest([identity, str(Path(self.test_triples).resolve())])[:12]
@@ -110,11 +109,9 @@ class BatchTrace:
 
     @property
     def group_size(self) -> int:
-        """Number of test triples that are explained together."""
         return self.source.model.config.influence.tests_per_group
 
     def run(self, tests: Sequence[GivenTriple], progress: Progress) -> list[Outcome]:
-        """Return the outcome of every test triple, in order."""
         outcomes, waiting = self._look_together(tests)
         progress(len(outcomes), len(tests))
         for start in range(0, len(waiting), self.group_size):
@@ -124,7 +121,6 @@ class BatchTrace:
         return [outcomes[index] for index in sorted(outcomes)]
 
     def _look_together(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
-        """Call `look` in the main process, and share with the others which triples to explain."""
         world = self.source.world
         known, waiting = self.look(tests if world.is_main else [])
         indices = json.dumps([test.index for test, _ in waiting])
@@ -146,7 +142,6 @@ class BatchTrace:
         return known, waiting
 
     def _look(self, test: GivenTriple) -> tuple[Outcome | None, np.ndarray]:
-        """Return the outcome of a test triple if it is already known, and its candidates."""
         nothing = np.empty(0, np.int64)
         if test.ids is None:
             return unusable(test), nothing
@@ -210,5 +205,4 @@ def unusable(test: GivenTriple) -> Outcome:
 
 
 def ids_of(tests: Sequence[GivenTriple]) -> Triples:
-    """Return the ids of the usable triples."""
     return np.array([t.ids for t in tests if t.ids is not None], np.int32).reshape(-1, 3)

@@ -89,7 +89,6 @@ def copy_files(folder: Path, output: Path) -> None:
 
 
 def _targets(output: Path) -> list[Path]:
-    """Return the files that a report is written to: the given one, or all three in a folder."""
     if _is_file_name(output):
         return [output]
     return [output / name for name in REPORT_FILES]

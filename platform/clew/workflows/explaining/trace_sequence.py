@@ -93,7 +93,6 @@ def trace_sequences(
 def _test_window(
     loaded: LoadedModel, task: SequenceRegression, frame: int | None
 ) -> SequenceWindows:
-    """Return the test window that ends at a frame, or the one with the largest error."""
     windows = task.splits.windows["test"]
     if frame is None:
         errors = task.predict(loaded.model, windows, loaded.device) - windows.targets
@@ -125,7 +124,6 @@ def _windows(
 def _draw(
     windows: SequenceWindows, test: SequenceWindows, report: SequenceInfluenceReport, path: Path
 ) -> None:
-    """Draw the frames of the test window above the frames of its strongest training windows."""
     shown = [*report.proponents[:DRAWN_WINDOWS], *report.opponents[:DRAWN_WINDOWS]]
     batch = windows.batch(np.array([window.window for window in shown], dtype=int))
     rows = np.concatenate([test.batch(np.array([0])).images[:, :, 0], batch.images[:, :, 0]])

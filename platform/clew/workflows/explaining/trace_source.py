@@ -108,7 +108,6 @@ class TraceSource:
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model in the form that evaluation needs."""
         return LoadedModel(self.task, self.tracer.models[-1], self.tracer.device)
 
 

@@ -128,7 +128,6 @@ def trace_texts(
 
 
 def _written(loaded: LoadedModel, task: LanguageModeling, prompt: str) -> str:
-    """Return the model's continuation of a prompt; each token is the most likely one."""
     tokens = task.splits.tokenizer.encode(prompt.encode()).astype(np.int64)
     if not len(tokens):
         raise ConfigError("no prompt given; expected text to continue")
@@ -142,7 +141,6 @@ def _written(loaded: LoadedModel, task: LanguageModeling, prompt: str) -> str:
 def _windows(
     task: LanguageModeling, windows: TokenWindows, scored: Scored, parts: tuple[str, ...]
 ) -> tuple[TextWindow, ...]:
-    """Return the windows of one sign with their text."""
     decode = task.splits.tokenizer.decode
     return tuple(
         TextWindow(

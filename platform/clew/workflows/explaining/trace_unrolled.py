@@ -101,7 +101,6 @@ def unrolled_settings(source: TraceSource) -> dict[str, Any]:
 
 
 def replay_settings(config: RunConfig, steps: int) -> dict[str, Any]:
-    """Return the replay settings for a report; `steps` is the number of replayed steps."""
     averaged = config.training.ema_decay is not None
     return {
         "steps": steps,

@@ -117,7 +117,6 @@ def value_facts(
 
 
 def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Triples, np.ndarray]:
-    """Return the triples whose losses are summed, and their weights."""
     tests = graph.valid
     if request.test:
         tests = usable(read_test_triples(request.test, graph), request.test)
@@ -156,7 +155,6 @@ def read_weights(path: Path, count: int) -> np.ndarray:
 def _record(
     tracker: Tracker, source: TraceSource, request: ValueRequest, found: FactValues
 ) -> None:
-    """Record the values and their settings, and copy the files to the output folder if given."""
     graph = found.graph
     settings = replay_settings(source.model.config, source.checkpoints[-1].step)
     with working_folder("values") as temporary:

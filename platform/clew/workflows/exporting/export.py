@@ -69,7 +69,6 @@ def export(model: str, output_dir: Path) -> ExportResult:
 
 
 def _write_summary(path: Path, source: ModelSource, exported: Exported) -> None:
-    """Write the description of the model and its program."""
     origin = {
         "model": source.title,
         "task": source.manifest.task,

@@ -85,7 +85,6 @@ def export_frames(source: ModelSource, folder: Path) -> Exported:
 def _example(
     model: SequenceRegressor, record: SequencesRecord, count: int, *, change: bool
 ) -> Inputs:
-    """Return windows of noise with the mean and standard deviation of the training frames."""
     generator = torch.Generator().manual_seed(0)
     frames, *size = model.shape.num_frames, *record.frames[1:]
     noise = torch.randn(count, frames, *size, generator=generator)
@@ -97,7 +96,6 @@ def _example(
 
 
 def _inputs(model: SequenceRegressor, record: SequencesRecord, *, change: bool) -> dict[str, str]:
-    """Return descriptions of the program's inputs."""
     frames, size = model.shape.num_frames, ", ".join(map(str, record.frames[1:]))
     said = {
         "images": f"(window, {frames}, {size}) float32: time, channel, height, width",

@@ -106,7 +106,6 @@ def write_program(
 def _difference(
     module: nn.Module, loaded: nn.Module, examples: Sequence[Inputs]
 ) -> tuple[float, float]:
-    """Return the largest difference between two modules' results, and the largest result."""
     pairs = [
         pair
         for inputs in examples

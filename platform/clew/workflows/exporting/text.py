@@ -111,7 +111,6 @@ def export_text(source: ModelSource, folder: Path) -> Exported:
 
 
 def _inputs(module: ExportedText, longest: int) -> dict[str, str]:
-    """Return descriptions of the program's inputs."""
     layers, _, states, _ = module.fresh(1)[0].shape
     _, _, _, before, dim = module.fresh(1)[1].shape
     return {
@@ -123,12 +122,10 @@ def _inputs(module: ExportedText, longest: int) -> dict[str, str]:
 
 
 def _longest(model: EigenstateLM) -> int:
-    """Return the longest input: a training window, rounded up to a power of two."""
     return max(MIN_LONGEST, 1 << (model.config.max_seq_len - 1).bit_length())
 
 
 def _examples(module: ExportedText, longest: int) -> list[Inputs]:
-    """Return texts from the initial state, a text of one token, and texts that continue a state."""
     generator = torch.Generator().manual_seed(0)
     size = module.model.embedding.num_embeddings
     time = min(longest, MOST_CHECKED)

@@ -64,14 +64,12 @@ class MemoryBefore:
 
     @classmethod
     def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
-        """Predict the memory in the main process, and measure what the process uses now."""
         # With a sharded table, each process needs less than the planner would predict.
         planner = MemoryPlanner(task, device, world.size)
         predicts = world.is_main and world.exchange is None
         return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
 
     def process_peaks(self) -> dict[str, float]:
-        """Return the metrics of the process's memory peak and its growth during training."""
         peak = process_peak_gib()
         return {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - self.process_gib}
 
@@ -125,7 +123,6 @@ def explaining_lack_of_memory(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         "DefaultCPUAllocator: can't allocate memory" in str(error)
     )

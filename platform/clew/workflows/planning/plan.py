@@ -149,7 +149,6 @@ def plan(
 
 
 def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
-    """Return the unchanged configuration, and variants with one optimization switched each."""
     changes: dict[str, Settings] = {AS_CONFIGURED: {}}
     for key, name in SWITCHES.items():
         on = getattr(config.optimizations, key)

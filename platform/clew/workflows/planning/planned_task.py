@@ -86,7 +86,6 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
 
 
 def of_own_rows(task: LinkPrediction, config: RunConfig, processes: int) -> LinkPrediction:
-    """Return a task whose entities are the table rows of one of several processes."""
     rows = -(-task.graph.num_entities // processes)
     return LinkPrediction(_graph(rows, task.graph.num_relations), config)
 
@@ -96,7 +95,6 @@ def _options(names: set[str]) -> str:
 
 
 def _vocabulary_size(data: TokenData) -> int:
-    """Return the vocabulary size of the packed corpus, or of the configured tokenizer."""
     folder = expanded(data.packed or "")
     is_told = data.tokenizer or data.name or data.dataset
     if data.packed and (is_packed(folder) or not is_told):
@@ -107,7 +105,6 @@ def _vocabulary_size(data: TokenData) -> int:
 
 
 def _tokens(vocabulary_size: int, window: int) -> TokenSplits:
-    """Return splits with one window of zeros each."""
     tokens = np.zeros(window + 1, dtype=np.uint16)
     manifest = PackManifest(
         dataset=NAME,
@@ -151,7 +148,6 @@ class _BlankFrames:
 
 
 def _frames(data: ImageSequenceData, shape: tuple[int, int, int]) -> SequenceSplits:
-    """Return splits with one window of blank frames and the configured scalars."""
     names = data.scalars or (*data.azimuth_scalars, *data.zenith_scalars)
     zeros, groups = np.zeros(data.temporal_frames), np.full(data.temporal_frames, "0")
     table = FrameTable(

@@ -66,7 +66,6 @@ class FramesResult:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         return asdict(self)
 
     def table(self) -> str:
@@ -153,7 +152,6 @@ def predict_frames(
 def _metadata(
     source: ModelSource, record: SequencesRecord, intervals: Intervals | None
 ) -> dict[str, str]:
-    """Return the metadata of the Parquet file."""
     said = {"target": record.target_name, "unit": record.unit, "model": source.title}
     if intervals:
         said |= {key: str(value) for key, value in asdict(intervals).items()}

@@ -111,7 +111,6 @@ def predict(
 
 
 def _facts(predictor: Predictor) -> dict[str, object]:
-    """Return the values, in addition to the checkpoint, that all processes must share."""
     known = predictor.known
     return {
         "number of known answers": "unknown" if known is None else len(known.tails),
@@ -120,7 +119,6 @@ def _facts(predictor: Predictor) -> dict[str, object]:
 
 
 def _questions(item: Asked, predictor: Predictor) -> list[Query]:
-    """Return the queries to the model, with the model's names of entities and relations."""
     try:
         return [
             predictor.resolve(question).query
@@ -193,7 +191,6 @@ def _own_graph(source: ModelSource) -> KnowledgeGraph:
 
 
 def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
-    """Return the entity and relation names next to a checkpoint, or those of its run."""
     for folder in list(source.checkpoint.parents)[:2]:
         if (folder / VOCABULARY_FOLDER / ENTITIES_FILE).is_file():
             return read_vocabularies(folder / VOCABULARY_FOLDER)

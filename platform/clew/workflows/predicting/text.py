@@ -122,7 +122,6 @@ def open_text_model(source: ModelSource) -> TextModel:
 
 
 def _recorded_tokens(source: ModelSource, work: Path) -> tuple[PackManifest, Tokenizer]:
-    """Return the manifest of the tokens and the tokenizer that a run recorded."""
     text = read_manifest(recorded_file(source, TOKENS_FILE, work).parent, TOKENS_FILE)
     if text.tokenizer == BYTES:
         return text, load_tokenizer(BYTES)

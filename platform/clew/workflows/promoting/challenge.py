@@ -49,7 +49,6 @@ class PromotionResult:
 
     @property
     def uri(self) -> str:
-        """Address of the version that has the alias."""
         return f"models:/{self.name}@{self.alias}"
 
     def table(self) -> str:
@@ -60,12 +59,10 @@ class PromotionResult:
         return f"{self.outcome}\n{self.uri}\nserve it with: {serve}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields and the address as JSON values."""
         return dataclasses.asdict(self) | {"uri": self.uri}
 
 
 def alias_beside(alias: str, role: str) -> str:
-    """Return the alias for the role `previous` or `challenger` next to an alias."""
     return role if alias == names.ALIAS_CHAMPION else f"{alias}-{role}"
 
 
@@ -151,7 +148,6 @@ class Challenge:
         return checks
 
     def _register(self, promote_run: str | None) -> RegisteredVersion:
-        """Register the candidate as a pending version, or reuse one of the same run and weights."""
         tags, state = self.gate.describe_candidate(), self.registry.state(self.name)
         if promote_run is not None:
             tags[names.TAG_PROMOTE_RUN] = promote_run
@@ -173,7 +169,6 @@ class Challenge:
             return self.registry.register(self.name, package, run_id=self.run_id, tags=tags)
 
     def _move(self, version: RegisteredVersion, former: str | None) -> None:
-        """Move the alias to the version, then update `previous` and `challenger`."""
         before: dict[str, str | None] = {self.alias: former}
         after: dict[str, str | None] = {self.alias: version.number}
         if former is not None:
@@ -210,7 +205,6 @@ class Challenge:
         return self._result(None, checks, outcome, refused=refused)
 
     def _record(self, tracker: Tracker, result: PromotionResult) -> None:
-        """Record the metrics, the checks and the decision with the promotion's run."""
         step = self.gate.candidate.manifest.step
         tracker.metrics(self.gate.metrics, step)
         tracker.metrics({f"champion/{k}": v for k, v in self.gate.champion_metrics.items()}, step)
@@ -234,7 +228,6 @@ class Challenge:
 
     @property
     def run_id(self) -> str:
-        """Id of the training run whose checkpoint is promoted."""
         return self.gate.candidate.run_id or ""
 
     def _result(

@@ -50,7 +50,6 @@ class Check:
     final: bool = False
 
     def line(self) -> str:
-        """Return the result in one line of text."""
         return f"{'ok' if self.passed else 'NO':3} {self.name:11} {self.detail}"
 
 
@@ -136,7 +135,6 @@ class Gate:
 
     @property
     def weights_digest(self) -> str:
-        """Hash of the candidate's weights, sixteen hex digits."""
         return weights_digest(self.candidate.checkpoint)
 
     @property

@@ -168,7 +168,6 @@ def _former_version(
 
 
 def _choose_run(request: PromotionRequest) -> RunRecord:
-    """Return the run with the requested id, or the best run of the requested experiment."""
     if bool(request.run_id) == bool(request.experiment):
         given = "both" if request.run_id else "neither"
         raise ConfigError(

@@ -131,14 +131,12 @@ def cells_on_cluster(
 
 
 def fingerprints(study: Study) -> str:
-    """Return the fingerprints of the data of all cells on this machine."""
     configs = [study.config(variant, study.seeds[0]) for variant in study.variants]
     different = {config.data.model_dump_json(): config for config in configs}
     return ", ".join(data_fingerprint(config) for config in different.values())
 
 
 def _identify(content: str, place: str) -> str:
-    """Return a hash that identifies a cell or a model at one place: machine and commit."""
     return hashlib.sha256(f"{content}/{place}".encode()).hexdigest()[:16]
 
 

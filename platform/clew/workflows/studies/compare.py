@@ -95,7 +95,6 @@ def _obstacle(output: Path | None) -> str | None:
 
 
 def _turns(study: Study) -> Iterator[tuple[int, str]]:
-    """Yield seed and variant of each cell, in the order in which they run."""
     for turn, seed in enumerate(study.seeds):
         variants = list(study.variants)
         for variant in reversed(variants) if turn % 2 else variants:

@@ -38,17 +38,14 @@ class StudyReport:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether the cells had GPUs."""
         return any(machine.gpus for machine in self.nodes or (self.machine,))
 
     @property
     def machines(self) -> str:
-        """The kinds of machines that the cells ran on, in one line."""
         return in_words(self.nodes or (self.machine,))
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """A verdict on each claim of the study."""
         return judge(self.study, self.values, has_gpu=self.has_gpu)
 
     def ratio(self, variant: str, metric: str) -> Estimate | None:
@@ -66,7 +63,6 @@ class StudyReport:
         }
 
     def markdown(self) -> str:
-        """Return the report as Markdown."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -180,5 +176,4 @@ def draw(report: StudyReport, path: Path) -> None:
 
 
 def _reach(ratio: Estimate) -> tuple[float, float]:
-    """Return the distances from the ratio to the low and the high end of its interval."""
     return ratio.value - ratio.low, ratio.high - ratio.value

@@ -46,7 +46,6 @@ class Estimate:
 
     @classmethod
     def of_differences(cls, values: Mapping[int, float], base: Mapping[int, float]) -> Self | None:
-        """Return the mean difference of the rounds that both have."""
         return cls.of_values([values[seed] - base[seed] for seed in _common(values, base)])
 
     @classmethod
@@ -89,7 +88,6 @@ class Verdict:
 
 
 def judge(study: Study, values: Values, *, has_gpu: bool) -> list[Verdict]:
-    """Return a verdict on each claim of a study, given the measured values."""
     return [_judge(claim, study.reference, values, has_gpu=has_gpu) for claim in study.claims]
 
 

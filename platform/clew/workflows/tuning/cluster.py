@@ -49,17 +49,14 @@ class NodeLine:
         self._ends = float("inf")
 
     def began(self, run_id: str) -> None:
-        """Report the trial's run, and set the deadline from the answer."""
         seconds = self._ask(Began(number=self._number, run_id=run_id))
         self._ends = time.monotonic() + float(seconds)
 
     def give_up(self, value: float, epoch: int, *, is_last: bool) -> bool:
-        """Report the metric, and return whether to prune the trial."""
         said = Validated(number=self._number, value=value, epoch=epoch, is_last=is_last)
         return self._ask(said) == str(True)
 
     def is_time_up(self) -> bool:
-        """Return whether the time of the search is up."""
         return time.monotonic() >= self._ends
 
     def _ask(self, said: Began | Validated) -> str:
@@ -73,7 +70,6 @@ def try_settings(
     channel: ChannelLine,
     parent_run_id: str,
 ) -> Ending:
-    """Train with a trial's settings; this runs on a node."""
     line = NodeLine(channel, number)
     return train_trial(config, settings, TrialWatch(number, line, line.is_time_up), parent_run_id)
 

@@ -92,7 +92,6 @@ class Search:
             self._ended(self.study.records[-1].number)
 
     def _wants_more(self, running: int) -> bool:
-        """Return whether to begin another trial in addition to the running ones."""
         limit = self.request.trials
         has_room = limit is None or len(self.study.decided) + running < limit
         return not self._is_time_up() and has_room

@@ -90,7 +90,6 @@ class TrialWatch(Watch):
     _tracker: Tracker = field(default_factory=Tracker)
 
     def started(self, tracker: Tracker) -> None:
-        """Report the run's id."""
         self._tracker = tracker
         assert tracker.run_id is not None
         self.line.began(tracker.run_id)

@@ -47,7 +47,6 @@ class TuneResult:
 
     @property
     def best_file(self) -> Path:
-        """Path of the best configuration."""
         return self.folder / BEST_FILE
 
     def table(self) -> str:
@@ -124,7 +123,6 @@ def tune(
 
 
 def _searched(search: Search) -> TrialRecord:
-    """Run a search and return the best trial; the files are stored however the search ends."""
     study = search.study
     try:
         search.run()
@@ -144,7 +142,6 @@ def _searched(search: Search) -> TrialRecord:
 
 
 def _counts(records: Sequence[TrialRecord]) -> str:
-    """Return how many trials ended in which way."""
     states = Counter(record.state for record in records)
     return ", ".join(f"{count} {state}" for state, count in states.items()) or "no trial began"
 
@@ -175,7 +172,6 @@ def _check(request: TuneRequest) -> None:
 
 
 def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str:
-    """Return twelve hex digits over configuration, space, seed and data fingerprint."""
     content = [request.config.config_hash, space.model_dump(mode="json"), request.seed, fingerprint]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -183,7 +179,6 @@ def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str
 def _parent_run(
     request: TuneRequest, study: TrialStudy, space: SearchSpace, tags: dict[str, str]
 ) -> MlflowTracker:
-    """Open the search's run, or continue it; it is the parent of the trials' runs."""
     if study.parent_run_id is not None:
         # Otherwise the first trial would use the run that `mlflow run` opened for this command.
         os.environ.pop("MLFLOW_RUN_ID", None)

@@ -209,7 +209,6 @@ def _explanations(form: str, source: TraceSource, tests: Triples) -> Iterable[Ex
 
 
 def _matrix(explanations: Iterable[Explanation]) -> Matrix:
-    """Return all scores of the explanations in the order of the training facts."""
     rows = []
     for explanation in explanations:
         scored = explanation.proponents

@@ -92,7 +92,6 @@ def _datamodelling_scores(
 def _effects(
     plan: ValidationPlan, folder: KeptRetrainings, direction: Question
 ) -> list[DeletionEffect]:
-    """Average the decreases over answers and other seeds, then over test triples."""
     nothing = {
         seed: folder.read(Retraining(seed, NOTHING)).of(direction) for seed in plan.other_seeds
     }

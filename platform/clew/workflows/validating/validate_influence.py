@@ -97,7 +97,6 @@ class ValidationResult:
     record: ValidationRecord
 
     def table(self) -> str:
-        """Return the measures as two tables."""
         head = [f"run {self.run_id or '(not recorded)'}", ""]
         note = "Means over test triples with 95 % intervals by Student's t; see docs/trust.md."
         return "\n".join([*head, *self.record.markdown(), "", note])
@@ -210,8 +209,6 @@ def _in_words(seconds: float) -> str:
 
 
 def _seconds_per_model(retrainer: Retrainer) -> float:
-    """Estimate how long one retraining takes, from a few steps."""
-
     def seconds(steps: int) -> float:
         began = time.perf_counter()
         dropped = [NOTHING] * retrainer.models_at_once
@@ -242,7 +239,6 @@ def identity(source: TraceSource, tests: Triples) -> str:
 
 
 def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seconds: float) -> None:
-    """Record the result as files, and its measures as metrics."""
     with working_folder("validation") as temporary:
         folder = temporary / names.ARTIFACT_VALIDATION
         folder.mkdir()
@@ -259,7 +255,6 @@ def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seco
 
 
 def _metrics(record: ValidationRecord, default: str) -> dict[str, float]:
-    """Return the measures of the run's own form of score, and of each form under its name."""
     found: dict[str, float | None] = {}
     for form in dict.fromkeys([default, *(score.form for score in record.scores)]):
         summary = record.summary(form, "")
