@@ -4,10 +4,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from clew.image_sequences.requests import WindowPredictor
-from clew.language_modeling.generation import Sampling
-from clew.language_modeling.model_folder import load_text_folder
-from clew.language_modeling.writer import continuation
+from clew.image_sequences.prediction import WindowPredictor
+from clew.language_modeling.model import Sampling
+from clew.language_modeling.writer import continuation, load_text_folder
 from clew.link_prediction.answers import Query
 from clew.link_prediction.model_folder import load_predictor
 from tests.attack.cases import attempt, fuzz

@@ -19,9 +19,8 @@ import zstandard
 from clew.errors import DataError, UsageError
 from clew.language_modeling import documents, pack_parts
 from clew.language_modeling import pretokenize as module
-from clew.language_modeling.pack_settings import PackSettings
 from clew.language_modeling.packed_tokens import TOKENS_FILE, open_packed
-from clew.language_modeling.pretokenize import pretokenize
+from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokenizers import END_OF_TEXT, ByteTokenizer, load_tokenizer
 
 END = 256

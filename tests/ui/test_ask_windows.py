@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
 from clew.errors import UsageError
-from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model import Sampling
 from clew.ui.components import ask_frames, sign_in
 from clew.ui.data import jobs as jobs_module
 from clew.ui.data.jobs import Job, Jobs

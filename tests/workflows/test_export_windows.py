@@ -13,8 +13,8 @@ import torch
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError
-from clew.image_sequences.scalar_encoding import ScalarEncoding
-from clew.language_modeling.generation import Sampling
+from clew.image_sequences.windows import ScalarEncoding
+from clew.language_modeling.model import Sampling
 from clew.workflows.exporting import frames as frames_module
 from clew.workflows.exporting.export import export
 from clew.workflows.exporting.program import ProgramCheck

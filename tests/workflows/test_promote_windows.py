@@ -8,8 +8,7 @@ import pytest
 
 from clew.__main__ import run as run_command
 from clew.errors import PromotionRefused, TrackingError, UsageError
-from clew.image_sequences.model_folder import HELD_OUT_FILE
-from clew.image_sequences.requests import WindowPredictor
+from clew.image_sequences.prediction import HELD_OUT_FILE, WindowPredictor
 from clew.runs.reading.runs import find_run
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate

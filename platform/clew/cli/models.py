@@ -125,7 +125,7 @@ def _answer(options: PredictOptions) -> None:
 
 
 def _continue(options: PredictOptions) -> None:
-    from clew.language_modeling.generation import Sampling
+    from clew.language_modeling.model import Sampling
     from clew.workflows.predicting.text import TextRequest, predict_text, read_prompt
 
     prompt = options.prompt

@@ -1,21 +1,36 @@
-"""Predicts windows of frames, with intervals from the errors of held-out windows."""
+"""Predicts windows of frames, with intervals from the errors of held-out windows.
 
-from collections.abc import Callable
+A model folder has what predictions need, so that the training data are not needed:
+
+    model.safetensors  manifest.json      the checkpoint; scalers are buffers of the model
+    sequences.json                        shape, unit and names of the training data; a run keeps
+                                          it next to its checkpoints
+    held_out_errors.parquet               errors on validation and test windows, for intervals;
+                                          written when the model is promoted
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clew.config.image_sequences import ImageSequenceData
-from clew.errors import DataError
+from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
+from clew.config.load import from_mapping
+from clew.errors import CheckpointError, ConfigError, DataError, described
 from clew.files import replacing
+from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.model import SequenceRegressor
-from clew.image_sequences.model_folder import SequencesRecord
-from clew.image_sequences.scalar_encoding import ScalarEncoding
-from clew.image_sequences.windows import SequenceWindows, complete_window_ends
+from clew.image_sequences.model import SequenceRegressor, SequenceShape
+from clew.image_sequences.windows import ScalarEncoding, SequenceWindows, complete_window_ends
+from clew.training.checkpoints import copy_weights, read_model
+from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 
 @torch.no_grad()
@@ -141,3 +156,175 @@ def _check_present(table: FrameTable, ends: np.ndarray) -> None:
 def _size(shape: tuple[int, ...]) -> str:
     channels, height, width = shape
     return f"{channels} channel{'s' * (channels != 1)} of {height} x {width} pixels"
+
+
+SEQUENCES_FILE = "sequences.json"
+HELD_OUT_FILE = "held_out_errors.parquet"
+
+
+Size = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+
+
+class SequencesRecord(BaseModel):
+    """The record of a run's training data."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    frames: tuple[Size, Size, Size, Size]
+    """(frame, channel, height, width)."""
+    unit: str
+    target_name: str
+    scalar_names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "SequencesRecord":
+        """Read the record of a run.
+
+        Raises:
+            DataError: If the file cannot be read or is not a record.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise DataError(
+                f"{path}: not a record of image sequences ({described(error)})"
+            ) from None
+
+
+def write_model_folder(
+    folder: Path, *, checkpoint: Path, record: Path, errors: HeldOutErrors | None
+) -> Path:
+    """Copy a checkpoint and all other files that predictions need into a new folder.
+
+    Args:
+        folder: The new folder, which must not exist.
+        checkpoint: The checkpoint's folder.
+        record: The folder with the run's `sequences.json`.
+        errors: Errors on held-out windows; None if there are none.
+    """
+    folder.mkdir(parents=True)
+    copy_weights(checkpoint, folder)
+    shutil.copy2(record / SEQUENCES_FILE, folder / SEQUENCES_FILE)
+    if errors is not None:
+        errors.write(folder / HELD_OUT_FILE)
+    return folder
+
+
+def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRegressor:
+    """Load the model of a checkpoint in evaluation mode.
+
+    Raises:
+        CheckpointError: If the checkpoint belongs to another task or other data, or is incomplete.
+    """
+    manifest = read_manifest(checkpoint)
+    config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
+    data, settings = config.data, config.model
+    if not (isinstance(data, ImageSequenceData) and isinstance(settings, SequenceRegressionModel)):
+        raise CheckpointError(
+            f"{checkpoint}: a {settings.kind} model on {data.kind}, expected sequence_regression "
+            "on image_sequences; only such models predict frames"
+        )
+    encoding = ScalarEncoding.from_config(record.scalar_names, data, str(checkpoint))
+    shape = SequenceShape(
+        num_frames=data.temporal_frames,
+        num_channels=record.frames[1],
+        num_scalars=encoding.size,
+        mask_channels=data.nan_pixels == "mask",
+    )
+    return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval()
+
+
+class WindowPredictor:
+    """Predicts one window at a time, on the CPU.
+
+    Args:
+        model: The model, in evaluation mode.
+        record: Record of the training data.
+        config: Section `data` of the training.
+        errors: Errors on held-out windows, for intervals; None if there are none.
+    """
+
+    def __init__(
+        self,
+        model: SequenceRegressor,
+        record: SequencesRecord,
+        config: ImageSequenceData,
+        errors: HeldOutErrors | None,
+    ) -> None:
+        self._model, self._record, self._errors = model, record, errors
+        self._encoding = ScalarEncoding.from_config(record.scalar_names, config, "the model")
+        self._refuses_nan = config.nan_pixels == "refuse"
+
+    @classmethod
+    def load(cls, folder: Path) -> "WindowPredictor":
+        """Load a model folder.
+
+        Raises:
+            UsageError: If the folder cannot be read; the message says what is wrong.
+        """
+        record = SequencesRecord.read(folder / SEQUENCES_FILE)
+        config = from_mapping(read_manifest(folder).config, source=str(folder)).data
+        model, errors = load_sequence_model(folder, record), folder / HELD_OUT_FILE
+        assert isinstance(config, ImageSequenceData)
+        return cls(model, record, config, HeldOutErrors.read(errors) if errors.is_file() else None)
+
+    def predict(
+        self,
+        images: Sequence[Any],
+        scalars: Sequence[Any] = (),
+        present: float | None = None,
+        *,
+        confidence: float = CONFIDENCE,
+    ) -> dict[str, float]:
+        """Return `prediction`, and `lower` and `upper` if there are intervals, in target units.
+
+        Args:
+            images: Pixels, `(time, channel, height, width)`.
+            scalars: Scalars in the order of the training data, `(time, scalar)`.
+            present: The target's quantity at the last frame, for a model that predicts its change.
+            confidence: Share of targets that the intervals should contain.
+
+        Raises:
+            DataError: If a shape differs from the training data, if a value is missing, or if the
+                prediction is not finite.
+            ConfigError: If there are too few held-out windows for the confidence.
+        """
+        shape = (self._model.shape.num_frames, *self._record.frames[1:])
+        pixels = self._array("images", images, shape, finite=self._refuses_nan)
+        beside = self._array("scalars", scalars, (shape[0], len(self._record.scalar_names)))
+        with torch.no_grad():
+            encoded = torch.from_numpy(self._encoding.encode(beside)).unsqueeze(0)
+            scaled = self._model(torch.from_numpy(pixels.astype(np.float32)).unsqueeze(0), encoded)
+        value = float(scaled.double() * self._model.target_std + self._model.target_mean)
+        if self._model.config.predicts == "change":
+            value += float(self._array("present", [present], (1,))[0])
+        if not math.isfinite(value):
+            raise DataError("the prediction is not finite; a pixel or a scalar is far too large")
+        if self._errors is None:
+            if confidence != CONFIDENCE:
+                raise ConfigError(
+                    f"confidence is {confidence:g}, but this model has too few held-out windows "
+                    "for intervals; leave confidence out"
+                )
+            return {"prediction": value}
+        width = self._errors.half_width(confidence)
+        return {"prediction": value, "lower": value - width, "upper": value + width}
+
+    @staticmethod
+    def _array(
+        name: str, values: Sequence[Any], shape: tuple[int, ...], *, finite: bool = True
+    ) -> np.ndarray:
+        if 0 in shape:
+            return np.zeros(shape)
+        try:
+            found = np.array(values, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            found = np.zeros(0)
+        is_finite = np.isfinite(found)
+        too_large = is_finite & (np.abs(found) > np.finfo(np.float32).max)
+        if found.shape != shape or too_large.any() or (finite and not is_finite.all()):
+            raise DataError(
+                f"{name} is not an array of {' x '.join(map(str, shape))} finite numbers, which "
+                "the model needs"
+            )
+        return found

@@ -7,8 +7,8 @@ import numpy as np
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError
 from clew.image_sequences.files import FrameTable, find_frames, read_frames
-from clew.image_sequences.scalar_encoding import ScalarEncoding
 from clew.image_sequences.windows import (
+    ScalarEncoding,
     SequenceWindows,
     find_window_ends,
     reaches_another_split,

@@ -27,14 +27,13 @@ from clew.folders import (
     expanded,
 )
 from clew.language_modeling.documents import plan_units
-from clew.language_modeling.pack_settings import PackSettings, plan_text
 from clew.language_modeling.packed_tokens import (
     PackedTokens,
     TokenBytes,
     open_packed,
     read_manifest,
 )
-from clew.language_modeling.pretokenize import pretokenize
+from clew.language_modeling.pretokenize import PackSettings, plan_text, pretokenize
 from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, load_tokenizer
 
 SPLITS = ("train", "valid", "test")

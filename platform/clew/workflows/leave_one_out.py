@@ -14,9 +14,8 @@ from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError
 from clew.files import remove, working_folder
-from clew.image_sequences.errors import RegressionResult
+from clew.image_sequences.errors import RegressionResult, predictions_file, write_regression_report
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.report import predictions_file, write_regression_report
 from clew.image_sequences.splits import group_names, load_table
 from clew.runs import store
 from clew.runs.base import Tracker

@@ -27,7 +27,7 @@ class ServedWindows(ServedModel[WindowSettings]):
     settings = WindowSettings
 
     def load(self, folder: Path) -> None:
-        from clew.image_sequences.requests import WindowPredictor
+        from clew.image_sequences.prediction import WindowPredictor
 
         self._predictor = WindowPredictor.load(folder)
 

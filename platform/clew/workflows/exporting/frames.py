@@ -15,8 +15,8 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, UsageError
 from clew.image_sequences.errors import CONFIDENCE
 from clew.image_sequences.model import SequenceRegressor
-from clew.image_sequences.model_folder import SequencesRecord
-from clew.image_sequences.scalar_encoding import ScalarEncoding
+from clew.image_sequences.prediction import SequencesRecord
+from clew.image_sequences.windows import ScalarEncoding
 from clew.workflows.exporting.program import Exported, Inputs, write_program
 from clew.workflows.model_source import ModelSource
 from clew.workflows.predicting.frames import held_out_errors, intervals_of, open_regressor
