@@ -15,9 +15,14 @@ from clew.config.eigenstate import EigenstateLMModel
 from clew.config.loss import LanguageLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.language_modeling.loss import summed_loss, token_losses
+from clew.language_modeling.loss import (
+    PositionBucket,
+    loss_by_position,
+    measure_perplexity,
+    summed_loss,
+    token_losses,
+)
 from clew.language_modeling.model import EigenstateLM, Sampling, generate
-from clew.language_modeling.perplexity import PositionBucket, loss_by_position, measure_perplexity
 from clew.language_modeling.tokens import TokenBatch, TokenSplits, TokenWindows
 from clew.language_modeling.writer import write_tokens
 from clew.training.task import LossSum
