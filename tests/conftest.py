@@ -174,13 +174,6 @@ def log_has_its_level() -> None:
     logging.getLogger("clew").setLevel(logging.NOTSET)
 
 
-@pytest.fixture(autouse=True)
-def one_product_shows_the_peak() -> None:
-    """Make trainings measure the processor's peak rate with one product, not for half a second."""
-    if loaded := sys.modules.get("clew.training.flops"):
-        loaded.PEAK_SECONDS = 0.001
-
-
 @pytest.fixture(scope="session")
 def store_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an empty tracking database to copy; MLflow needs seconds to make a new one."""

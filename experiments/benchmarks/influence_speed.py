@@ -48,6 +48,7 @@ from experiments.benchmarks.harness import (
 )
 
 NAME = "influence_speed"
+CPU = torch.device("cpu")
 ENTITIES, RELATIONS, ROWS = 14_541, 237, 32_000
 BUDGET_MIB = 512.0
 SMOOTHING = 0.1
@@ -107,15 +108,16 @@ def run_clew(
     num_checkpoints: int = 1,
     half: bool = False,
     cosine: bool = False,
+    device: torch.device = CPU,
 ) -> tuple[float, np.ndarray]:
     """Return the seconds to find the top ten of each test, and the scores of the first rows."""
     form = LossForm("binary_cross_entropy", SMOOTHING, one_query_a_row=False)
     kind = Directions(RELATIONS, inverse_relations=False)
-    to = (torch.device("cpu"), torch.float32)
+    to = (device, torch.float32)
     rows = TripleRows(
         form, training_rows(train, form, kind).to(*to), own_rows(test, form, kind).to(*to)
     )
-    models = [network() for _ in range(num_checkpoints)]
+    models = [network().to(device) for _ in range(num_checkpoints)]
     options = KernelOptions(product=MatrixProduct(torch.bfloat16 if half else None))
     plan = plan_tiles(
         models[0],
@@ -136,7 +138,7 @@ def run_clew(
             len(chosen),
             top_k=10,
             numbers_per_pair=0,
-            cleanup=MemoryCleanup(enabled=False, interval_steps=1, device=torch.device("cpu")),
+            cleanup=MemoryCleanup(enabled=False, interval_steps=1, device=device),
             progress=lambda done, total: None,
         )
         return summation
@@ -144,8 +146,10 @@ def run_clew(
     once(np.arange(min(1024, len(train))))
     start = time.perf_counter()
     summation = once(np.arange(len(train)))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     seconds = time.perf_counter() - start
-    return seconds, summation.tile(np.arange(COMPARED)).influence.numpy()
+    return seconds, summation.tile(np.arange(COMPARED)).influence.cpu().numpy()
 
 
 def run_loop(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
@@ -155,7 +159,7 @@ def run_loop(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
 
     def gradient(row: np.ndarray) -> list[Tensor]:
         head, relation, tail = columns(row[None])
-        loss = row_losses(model.queries(head, relation), tail).sum()
+        loss = row_losses(model(head, relation), tail).sum()
         return list(torch.autograd.grad(loss, parameters))
 
     start = time.perf_counter()

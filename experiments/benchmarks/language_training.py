@@ -125,12 +125,14 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     tokens: Tensor,
     *,
+    half: torch.dtype | None = torch.bfloat16,
     max_grad_norm: float | None = None,
 ) -> None:
     """Take one optimizer step on windows `(batch, window + 1)`."""
     assert isinstance(model.embedding, nn.Embedding)
-    with products_in(torch.bfloat16, torch.device("cpu")):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+    device = tokens.device
+    with products_in(half, device):
+        with torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None):
             total = summed_loss(
                 model(tokens[:, :-1]),
                 model.embedding.weight,

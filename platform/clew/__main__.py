@@ -12,7 +12,12 @@ from types import FrameType
 import click
 
 from clew.errors import ClewError, UsageError, of_the_system, printable
-from clew.processes import collect_garbage_rarely, end_with_parent, typed_command
+from clew.processes import (
+    collect_garbage_rarely,
+    end_at_second_signal,
+    end_with_parent,
+    typed_command,
+)
 
 MAX_CHARACTERS = 1_500
 """Longest error message; longer ones, for example with a long file name, are cut."""
@@ -31,6 +36,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end_once)
     sys.unraisablehook = _end_nevertheless
     end_with_parent()
+    end_at_second_signal()
     collect_garbage_rarely()
     try:
         os.getcwd()
@@ -61,13 +67,17 @@ class _OneLine(logging.Formatter):
 
 
 def _end_once(_number: int, _frame: FrameType | None) -> None:
-    """Stop the command at the first SIGTERM and ignore later ones, which would interrupt cleanup.
+    """Stop the command at the first SIGTERM; later ones do not interrupt cleanup.
 
     When a parent process is killed, Linux sends one SIGTERM for each of the parent's threads (see
     `end_with_parent`).
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _ends_already)
     raise KeyboardInterrupt
+
+
+def _ends_already(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing: only the process that watches (`end_at_second_signal`) counts this signal."""
 
 
 def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
@@ -76,7 +86,7 @@ def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
     Python continues after an exception in a destructor or callback. If the exception comes from a
     SIGTERM, the command would also continue, and would ignore every later SIGTERM.
     """
-    came = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    came = signal.getsignal(signal.SIGTERM) is _ends_already
     if not (came and isinstance(lost.exc_value, KeyboardInterrupt)):
         sys.__unraisablehook__(lost)
         return

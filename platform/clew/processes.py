@@ -3,10 +3,12 @@
 import ctypes
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 
@@ -15,6 +17,10 @@ typed_command: ContextVar[str] = ContextVar("typed_command", default="")
 PARENT_VARIABLE = "CLEW_PARENT"
 """Environment variable: id of the process whose end also ends this command."""
 SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+STOPPED_WITHIN_SECONDS = 8.0
+"""How long a command may take to stop after the second request to stop."""
+ONE_REQUEST_SECONDS = 0.1
+"""SIGTERMs that follow each other faster are one request: see `end_with_parent`."""
 
 
 def collect_garbage_rarely() -> None:
@@ -99,3 +105,49 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     if os.getppid() != int(parent):
         sys.exit(130)
+
+
+def end_at_second_signal() -> None:
+    """Let a second SIGINT or SIGTERM end this process soon, whatever it is doing.
+
+    Python runs a handler only between two of its instructions, so one long call of compiled code
+    keeps a process from noticing any signal. A small process watches: Python tells it of signals
+    through a pipe, from the handler in C. It kills this process if that does not stop by itself.
+    """
+    told, tells = os.pipe()
+    if os.fork() == 0:
+        os.close(tells)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        _watch(told, os.getppid())
+        os._exit(0)
+    os.close(told)
+    os.set_blocking(tells, False)
+    signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=lambda: _stop_telling(tells))
+
+
+def _stop_telling(tells: int) -> None:
+    """Close the pipe in a forked process: a signal to it is no request to stop its parent."""
+    signal.set_wakeup_fd(-1)
+    os.close(tells)
+
+
+def _watch(told: int, process: int) -> None:
+    """Wait for two requests to stop, then for the end of the process, which closes the pipe."""
+    requests, last_term = 0, -ONE_REQUEST_SECONDS
+    while requests < 2:
+        number = os.read(told, 1)
+        if not number:
+            return
+        now = time.monotonic()
+        requests += number[0] == signal.SIGINT
+        if number[0] == signal.SIGTERM:
+            requests += now - last_term >= ONE_REQUEST_SECONDS
+            last_term = now
+    end = time.monotonic() + STOPPED_WITHIN_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        if select.select([told], [], [], left)[0] and not os.read(told, 512):
+            return
+    os.write(2, b"clew: error: killed, because it did not stop; what it wrote before is whole\n")
+    os.kill(process, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """torch.compile: separate cost, keys of the eager model, and errors before training."""
 
 import functools
+import math
 import shutil
 from typing import Any
 
@@ -11,11 +12,10 @@ import torch
 from clew import names
 from clew.config.load import from_mapping
 from clew.errors import ConfigError
-from clew.layers import products
-from clew.training import compilation
+from clew.training import compilation, setup
 from clew.training.checkpoints import load_tensors
-from clew.training.compilation import apply_compile, warm_up
-from clew.training.flops import count_flops
+from clew.training.compilation import warm_up
+from clew.training.flops import count_flops, peak_flops_per_second
 from clew.training.precision import Precision
 from clew.training.setup import measure_before_training, prepare_process
 from clew.training.step_timing import WARM_UP_STEPS
@@ -60,22 +60,6 @@ def test_without_a_compiler_the_error_comes_first(
         measure_before_training(make_trainer(**settings))
 
 
-@pytest.mark.parametrize(("has_instructions", "warnings"), [(True, 0), (False, 1)])
-def test_bfloat16_that_a_compiler_would_not_emulate_is_warned_of(
-    config: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    has_instructions: bool,
-    warnings: int,
-) -> None:
-    monkeypatch.setattr(compilation.shutil, "which", lambda name: name)
-    monkeypatch.setattr(products, "has_bfloat16_products", lambda: has_instructions)
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda *args, **kwargs: None)
-    settings = config(optimizations__torch_compile=True, optimizations__use_mixed_precision=True)
-    apply_compile(torch.nn.Linear(2, 2), settings.optimizations, torch.device("cpu"))
-    assert caplog.text.count("no instructions for bfloat16") == warnings
-
-
 def test_a_compiler_that_fails_stops_training_unless_it_was_optional(
     make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,16 +94,47 @@ def test_warming_up_leaves_no_trace(make_trainer: Any, toy_task: Any) -> None:
         assert torch.equal(tensor, before[name]), name
 
 
-def test_flops_are_counted_by_tracing(make_trainer: Any) -> None:
+def test_flops_are_counted_by_tracing_where_the_peak_is_known(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """6 x 8 + 8 x 1 weights: 2 FLOP forward, and backward 2 for weights and 2 for activations.
 
     The first layer's input needs no gradient.
     """
     settings = {"tracking__log_mfu": True, "optimizations__torch_compile": False}
+    monkeypatch.setattr(setup, "peak_flops_per_second", lambda *_, **__: 1e12)
+    monkeypatch.setattr(setup, "TRIAL_SECONDS", math.inf)
     trainer = make_trainer(**settings)
     measure_before_training(trainer)
     assert trainer.throughput.flops_per_example == 2 * (2 * 48 + 3 * 8)
-    assert trainer.throughput.peak_flops_per_second > 1e8
+    assert trainer.throughput.peak_flops_per_second == 1e12
+
+
+def test_a_processor_has_no_peak_rate(make_trainer: Any) -> None:
+    trainer = make_trainer(tracking__log_mfu=True)
+    measure_before_training(trainer)
+    trainer.train()
+    assert names.MFU not in {key for key, _, _ in trainer.history.tracker.metric_values}
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("Tesla T4", 65e12),
+        ("Tesla V100-SXM2-16GB", None),
+        ("a card of tomorrow", None),
+    ],
+)
+def test_the_peak_rate_of_a_gpu_is_that_of_its_data_sheet(
+    monkeypatch: pytest.MonkeyPatch, name: str, half: float | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    precision = Precision(None, torch.device("cpu"))
+    precision.dtype, precision.device = torch.float16, torch.device("cuda")
+    assert peak_flops_per_second(precision, tf32=False) == half
 
 
 def test_no_tensor_is_made_to_count_flops() -> None:

@@ -2,10 +2,13 @@
 
 import json
 import logging
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 import torch
 from click.testing import CliRunner
@@ -19,12 +22,14 @@ from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.devices import find_device
 from clew.training.distributed import World
+from clew.training.hardware import Hardware
 from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows.planning import memory_guard
 from clew.workflows.planning.memory_guard import resolve_batch_size
 from clew.workflows.planning.plan import plan
 from clew.workflows.planning.planned_task import DataSizes
+from clew.workflows.resume import runs_with
 from clew.workflows.tasks import build_task
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
@@ -196,8 +201,14 @@ def test_sizes_that_do_not_fit_the_data_are_refused(options: list[str], message:
     assert message in str(done.exception)
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the prediction before a training take its time on a slow machine."""
+    monkeypatch.setattr(memory_guard, "TRIAL_SECONDS", math.inf)
+
+
 def test_training_logs_what_was_predicted(
-    tracking_store: Path, caplog: pytest.LogCaptureFixture
+    tracking_store: Path, unhurried: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="clew"):
         metrics = train(changed()).metrics
@@ -206,7 +217,10 @@ def test_training_logs_what_was_predicted(
 
 
 def test_a_certain_lack_of_memory_is_warned_of(
-    tracking_store: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tracking_store: Path,
+    unhurried: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(memory_guard, "free_gib", lambda device: 0.01)
     train(changed())
@@ -222,6 +236,56 @@ def test_a_failed_prediction_stops_nothing(
     monkeypatch.setattr(MemoryPlanner, "predict", fail)
     assert names.PREDICTED_GIB not in train(changed()).metrics
     assert "memory was not predicted (RuntimeError: no fake kernel)" in caplog.text
+
+
+def test_a_prediction_that_takes_long_is_left_out(
+    tracking_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_guard, "TRIAL_SECONDS", 0.0)
+    assert names.PREDICTED_GIB not in train(changed()).metrics
+
+
+@pytest.mark.parametrize("size", [10**6, "auto"])
+def test_a_batch_is_no_larger_than_the_data(
+    tracking_store: Path, unhurried: None, tmp_path: Path, size: object
+) -> None:
+    """A million examples of four facts took minutes to plan."""
+    facts = tmp_path / "facts.tsv"
+    facts.write_text("a\tr\tb\nb\tr\tc\nc\tr\ta\na\tr\tc\n", encoding="utf-8")
+    settings = {"training.batch_size": size, "training.device": "cpu"}
+    if size == "auto":
+        settings["training.effective_batch_size"] = 10**6
+    config = from_mapping(
+        {"data": {"train": str(facts)}, "evaluation": {"enabled": False}}, settings
+    )
+    planned = plan(config)
+    assert planned.batch_size == 8  # each fact is asked both ways
+    result = train(config)
+    assert result.run_id is not None
+    tags = mlflow.get_run(result.run_id).data.tags
+    assert "batch_size" in tags[names.TAG_WARNINGS]
+    assert result.metrics[names.PREDICTED_GIB] < 2.0
+
+
+def test_the_run_says_what_the_hardware_does_not_do(
+    tracking_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Hardware("a processor", CPU, float16=False, bfloat16=False, tf32=False)
+    monkeypatch.setattr(Hardware, "of", lambda _: replace(slow, compiles_bfloat16=False))
+    config = changed(optimizations__use_mixed_precision=True, optimizations__torch_compile=True)
+    result = train(config)
+    assert result.run_id is not None
+    run = mlflow.get_run(result.run_id).data
+    assert run.params["cfg.optimizations.torch_compile"] == "false"
+    warnings = run.tags[names.TAG_WARNINGS].splitlines()
+    assert [line.partition(":")[0] for line in warnings] == [
+        "optimizations.torch_compile is false in this run",
+        "use_mixed_precision",
+    ]
+    assert [run.run_id for run in runs_with(config)] == [result.run_id]  # --resume finds it
+    assert set(plan(changed()).remarks) == {warnings[1]}  # of the variant with mixed precision
+    with pytest.raises(ConfigError):
+        train(config, strict=True)
 
 
 def test_out_of_memory_shows_the_budget_and_three_changes_that_fit(

@@ -114,7 +114,7 @@ def test_a_run_holds_all_that_the_contract_names(clew: Clew, store: Path, tmp_pa
     for name in (
         "train/loss", "train/epoch", "train/learning_rate", "train/grad_norm", "time/epoch_seconds",
         "time/step_milliseconds", "time/data_milliseconds", "time/total_seconds",
-        "throughput/examples_per_second", "throughput/mfu", "memory/process_peak_gib",
+        "throughput/examples_per_second", "memory/process_peak_gib",
     ):  # fmt: skip
         assert name in metrics, name
     assert artifacts_of(store, run.info.run_id) >= {

@@ -121,7 +121,7 @@ _METRICS = {
     names.TRAIN_EPOCH: Words("Epoch", "", "Passes over the training data so far."),
     names.TIME_COMPILE_SECONDS: Words("Compiling", "s", "Seconds that torch.compile took."),
     names.TIME_EVALUATION_SECONDS: Words("Evaluating", "s", "Seconds that evaluation took."),
-    names.MFU: Words("Use of the device", "", "Share of the device's peak arithmetic rate."),
+    names.MFU: Words("Use of the GPU", "", "Share of the peak rate of the GPU's data sheet."),
     names.PROCESS_GROWTH_GIB: Words(
         "Growth of the process",
         "GiB",

@@ -46,6 +46,9 @@ class TrainOptions(Configured):
     output_dir: Path | None = None
     """Also keep configuration and all checkpoints in this folder: a new one (NAME-2 if NAME
     contains a finished training), or, with --resume, the run's own."""
+    strict: bool = False
+    """Refuse options that cannot pay on this machine, instead of switching them off and saying
+    so."""
     result_file: Annotated[Path | None, HIDDEN] = None
     """Also write the result as JSON."""
     parent_run: Annotated[str, HIDDEN] = ""
@@ -71,6 +74,7 @@ def train(options: TrainOptions) -> int:
             checkpoint_dir=options.checkpoint_dir,
             parent_run_id=options.parent_run or None,
             tags=json.loads(options.tags),
+            strict=options.strict,
         )
     if not is_main_process():
         return 0
@@ -99,7 +103,11 @@ def _resumed(options: TrainOptions) -> "TrainResult":
         check_new_folder("--checkpoint-dir", folder)
     elif has_config and leaves_one_out(settings := load(options.config, overrides)):
         return train_each_group(
-            settings, resumes=True, output_dir=options.output_dir, checkpoint_dir=folder
+            settings,
+            resumes=True,
+            output_dir=options.output_dir,
+            checkpoint_dir=folder,
+            strict=options.strict,
         )
 
     def find(downloads: Path) -> resume.ResumePoint:
@@ -110,7 +118,9 @@ def _resumed(options: TrainOptions) -> "TrainResult":
         config = load(options.config, overrides) if has_config else None
         return resume.find_in_folder(folder, config, overrides)
 
-    return resume_from(find, output_dir=options.output_dir, checkpoint_dir=folder)
+    return resume_from(
+        find, output_dir=options.output_dir, checkpoint_dir=folder, strict=options.strict
+    )
 
 
 class PlanOptions(Configured):

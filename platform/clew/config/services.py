@@ -126,8 +126,8 @@ class TrackingConfig(Section):
     """Record CPU, memory, disk, network and GPU with MLflow's samplers under `system/`, if the run
     takes longer than a minute."""
     log_mfu: bool = True
-    """Count the model's floating-point operations once and report the share of the device's peak
-    rate."""
+    """On a GPU whose peak rate is known from its data sheet: count the model's floating-point
+    operations once and report the share of that rate."""
     profile_steps: int = Field(default=0, ge=0)
     """Trace this many optimizer steps, after the first five, with torch's profiler; the Chrome
     trace and a table of operators become artifacts in `profile/`."""

@@ -9,8 +9,6 @@ the previous state (in the direction of the scan) is ignored.
 Tested without a GPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
-from typing import Any
-
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -20,24 +18,24 @@ MAXIMUM_BLOCK = 128
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _multiply(a_re: Any, a_im: Any, b_re: Any, b_im: Any) -> Any:
+def _multiply(a_re, a_im, b_re, b_im):
     return a_re * b_re - a_im * b_im, a_re * b_im + a_im * b_re
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _load(pointer: Any, offsets: Any, mask: Any) -> Any:
+def _load(pointer, offsets, mask):
     real = tl.load(pointer + 2 * offsets, mask=mask, other=0.0)
     return real, tl.load(pointer + 2 * offsets + 1, mask=mask, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _store(pointer: Any, offsets: Any, real: Any, imaginary: Any, mask: Any) -> None:
+def _store(pointer, offsets, real, imaginary, mask):
     tl.store(pointer + 2 * offsets, real, mask=mask)
     tl.store(pointer + 2 * offsets + 1, imaginary, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _kept(keep: Any, place: Any, mask: Any, re: Any, im: Any, KEEPS: tl.constexpr) -> Any:  # noqa: N803, PLR0917
+def _kept(keep, place, mask, re, im, KEEPS: tl.constexpr):  # noqa: N803, PLR0917
     if KEEPS:
         factor = tl.load(keep + place, mask=mask, other=1.0)
         re, im = re * factor, im * factor
@@ -45,26 +43,26 @@ def _kept(keep: Any, place: Any, mask: Any, re: Any, im: Any, KEEPS: tl.constexp
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _time(t: Any, BLOCK: tl.constexpr) -> Any:  # noqa: N803
+def _time(t, BLOCK: tl.constexpr):  # noqa: N803
     """Repeat a time for the block, because Triton's interpreter confuses masks of other shapes."""
     return tl.zeros((BLOCK,), dtype=tl.int32) + t
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _end_states(  # noqa: PLR0917 - Triton passes by position
-    inputs: Any,
-    eigenvalues: Any,
-    ends: Any,
-    keep: Any,
-    time: Any,
-    num_chunks: Any,
-    num_states: Any,
-    eigenvalue_stride: Any,
+    inputs,
+    eigenvalues,
+    ends,
+    keep,
+    time,
+    num_chunks,
+    num_states,
+    eigenvalue_stride,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
-) -> None:
+):
     """Write the last state of each chunk, starting from zero."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
@@ -88,17 +86,17 @@ def _end_states(  # noqa: PLR0917 - Triton passes by position
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _carries(  # noqa: PLR0917
-    ends: Any,
-    powers: Any,
-    initial: Any,
-    keep: Any,
-    num_chunks: Any,
-    num_states: Any,
-    power_stride: Any,
+    ends,
+    powers,
+    initial,
+    keep,
+    num_chunks,
+    num_states,
+    power_stride,
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
-) -> None:
+):
     example = tl.program_id(0)
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
@@ -117,23 +115,23 @@ def _carries(  # noqa: PLR0917
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _local_scans(  # noqa: PLR0917
-    inputs: Any,
-    eigenvalues: Any,
-    carries: Any,
-    outputs: Any,
-    states: Any,
-    initial: Any,
-    gradients: Any,
-    keep: Any,
-    time: Any,
-    num_chunks: Any,
-    num_states: Any,
-    eigenvalue_stride: Any,
+    inputs,
+    eigenvalues,
+    carries,
+    outputs,
+    states,
+    initial,
+    gradients,
+    keep,
+    time,
+    num_chunks,
+    num_states,
+    eigenvalue_stride,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
-) -> None:
+):
     """Scan each chunk from its carry; in reverse, also compute sum_t d_t conj(c_{t-1})."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks

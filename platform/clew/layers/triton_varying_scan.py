@@ -8,8 +8,6 @@ adjoint and state are in registers.
 Tested without a GPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
 
-from typing import Any
-
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -20,17 +18,17 @@ from clew.layers.triton_scan import MAXIMUM_BLOCK, _load, _multiply, _store, _ti
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _summaries(  # noqa: PLR0917 - Triton passes by position
-    inputs: Any,
-    multipliers: Any,
-    ends: Any,
-    products: Any,
-    time: Any,
-    num_chunks: Any,
-    num_states: Any,
+    inputs,
+    multipliers,
+    ends,
+    products,
+    time,
+    num_chunks,
+    num_states,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
-) -> None:
+):
     """Write the last state of each chunk, starting from zero, and the product of multipliers."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
@@ -57,14 +55,14 @@ def _summaries(  # noqa: PLR0917 - Triton passes by position
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _carries(  # noqa: PLR0917
-    ends: Any,
-    products: Any,
-    initial: Any,
-    num_chunks: Any,
-    num_states: Any,
+    ends,
+    products,
+    initial,
+    num_chunks,
+    num_states,
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
-) -> None:
+):
     example = tl.program_id(0)
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
@@ -81,20 +79,20 @@ def _carries(  # noqa: PLR0917
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _local_scans(  # noqa: PLR0917
-    inputs: Any,
-    multipliers: Any,
-    carries: Any,
-    outputs: Any,
-    states: Any,
-    initial: Any,
-    gradients: Any,
-    time: Any,
-    num_chunks: Any,
-    num_states: Any,
+    inputs,
+    multipliers,
+    carries,
+    outputs,
+    states,
+    initial,
+    gradients,
+    time,
+    num_chunks,
+    num_states,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
-) -> None:
+):
     """Scan each chunk from its carry; in reverse, also write d_t conj(c_{t-1})."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks

@@ -75,7 +75,7 @@ class Machine:
 def describe_machine() -> Machine:
     gpus, driver = _gpus()
     return Machine(
-        cpu=_cpu_model(),
+        cpu=cpu_model(),
         num_cores=num_cores(),
         memory_gib=memory_gib(),
         gpus=gpus,
@@ -172,7 +172,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """Return the name that the processor gives itself."""
     try:
         for line in (PROC / "cpuinfo").read_text().splitlines():
             if line.startswith(("model name", "Model")):

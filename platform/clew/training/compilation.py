@@ -1,6 +1,5 @@
 """Applies torch.compile and measures the compilation before the first training step."""
 
-import logging
 import shutil
 import time
 from collections.abc import Sequence
@@ -10,12 +9,9 @@ from torch import nn
 
 from clew.config.training import OptimizationsConfig
 from clew.errors import ConfigError
-from clew.layers import products
-from clew.training.precision import Precision, half_precision_type
+from clew.training.precision import Precision
 from clew.training.seeding import capture_generators, restore_generators
 from clew.training.task import B, Task
-
-logger = logging.getLogger(__name__)
 
 
 def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch.device) -> None:
@@ -30,13 +26,6 @@ def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch
         raise ConfigError(
             "optimizations.torch_compile is true, but torch.compile needs a C++ compiler on the "
             "CPU and none of g++, c++, clang++ is on PATH; install one or set it to false"
-        )
-    half = half_precision_type(settings, device)
-    if device.type == "cpu" and half is torch.bfloat16 and not products.has_bfloat16_products():
-        logger.warning(
-            "this processor has no instructions for bfloat16, so torch.compile computes bfloat16 "
-            "products in a plain loop, which is 60 times slower than float32; set torch_compile "
-            "or use_mixed_precision to false"
         )
     model.compile(mode=settings.torch_compile_mode)
 

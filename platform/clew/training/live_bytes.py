@@ -6,6 +6,7 @@ variable) releases it. The live bytes are therefore those of a real run, for any
 `MemTracker` gives the same counts but takes up to three times as long.
 """
 
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,35 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+
+class TookTooLong(Exception):
+    """A trial step on tensors without data took more than its time."""
+
+
+class TimeLimit(TorchDispatchMode):
+    """Ends what runs inside it after some seconds of this thread's processor time.
+
+    What a busy machine does meanwhile does not count.
+
+    Raises:
+        TookTooLong: At the first operation after that time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._end = time.thread_time() + seconds
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if time.thread_time() > self._end:
+            raise TookTooLong
+        return func(*args, **(kwargs or {}))
 
 
 class LiveBytes(TorchDispatchMode):

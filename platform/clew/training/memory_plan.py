@@ -31,7 +31,7 @@ from clew.config.schema import RunConfig
 from clew.layers.products import two_chunks
 from clew.runs.hardware import GIB, process_gib
 from clew.training.average import ParameterAverage
-from clew.training.live_bytes import LiveBytes
+from clew.training.live_bytes import LiveBytes, TimeLimit
 from clew.training.loaders import Batch
 from clew.training.memory import apply_gradient_checkpointing
 from clew.training.optimizer import build_optimizer
@@ -74,10 +74,12 @@ class MemoryPlanner:
 
     task: Task[Any]
     device: torch.device
-    """The target device. The machine does not need a GPU to plan for one. If torch was built
-    without CUDA, the tensor sizes are those of CPU kernels."""
+    """The target device. The machine does not need a GPU to plan for one: the sizes of tensors are
+    those of CPU kernels."""
     world_size: int = 1
     """Number of processes of a data-parallel run; the prediction is for each process."""
+    seconds: float = math.inf
+    """Processor time after which a step that is tried raises `TookTooLong`."""
     _tried: dict[RunConfig, StepMemory] = field(default_factory=dict)
 
     @cached_property
@@ -124,7 +126,9 @@ class MemoryPlanner:
 
     def _take_step(self, config: RunConfig) -> StepMemory:
         process = self.process_gib if self.device.type == "cpu" else 0.0  # planning enlarges it
-        live = live_bytes_of_step(config, self.task, self.device, self.world_size)
+        live = live_bytes_of_step(
+            config, self.task, self.device, self.world_size, seconds=self.seconds
+        )
         gib = {part: live[part] / GIB for part in PARTS}
         if self.device.type == "cpu":
             training = config.training
@@ -137,19 +141,25 @@ class MemoryPlanner:
 
 
 def live_bytes_of_step(
-    config: RunConfig, task: Task[Any], device: torch.device, world_size: int = 1
+    config: RunConfig,
+    task: Task[Any],
+    device: torch.device,
+    world_size: int = 1,
+    *,
+    seconds: float = math.inf,
 ) -> Counter[str]:
     """Return the live bytes by purpose at the peak of an optimizer step."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     half = half_precision_type(config.optimizations, device)
-    if device.type == "cuda" and torch.version.cuda is None:
-        # Fake CUDA tensors need torch with CUDA, so use CPU kernels. Use bfloat16 for half
-        # precision, because CPU products would keep float16 as float32.
+    if device.type == "cuda":
+        # Fake tensors on a GPU would go to Triton's kernels, which read their memory. Use bfloat16
+        # for half precision, because CPU products would keep float16 as float32.
         device, half = torch.device("cpu"), half and torch.bfloat16
     precision, live = Precision(half, device), LiveBytes()
     # This order matters: `live` must see the results of the fake tensor mode.
-    with FakeTensorMode(allow_non_fake_inputs=True), live, two_chunks():
+    fake, limit = FakeTensorMode(allow_non_fake_inputs=True), TimeLimit(seconds)
+    with fake, live, limit, two_chunks():
         with live.making("loader"):
             batch = _batch_without_content(task, config.training.batch_size, device)
         with live.making("weights"), torch.device(device):

@@ -7,6 +7,7 @@ parallelism. Precision is a context in the step.
 import logging
 import math
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from clew.training.compilation import apply_compile, undo_compile, warm_up
 from clew.training.distributed import World
 from clew.training.flops import count_flops, peak_flops_per_second
 from clew.training.history import History
+from clew.training.live_bytes import TookTooLong
 from clew.training.loaders import batches_per_epoch, epoch_microbatches
 from clew.training.manifest import Manifest
 from clew.training.memory import (
@@ -46,6 +48,9 @@ from clew.training.task import Task
 from clew.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+TRIAL_SECONDS = 1.0
+"""Processor time that a trial step without data may take, because it only informs."""
 
 
 def prepare_process(config: RunConfig) -> None:
@@ -159,11 +164,13 @@ def measure_before_training(trainer: Trainer[Any]) -> dict[str, float]:
     config, task, precision = trainer.config, trainer.task, trainer.precision
     trainer.model.train()
     values: dict[str, float] = {}
-    if config.tracking.log_mfu and batches:
-        peak, source = peak_flops_per_second(precision, tf32=config.optimizations.use_tf32)
-        logger.info("peak rate of matrix products: %.3g GFLOP/s, %s", peak / 1e9, source)
-        trainer.throughput.flops_per_example = count_flops(task, precision, batches[0])
-        trainer.throughput.peak_flops_per_second = peak * trainer.world.size
+    peak = peak_flops_per_second(precision, tf32=config.optimizations.use_tf32)
+    if config.tracking.log_mfu and batches and peak is not None:
+        with suppress(TookTooLong):
+            trainer.throughput.flops_per_example = count_flops(
+                task, precision, batches[0], seconds=TRIAL_SECONDS
+            )
+            trainer.throughput.peak_flops_per_second = peak * trainer.world.size
     if config.optimizations.torch_compile:
         values |= _compile(trainer, batches)
     return values

@@ -14,6 +14,8 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.best_run import value_at_best
 from clew.runs.reading.runs import find_run
 from clew.runs.store import PROJECT_FILE, project_root, shown, tracking_uri
+from clew.training.hardware import Hardware, fit_to_hardware
+from clew.training.precision import resolve_device
 from clew.workflows.child import train_in_child
 from clew.workflows.explaining.tracin import SHOWN_PROPONENTS, in_words, tracin
 from clew.workflows.promoting.promote import PromotionRequest, promote_best_of
@@ -54,6 +56,8 @@ def run_demo(*, quick: bool = False) -> Iterator[str]:
         yield ""
         yield from promotion(results)
         yield ""
+        hardware = Hardware.of(resolve_device(configs[-1].training.device))
+        yield from fit_to_hardware(configs[-1], hardware)[1]
         yield f"runs are in {shown(tracking_uri())}"
         command = "make ui" if (project_root() / PROJECT_FILE).is_file() else "clew ui"
         yield f"look at them with: {command}   (http://127.0.0.1:8501)"

@@ -61,6 +61,7 @@ def train_each_group(
     checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
+    strict: bool = False,
 ) -> LeaveOneOutResult:
     """Train with each group as the test group in turn, as child runs of one run for all groups.
 
@@ -73,6 +74,7 @@ def train_each_group(
         checkpoint_dir: Where the runs keep their checkpoints, one folder per group.
         parent_run_id: The parent of the run of all groups.
         tags: More tags of all runs. A study's cell tag is set only on the run of all groups.
+        strict: Refuse options that cannot pay on this machine.
 
     Raises:
         UsageError: Configuration, data or tracking store cannot be used, or there is nothing to
@@ -105,6 +107,7 @@ def train_each_group(
                 checkpoint_dir=checkpoint_dir / part if checkpoint_dir else None,
                 parent_run_id=tracker.run_id,
                 tags=fold_tags,
+                strict=strict,
             )
             parts.append(_predictions(fold, folder / part))
             logger.info("group %s: %s", group, parts[-1].metrics(SPLIT))
@@ -187,6 +190,7 @@ def _trained(
     checkpoint_dir: Path | None,
     parent_run_id: str | None,
     tags: Mapping[str, str],
+    strict: bool,
 ) -> TrainResult:
     earlier = [run for parent in parents for run in runs_with(fold, parent_run=parent.run_id)]
     for run in earlier:
@@ -207,6 +211,7 @@ def _trained(
                 checkpoint_dir=checkpoint_dir,
                 parent_run_id=parent_run_id,
                 tags=tags,
+                strict=strict,
             )
         except CheckpointError as error:
             logger.warning("%s", error)
@@ -220,6 +225,7 @@ def _trained(
         checkpoint_dir=checkpoint_dir,
         parent_run_id=parent_run_id,
         tags=tags,
+        strict=strict,
     )
 
 

@@ -25,12 +25,14 @@ from clew.runs.reading.runs import (
 )
 from clew.runs.reading.search import RunQuery, every_run
 from clew.training.checkpoints import load_training_values, require_whole
+from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
     Manifest,
     read_manifest,
 )
+from clew.training.precision import resolve_device
 from clew.workflows.dead_runs import end_if_dead
 from clew.workflows.warm_start import with_named_start
 
@@ -184,7 +186,12 @@ def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
 
 
 def runs_with(config: RunConfig, *, parent_run: str = "") -> Iterator[RunRecord]:
-    """Yield training runs with a configuration, newest first; with a parent, only its children."""
+    """Yield training runs with a configuration, newest first; with a parent, only its children.
+
+    Runs record the configuration without the options that were switched off on this machine.
+    """
+    hardware = Hardware.of(resolve_device(config.training.device))
+    config, _ = fit_to_hardware(config, hardware)
     is_auto = config.training.batch_size == AUTO_BATCH_SIZE
     query = RunQuery(
         kind=names.KIND_TRAIN,

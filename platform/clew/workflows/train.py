@@ -21,6 +21,7 @@ from clew.link_prediction.task import LinkPrediction
 from clew.runs.hardware import reset_process_peak
 from clew.training.checkpoints import load_model, load_training_values
 from clew.training.distributed import World, joined_world
+from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.own_process import own_process
 from clew.training.peers import code_digest, naming_lost_peers, require_same
@@ -39,6 +40,7 @@ from clew.workflows.planning.memory_guard import (
     explaining_lack_of_memory,
     resolve_batch_size,
 )
+from clew.workflows.planning.plan import limited_to_data
 from clew.workflows.resume import ResumePoint
 from clew.workflows.tasks import build_task
 from clew.workflows.training_run import (
@@ -81,6 +83,7 @@ def train(
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
     watch: Watch | None = None,
+    strict: bool = False,
 ) -> TrainResult:
     """Train, evaluate and record one run.
 
@@ -92,6 +95,7 @@ def train(
         parent_run_id: Parent of the run, if it is part of another run.
         tags: More tags of the run.
         watch: Watches the training, and can stop it.
+        strict: Refuse options that cannot pay on this machine, instead of switching them off.
 
     Raises:
         UsageError: Configuration, data or tracking store cannot be used; nothing is left running.
@@ -112,6 +116,7 @@ def train(
             parent_run_id=parent_run_id,
             tags=tags or {},
             watch=watch,
+            strict=strict,
         )
 
 
@@ -122,6 +127,7 @@ def resume(
     checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
+    strict: bool = False,
 ) -> TrainResult:
     """Continue from a checkpoint, in a new run that also contains the earlier checkpoints.
 
@@ -132,6 +138,7 @@ def resume(
         checkpoint_dir: Keep the run's files in this folder during training.
         parent_run_id: Parent of the run, if it is part of another run.
         tags: More tags of the run.
+        strict: Refuse options that cannot pay on this machine, instead of switching them off.
     """
     check_folders(output_dir, checkpoint_dir, resumes=True)
     with (
@@ -152,6 +159,7 @@ def resume(
             checkpoint_dir=checkpoint_dir,
             parent_run_id=parent_run_id,
             tags=tags,
+            strict=strict,
         )
 
 
@@ -165,9 +173,11 @@ def _train(
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
     watch: Watch | None = None,
+    strict: bool = False,
 ) -> TrainResult:
     config = with_named_start(config, is_part=parent_run_id is not None)
     device = resolve_device(config.training.device, world.local_rank)
+    config, remarks = fit_to_hardware(config, Hardware.of(device), strict=strict)
     prepare_process(config)
     if config.training.shard_entities:
         if world.size == 1:
@@ -180,6 +190,8 @@ def _train(
     start = os.getcwd() if point is None else point.folder_of_paths
     task = build_task(config.model_copy(update={"data": looked_up_in(start, config.data)}))
     _check_validation(config, task)
+    planned, lines = limited_to_data(config, len(task.train_examples()), world.size)
+    remarks += lines
     _require_same_in_all(world, config, task)
     if point is not None:
         point.check_data(task.data_fingerprint)
@@ -193,19 +205,21 @@ def _train(
     watch = watch or Watch()
     with (
         tracker,
-        explaining_lack_of_memory(config, task, device),
+        explaining_lack_of_memory(planned, task, device),
         working_folder("train") as temporary,
         only_training_in("--checkpoint-dir", checkpoint_dir, world),
         only_training_in("--output-dir", output_dir, world),
     ):
         check_output_dir(output_dir, point)  # another training may have filled it meanwhile
         tracker.tags(tags or {})
+        for remark in remarks if world.is_main else ():
+            tracker.warn(remark)
         watch.started(tracker)
         folder = checkpoint_dir or temporary
         if world.exchange is not None:  # every process writes its rows to the main one's folder
             folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
         folder.mkdir(parents=True, exist_ok=True)
-        memory = MemoryBefore.look(config, task, device, world)
+        memory = MemoryBefore.look(planned, task, device, world)
         trainer = build_trainer(
             config,
             task,

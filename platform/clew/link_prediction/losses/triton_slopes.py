@@ -8,8 +8,6 @@ results are deterministic.
 The kernels are tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
 """
 
-from typing import Any
-
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
@@ -21,7 +19,7 @@ LOG_SUM_ROWS, LOG_SUM_COLUMNS = 4, 512
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _softplus(s: Any) -> Any:
+def _softplus(s):
     """Return max(s, 0) + log(1 + exp(-|s|)); the logarithm is exact for small arguments (Kahan)."""
     e = tl.exp(-tl.abs(s))
     u = 1.0 + e
@@ -32,22 +30,22 @@ def _softplus(s: Any) -> Any:
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _slopes(  # noqa: PLR0917 - Triton passes by position
-    scores: Any,
-    bias: Any,
-    log_sum: Any,
-    mass: Any,
-    scaled: Any,
-    column_sums: Any,
-    totals: Any,
-    num_rows: Any,
-    num_columns: Any,
-    gain: Any,
+    scores,
+    bias,
+    log_sum,
+    mass,
+    scaled,
+    column_sums,
+    totals,
+    num_rows,
+    num_columns,
+    gain,
     HAS_BIAS: tl.constexpr,  # noqa: N803
     SOFTMAX: tl.constexpr,  # noqa: N803
     SLOPE: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
-) -> None:
+):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < num_columns
     shift = tl.zeros((COLUMNS,), dtype=tl.float32)
@@ -77,15 +75,15 @@ def _slopes(  # noqa: PLR0917 - Triton passes by position
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _log_sums(  # noqa: PLR0917
-    scores: Any,
-    bias: Any,
-    log_sum: Any,
-    num_rows: Any,
-    num_columns: Any,
+    scores,
+    bias,
+    log_sum,
+    num_rows,
+    num_columns,
     HAS_BIAS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
-) -> None:
+):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     largest = tl.full((ROWS,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((ROWS,), dtype=tl.float32)

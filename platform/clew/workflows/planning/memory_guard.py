@@ -16,8 +16,10 @@ from clew.errors import ConfigError, OutOfMemoryError
 from clew.runs.hardware import process_gib, process_peak_gib
 from clew.training.devices import free_gib
 from clew.training.distributed import World
+from clew.training.live_bytes import TookTooLong
 from clew.training.memory import gpu_peaks
 from clew.training.memory_plan import MemoryPlanner, StepMemory
+from clew.training.setup import TRIAL_SECONDS
 from clew.training.task import Task
 from clew.workflows.planning.plan import Settings, Variant, largest_divisor, split
 from clew.workflows.tasks import build_task
@@ -46,7 +48,9 @@ def resolve_batch_size(config: RunConfig, device: torch.device, world: World) ->
     chosen = 0
     if world.is_main:
         planner = MemoryPlanner(build_task(config), device, world.size)
-        chosen = largest_divisor(planner, config, USED_SHARE * free_gib(device))
+        num_examples = -(-len(planner.task.train_examples()) // world.size)
+        limit = USED_SHARE * free_gib(device)
+        chosen = largest_divisor(planner, config, limit, num_examples=num_examples)
     chosen = int(world.broadcast({"batch_size": float(chosen)}, device)["batch_size"])
     config = with_settings(config, split(config, chosen))
     logger.info("microbatches of %d, %d in a step", chosen, config.training.gradient_accumulation)
@@ -65,7 +69,7 @@ class MemoryBefore:
     @classmethod
     def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
         # With a sharded table, each process needs less than the planner would predict.
-        planner = MemoryPlanner(task, device, world.size)
+        planner = MemoryPlanner(task, device, world.size, TRIAL_SECONDS)
         predicts = world.is_main and world.exchange is None
         return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
 
@@ -83,6 +87,12 @@ def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, flo
     kind = planner.device.type
     try:
         memory, limit = planner.predict(config), free_gib(planner.device)
+    except TookTooLong:
+        logger.info(
+            "memory was not predicted: this takes more than %g s; clew plan does it",
+            planner.seconds,
+        )
+        return {}
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         logger.warning("memory was not predicted (%s: %s)", type(error).__name__, reason)

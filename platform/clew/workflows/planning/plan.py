@@ -10,6 +10,7 @@ from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError
 from clew.link_prediction.task import LinkPrediction
 from clew.training.devices import find_device
+from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
 from clew.workflows.planning.planned_task import DataSizes, of_own_rows, task_to_plan
 from clew.workflows.planning.scale_plan import GraphSize, ScalePlan, plan_scale
@@ -50,6 +51,8 @@ class MemoryPlan:
     """Whether training compiles the model; the effect on memory is not predicted."""
     scale: ScalePlan | None = None
     """Memory, traffic and time with the entity table sharded over the processes."""
+    remarks: tuple[str, ...] = ()
+    """What the device does not compute in hardware, and what a training would switch off."""
 
     def table(self) -> str:
         """Return the predicted memory in GiB, one line per variant."""
@@ -73,6 +76,7 @@ class MemoryPlan:
                 "optimizations.torch_compile is on, but these numbers are without it: compiling "
                 "changes the memory"
             )
+        lines += self.remarks
         if self.scale is not None:
             lines.append(self.scale.sentence())
         return "\n".join(lines)
@@ -129,12 +133,22 @@ def plan(
     if config.training.shard_entities and isinstance(task, LinkPrediction):
         # A process needs as much as a single process with only its rows, whose gradients are not
         # summed over the processes.
-        task, world_size = of_own_rows(task, config, world_size), 1
-    planner = MemoryPlanner(task, target.device, world_size)
+        task = of_own_rows(task, config, world_size)
+    summed_over = 1 if config.training.shard_entities else world_size
+    planner = MemoryPlanner(task, target.device, summed_over)
+    hardware = Hardware.named(target.name, target.device)
+    config, remarks = fit_to_hardware(config, hardware)
     if config.training.batch_size == AUTO_BATCH_SIZE:
-        config = with_settings(config, split(config, largest_divisor(planner, config, limit)))
+        size = largest_divisor(planner, config, limit, num_examples=num_examples)
+        config = with_settings(config, split(config, size))
+    if num_examples is not None:
+        config, lines = limited_to_data(config, num_examples, world_size)
+        remarks += lines
     most = SEARCHED_TIMES * config.training.batch_size
     most = min(most, num_examples) if num_examples is not None else most
+    variants = _variants(planner, config)
+    for variant in variants:
+        remarks += fit_to_hardware(with_settings(config, variant.settings), hardware)[1]
     return MemoryPlan(
         device=target.name,
         batch_size=config.training.batch_size,
@@ -142,9 +156,10 @@ def plan(
         limit_gib=limit,
         largest_batch_size=planner.largest_batch(config, limit, most=most),
         searched_batch_size=most,
-        variants=_variants(planner, config),
+        variants=variants,
         torch_compile=config.optimizations.torch_compile,
         scale=scale,
+        remarks=tuple(dict.fromkeys(remarks)),
     )
 
 
@@ -163,6 +178,22 @@ def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
             continue  # this model does not support the optimization
         found.append(Variant(name, settings, memory))
     return found
+
+
+def limited_to_data(
+    config: RunConfig, num_examples: int, world_size: int
+) -> tuple[RunConfig, list[str]]:
+    """Return the configuration with a batch no larger than the data, and a line if it was larger.
+
+    Training gives the same result with both; only a plan of the larger batch would be wrong.
+    """
+    share = max(-(-num_examples // world_size), config.smallest_batch_size)
+    given = config.training.batch_size
+    if given <= share:
+        return config, []
+    return with_settings(config, {"training.batch_size": share}), [
+        f"training.batch_size is {given:,}: a batch has all {num_examples:,} examples"
+    ]
 
 
 def examples_in_step(config: RunConfig) -> int:
@@ -185,14 +216,19 @@ def split(config: RunConfig, batch_size: int) -> dict[str, Any]:
 
 
 def largest_divisor(
-    planner: MemoryPlanner, config: RunConfig, limit_gib: float, *, most: int | None = None
+    planner: MemoryPlanner,
+    config: RunConfig,
+    limit_gib: float,
+    *,
+    most: int | None = None,
+    num_examples: int | None = None,
 ) -> int:
     """Return the largest microbatch that fits and divides the number of examples in a step.
 
     Every step then uses the same examples as with one large batch. The gradients are also the same,
     because losses are sums that the trainer divides once, by the count of the whole step. The
     exception is batch normalisation, which uses one microbatch at a time. The configured batch size
-    can be `auto`.
+    can be `auto`. If all `num_examples` fit at once, the step is one microbatch.
 
     Raises:
         ConfigError: Batch normalisation needs more examples than a step has.
@@ -206,7 +242,10 @@ def largest_divisor(
         )
     # The second microbatch runs while the gradients of the first exist: this case needs the most.
     halves = with_settings(config, split(config, max(together // 2, least)))
-    fits = planner.largest_batch(halves, limit_gib, most=min(most or together, together))
+    most = min(most or together, together, num_examples or together)
+    fits = planner.largest_batch(halves, limit_gib, most=most)
+    if num_examples is not None and fits >= num_examples:
+        return together
     for size in range(fits, least - 1, -1):
         if together % size == 0:
             return size

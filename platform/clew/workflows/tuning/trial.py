@@ -26,7 +26,7 @@ OF_A_TRIAL: dict[str, Value] = {
     "training.checkpoint_frequency": 0,
     "training.checkpoint_every_steps": None,
     "tracking.log_checkpoints": False,
-    "tracking.log_mfu": False,  # each measurement takes a second
+    "tracking.log_mfu": False,
 }
 
 

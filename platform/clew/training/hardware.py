@@ -1,0 +1,139 @@
+"""What the hardware does with an option: compute it in units of its own, emulate it, or nothing.
+
+An option that only costs something on this hardware is switched off. One that still saves memory,
+such as half precision without units for it, stays on. Both get a line that the run records.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from clew.config.devices import GPUS, find_card
+from clew.config.load import with_settings
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+from clew.layers import products
+from clew.runs.hardware import cpu_model
+from clew.training.precision import half_precision_type
+
+FLOAT16_CORES, BFLOAT16_CORES = (7, 0), (8, 0)
+"""Compute capabilities from which tensor cores multiply these types, and TF32 with the second."""
+EMULATED_SHARE = 0.55
+"""Examples/s of the demo with emulated bfloat16, as a share of those in float32."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a processor or a GPU computes in hardware."""
+
+    name: str
+    device: torch.device
+    float16: bool
+    bfloat16: bool
+    tf32: bool
+    compiles_bfloat16: bool = True
+    """Whether compiled products of bfloat16 have a usable speed."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Self:
+        """Describe a device of this machine."""
+        if device.type == "cuda":
+            return cls._of_gpu(
+                torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+            )
+        # The names of x86 and ARM do not overlap.
+        found = torch.cpu.get_capabilities()
+        return cls(
+            cpu_model(),
+            torch.device("cpu"),
+            float16=any(found.get(name) for name in ("avx512_fp16", "amx_fp16", "fp16_arith")),
+            bfloat16=any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")),
+            tf32=False,
+            compiles_bfloat16=products.has_bfloat16_products(),
+        )
+
+    @classmethod
+    def named(cls, name: str, device: torch.device) -> Self:
+        """Describe a GPU that this machine need not have; an unknown one is taken for a new one."""
+        if device.type in ("cpu", name):
+            return cls.of(device)
+        card = find_card(name)
+        return cls._of_gpu(name, card.capability if card else GPUS["H100"].capability)
+
+    @classmethod
+    def _of_gpu(cls, name: str, capability: tuple[int, int]) -> Self:
+        return cls(
+            name,
+            torch.device("cuda"),
+            float16=capability >= FLOAT16_CORES,
+            bfloat16=capability >= BFLOAT16_CORES,
+            tf32=capability >= BFLOAT16_CORES,
+        )
+
+
+def half_precision_remark(config: RunConfig, hardware: Hardware) -> str | None:
+    """Return what mixed precision costs on hardware without units for it; None with them."""
+    half = half_precision_type(config.optimizations, hardware.device)
+    if half is None or (hardware.float16 if half is torch.float16 else hardware.bfloat16):
+        return None
+    kind = str(half).removeprefix("torch.")
+    here = f"use_mixed_precision: {hardware.name} has no units for {kind}"
+    where = "it pays on GPUs with tensor cores for it, and on processors with AVX512_BF16 or AMX"
+    if hardware.device.type == "cuda":
+        return f"{here}: it saves memory for activations, but no time; {where}"
+    return (
+        f"{here}, which is emulated: it saves memory for activations and costs time (bfloat16 in "
+        f"the demo, on two cores: {EMULATED_SHARE:.2f} times the examples/s of float32); {where}"
+    )
+
+
+def options_that_cannot_pay(config: RunConfig, hardware: Hardware) -> Mapping[str, tuple[Any, str]]:
+    """Return the options that only cost something: `section.key` to other value and reason."""
+    found: dict[str, tuple[Any, str]] = {}
+    options, on_cpu = config.optimizations, hardware.device.type == "cpu"
+    half = half_precision_type(options, hardware.device)
+    if options.torch_compile and half is torch.bfloat16 and not hardware.compiles_bfloat16:
+        found["optimizations.torch_compile"] = (
+            False,
+            f"{hardware.name} has no instructions for bfloat16, and compiled products of it run in "
+            "a plain loop, 60 times slower than float32; compile without use_mixed_precision",
+        )
+    elif options.torch_compile and on_cpu and options.torch_compile_mode == "reduce-overhead":
+        found["optimizations.torch_compile_mode"] = (
+            "default",
+            "reduce-overhead records CUDA graphs, which only GPUs have",
+        )
+    if options.use_tf32 and not hardware.tf32:
+        found["optimizations.use_tf32"] = (
+            False,
+            f"{hardware.name} has no TF32; NVIDIA GPUs have it from the Ampere generation on",
+        )
+    return found
+
+
+def fit_to_hardware(
+    config: RunConfig, hardware: Hardware, *, strict: bool = False
+) -> tuple[RunConfig, list[str]]:
+    """Switch off the options that cannot pay; return the configuration and a line for each.
+
+    Args:
+        config: The configuration that was given.
+        hardware: What the training runs on.
+        strict: Refuse such options instead.
+
+    Raises:
+        ConfigError: An option cannot pay, and `strict` is true.
+    """
+    changes = options_that_cannot_pay(config, hardware)
+    lines = [
+        f"{key} is {str(value).lower()} in this run: {reason}"
+        for key, (value, reason) in changes.items()
+    ]
+    if strict and lines:
+        problems = "; ".join(f"{key}: {reason}" for key, (_, reason) in changes.items())
+        raise ConfigError(f"{problems}; leave it out, or train without --strict")
+    remark = half_precision_remark(config, hardware)
+    fitted = with_settings(config, {key: value for key, (value, _) in changes.items()})
+    return fitted, [*lines, *([remark] if remark else [])]
