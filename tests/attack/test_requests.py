@@ -52,7 +52,7 @@ def test_prompts(material: Material) -> None:
 
 
 def test_windows_of_frames(material: Material) -> None:
-    predictor = WindowPredictor.load(material.model("frames"))
+    predictor = WindowPredictor(material.model("frames"))
     images = [[[[280.0] * 13] * 9]] * 3
     scalars = [[45.0, 180.0, 10.0]] * 3
 

@@ -159,11 +159,7 @@ class HeldOutErrors:
     test: np.ndarray
 
     def half_width(self, confidence: float) -> float:
-        """Return the half width of split-conformal intervals, from the validation errors.
-
-        Raises:
-            ConfigError: If there are too few validation windows for this confidence.
-        """
+        """Return the half width of split-conformal intervals, from the validation errors."""
         width, number = conformal_half_width(self.valid, confidence), len(self.valid)
         if not np.isfinite(width):
             raise ConfigError(
@@ -193,11 +189,7 @@ class HeldOutErrors:
 
     @classmethod
     def read(cls, path: Path) -> "HeldOutErrors":
-        """Read errors from a file of `write`.
-
-        Raises:
-            DataError: If the file cannot be read or is not a file of errors.
-        """
+        """Read errors from a file of `write`."""
         types = {"split": pa.string(), "error": pa.float64()}
         table = read_columns(path, types, "a file of errors")
         split, values = np.array(table["split"]), table["error"].to_numpy()

@@ -29,19 +29,19 @@ import numpy as np
 import pyarrow as pa
 
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import ConfigError, DataError, described, quoted
+from clew.errors import ConfigError, DataError, quoted
 from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
 from clew.image_sequences.stores import (
     HDF5_SUFFIXES,
     ZARR_SUFFIX,
     ChannelAxis,
-    FrameFile,
     FrameLayout,
     Frames,
     FrameShape,
     check_numbers,
     check_size,
     opened,
+    values_of,
 )
 from clew.processes import ends_within
 from clew.untrusted import LimitedReader
@@ -59,7 +59,7 @@ class FrameStore(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Return (frame, channel, height, width)."""
+        """(frame, channel, height, width)."""
         ...
 
     def read(self, frames: np.ndarray) -> np.ndarray:
@@ -102,11 +102,6 @@ class FrameTable:
 
 
 def find_frames(config: ImageSequenceData) -> Path:
-    """Return the file or folder of a configuration.
-
-    Raises:
-        ConfigError: If the file or folder does not exist.
-    """
     if config.path is not None:
         path = expanded(config.path)
         if not path.exists():
@@ -134,16 +129,7 @@ def find_frames(config: ImageSequenceData) -> Path:
 def read_frames(
     path: Path, channels: ChannelAxis | None = None, *, needs_target: bool = True
 ) -> FrameTable:
-    """Read everything except the pixels, and check that the columns fit together.
-
-    Args:
-        path: HDF5 file, Zarr store or folder of arrays.
-        channels: Which axis of a frame is the channel axis; None: determined by the shape.
-        needs_target: Whether targets are required.
-
-    Raises:
-        DataError: If a column is missing, is malformed or has a wrong length.
-    """
+    """Read everything except the pixels; without `channels`, the shape says which axis they are."""
     # With a damaged heap of texts, HDF5 loops forever and cannot be interrupted
     # (https://github.com/HDFGroup/hdf5/issues/1707), so a fork of this process reads first.
     if path.is_file() and not ends_within(MAX_PROCESSOR_SECONDS, lambda: _read(path, channels)):
@@ -187,42 +173,23 @@ def _read(
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
     """Return pixels to be read later, the columns that exist, and names and units."""
     with opened(path, ("images", *COLUMNS)) as file:
-        layout = _layout(path, file, channels)
-        present = [name for name in COLUMNS if name in file.arrays]
-        for name in present:
-            _check_column(path, name, file, layout.shape[0])
-        columns = {name: _column(path, name, file) for name in present}
+        images = file.arrays["images"]
+        check_numbers(path, "images", images.dtype)
+        layout = FrameLayout.of(path, tuple(images.shape), channels)
+        check_size(path, "images", images, rows=1)
+        columns: dict[str, np.ndarray] = {}
+        for name in (name for name in COLUMNS if name in file.arrays):
+            column, rows = file.arrays[name], layout.shape[0]
+            # From the header alone: an array of any size can take no room in a file.
+            if not column.shape or column.shape[0] != rows:
+                raise DataError(
+                    f"{path}: {name} has shape {tuple(column.shape)}, images has {rows} frames; "
+                    "expected one row for each frame"
+                )
+            check_size(path, name, column, rows)
+            columns[name] = _plain(path, values_of(path, name, column, ...))
         metadata = {name: _plain(path, value) for name, value in file.attributes.items()}
         return Frames(path, layout), columns, metadata
-
-
-def _column(path: Path, name: str, file: FrameFile) -> np.ndarray:
-    try:
-        values: np.ndarray = _plain(path, np.array(file.arrays[name][...]))
-    except DataError:
-        raise
-    except Exception as error:  # codecs raise many error types for damaged chunks
-        raise DataError(f"{path}: {name} cannot be read ({described(error)})") from None
-    return values
-
-
-def _layout(path: Path, file: FrameFile, channels: ChannelAxis | None) -> FrameLayout:
-    images = file.arrays["images"]
-    check_numbers(path, "images", images.dtype)
-    layout = FrameLayout.of(path, tuple(images.shape), channels)
-    check_size(path, "images", images, rows=1)
-    return layout
-
-
-def _check_column(path: Path, name: str, file: FrameFile, num_frames: int) -> None:
-    """Check a column by its header: an array of any size can take no room in a file."""
-    column = file.arrays[name]
-    if not column.shape or column.shape[0] != num_frames:
-        raise DataError(
-            f"{path}: {name} has shape {tuple(column.shape)}, images has {num_frames} frames; "
-            "expected one row for each frame"
-        )
-    check_size(path, name, column, rows=num_frames)
 
 
 def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str, ...]:
@@ -301,12 +268,7 @@ SAID = ("scalar_names", "unit", "target_name", "target_ahead")
 
 @contextmanager
 def handed_in_frames(path: Path, channels: ChannelAxis | None) -> Iterator[FrameTable]:
-    """Open new frames, which need no targets; their pixels can be read within the block.
-
-    Raises:
-        DataError: If a column is missing, is malformed or has a wrong length, or if reading takes
-            more memory or time than the child may use.
-    """
+    """Open new frames, which need no targets; their pixels can be read within the block."""
     with LimitedReader(__name__, of=str(path)) as reader:
         request = {"path": str(path), "channels": channels}
         columns = reader.ask(**request)

@@ -33,6 +33,64 @@ from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 
+SEQUENCES_FILE = "sequences.json"
+HELD_OUT_FILE = "held_out_errors.parquet"
+Size = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+
+
+class SequencesRecord(BaseModel):
+    """The record of a run's training data."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    frames: tuple[Size, Size, Size, Size]
+    """(frame, channel, height, width)."""
+    unit: str
+    target_name: str
+    scalar_names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "SequencesRecord":
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise DataError(
+                f"{path}: not a record of image sequences ({described(error)})"
+            ) from None
+
+
+def write_model_folder(
+    folder: Path, *, checkpoint: Path, record: Path, errors: HeldOutErrors | None
+) -> Path:
+    """Copy a checkpoint, and the `sequences.json` in the folder `record`, into a new folder."""
+    folder.mkdir(parents=True)
+    copy_weights(checkpoint, folder)
+    shutil.copy2(record / SEQUENCES_FILE, folder / SEQUENCES_FILE)
+    if errors is not None:
+        errors.write(folder / HELD_OUT_FILE)
+    return folder
+
+
+def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRegressor:
+    """Load the model of a checkpoint in evaluation mode."""
+    manifest = read_manifest(checkpoint)
+    config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
+    data, settings = config.data, config.model
+    if not (isinstance(data, ImageSequenceData) and isinstance(settings, SequenceRegressionModel)):
+        raise CheckpointError(
+            f"{checkpoint}: a {settings.kind} model on {data.kind}, expected sequence_regression "
+            "on image_sequences; only such models predict frames"
+        )
+    encoding = ScalarEncoding.from_config(record.scalar_names, data, str(checkpoint))
+    shape = SequenceShape(
+        num_frames=data.temporal_frames,
+        num_channels=record.frames[1],
+        num_scalars=encoding.size,
+        mask_channels=data.nan_pixels == "mask",
+    )
+    return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval()
+
+
 @torch.no_grad()
 def predict_windows(
     model: SequenceRegressor,
@@ -44,12 +102,7 @@ def predict_windows(
 ) -> np.ndarray:
     """Return predictions in the target's unit, `(window,)`, float64.
 
-    Args:
-        model: The model, in evaluation mode, on `device`.
-        windows: Windows to predict.
-        batch_size: Number of windows that go through the model at once.
-        device: Device of the model.
-        progress: Called with the number of finished windows and of all windows.
+    `progress` is called with the number of finished windows and of all windows.
     """
     parts = []
     for start in range(0, len(windows), batch_size):
@@ -67,18 +120,7 @@ def predict_windows(
 def windows_to_predict(
     table: FrameTable, record: SequencesRecord, config: ImageSequenceData, *, needs_present: bool
 ) -> SequenceWindows:
-    """Return all complete windows of new frames, after checking that the frames fit the model.
-
-    Args:
-        table: New frames; their targets, if any, are ignored.
-        record: Record of the training data.
-        config: Section `data` of the training.
-        needs_present: Whether the model predicts a change from the present value.
-
-    Raises:
-        DataError: If frames have another size or unit, if a scalar or a present value is missing,
-            or if no window is complete.
-    """
+    """Return all complete windows of new frames, which must fit the model and its `data` section."""
     own, trained = table.images.shape[1:], record.frames[1:]
     if own != trained:
         raise DataError(f"{table.source}: frames have {_size(own)}; expected {_size(trained)}")
@@ -104,8 +146,13 @@ def windows_to_predict(
             f"{table.source}: {table.images.shape[0]} frames, but no {config.temporal_frames} "
             "consecutive frames without a gap, which a window of the model needs"
         )
-    if needs_present:
-        _check_present(table, ends)
+    if needs_present and table.present is None:
+        raise DataError(
+            f"{table.source}: no present, which the model needs because it predicts the change "
+            "from it; give the target's quantity at each frame"
+        )
+    if needs_present and len(unknown := ends[~np.isfinite(table.present[ends])]):
+        raise DataError(f"{table.source}: present[{unknown[0]}] is not a finite number")
     encoding = ScalarEncoding.from_config(
         table.scalar_names, config.model_copy(update={"scalars": tuple(used)}), table.source
     )
@@ -141,132 +188,23 @@ def write_predictions(
         pq.write_table(pa.table(columns).replace_schema_metadata(metadata), temporary)
 
 
-def _check_present(table: FrameTable, ends: np.ndarray) -> None:
-    """Refuse windows without a present value."""
-    if table.present is None:
-        raise DataError(
-            f"{table.source}: no present, which the model needs because it predicts the change "
-            "from it; give the target's quantity at each frame"
-        )
-    missing = ends[~np.isfinite(table.present[ends])]
-    if len(missing):
-        raise DataError(f"{table.source}: present[{missing[0]}] is not a finite number")
-
-
 def _size(shape: tuple[int, ...]) -> str:
     channels, height, width = shape
     return f"{channels} channel{'s' * (channels != 1)} of {height} x {width} pixels"
 
 
-SEQUENCES_FILE = "sequences.json"
-HELD_OUT_FILE = "held_out_errors.parquet"
-
-
-Size = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
-
-
-class SequencesRecord(BaseModel):
-    """The record of a run's training data."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    frames: tuple[Size, Size, Size, Size]
-    """(frame, channel, height, width)."""
-    unit: str
-    target_name: str
-    scalar_names: tuple[str, ...]
-
-    @classmethod
-    def read(cls, path: Path) -> "SequencesRecord":
-        """Read the record of a run.
-
-        Raises:
-            DataError: If the file cannot be read or is not a record.
-        """
-        try:
-            return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise DataError(
-                f"{path}: not a record of image sequences ({described(error)})"
-            ) from None
-
-
-def write_model_folder(
-    folder: Path, *, checkpoint: Path, record: Path, errors: HeldOutErrors | None
-) -> Path:
-    """Copy a checkpoint and all other files that predictions need into a new folder.
-
-    Args:
-        folder: The new folder, which must not exist.
-        checkpoint: The checkpoint's folder.
-        record: The folder with the run's `sequences.json`.
-        errors: Errors on held-out windows; None if there are none.
-    """
-    folder.mkdir(parents=True)
-    copy_weights(checkpoint, folder)
-    shutil.copy2(record / SEQUENCES_FILE, folder / SEQUENCES_FILE)
-    if errors is not None:
-        errors.write(folder / HELD_OUT_FILE)
-    return folder
-
-
-def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRegressor:
-    """Load the model of a checkpoint in evaluation mode.
-
-    Raises:
-        CheckpointError: If the checkpoint belongs to another task or other data, or is incomplete.
-    """
-    manifest = read_manifest(checkpoint)
-    config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
-    data, settings = config.data, config.model
-    if not (isinstance(data, ImageSequenceData) and isinstance(settings, SequenceRegressionModel)):
-        raise CheckpointError(
-            f"{checkpoint}: a {settings.kind} model on {data.kind}, expected sequence_regression "
-            "on image_sequences; only such models predict frames"
-        )
-    encoding = ScalarEncoding.from_config(record.scalar_names, data, str(checkpoint))
-    shape = SequenceShape(
-        num_frames=data.temporal_frames,
-        num_channels=record.frames[1],
-        num_scalars=encoding.size,
-        mask_channels=data.nan_pixels == "mask",
-    )
-    return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval()
-
-
 class WindowPredictor:
-    """Predicts one window at a time, on the CPU.
+    """Predicts one window at a time, on the CPU, with the model of a folder."""
 
-    Args:
-        model: The model, in evaluation mode.
-        record: Record of the training data.
-        config: Section `data` of the training.
-        errors: Errors on held-out windows, for intervals; None if there are none.
-    """
-
-    def __init__(
-        self,
-        model: SequenceRegressor,
-        record: SequencesRecord,
-        config: ImageSequenceData,
-        errors: HeldOutErrors | None,
-    ) -> None:
-        self._model, self._record, self._errors = model, record, errors
-        self._encoding = ScalarEncoding.from_config(record.scalar_names, config, "the model")
-        self._refuses_nan = config.nan_pixels == "refuse"
-
-    @classmethod
-    def load(cls, folder: Path) -> "WindowPredictor":
-        """Load a model folder.
-
-        Raises:
-            UsageError: If the folder cannot be read; the message says what is wrong.
-        """
-        record = SequencesRecord.read(folder / SEQUENCES_FILE)
+    def __init__(self, folder: Path) -> None:
+        self._record = SequencesRecord.read(folder / SEQUENCES_FILE)
         config = from_mapping(read_manifest(folder).config, source=str(folder)).data
-        model, errors = load_sequence_model(folder, record), folder / HELD_OUT_FILE
+        self._model, errors = load_sequence_model(folder, self._record), folder / HELD_OUT_FILE
         assert isinstance(config, ImageSequenceData)
-        return cls(model, record, config, HeldOutErrors.read(errors) if errors.is_file() else None)
+        self._errors = HeldOutErrors.read(errors) if errors.is_file() else None
+        names = self._record.scalar_names
+        self._encoding = ScalarEncoding.from_config(names, config, "the model")
+        self._refuses_nan = config.nan_pixels == "refuse"
 
     def predict(
         self,
@@ -283,11 +221,6 @@ class WindowPredictor:
             scalars: Scalars in the order of the training data, `(time, scalar)`.
             present: The target's quantity at the last frame, for a model that predicts its change.
             confidence: Share of targets that the intervals should contain.
-
-        Raises:
-            DataError: If a shape differs from the training data, if a value is missing, or if the
-                prediction is not finite.
-            ConfigError: If there are too few held-out windows for the confidence.
         """
         shape = (self._model.shape.num_frames, *self._record.frames[1:])
         pixels = self._array("images", images, shape, finite=self._refuses_nan)

@@ -227,11 +227,7 @@ class SequenceRegression:
 
 
 def as_regressor(model: nn.Module) -> SequenceRegressor:
-    """Return a model with its type checked.
-
-    Raises:
-        TypeError: If the model is not a SequenceRegressor.
-    """
+    """Return a model with its type checked."""
     if not isinstance(model, SequenceRegressor):
         raise TypeError(f"expected a SequenceRegressor, {type(model).__name__} given")
     return model

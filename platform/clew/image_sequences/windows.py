@@ -26,11 +26,7 @@ class ScalarEncoding:
     def from_config(
         cls, names: tuple[str, ...], config: ImageSequenceData, source: str
     ) -> "ScalarEncoding":
-        """Select the scalars of a file by name.
-
-        Raises:
-            ConfigError: If the configuration names a scalar that the file does not have.
-        """
+        """Select the scalars of a file by name."""
         used = names if config.scalars is None else config.scalars
         for key, valid in (("scalars", names), ("azimuth_scalars", used), ("zenith_scalars", used)):
             for name in getattr(config, key) or ():
@@ -63,20 +59,6 @@ class ScalarEncoding:
         if not parts:
             return np.zeros((*scalars.shape[:-1], 0), dtype=np.float32)
         return np.stack(parts, axis=-1).astype(np.float32)
-
-    def encode_tensor(self, scalars: Tensor) -> Tensor:
-        """Return the same as `encode`, with torch operators, for `scalars` in float64."""
-        parts = []
-        for column, kind in zip(self.columns, self.kinds, strict=True):
-            value = scalars[..., column]
-            match kind:
-                case "azimuth":
-                    parts += [torch.sin(torch.deg2rad(value)), torch.cos(torch.deg2rad(value))]
-                case "zenith":
-                    parts.append(torch.cos(torch.deg2rad(value)))
-                case _:
-                    parts.append(value)
-        return torch.stack(parts, dim=-1).float() if parts else scalars[..., :0].float()
 
     def mirrored(self, encoded: Tensor) -> Tensor:
         """Return encoded scalars of images mirrored left to right.
@@ -162,11 +144,7 @@ class SequenceWindows:
         return replace(self, ends=self.ends[chosen])
 
     def batch(self, indices: np.ndarray) -> SequenceBatch:
-        """Return the windows at `indices`.
-
-        Raises:
-            DataError: If a pixel is not finite and the configuration does not allow this.
-        """
+        """Return the windows at `indices`."""
         ends = self.ends[indices]
         frames = ends[:, None] + np.arange(1 - self.num_frames, 1)
         # Windows overlap, so each distinct frame is read only once.
@@ -183,11 +161,7 @@ class SequenceWindows:
 
 
 def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> np.ndarray:
-    """Return pixels of frames, `(frame, channel, height, width)`.
-
-    Raises:
-        DataError: If `refuse_nan` is true and a pixel is not finite.
-    """
+    """Return pixels of frames, `(frame, channel, height, width)`."""
     pixels = table.images.read(frames)
     if refuse_nan and not np.isfinite(pixels).all():
         place, *pixel = np.argwhere(~np.isfinite(pixels))[0].tolist()
@@ -201,11 +175,7 @@ def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> 
 def complete_window_ends(
     table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
 ) -> np.ndarray:
-    """Return the last frames of all windows that cross no gap and, unless allowed, no group.
-
-    Raises:
-        DataError: If time does not increase within a group.
-    """
+    """Return the last frames of all windows that cross no gap and, unless allowed, no group."""
     breaks = _breaks(table, max_gap=max_gap, cross_groups=cross_groups)
     starts = np.maximum.accumulate(np.where(breaks, np.arange(len(breaks)), 0))
     ends: np.ndarray = np.flatnonzero(np.arange(len(breaks)) - starts >= num_frames - 1)
@@ -215,11 +185,7 @@ def complete_window_ends(
 def find_window_ends(
     table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
 ) -> np.ndarray:
-    """Return the last frames of the complete windows that end at a target.
-
-    Raises:
-        DataError: If a group has no window, or time does not increase within a group.
-    """
+    """Return the last frames of the complete windows that end at a target."""
     complete = complete_window_ends(
         table, num_frames=num_frames, max_gap=max_gap, cross_groups=cross_groups
     )

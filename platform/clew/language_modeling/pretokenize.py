@@ -1,7 +1,6 @@
 """Packs a corpus once, so that many trainings can use it.
 
-The corpus is divided into units. Each unit is tokenized into a separate file under `parts/`
-(`clew.language_modeling.pretokenize`), so that an interrupted run can continue. At the end, the
+The corpus is divided into units. Each unit is tokenized into a separate file under `parts/`, so that an interrupted run can continue. At the end, the
 parts are joined in order and the manifest is written.
 
 A BPE vocabulary is trained only on the first part of the text. The last part is held out for
@@ -49,6 +48,10 @@ from clew.language_modeling.tokenizers import (
     train_bpe,
 )
 
+logger = logging.getLogger(__name__)
+
+PLAN_FILE, PARTS_FOLDER, LENGTHS_SUFFIX = "plan.json", "parts", ".lengths"
+COPY_BYTES = 16 * 2**20
 PLAN_VERSION = 2
 """Increased when the same settings lead to other tokens or other files."""
 
@@ -104,13 +107,6 @@ def plan_text(settings: PackSettings, units: list[Unit]) -> str:
     stats = {unit.path: Path(unit.path).stat() for unit in units if unit.kind != "huggingface"}
     files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
     return json.dumps({"settings": chosen, "files": files, "num_units": len(units)}, indent=1)
-
-
-PARTS_FOLDER, LENGTHS_SUFFIX = "parts", ".lengths"
-COPY_BYTES = 16 * 2**20
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -178,15 +174,7 @@ def join_parts(
 ) -> PackManifest:
     """Join the parts into one file, write the manifest and delete the parts.
 
-    Args:
-        settings: Settings of the pack.
-        tokenizer: Tokenizer of all parts.
-        parts: Files and counts, in order.
-        output: Folder of the pack.
-        whole: Whether these are all parts of the text.
-
-    Raises:
-        DataError: The corpus has no text.
+    `whole` says whether these are all parts of the text.
     """
     dtype = token_type(tokenizer.vocabulary_size)
     num_bytes = sum(part.num_bytes for _, part in parts)
@@ -245,24 +233,12 @@ def _concatenate(paths: list[Path], target: Path, num_bytes: int) -> str:
     return digest.hexdigest()
 
 
-logger = logging.getLogger(__name__)
-
-PLAN_FILE = "plan.json"
-
-
 def pretokenize(
     settings: PackSettings, output: Path, *, num_proc: int = 1, force: bool = False
 ) -> PackManifest:
     """Pack a corpus into a folder, or continue an unfinished pack; a finished pack is not changed.
 
-    Args:
-        settings: Settings of the pack.
-        output: Folder of the pack.
-        num_proc: Number of processes that tokenize.
-        force: Whether to delete an existing pack in the folder and start again.
-
-    Raises:
-        DataError: The corpus is empty or malformed, or the folder contains another pack.
+    With `force`, an existing pack in the folder is deleted first.
     """
     units = plan_units(settings.dataset)
     output.mkdir(parents=True, exist_ok=True)

@@ -31,17 +31,18 @@ from clew.files import replacing
 from clew.language_modeling.model import EigenstateLM, Sampling, TextState, read_text, write_text
 from clew.language_modeling.packed_tokens import PackedTokens, PackManifest
 from clew.language_modeling.packed_tokens import read_manifest as read_pack_manifest
-from clew.language_modeling.tokenizers import (
-    BPE,
-    BYTES,
-    TOKENIZER_FILE,
-    Tokenizer,
-    load_tokenizer,
-)
+from clew.language_modeling.tokenizers import BPE, BYTES, TOKENIZER_FILE, Tokenizer, load_tokenizer
 from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 TOKENS_FILE = "tokens.json"
+SCHEMA_VERSION = "1"
+VERSION_KEY, WEIGHTS_KEY = "clew.text_state", "clew.weights"
+DEFAULT_SEED = 0
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+CONTEXT_TOKENS = 4
+"""Tokens of the prompt for decoding the first piece, because some tokenizers' spaces need them."""
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -68,27 +69,14 @@ def write_model_folder(folder: Path, *, checkpoint: Path, packed: PackedTokens) 
 
 
 def load_text_folder(folder: Path) -> TextModel:
-    """Load a folder that `write_model_folder` has written.
-
-    Raises:
-        UsageError: A file is missing or cannot be read.
-    """
+    """Load a folder that `write_model_folder` has written."""
     text = read_pack_manifest(folder, TOKENS_FILE)
     tokenizer = load_tokenizer(BYTES if text.tokenizer == BYTES else BPE, folder)
     return load_text_model(folder, text, tokenizer)
 
 
 def load_text_model(checkpoint: Path, text: PackManifest, tokenizer: Tokenizer) -> TextModel:
-    """Load the model of a checkpoint, ready to continue texts.
-
-    Args:
-        checkpoint: The folder of the checkpoint.
-        text: The manifest of the packed text that the model was trained on.
-        tokenizer: The tokenizer of this text.
-
-    Raises:
-        CheckpointError: The checkpoint belongs to another task or another text, or is incomplete.
-    """
+    """Load the model of a checkpoint, which was trained on the packed text of this manifest."""
     manifest = read_manifest(checkpoint)
     config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
     if not isinstance(config.model, EigenstateLMModel):
@@ -106,11 +94,6 @@ def load_text_model(checkpoint: Path, text: PackManifest, tokenizer: Tokenizer) 
         checkpoint, lambda: EigenstateLM(size, settings, end_of_text=text.end_of_text)
     )
     return TextModel(model.eval(), tokenizer)
-
-
-SCHEMA_VERSION = "1"
-VERSION_KEY, WEIGHTS_KEY = "clew.text_state", "clew.weights"
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -134,17 +117,7 @@ class PausedText:
 
 
 def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
-    """Read a state that was written with the model; its tensors are put on the model's device.
-
-    Args:
-        path: The file.
-        model: The model.
-        weights: Digest of the model's weights.
-
-    Raises:
-        DataError: The file is not a state of a text, or is damaged.
-        CheckpointError: The state belongs to another model.
-    """
+    """Read a state that was written with the model, whose weights have this digest."""
     try:
         with safe_open(path, framework="pt") as file:
             said = file.metadata() or {}
@@ -224,20 +197,10 @@ def _filled(value: S, tensors: dict[str, Tensor], name: str) -> S:
     return found  # type: ignore[no-any-return]
 
 
-DEFAULT_SEED = 0
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-CONTEXT_TOKENS = 4
-"""Tokens of the prompt for decoding the first piece, because some tokenizers' spaces need them."""
-
-
 class TextWriter:
     """Reads and continues one text, with its state and its random generator.
 
-    Args:
-        text_model: The language model.
-        start: A paused text to continue; None: a new text.
-        seed: Seed for drawing tokens; None: the generator of `start` continues, or `DEFAULT_SEED`
-            for a new text.
+    Without a seed, the generator of `start` continues; a new text has `DEFAULT_SEED`.
     """
 
     def __init__(
@@ -256,11 +219,6 @@ class TextWriter:
     def read(
         self, prompt: str, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Read a prompt, which is appended to the text so far.
-
-        Raises:
-            UsageError: The prompt cannot be encoded; see `encode_prompt`.
-        """
         tokens = encode_prompt(self._tokenizer, prompt)
         inputs = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0)
         device = self._model.embedding.weight.device
@@ -288,10 +246,7 @@ class TextWriter:
 class TextPieces:
     """Converts tokens to pieces of text, whose concatenation is the text of all tokens.
 
-    Args:
-        tokenizer: Tokenizer that decodes the tokens.
-        tokens: Earlier tokens: those whose text was shown, then those whose text was held back.
-        num_shown: Number of `tokens` whose text was shown.
+    It keeps tokens of which the first `num_shown` have been shown, and the others held back.
     """
 
     def __init__(
@@ -330,23 +285,14 @@ def continuation(
     sampling: Sampling | None = None,
     seed: int = DEFAULT_SEED,
 ) -> str:
-    """Return generated text that continues a prompt.
-
-    Raises:
-        UsageError: The prompt cannot be encoded; see `encode_prompt`.
-    """
+    """Return generated text that continues a prompt."""
     writer = TextWriter(text_model, seed=seed)
     writer.read(prompt)
     return "".join(writer.write(max_tokens, sampling or Sampling())) + writer.rest()
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
-    """Return the tokens of a prompt, `(token,)`.
-
-    Raises:
-        ConfigError: The prompt has no token or is not UTF-8, which can happen in a terminal.
-        DataError: The prompt contains text that the tokenizer has no token for.
-    """
+    """Return the tokens of a prompt, `(token,)`."""
     try:
         text = prompt.encode("utf-8")
     except UnicodeEncodeError as error:

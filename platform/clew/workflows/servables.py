@@ -241,7 +241,7 @@ class ServedFrames:
         return rows
 
     def answer(self, folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        predictor = WindowPredictor.load(folder)
+        predictor = WindowPredictor(folder)
         return [predictor.predict(**row) for row in rows]
 
     def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
