@@ -32,7 +32,6 @@ from clew.image_sequences.windows import ScalarEncoding, SequenceWindows, comple
 from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
-
 SEQUENCES_FILE = "sequences.json"
 HELD_OUT_FILE = "held_out_errors.parquet"
 Size = Annotated[int, Field(strict=True, ge=1, lt=2**31)]

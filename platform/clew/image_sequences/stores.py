@@ -283,8 +283,7 @@ class FrameLayout:
 
     @classmethod
     def of(cls, path: Path, shape: tuple[int, ...], channels: ChannelAxis | None) -> "FrameLayout":
-        """Determine the layout from a file's shape; frames without a channel axis have one channel.
-        """
+        """Determine the layout; frames without a channel axis have one channel."""
         if len(shape) not in {3, 4} or not all(shape):
             raise DataError(
                 f"{path}: images have shape {shape}; expected (frame, height, width), (frame, "
