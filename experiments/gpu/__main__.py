@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="stop after this time")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), help="JSON file to write")
-    parser.add_argument("--only", default="", help="run only the parts whose name has this text")
+    parser.add_argument("--only", default="", help="run only the parts whose name matches this")
     given = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     small = device.type == "cpu"
@@ -115,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     content: dict[str, Any] = {"machine": describe(device), "small": small, "parts": {}}
     print(json.dumps(content["machine"]))
     for name, part in PARTS.items():
-        if given.only not in name:
+        if not re.search(given.only, name):
             continue
         print(name, flush=True)
         if bench.seconds_left <= 0:

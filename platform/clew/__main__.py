@@ -4,9 +4,13 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import click
@@ -105,17 +109,26 @@ def prepare_environment() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error becomes one line on standard error."""
     from clew.cli import cli
+    from clew.runs.base import keeping_reason
 
     # An option with an empty value counts as not given, because `mlflow run` passes every option.
     given = [word for word in arguments if not re.fullmatch(r"--[\w-]+=", word)]
     typed_command.set(shlex.join(["clew", *given]))
     try:
-        result = cli.main(arguments, prog_name="clew", standalone_mode=False)
+        with keeping_reason(), _interrupted_as_usual():
+            result = cli.main(arguments, prog_name="clew", standalone_mode=False)
     except ClewError as error:
         return _report(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
     except click.ClickException as error:
-        return _report(error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
+        context = getattr(error, "ctx", None)
+        if context is not None:
+            usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n"
+            click.echo(usage, err=True)
+        return _report(error.format_message(), error.exit_code)
+    except KeyboardInterrupt:
         return _report("interrupted", 130)
     except OSError as error:
         if (found := of_the_system(error)) is None:
@@ -124,11 +137,23 @@ def run(arguments: list[str]) -> int:
     return result if isinstance(result, int) else 0
 
 
+@contextmanager
+def _interrupted_as_usual() -> Iterator[None]:
+    """Raise a KeyboardInterrupt again that click has turned into its own error."""
+    try:
+        yield
+    except click.Abort:
+        raise KeyboardInterrupt from None
+
+
 def _report(message: str, exit_code: int) -> int:
     line = " ".join(message.split())
     if len(line) > MAX_CHARACTERS:
         line = line[: MAX_CHARACTERS - 1] + "…"
-    sys.stderr.write(f"clew: error: {printable(line)}\n")
+    text = f"clew: error: {printable(line)}"
+    if sys.stderr.isatty():  # a program reads one line
+        text = textwrap.fill(text, shutil.get_terminal_size().columns, break_on_hyphens=False)
+    sys.stderr.write(f"{text}\n")
     return exit_code
 
 

@@ -68,7 +68,11 @@ TAG_CELL = "clew.cell"
 TAG_TRIAL = "clew.trial"
 """Number of a trial in a search; a tag of the trial's training run."""
 TAG_STOPPED_BECAUSE = "clew.stopped_because"
-"""Why a search stopped a trial: `pruned` or `out of time`."""
+"""Why a run did not finish: the error that ended it, `stopped by the user`, or, for the trial of a
+search, `pruned` or `out of time`."""
+TAG_ENDED_AS = "clew.ended_as"
+"""`FAILED` or `KILLED`: how a run ended that did not finish. `mlflow run` first sets the status of
+every such run to FAILED."""
 TAG_BEST_RUN = "clew.best_run"
 """Run of a search's best trial."""
 TAG_WARNINGS = "clew.warnings"
@@ -93,6 +97,13 @@ TAG_PROMOTED_BY = "clew.promoted_by"
 """Who made a version the champion: the e-mail of the dashboard's user, else the system's user."""
 TAG_ROLLED_BACK_BY = "clew.rolled_back_by"
 """Who moved the alias back to a version."""
+TAG_GATE_METRIC = "clew.gate.metric"
+"""Metric by which a version was compared with the champion of that time."""
+TAG_GATE_SPLIT = "clew.gate.split"
+TAG_GATE_EXAMPLES = "clew.gate.examples"
+"""Number of examples on which both were compared."""
+TAG_GATE_INTERVAL = "clew.gate.interval"
+"""Confidence interval of the improvement; above zero for a version that was promoted."""
 TAG_DECISION = "clew.decision"
 TAG_PACKAGE_COMMIT = "clew.package_commit"
 TAG_CHECKPOINT_STEP = "clew.checkpoint_step"
@@ -251,7 +262,9 @@ def hits_at(k: int) -> str:
     return HITS_AT.format(k=k)
 
 
-# First lines of a list of facts marked wrong: the data set that the facts belong to
+# First lines of a list of facts marked wrong: the data set that the facts belong to, and whether
+# apostrophes in front of names keep spreadsheets from running them
 LIST_DATA_SET_PREFIX = "# data set: "
 LIST_FINGERPRINT_PREFIX = "# fingerprint: "
-LIST_ORIGIN = (LIST_DATA_SET_PREFIX, LIST_FINGERPRINT_PREFIX)
+LIST_APOSTROPHES_PREFIX = "# apostrophes: "
+LIST_ORIGIN = (LIST_DATA_SET_PREFIX, LIST_FINGERPRINT_PREFIX, LIST_APOSTROPHES_PREFIX)

@@ -134,7 +134,6 @@ def _stop_telling(tells: int) -> None:
 
 
 def _watch(told: int, process: int) -> None:
-    """Wait for two requests to stop, then for the end of the process, which closes the pipe."""
     requests, last_term = 0, -ONE_REQUEST_SECONDS
     while requests < 2:
         number = os.read(told, 1)

@@ -27,7 +27,7 @@ WHOLE_NUMBERS = {
     "eigenvalue_stride",
     "power_stride",
 }
-CONSTANTS = {"CHUNK": 32, "BLOCK": 64, "ROWS": 32, "COLUMNS": 64}
+CONSTANTS = {"EACH": 128, "CHUNK": 32, "BLOCK": 64, "ROWS": 32, "COLUMNS": 64}
 COMPUTE_CAPABILITIES = (75, 90)
 """A T4 and an H100."""
 

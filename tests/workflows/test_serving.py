@@ -217,7 +217,7 @@ def test_promotion_over_a_real_server(
     promote(PromotionRequest(weak, name="remote"))
     result = promote(PromotionRequest(experiment="remote", name="remote"))
     assert (result.run_id, result.number, result.former) == (strong, "2", "1")
-    with pytest.raises(PromotionRefused, match="not better"):
+    with pytest.raises(PromotionRefused):
         promote(PromotionRequest(weak, name="remote"))
     state = Registry.connect().state("remote")
     assert state is not None

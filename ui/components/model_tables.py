@@ -18,9 +18,9 @@ from clew.ui.data.runs import number_text
 QUALITY = tuple(
     names.metric(split, kind.metrics[0])
     for kind in TASK_KINDS.values()
-    for split in ("test", "valid")
+    for split in ("valid", "test")
 )
-"""The metrics by which models of each task are chosen."""
+"""Quality of models of each task: what chose them, and what it is on the test split."""
 LINEAGE = {
     "Task": names.TAG_TASK,
     "Data": names.TAG_DATASET,
@@ -37,6 +37,9 @@ LINEAGE = {
     "Promoted by run": names.TAG_PROMOTE_RUN,
     "Refused because": names.TAG_REFUSED_BECAUSE,
     "Promoted by": names.TAG_PROMOTED_BY,
+    "Compared by": names.TAG_GATE_METRIC,
+    "Compared on": names.TAG_GATE_EXAMPLES,
+    "Improvement, interval": names.TAG_GATE_INTERVAL,
     "Rolled back by": names.TAG_ROLLED_BACK_BY,
     "Overruled because": names.TAG_FORCED_BECAUSE,
 }

@@ -27,11 +27,10 @@ from clew.runs.reading.comparison import (
     pareto_front,
     setting_name,
 )
-from clew.runs.reading.metrics import Pick, pick_values, smooth
+from clew.runs.reading.metrics import TEST_PREFIX, Pick, pick_values, smooth
 from clew.runs.reading.saved_views import SavedView, SavedViews
 from clew.runs.reading.search import search_runs
 from clew.runs.reading.tables import (
-    csv_text,
     delta_text,
     ratio_text,
     statistic_text,
@@ -39,6 +38,7 @@ from clew.runs.reading.tables import (
     to_latex,
     to_markdown,
 )
+from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "SavedView",
     "SavedViews",
     "Statistic",
-    "csv_text",
     "delta_text",
     "differing_parameters",
     "distinct_labels",
@@ -68,7 +67,7 @@ __all__ = [
 NUM_PRESET_CANDIDATES = 100
 MAX_PRESET_RUNS = 24
 FINISHED = RunQuery(kind=names.KIND_TRAIN, status="FINISHED", order_by="attributes.end_time DESC")
-QUALITY_PREFIXES = ("test/", "valid/")
+QUALITY_PREFIXES = ("valid/", TEST_PREFIX)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def picked_texts(setting: Setting) -> dict[str, str]:
     def text(key: str) -> str:
         if setting.pick == "step":
             return f"value at step {setting.step:,}"
-        best = setting.pick == "best" and direction_of(key) is not None
+        best = setting.pick == "best" and direction_of(key) and not key.startswith(TEST_PREFIX)
         return "best value" if best else "last value"
 
     return {key: text(key) for key in setting.qualities}
@@ -124,10 +123,10 @@ def reference_of(runs: Sequence[RunRecord]) -> str:
 
 
 def quality_metrics(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the quality metrics that any of the runs has, headline metrics first."""
+    """Return the quality metrics that any of the runs has: headlines, validation, test."""
     keys = {key for run in runs for key in run.metrics if key.startswith(QUALITY_PREFIXES)}
     headlines = [headline_key(run) for run in runs]
-    return sorted(keys, key=lambda key: (key not in headlines, key))
+    return sorted(keys, key=lambda key: (key not in headlines, key.startswith(TEST_PREFIX), key))
 
 
 def curve_metrics(runs: Sequence[RunRecord]) -> list[str]:
@@ -165,7 +164,8 @@ def curves(
 def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFrame:
     """Return cost and quality of each group that has both, and whether no other group beats it.
 
-    If neither larger nor smaller values of the quality are better, `front` is False for all.
+    `front` is False for all if neither larger nor smaller values of the quality are better, and for
+    the test split, which chooses nothing.
     """
     rows = []
     for group in comparison.groups:
@@ -176,7 +176,7 @@ def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFr
     columns = ["group", "cost", "quality", "cost_deviation", "quality_deviation"]
     frame = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:], float))
     direction = direction_of(quality_key)
-    if direction is None:
+    if direction is None or quality_key.startswith(TEST_PREFIX):
         return frame.assign(front=False)
     sign = 1.0 if direction == "larger" else -1.0
     places = {row[0]: (row[1], sign * row[2]) for row in rows}
@@ -227,6 +227,7 @@ def views() -> SavedViews:
 
 def save_view(name: str, parameters: Mapping[str, str], person: str, *, replaces: str) -> None:
     """Save a view, see `clew.runs.reading.saved_views.save_view`."""
+    person = access.authorize("save views") or person
     try:
         saved_views.save_view(name, parameters, person, replaces=replaces)
     finally:
@@ -235,6 +236,7 @@ def save_view(name: str, parameters: Mapping[str, str], person: str, *, replaces
 
 def delete_view(name: str) -> None:
     """Delete a view, see `clew.runs.reading.saved_views.delete_view`."""
+    access.authorize("save views")
     try:
         saved_views.delete_view(name)
     finally:

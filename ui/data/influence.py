@@ -15,14 +15,15 @@ from clew import names
 from clew.errors import DataError
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.facts import (
-    MAX_STEPS,
     Agreement,
     FactPath,
     agreement,
     answer,
+    by_side,
     evidence,
     facts_of_paths,
     find_paths,
+    no_path,
     place_text,
     scored,
     summary,
@@ -32,18 +33,20 @@ from clew.runs.reading.report_files import report_files
 from clew.runs.reading.reports import ReportFiles, ReportHead, add_hops, read_facts, read_head
 from clew.runs.reading.validations import find_validation_of_report
 from clew.runs.validation_record import ValidationSummary
+from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [
-    "MAX_STEPS",
     "Agreement",
     "FactPath",
     "ReportFiles",
     "ReportHead",
     "agreement",
     "answer",
+    "by_side",
     "evidence",
     "facts_of_paths",
+    "no_path",
     "place_text",
     "scored",
     "summary",
@@ -93,6 +96,7 @@ def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
     Raises:
         DataError: A file is not part of a report, or takes too much memory or time to read.
     """
+    access.authorize("upload")
     found: dict[str, Path] = {}
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
@@ -211,12 +215,11 @@ def filter_tests(tests: pd.DataFrame, *, text: str, relation: str, order: str) -
 
 
 def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:
-    """Return the `number` facts with the largest absolute values, in descending order of value."""
-    if len(facts) <= number:
-        return facts.sort_values(column, ascending=False, kind="stable")
+    """Return the `number` facts with the largest absolute values, in the order of `by_side`."""
     values = facts[column].abs().to_numpy()
-    places = np.argpartition(-values, number)[:number]
-    return facts.iloc[places].sort_values(column, ascending=False, kind="stable")
+    if len(facts) > number:
+        facts = facts.iloc[np.argpartition(-values, number)[:number]]
+    return by_side(facts, column)
 
 
 def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:

@@ -171,7 +171,7 @@ class PromoteOptions(Options):
     experiment: str = ""
     """Experiment whose best run to promote, instead of a run id."""
     metric: str = ""
-    """Metric used to choose and to compare (default: that of the task, such as valid/mrr)."""
+    """Validation metric that chooses and decides (default: that of the task, such as valid/mrr)."""
     name: str = ""
     """Name of the registered model (default: clew-<data set>)."""
     alias: str = ""

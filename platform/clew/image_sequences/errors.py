@@ -56,6 +56,13 @@ class RegressionResult:
             values[names.INTERVAL_HALF_WIDTH] = float(self.interval.mean())
         return {names.metric(split, name): value for name, value in values.items()}
 
+    def by_window(self, name: str) -> np.ndarray | None:
+        """Return what each window adds to MAE or R2, `(window,)`; None for another metric."""
+        squares = self.errors**2
+        total = float(((self.target - self.target.mean()) ** 2).mean())
+        values = {names.MAE: abs(self.errors), names.R2: 1.0 - squares / total if total else None}
+        return values.get(name)
+
     def by_group(self) -> list[dict[str, Any]]:
         """Return one row for each group: windows, MAE, RMSE, R2, bias, and the baselines' MAE."""
         rows = []

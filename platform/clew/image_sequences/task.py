@@ -34,7 +34,7 @@ from clew.image_sequences.prediction import SEQUENCES_FILE, predict_windows
 from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
 from clew.image_sequences.windows import SequenceBatch, SequenceWindows
 from clew.training.checkpoints import read_model
-from clew.training.task import LossSum
+from clew.training.task import ExampleValues, LossSum
 
 logger = logging.getLogger(__name__)
 
@@ -182,6 +182,15 @@ class SequenceRegression:
         if split == "test" and self.data_config.shown_windows:
             self._looks[split] = self.looks(model, split, device)
         return result.metrics(split)
+
+    def example_values(
+        self, model: nn.Module, split: str, name: str, device: torch.device
+    ) -> ExampleValues | None:
+        """Return the errors behind a metric; none if no group is held out for validation."""
+        values = self._results[split].by_window(name)
+        if values is not None and split == "valid" and not self._validates:
+            values = values[:0]  # these windows are those of the test group
+        return None if values is None else ExampleValues(values, "windows", in_sequence=True)
 
     @torch.no_grad()
     def looks(

@@ -18,6 +18,7 @@ over chunks are in float32. On a CPU, products use float32 instead of float16, w
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,16 +172,33 @@ def measure_perplexity(
 ) -> Perplexity:
     """Return the loss of a text, predicting every token except the first from all before it.
 
+    The state is carried from one segment to the next, so the result does not depend on the size of
+    the segments.
+
     Args:
         model: Model in evaluation mode.
         text: Two or more tokens, `(token,)`.
         num_bytes: Number of bytes of all tokens except the first.
         device: Device of the model.
         chunk_bytes: Memory budget for the logits of a chunk.
-        segment_tokens: Tokens that go through the model at once; this affects memory, but not
-            results.
+        segment_tokens: Tokens that go through the model at once.
     """
-    total, state = 0.0, None
+    losses = segment_losses(
+        model, text, device=device, chunk_bytes=chunk_bytes, segment_tokens=segment_tokens
+    )
+    return Perplexity(sum(losses, start=0.0), len(text) - 1, num_bytes)
+
+
+def segment_losses(
+    model: EigenstateLM,
+    text: np.ndarray,
+    *,
+    device: torch.device,
+    chunk_bytes: int,
+    segment_tokens: int,
+) -> Iterator[float]:
+    """Yield the summed loss of each segment of a text; the arguments are `measure_perplexity`'s."""
+    state = None
     for start in range(0, len(text) - 1, segment_tokens):
         segment = text[start : start + segment_tokens + 1].astype(np.int64)
         tokens = torch.from_numpy(segment).to(device).unsqueeze(0)
@@ -188,8 +206,7 @@ def measure_perplexity(
         loss = summed_loss(
             hidden, model.embedding.weight, tokens[:, 1:].contiguous(), chunk_bytes=chunk_bytes
         )
-        total += float(loss)
-    return Perplexity(total, len(text) - 1, num_bytes)
+        yield float(loss)
 
 
 @dataclass(frozen=True)

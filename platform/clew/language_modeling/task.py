@@ -1,6 +1,7 @@
 """The language modelling task: packed text, an eigenstate model, and the next-token loss."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,19 +17,23 @@ from clew.config.loss import LanguageLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.language_modeling.loss import (
+    SEGMENT_TOKENS,
     PositionBucket,
     loss_by_position,
     measure_perplexity,
+    segment_losses,
     summed_loss,
     token_losses,
 )
 from clew.language_modeling.model import EigenstateLM, Sampling, generate
 from clew.language_modeling.tokens import TokenBatch, TokenSplits, TokenWindows
 from clew.language_modeling.writer import write_tokens
-from clew.training.task import LossSum
+from clew.training.task import ExampleValues, LossSum
 
 POSITION_WINDOWS = 16
 """Maximum number of windows over which the loss by position is averaged."""
+NUM_STRETCHES = 300
+"""Least number of stretches in which the losses of a text are given, if it has as many tokens."""
 NUM_SAMPLES, SAMPLE_TOKENS, PROMPT_TOKENS = 3, 400, 64
 POSITIONS_FILE = "loss_by_position.json"
 SAMPLES_FILE = "samples.txt"
@@ -156,6 +161,27 @@ class LanguageModeling:
         if split == "test":
             self._samples[split] = self.sample(language_model, split, device)
         return values
+
+    @torch.no_grad()
+    def example_values(
+        self, model: nn.Module, split: str, name: str, device: torch.device
+    ) -> ExampleValues | None:
+        """Return the loss of each stretch of the text, as a multiple of an equal share of it."""
+        windows = self.splits.windows[split]
+        num_tokens = len(windows.stream) - 1
+        num_bytes = self.splits.num_bytes(windows.start + 1, windows.end)
+        divisors = {names.LOSS: num_tokens, names.BITS_PER_BYTE: math.log(2) * num_bytes}
+        if name not in divisors:
+            return None
+        nats = segment_losses(
+            self.as_model(model),
+            windows.stream,
+            device=device,
+            chunk_bytes=self._chunk_bytes,
+            segment_tokens=min(SEGMENT_TOKENS, -(-num_tokens // NUM_STRETCHES)),
+        )
+        values = np.array(list(nats)) / divisors[name]
+        return ExampleValues(values * len(values), "stretches of text", in_sequence=True)
 
     def sample(self, model: EigenstateLM, split: str, device: torch.device) -> list[str]:
         """Generate text after a few fixed prompts from a split, always with the same seed."""

@@ -1,5 +1,6 @@
 """Metrics computed from ranks: MRR, Hits@k and mean rank, overall, by side and by relation."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -82,6 +83,20 @@ class RankingResult:
         if side is not None:
             return RankQuality.of(self.ranks(side))
         return RankQuality.of(np.concatenate([self.head_ranks, self.tail_ranks]))
+
+    def by_triple(self, name: str) -> Float64[np.ndarray, " triple"] | None:
+        """Return what each triple adds to a metric, such as `mrr` or `hits_at_1_head`; their mean.
+
+        None if the metric has another name.
+        """
+        terms: dict[str, Callable[[Ranks], Ranks]] = {
+            names.MRR: lambda ranks: 1.0 / ranks,
+            names.MEAN_RANK: lambda ranks: ranks,
+            **{names.hits_at(k): lambda ranks, k=k: 1.0 * (ranks <= k) for k in HITS_AT},
+        }
+        sides = [side for side in SIDES if name.endswith(f"_{side}")] or SIDES
+        term = terms.get(name.removesuffix("_head").removesuffix("_tail"))
+        return term and np.mean([term(self.ranks(side)) for side in sides], axis=0)
 
     def by_relation(self) -> list[RelationQuality]:
         """Return the quality of each side of each relation that occurs, sorted by relation."""

@@ -13,6 +13,8 @@ from clew.training.precision import Precision
 from clew.training.seeding import capture_generators, restore_generators
 from clew.training.task import B, Task
 
+USES_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
+
 
 def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch.device) -> None:
     """Compile the model's forward in place, so that the keys of its state dict do not change.
@@ -28,6 +30,11 @@ def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch
             "CPU and none of g++, c++, clang++ is on PATH; install one or set it to false"
         )
     model.compile(mode=settings.torch_compile_mode)
+    if device.type == "cuda" and settings.torch_compile_mode in USES_CUDA_GRAPHS:
+        # A CUDA graph writes its gradients to the same memory each time, so the gradient of one
+        # microbatch would be overwritten before that of the next is added to it.
+        for parameter in model.parameters():
+            parameter.register_hook(torch.clone)
 
 
 def undo_compile(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,20 @@ class LossSum:
 
     total: Tensor
     count: int
+
+
+@dataclass(frozen=True, eq=False)
+class ExampleValues:
+    """A metric of a split as one value for each example, `(example,)`; their mean is the metric.
+
+    Neighbours in a sequence (`in_sequence`) resemble each other, so they count for less than as
+    many independent examples.
+    """
+
+    values: np.ndarray
+    unit: str
+    """Plural name of the examples for messages, such as `triples`."""
+    in_sequence: bool = False
 
 
 @runtime_checkable
@@ -64,6 +79,15 @@ class Task(Protocol[B]):
         """Return the metrics on a split (`valid` or `test`), with names such as `valid/mrr`.
 
         The result is empty if the split has no examples.
+        """
+        ...
+
+    def example_values(
+        self, model: nn.Module, split: str, name: str, device: torch.device
+    ) -> ExampleValues | None:
+        """Return the values behind a metric, such as `mrr`, of the last evaluation of a split.
+
+        The result is None if the metric is not a mean over examples.
         """
         ...
 

@@ -227,6 +227,7 @@ def test_picking_values() -> None:
     assert metrics.pick_values(frame, "valid/rmse", "best") == {"a": 0.1, "b": 0.2}
     assert metrics.pick_values(frame, "valid/abs_error_q95", "best") == {"a": 0.1, "b": 0.2}
     assert metrics.pick_values(frame, "valid/bias", "best") == {"a": 0.4, "b": 0.2}
+    assert metrics.pick_values(frame, "test/mrr", "best") == {"a": 0.4, "b": 0.2}
     assert metrics.pick_values(frame, "valid/mrr", "last") == {"a": 0.4, "b": 0.2}
     assert metrics.pick_values(frame, "valid/mrr", "step", 2) == {"a": 0.5}
 

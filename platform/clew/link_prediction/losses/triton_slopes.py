@@ -2,8 +2,8 @@
 
 PyTorch's operations read and write a tile about ten times: bias, softplus, its sum, sigmoid, column
 sums, gain, conversion. Here one kernel does all of this. A program handles a block of columns and
-loops over the rows, so that sums over rows stay in registers. The kernel needs no atomics, and its
-results are deterministic.
+some of the rows, so that sums over rows stay in registers; torch adds the sums of the programs. The
+kernel needs no atomics, and its results are deterministic.
 
 The kernels are tested without a GPU by Triton's interpreter (TRITON_INTERPRET=1).
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 from clew.link_prediction.losses.score_tiles import PerRow, Slope, Slopes, Tile, TileBias
 
 BLOCK_ROWS, BLOCK_COLUMNS = 32, 64
+ROWS_OF_A_PROGRAM = 128
 LOG_SUM_ROWS, LOG_SUM_COLUMNS = 4, 512
 
 
@@ -43,18 +44,20 @@ def _slopes(  # noqa: PLR0917 - Triton passes by position
     HAS_BIAS: tl.constexpr,  # noqa: N803
     SOFTMAX: tl.constexpr,  # noqa: N803
     SLOPE: tl.constexpr,  # noqa: N803
+    EACH: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
 ):
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(1)
     inside = column < num_columns
     shift = tl.zeros((COLUMNS,), dtype=tl.float32)
     if HAS_BIAS:
         shift = tl.load(bias + column, mask=inside, other=0.0)
     sums = tl.zeros((COLUMNS,), dtype=tl.float32)
     softplus = tl.zeros((COLUMNS,), dtype=tl.float32)
-    for first in range(0, num_rows, ROWS):
-        row = first + tl.arange(0, ROWS)
+    for step in range(0, EACH, ROWS):
+        row = part * EACH + step + tl.arange(0, ROWS)
         offsets = row.to(tl.int64)[:, None] * num_columns + column[None, :]
         valid = (row < num_rows)[:, None] & inside[None, :]
         s = tl.load(scores + offsets, mask=valid, other=0.0) + shift[None, :]
@@ -69,8 +72,8 @@ def _slopes(  # noqa: PLR0917 - Triton passes by position
             sums += tl.sum(tl.where(valid, slope, 0.0), axis=0)
             tl.store(scaled + offsets, (slope * gain).to(scaled.dtype.element_ty), mask=valid)
     if SLOPE:
-        tl.store(column_sums + column, sums, mask=inside)
-    tl.store(totals + column, softplus, mask=inside)
+        tl.store(column_sums + part * num_columns + column, sums, mask=inside)
+    tl.store(totals + part * num_columns + column, softplus, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -146,9 +149,10 @@ class TritonSlopes(Slopes):
         scaled = scores
         if slope and self._operand != scores.dtype:
             scaled = self._workspace.take("scores", (num_rows, num_columns), self._operand)
-        columns, totals = scores.new_empty(2, num_columns)
+        parts = -(-num_rows // ROWS_OF_A_PROGRAM)
+        columns, totals = scores.new_empty(2, parts, num_columns)
         log_sum, mass = rows if rows is not None else (scores, scores)
-        _slopes[(-(-num_columns // BLOCK_COLUMNS),)](
+        _slopes[(-(-num_columns // BLOCK_COLUMNS), parts)](
             scores,
             scores if bias is None else bias,
             log_sum,
@@ -162,7 +166,8 @@ class TritonSlopes(Slopes):
             HAS_BIAS=bias is not None,
             SOFTMAX=rows is not None,
             SLOPE=slope,
+            EACH=ROWS_OF_A_PROGRAM,
             ROWS=BLOCK_ROWS,
             COLUMNS=BLOCK_COLUMNS,
         )
-        return totals.double().sum(), Slope(scaled, None if bias is None else columns)
+        return totals.double().sum(), Slope(scaled, None if bias is None else columns.sum(0))

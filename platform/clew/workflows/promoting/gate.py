@@ -10,14 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
+from scipy.special import stdtrit
 
 from clew import __version__, names
 from clew.errors import CheckpointError, DataError, TrackingError
 from clew.runs.hardware import git_commit
 from clew.runs.packaging import ask_servable
+from clew.runs.reading.metrics import HEADLINES
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import weights_digest
+from clew.training.task import ExampleValues
 from clew.workflows.model_source import (
     SERVED_FOLDER,
     LoadedModel,
@@ -28,6 +32,26 @@ from clew.workflows.model_source import (
 from clew.workflows.servables import Calibrated, Servable, servable_of
 
 REPRODUCTION_TOLERANCE = 1e-6
+SPLIT = "valid"
+"""The split that decides; the test split is only reported."""
+CONFIDENCE = 0.95
+NUM_STRETCHES, STRETCH = 15, 20
+"""Largest number of stretches of a sequence that count as independent of each other, and the least
+number of examples in each."""
+LEAST_DIFFERENT = 6
+"""With fewer examples that differ, equal models would win too often by chance: all signs of five
+agree in one case of sixteen."""
+SPLIT_SETTINGS = (
+    "valid_fraction",
+    "test_fraction",
+    "num_blocks",
+    "validation_group",
+    "test_group",
+    "hold_out_validation",
+    "embargo",
+    "temporal_frames",
+)
+"""Settings of `data` that choose the validation examples of the same data."""
 MOST_SHOWN = 200
 """Largest number of characters of a request in a message; requests with frames are longer."""
 SAFE_SUFFIXES = frozenset({".safetensors", ".json", ".parquet"})
@@ -53,6 +77,65 @@ class Check:
         return f"{'ok' if self.passed else 'NO':3} {self.name:11} {self.detail}"
 
 
+@dataclass(frozen=True)
+class Improvement:
+    """By how much a candidate is better than the champion, with its confidence interval."""
+
+    mean: float
+    low: float
+    high: float
+    confidence: float
+    num_examples: int
+    unit: str
+
+    @classmethod
+    def of(
+        cls, ours: ExampleValues, theirs: ExampleValues, *, maximize: bool, tries: int = 1
+    ) -> "Improvement":
+        """Compare two models on the same examples: Student's t over their paired differences.
+
+        Args:
+            ours: The candidate's value of the metric for each example.
+            theirs: The champion's values for the same examples.
+            maximize: Whether larger values are better.
+            tries: From how many candidates this one was chosen by the same examples; the interval
+                is widened for all of them together (Bonferroni).
+        """
+        differences = (ours.values - theirs.values) * (1 if maximize else -1)
+        count, mean = len(differences), float(differences.mean())
+        if ours.in_sequence:
+            parts = np.array_split(differences, max(1, min(NUM_STRETCHES, count // STRETCH)))
+            differences = np.array([part.sum() for part in parts]) * len(parts) / count
+        half = math.inf
+        if np.count_nonzero(differences) >= LEAST_DIFFERENT:
+            independent = len(differences)
+            quantile = stdtrit(independent - 1, 1 - (1 - CONFIDENCE) / 2 / tries)
+            half = float(quantile * differences.std(ddof=1) / math.sqrt(independent))
+        confidence = 1 - (1 - CONFIDENCE) / tries
+        return cls(mean, mean - half, mean + half, confidence, count, ours.unit)
+
+    @property
+    def is_certain(self) -> bool:
+        return self.low > 0
+
+    def describe(self) -> str:
+        """Return difference, interval and number of examples, with a plus for an improvement."""
+        examples = f"{self.num_examples:,} validation {self.unit}"
+        if math.isinf(self.low):
+            return f"{self.mean:+.4g}, but too few of the same {examples} differ to tell"
+        interval = f"{100 * self.confidence:.4g} % interval {self.low:+.4g} to {self.high:+.4g}"
+        return f"{self.mean:+.4g}, {interval} over the same {examples}"
+
+    def tags(self, metric: str) -> dict[str, str]:
+        """Return the tags of a version about the comparison that decided."""
+        return {
+            names.TAG_GATE_METRIC: metric,
+            names.TAG_GATE_SPLIT: SPLIT,
+            names.TAG_GATE_EXAMPLES: f"{self.num_examples} {self.unit}",
+            names.TAG_GATE_INTERVAL: f"{self.low:+.6g} to {self.high:+.6g}",
+        }
+
+
 @dataclass
 class Gate:
     """A candidate, the champion that it would replace, and the results of the checks so far.
@@ -60,9 +143,10 @@ class Gate:
     Args:
         candidate: The best checkpoint of a run.
         champion: The version that has the alias now; None if no version has it.
-        metric: Last part of the key of the metric that decides, for example `mrr`.
+        metric: Key of the validation metric that decides, for example `valid/mrr`.
         maximize: Whether larger values of the metric are better.
         work: An empty folder for temporary files.
+        tries: Number of runs from which the candidate was chosen by its validation metric.
     """
 
     candidate: ModelSource
@@ -70,10 +154,12 @@ class Gate:
     metric: str
     maximize: bool
     work: Path
+    tries: int = 1
     metrics: dict[str, float] = field(default_factory=dict)
     champion_metrics: dict[str, float] = field(default_factory=dict)
     calibration: Calibrated | None = None
     loaded: LoadedModel | None = None
+    improvement: Improvement | None = None
 
     def checks(self) -> Iterator[Check]:
         """Yield the results of the checks in order, up to the first failed check that is final."""
@@ -130,6 +216,8 @@ class Gate:
         }
         if self.calibration is not None:
             tags |= self.calibration.tags()
+        if self.improvement is not None:
+            tags |= self.improvement.tags(self.metric)
         found = {f"{names.TAG_METRIC_PREFIX}{k}": f"{v:.8g}" for k, v in self.metrics.items()}
         return tags | found
 
@@ -182,7 +270,7 @@ class Gate:
     def _validation(self) -> Check:
         metric = self.candidate.config.evaluation.metric
         recorded = self.candidate.manifest.metrics[metric]
-        self.metrics |= self.model.metrics("valid")
+        self.metrics |= self.model.metrics(SPLIT)
         found = self.metrics.get(metric)
         if found is None or not math.isfinite(found):
             return Check("validation", False, f"{metric} is {found} now", final=True)
@@ -203,45 +291,63 @@ class Gate:
         bad = [key for key, value in measured.items() if not math.isfinite(value)]
         if bad:
             return Check("test", False, f"{bad[0]} is {measured[bad[0]]}", final=True)
-        examples = self.servable.examples
         if not measured:
-            name = self.model.task.dataset
-            detail = f"data set {name} has no test {examples} to compare models on"
-            return Check("test", self.champion is None, detail)
-        key = names.metric("test", self.metric)
-        if key not in measured:
-            detail = f"{key} is not measured; measured: {', '.join(sorted(measured))}"
-            return Check("test", False, detail, final=True)
-        number = self.servable.num_test_examples
-        return Check("test", True, f"{key} {measured[key]:.6f} on {number:,} {examples}")
+            return Check("test", True, f"data set {self.model.task.dataset} has no test examples")
+        key = self.metric.replace(SPLIT, "test", 1)
+        found = f"{key} {measured[key]:.6f}" if key in measured else f"no {key}"
+        number, examples = self.servable.num_test_examples, self.servable.examples
+        return Check("test", True, f"{found} on {number:,} {examples}; reported, not compared")
 
     def _champion(self) -> Check:
         if self.champion is None:
             return Check("champion", True, "no version has the alias yet")
         title = f"version {self.champion.number} (run {self.champion.run_id})"
-        own = self.candidate.manifest.data_fingerprint
-        its = self.champion.tags.get(names.TAG_DATA_FINGERPRINT)
-        if own != its:
-            detail = (
-                f"{title} was trained on data {its}, the candidate on {own}: their test metrics "
-                "cannot be compared; promote under another name, or force with a reason"
-            )
-            return Check("champion", False, detail)
-        key = names.metric("test", self.metric)
         try:
-            source = open_version(self.champion, self.work / "champion")
-            champion = load_source(source, data=self.candidate.config.data)
-            self.champion_metrics = champion.metrics("test")
-            theirs = self.champion_metrics[key]
+            return self._compare(title, self.champion)
         except (CheckpointError, DataError, KeyError) as error:
             detail = f"{title} cannot be evaluated ({self._said(error)})"
             return Check("champion", False, detail)
-        ours = self.metrics.get(key, math.nan)
-        better = ours > theirs if self.maximize else ours < theirs
-        where = f"on the same {self.servable.examples} and filter"
-        detail = f"{key} {ours:.6f}, {theirs:.6f} of {title} {where}"
-        return Check("champion", better, detail if better else f"{detail}: not better")
+
+    def _compare(self, title: str, version: RegisteredVersion) -> Check:
+        own = self.candidate.manifest.data_fingerprint
+        its = version.tags.get(names.TAG_DATA_FINGERPRINT)
+        if own != its:
+            return _differs(f"{title} was trained on data {its}, the candidate on {own}")
+        source = open_version(version, self.work / "champion")
+        data, its_data = self.candidate.config.data, source.config.data
+        for key in SPLIT_SETTINGS:
+            ours, theirs = getattr(data, key, None), getattr(its_data, key, None)
+            if ours != theirs:
+                return _differs(f"{title} has data.{key} {theirs}, the candidate {ours}")
+        champion = load_source(source, data=data)
+        self.champion_metrics = champion.metrics(SPLIT)
+        before, now = self._values(champion), self._values(self.model)
+        if before is None or now is None:
+            own = HEADLINES[self.model.task.kind]
+            detail = f"{self.metric} is not a mean over examples, so it has no interval; use {own}"
+            return Check("champion", False, detail)
+        if not len(now.values):
+            detail = f"{self.model.task.dataset} has no validation {now.unit} to compare models on"
+            return Check("champion", False, detail)
+        self.improvement = Improvement.of(now, before, maximize=self.maximize, tries=self.tries)
+        detail = (
+            f"{self.metric} {now.values.mean():.6f}, {before.values.mean():.6f} of {title}: "
+            f"{self.improvement.describe()}"
+        )
+        if self.tries > 1:
+            detail += f", for the best of {self.tries} runs"
+        certain = self.improvement.is_certain
+        return Check("champion", certain, detail if certain else f"{detail}: not certainly better")
+
+    def _values(self, loaded: LoadedModel) -> ExampleValues | None:
+        name = self.metric.removeprefix(f"{SPLIT}/")
+        return loaded.task.example_values(loaded.model, SPLIT, name, loaded.device)
 
     def _said(self, error: Exception) -> str:
         """Return an error's message without the working folder, which is deleted afterwards."""
         return str(error).replace(f"{self.work}/", "")
+
+
+def _differs(how: str) -> Check:
+    detail = f"{how}: their validation examples differ, so they cannot be compared; promote under "
+    return Check("champion", False, f"{detail}another name, or force with a reason")

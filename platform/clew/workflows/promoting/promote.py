@@ -4,18 +4,16 @@ A command that was interrupted can be repeated: it reuses the version that it fi
 run that was left behind. The promotion of one candidate is in `challenge`.
 """
 
-import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clew import names
 from clew.config.directions import maximizes
 from clew.config.services import TrackingConfig
-from clew.errors import ConfigError, PromotionRefused, TrackingError
+from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
 from clew.files import working_folder
 from clew.runs.alias_moves import move_aliases, settle_moves
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.best_run import best_of_runs, find_best_run, own_metric
+from clew.runs.reading.best_run import find_best_run, own_metric
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import RegisteredVersion, Registry, check_alias, check_name
@@ -30,7 +28,7 @@ from clew.workflows.promoting.challenge import (
 )
 from clew.workflows.promoting.gate import Gate
 
-__all__ = ["PromotionRequest", "PromotionResult", "promote", "promote_best_of", "rollback"]
+__all__ = ["PromotionRequest", "PromotionResult", "promote", "rollback"]
 
 CUT_OFF = "the promotion's process ended before a decision was recorded"
 
@@ -75,8 +73,9 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     check_alias(alias, reserved=frozenset({names.ALIAS_PREVIOUS, names.ALIAS_CHALLENGER}))
     if request.name:
         check_name(request.name)
+    _check_metric(request.metric)
     registry = Registry.connect()
-    run = _choose_run(request)
+    run, tries = _choose_run(request)
     metric = request.metric or own_metric([run])
     maximize = maximizes(metric)
     with working_folder("promote", holds=f"run {run.run_id}") as folder:
@@ -89,28 +88,13 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
             _end_dead_promotions(registry)
             before = dict(settle_moves(registry, name))
         champion = registry.version(name, before[alias]) if alias in before else None
-        gate = Gate(candidate, champion, metric.rpartition("/")[2], maximize, folder)
+        gate = Gate(candidate, champion, metric, maximize, folder, tries)
         challenge = Challenge(registry, name, alias, before, gate, report, request.force)
         tags = {key: run.tags[key] for key in TRAINING_TAGS if key in run.tags}
         result = challenge.run(tags, dry_run=request.dry_run)
     if result.refused:
         raise PromotionRefused(result.outcome)
     return result
-
-
-def promote_best_of(
-    run_ids: Sequence[str],
-    request: PromotionRequest,
-) -> PromotionResult:
-    """Promote the best of some runs by the metric of the request; the first one in case of a tie.
-
-    Raises:
-        UsageError: As for `promote`, or a run does not have the metric.
-        PromotionRefused: As for `promote`.
-    """
-    runs = [find_run(run_id) for run_id in run_ids]
-    best = best_of_runs(runs, request.metric or own_metric(runs))
-    return promote(dataclasses.replace(request, run_id=best.run_id, experiment=""))
 
 
 def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionResult:
@@ -167,7 +151,21 @@ def _former_version(
     return registry.version_at(now.name, previous)
 
 
-def _choose_run(request: PromotionRequest) -> RunRecord:
+def _check_metric(metric: str) -> None:
+    """Refuse to promote by other metrics than those of the validation split.
+
+    Raises:
+        ConfigError: The metric cannot decide.
+    """
+    if metric and not metric.startswith("valid/"):
+        own = metric.rpartition("/")[2]
+        raise ConfigError(
+            f"metric {quoted(metric)} cannot decide a promotion: the validation split decides, "
+            f"test figures are only reported; give a metric such as valid/{own}"
+        )
+
+
+def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:
     if bool(request.run_id) == bool(request.experiment):
         given = "both" if request.run_id else "neither"
         raise ConfigError(
@@ -178,12 +176,12 @@ def _choose_run(request: PromotionRequest) -> RunRecord:
         return find_best_run(request.experiment, request.metric)
     run = find_run(request.run_id)
     if request.metric and request.metric not in run.metrics:
-        known = sorted(key for key in run.metrics if key.startswith(("valid/", "test/")))
+        known = sorted(key for key in run.metrics if key.startswith("valid/"))
         raise TrackingError(
             f"run {run.run_id} has no metric {request.metric!r}; it has "
             f"{', '.join(known) or 'none'}"
         )
-    return run
+    return run, 1
 
 
 def _end_dead_promotions(registry: Registry) -> None:
