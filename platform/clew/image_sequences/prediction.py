@@ -119,7 +119,7 @@ def predict_windows(
 def windows_to_predict(
     table: FrameTable, record: SequencesRecord, config: ImageSequenceData, *, needs_present: bool
 ) -> SequenceWindows:
-    """Return all complete windows of new frames, which must fit the model and its `data` section."""
+    """Return all complete windows of new frames, which must fit the model and its settings."""
     own, trained = table.images.shape[1:], record.frames[1:]
     if own != trained:
         raise DataError(f"{table.source}: frames have {_size(own)}; expected {_size(trained)}")
