@@ -250,17 +250,9 @@ def draw_groups(result: RegressionResult, unit: str, path: Path) -> None:
 
 
 def draw_attention(images: np.ndarray, maps: np.ndarray, titles: list[str], path: Path) -> None:
-    """Draw frames above their attention maps, with one row of each for every window.
-
-    Args:
-        images: First channel of each frame, `(window, time, height, width)`.
-        maps: Attention of each frame, `(window, time, row, column)`.
-        titles: Title of each window.
-        path: File of the picture.
-    """
+    """Draw frames `(window, time, height, width)` above maps `(window, time, row, column)`."""
     num_windows, num_frames = images.shape[:2]
-    size = (1.8 * num_frames, 3.2 * num_windows)
-    figure = _figure(size)
+    figure = _figure((1.8 * num_frames, 3.2 * num_windows))
     axes = figure.subplots(2 * num_windows, num_frames, squeeze=False)
     for window in range(num_windows):
         for time in range(num_frames):
@@ -274,13 +266,7 @@ def draw_attention(images: np.ndarray, maps: np.ndarray, titles: list[str], path
 
 
 def draw_windows(images: np.ndarray, titles: list[str], path: Path) -> None:
-    """Draw the frames of windows, one row for each window.
-
-    Args:
-        images: First channel of each frame, `(window, time, height, width)`.
-        titles: Title of each window.
-        path: File of the picture.
-    """
+    """Draw frames `(window, time, height, width)`, one row for each window."""
     num_windows, num_frames = images.shape[:2]
     figure = _figure((1.8 * num_frames, 1.7 * num_windows))
     axes = figure.subplots(num_windows, num_frames, squeeze=False)

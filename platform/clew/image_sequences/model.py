@@ -59,12 +59,7 @@ class SequenceShape:
 
 
 class SequenceRegressor(nn.Module):
-    """Scalers, a network for each frame, a head over time, and a linear readout.
-
-    Args:
-        shape: Sizes that the data determine.
-        config: Validated settings with all other sizes.
-    """
+    """Scalers, a network for each frame, a head over time, and a linear readout."""
 
     image_mean: Tensor
     image_std: Tensor
@@ -187,13 +182,7 @@ class SpatialAttention(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    """Computes feature vectors of frames: one for each frame, or one for each patch of a frame.
-
-    Args:
-        num_channels: Number of channels of a frame.
-        num_scalars: Number of scalars of a frame.
-        config: Validated settings.
-    """
+    """Computes feature vectors of frames: one for each frame, or one for each patch of a frame."""
 
     def __init__(
         self, num_channels: int, num_scalars: int, config: SequenceRegressionModel
@@ -282,12 +271,7 @@ class AttentionBlock(nn.Module):
 
 
 class AttentionHead(nn.Module):
-    """Attention over frames, or over the graph of patches and times.
-
-    Args:
-        num_frames: Number of frames of a window.
-        config: Validated settings.
-    """
+    """Attention over frames, or over the graph of patches and times."""
 
     edges: Tensor | None
 

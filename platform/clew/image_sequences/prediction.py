@@ -134,12 +134,7 @@ def windows_to_predict(
             f"{table.source}: no scalar {missing[0]!r}, which the model was trained with; expected "
             f"{', '.join(used)}, given {', '.join(table.scalar_names) or 'none'}"
         )
-    ends = complete_window_ends(
-        table,
-        num_frames=config.temporal_frames,
-        max_gap=config.max_gap,
-        cross_groups=config.windows_cross_groups,
-    )
+    ends = complete_window_ends(table, config)
     if not len(ends):
         raise DataError(
             f"{table.source}: {table.images.shape[0]} frames, but no {config.temporal_frames} "

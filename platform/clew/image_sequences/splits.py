@@ -45,12 +45,7 @@ def load_sequences(config: ImageSequenceData) -> SequenceSplits:
     """Read a data set and split it by groups."""
     table = load_table(config)
     encoding = ScalarEncoding.from_config(table.scalar_names, config, table.source)
-    ends = find_window_ends(
-        table,
-        num_frames=config.temporal_frames,
-        max_gap=config.max_gap,
-        cross_groups=config.windows_cross_groups,
-    )
+    ends = find_window_ends(table, config)
     test, valid = held_out_groups(table, config)
     split = np.where(table.group == test, "test", "train")
     held_out = "test" if valid is None else "valid"
@@ -132,9 +127,7 @@ def check_range(table: FrameTable, smallest: float, largest: float) -> None:
 def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:
     """Return scalers of training windows, with every frame counted once.
 
-    Args:
-        windows: Windows of training groups only.
-        change: Whether the model predicts the target's difference from the present value.
+    With `change`, the model predicts the target's difference from the present value.
     """
     table, frames = windows.table, windows.frames
     mean, std = _pixel_moments(table, frames, refuse_nan=windows.refuse_nan)

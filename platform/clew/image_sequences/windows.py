@@ -172,31 +172,26 @@ def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> 
     return pixels
 
 
-def complete_window_ends(
-    table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
-) -> np.ndarray:
+def complete_window_ends(table: FrameTable, config: ImageSequenceData) -> np.ndarray:
     """Return the last frames of all windows that cross no gap and, unless allowed, no group."""
-    breaks = _breaks(table, max_gap=max_gap, cross_groups=cross_groups)
+    breaks = _breaks(table, max_gap=config.max_gap, cross_groups=config.windows_cross_groups)
     starts = np.maximum.accumulate(np.where(breaks, np.arange(len(breaks)), 0))
-    ends: np.ndarray = np.flatnonzero(np.arange(len(breaks)) - starts >= num_frames - 1)
+    long_enough = np.arange(len(breaks)) - starts >= config.temporal_frames - 1
+    ends: np.ndarray = np.flatnonzero(long_enough)
     return ends
 
 
-def find_window_ends(
-    table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
-) -> np.ndarray:
+def find_window_ends(table: FrameTable, config: ImageSequenceData) -> np.ndarray:
     """Return the last frames of the complete windows that end at a target."""
-    complete = complete_window_ends(
-        table, num_frames=num_frames, max_gap=max_gap, cross_groups=cross_groups
-    )
+    complete = complete_window_ends(table, config)
     ends: np.ndarray = complete[np.isfinite(table.target[complete])]
     for group in dict.fromkeys(table.group.tolist()):
         if group not in table.group[ends]:
             own = np.flatnonzero(table.group == group)
             raise DataError(
                 f"{table.source}: group {group!r} (frames {own[0]} to {own[-1]}) has no "
-                f"{num_frames} consecutive frames without a gap that end at a target; lower "
-                "data.temporal_frames, raise data.max_gap, or remove the group"
+                f"{config.temporal_frames} consecutive frames without a gap that end at a target; "
+                "lower data.temporal_frames, raise data.max_gap, or remove the group"
             )
     return ends
 
@@ -242,12 +237,7 @@ def reaches_another_split(
     has no time. The frames after a window are checked in order, up to the target's time and as long
     as time increases; if time decreases, another recording starts. If the last frame of a window
     has no time, the time of the target is unknown, and the window counts as reaching another split.
-
-    Args:
-        table: All frames.
-        ends: Last frame of each window, `(window,)`.
-        split: Split of each frame, `(frame,)`.
-        ahead: Time from a window's last frame to its target, above 0.
+    `ends` are the last frames of the windows, and `split` has the split of each frame.
     """
     time = table.time if table.time is not None else np.arange(len(split), dtype=np.float64)
     reaches: np.ndarray = ~np.isfinite(time[ends])
