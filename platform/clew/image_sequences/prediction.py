@@ -140,13 +140,14 @@ def windows_to_predict(
             f"{table.source}: {table.images.shape[0]} frames, but no {config.temporal_frames} "
             "consecutive frames without a gap, which a window of the model needs"
         )
-    if needs_present and table.present is None:
-        raise DataError(
-            f"{table.source}: no present, which the model needs because it predicts the change "
-            "from it; give the target's quantity at each frame"
-        )
-    if needs_present and len(unknown := ends[~np.isfinite(table.present[ends])]):
-        raise DataError(f"{table.source}: present[{unknown[0]}] is not a finite number")
+    if needs_present:
+        if table.present is None:
+            raise DataError(
+                f"{table.source}: no present, which the model needs because it predicts the change "
+                "from it; give the target's quantity at each frame"
+            )
+        if len(unknown := ends[~np.isfinite(table.present[ends])]):
+            raise DataError(f"{table.source}: present[{unknown[0]}] is not a finite number")
     encoding = ScalarEncoding.from_config(
         table.scalar_names, config.model_copy(update={"scalars": tuple(used)}), table.source
     )
