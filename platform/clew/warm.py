@@ -26,7 +26,7 @@ import torch._dynamo  # noqa: F401 - every optimizer imports it
 
 from clew.config.load import from_mapping
 from clew.errors import ClewError, of_the_system, printable
-from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model import Sampling
 from clew.runs.mlflow_store import preload_databases
 from clew.ui.work import (
     FIRST_ANSWER_FILE,

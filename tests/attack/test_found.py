@@ -17,7 +17,7 @@ from clew.config.load import load, parse_assignments
 from clew.errors import CheckpointError, ConfigError
 from clew.image_sequences.errors import HeldOutErrors
 from clew.language_modeling.documents import plan_units, read_unit
-from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model import Sampling
 from clew.language_modeling.packed_tokens import read_manifest
 from clew.language_modeling.tokens import load_tokens
 from clew.link_prediction.calibration import AnswerSets, Calibration

@@ -33,8 +33,7 @@ from clew.influence.windows.index_files import (
     write_manifest,
 )
 from clew.language_modeling.documents import plan_units
-from clew.language_modeling.pack_parts import tokenize_unit
-from clew.language_modeling.pack_settings import PackSettings
+from clew.language_modeling.pretokenize import PackSettings, tokenize_unit
 from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
 from clew.training.history import last_step

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
 from clew.errors import UsageError
-from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model import Sampling
 from clew.ui import access
 from clew.ui.components import ask_windows, jobs
 from clew.ui.components.jobs import Job, Jobs

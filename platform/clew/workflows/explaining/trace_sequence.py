@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from clew.errors import ConfigError
-from clew.image_sequences.report import draw_windows
+from clew.image_sequences.errors import draw_windows
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import SequenceWindows
 from clew.influence.scores import Scored

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from clew.errors import ConfigError, DataError, described
 from clew.influence.scores import Scored
 from clew.input_files import read_lines
-from clew.language_modeling.generation import Sampling, generate
+from clew.language_modeling.model import Sampling, generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
 from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
