@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clew import text_blocks
+from clew import input_files as text_blocks
 from clew.errors import DataError
 from clew.image_sequences.files import COLUMNS, handed_in_frames, read_frames
 from clew.language_modeling.documents import plan_units, read_unit

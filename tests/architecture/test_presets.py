@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from clew.config.files import find_study, presets, spaces, studies
 from clew.config.load import load
-from clew.config.presets import find_study, presets, spaces, studies
 from clew.config.study import load_study
 from clew.errors import ConfigError
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
+from clew.config.files import spaces
 from clew.config.load import load
-from clew.config.presets import spaces
 from clew.config.schema import RunConfig
 from clew.config.search_space import load_space, takes_whole_numbers
 from clew.errors import ConfigError

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from clew.config.directions import direction_of
 from clew.config.load import from_mapping, to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError
 from clew.image_sequences.task import SequenceRegression
+from clew.names import direction_of
 from clew.training.checkpoints import load_tensors
 from clew.training.distributed import World
 from clew.training.manifest import Manifest

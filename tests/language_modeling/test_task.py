@@ -12,12 +12,12 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from clew.config.directions import direction_of
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenBatch, continuation_batch, load_tokens
+from clew.names import direction_of
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer, measure_before_training

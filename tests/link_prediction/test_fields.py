@@ -11,7 +11,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clew import text_blocks
+from clew import input_files as text_blocks
 from clew.errors import DataError
 from clew.link_prediction.fields import Layout, read_coded
 

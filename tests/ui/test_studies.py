@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clew.config.kinds import TASK_KINDS
+from clew.config.schema import TASK_KINDS
 from clew.errors import ConfigError
 from clew.ui.components.plan_controls import shown_fields, stacked_bars
 from clew.ui.data import jobs as jobs_module

@@ -16,7 +16,7 @@ from clew import names
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
-from clew.folders import cache_folder
+from clew.files import cache_folder
 from clew.influence.link_prediction import traced_run
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph

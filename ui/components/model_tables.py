@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.config.kinds import TASK_KINDS
+from clew.config.schema import TASK_KINDS
 from clew.ui.components import glossary, markup, tables
 from clew.ui.components.runs_table import utc
 from clew.ui.data import models

@@ -14,8 +14,7 @@ from pydantic.fields import FieldInfo
 
 from clew.config.base import TRAIN_FLAG, Section
 from clew.config.devices import GPU_GB
-from clew.config.kinds import TASK_KINDS
-from clew.config.schema import RunConfig
+from clew.config.schema import TASK_KINDS, RunConfig
 from clew.ui import access
 from clew.ui.components import markup, palette, states
 from clew.ui.data.jobs import Job

@@ -9,14 +9,19 @@ import pandas as pd
 import streamlit as st
 from markupsafe import Markup, escape
 
-from clew.biolink.curies import page_of
-from clew.biolink.terms import is_denied
+from clew.biolink import page_of
 from clew.names import average_notes
 from clew.runs.influence_forms import ESTIMATE, SELF_INFLUENCE
 from clew.ui.components import exports, glossary, markup, states
 from clew.ui.data.influence import FactPath, ReportHead, answer, evidence, scored, summary
 from clew.ui.data.runs import number_text
-from clew.ui.data.sharing import NO_KINDS, SharedExplanation, html_report, trapi_json
+from clew.ui.data.sharing import (
+    NO_KINDS,
+    SharedExplanation,
+    can_be_trapi,
+    html_report,
+    trapi_json,
+)
 
 CHECKPOINTS = "Saved states of the model over which the influence is summed."
 
@@ -95,7 +100,7 @@ def share(shown: SharedExplanation) -> None:
     name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
     page, message = "Report to mail (HTML)", "TRAPI message (JSON)"
     exports.button(page, lambda: html_report(shown), f"{name}.html", "text/html")
-    if not is_denied(str(shown.test["relation_id"])):  # TRAPI cannot state a denial
+    if can_be_trapi(shown):
         exports.button(message, lambda: trapi_json(shown), f"{name}.json", "application/json")
     st.caption("The report is one file: picture, paths, facts, how far to trust them.")
 

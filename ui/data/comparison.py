@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.config.directions import direction_of
+from clew.names import direction_of
 from clew.runs.reading import saved_views
 from clew.runs.reading.comparison import (
     COST_METRICS,

@@ -12,8 +12,7 @@ import yaml
 from clew import names
 from clew.config.load import from_mapping
 from clew.errors import DataError, described
-from clew.files import write_whole
-from clew.folders import expanded
+from clew.files import expanded, write_whole
 from clew.runs import store
 from clew.runs.reading.reviews import OfRun
 from clew.runs.reading.runs import read_config, started_in

@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.config.directions import direction_of
+from clew.names import direction_of
 from clew.runs import store
 from clew.runs.reading.metrics import pick_values, run_histories
 from clew.runs.reading.run_details import (

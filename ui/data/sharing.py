@@ -18,7 +18,7 @@ from clew.runs.reading.layout import (
 )
 from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.runs.sharing.html_report import html_report
-from clew.runs.sharing.trapi import trapi_json
+from clew.runs.sharing.trapi import can_be_trapi, trapi_json
 from clew.ui.data.influence import FactPath, ReportHead
 from clew.ui.data.models import vocabulary
 from clew.ui.data.reviews import decision_on, decisions_of_all, reviews_of
@@ -29,6 +29,7 @@ __all__ = [
     "PLAIN",
     "Position",
     "SharedExplanation",
+    "can_be_trapi",
     "html_report",
     "looks",
     "name_lines",

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from clew import names
 from clew.errors import ConfigError, DataError
-from clew.parquet import read_columns
+from clew.input_files import read_columns
 
 BASELINE_PREFIX = "baseline_"
 QUANTILES = (0.5, 0.9, 0.95)

@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError, quoted
-from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
+from clew.files import DATA_VARIABLE, check_data_name, data_folder, expanded
 from clew.image_sequences.stores import (
     HDF5_SUFFIXES,
     ZARR_SUFFIX,
@@ -171,7 +171,6 @@ def _target_ahead(path: Path, value: Any) -> float:
 def _read(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    """Return pixels to be read later, the columns that exist, and names and units."""
     with opened(path, ("images", *COLUMNS)) as file:
         images = file.arrays["images"]
         check_numbers(path, "images", images.dtype)

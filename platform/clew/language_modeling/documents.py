@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew.errors import DataError, described, quoted
-from clew.folders import expanded
-from clew.text_blocks import COMPRESSIONS, check_ratio
+from clew.files import expanded
+from clew.input_files import COMPRESSIONS, check_ratio
 
 UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
 SUFFIXES: dict[str, UnitKind] = {

@@ -26,8 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from clew.errors import DataError, described
-from clew.files import replacing, write_whole
-from clew.folders import expanded
+from clew.files import expanded, replacing, write_whole
 from clew.language_modeling.documents import Unit, plan_units, read_unit
 from clew.language_modeling.packed_tokens import (
     LENGTH_TYPE,

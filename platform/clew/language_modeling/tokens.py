@@ -19,7 +19,13 @@ from torch import Tensor
 
 from clew.config.data import TokenData
 from clew.errors import ConfigError, DataError, quoted
-from clew.folders import DATA_VARIABLE, cache_folder, check_data_name, data_folder, expanded
+from clew.files import (
+    DATA_VARIABLE,
+    cache_folder,
+    check_data_name,
+    data_folder,
+    expanded,
+)
 from clew.language_modeling.documents import plan_units
 from clew.language_modeling.packed_tokens import (
     PackedTokens,

@@ -11,7 +11,6 @@ from clew.config.data import TripleData
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import Question
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.one_vs_all import (
     LossFunction,
     Targets,
@@ -19,7 +18,7 @@ from clew.link_prediction.losses.one_vs_all import (
     smoothed_targets,
 )
 from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, KnowledgeGraph, Triples
 
 QUERIES_AT_ONCE = 256
 Answers = Float[np.ndarray, "direction test"]

@@ -19,8 +19,8 @@ from torch.func import functional_call, vmap
 
 from clew.config.graph_models import GraphModelSettings
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
-from clew.config.optimizer import Adagrad
 from clew.config.schema import RunConfig
+from clew.config.training import Adagrad
 from clew.link_prediction.losses.one_vs_all import Targets, row_losses
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.task import LinkPrediction

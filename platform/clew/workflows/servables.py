@@ -21,9 +21,7 @@ from clew.image_sequences.task import SequenceRegression
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.writer import continuation, load_text_folder
 from clew.language_modeling.writer import write_model_folder as write_text_folder
-from clew.link_prediction.answers import Query
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.model_folder import (
     ANSWER_SETS_FILE,
     VOCABULARY_FOLDER,
@@ -31,9 +29,9 @@ from clew.link_prediction.model_folder import (
 )
 from clew.link_prediction.model_folder import write_model_folder as write_graph_folder
 from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.prediction import Predictor, Query
 from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triples import HEAD, RELATION, TAIL
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex
 from clew.runs.packaging import save_servable
 from clew.training.task import Task
 

@@ -34,7 +34,7 @@ class ServedQueries(ServedModel[QuerySettings]):
 
     def answer(self, rows: Sequence[Row], settings: QuerySettings) -> list[dict[str, Any]]:
         """Return the best entities for each query."""
-        from clew.link_prediction.answers import Query
+        from clew.link_prediction.prediction import Query
 
         for row in rows:
             if any(not isinstance(value, str) for value in row.values()):

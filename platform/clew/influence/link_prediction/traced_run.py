@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clew.config.optimizer import Adam
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
+from clew.config.training import Adam
 from clew.influence.link_prediction.conve_trunk import ConvETrunk
 from clew.influence.link_prediction.geometry import (
     COVERED_PARTS,
@@ -35,12 +35,12 @@ from clew.influence.link_prediction.trunk import Scorer, Trunk
 from clew.influence.link_prediction.tucker_trunk import TuckERTrunk
 from clew.influence.summation import Norms, Products, checked_weights
 from clew.layers.products import MatrixProduct
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.models.tucker import TuckER
 from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triples import FilterIndex
 from clew.training.checkpoints import read_model, weights_digest
 from clew.training.manifest import CheckpointRecord
 from clew.training.precision import half_precision_type

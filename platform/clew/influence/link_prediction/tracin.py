@@ -43,10 +43,9 @@ from clew.influence.link_prediction.verification import (
 )
 from clew.influence.scores import Explanation, deviation
 from clew.influence.summation import MeanOfRuns, Summation, explain_in_tiles, self_influence
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
 from clew.training.manifest import CheckpointRecord
 from clew.training.memory import MemoryCleanup
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from clew.config.loss import EntityLoss
-from clew.config.optimizer import Adam
 from clew.config.schema import RunConfig
 from clew.config.services import InfluenceConfig
+from clew.config.training import Adam
 from clew.errors import ConfigError
 from clew.influence.kernel import InfluenceError
 from clew.influence.link_prediction.geometry import WHITENED

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from clew.errors import DataError, described
-from clew.parquet import columns_of, read_columns
+from clew.input_files import columns_of, read_columns
 from clew.runs.influence_columns import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
@@ -115,7 +115,6 @@ class ReportHead:
 
     @property
     def form(self) -> Form:
-        """Name, unit and meaning of the scores."""
         return form_of(self.settings)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from clew import names
-from clew.biolink.curies import page_of
+from clew.biolink import page_of
 from clew.runs.influence_forms import ESTIMATE
 from clew.runs.reading.facts import answer, evidence, facts_of_paths, no_path, scored, summary
 from clew.runs.reading.layout import looks

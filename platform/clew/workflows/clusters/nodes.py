@@ -11,7 +11,7 @@ from platform import python_version
 from typing import Any, TypeVar
 
 from clew.errors import ClusterError
-from clew.folders import DATA_VARIABLE
+from clew.files import DATA_VARIABLE
 from clew.runs.hardware import Machine, describe_machine
 from clew.runs.store import SQLITE_PREFIX, tracking_uri
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from clew.errors import ClewError, ConfigError, Interrupted, NonFiniteLossError, described
-from clew.folders import cache_folder
+from clew.files import cache_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import ReportSource
-from clew.link_prediction.labels import read_edge_map, read_labels
+from clew.link_prediction.dictionaries import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.given_triples import GivenTriple

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from clew.errors import DataError, quoted
+from clew.input_files import line_blocks
 from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.triples import KnowledgeGraph, Triples
-from clew.text_blocks import line_blocks
 
 SHOWN_PROBLEMS = 5
 NUM_FIELDS = 3

@@ -12,11 +12,11 @@ from pydantic.dataclasses import dataclass
 
 from clew.errors import ConfigError, DataError, described
 from clew.influence.scores import Scored
+from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling, generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
 from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
-from clew.text_blocks import read_lines
 from clew.workflows.explaining.trace_windows import (
     Explained,
     WindowTrace,

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from clew.config.graph_models import ConvEModel
-from clew.config.optimizer import SGD, AdamW
 from clew.config.schema import RunConfig
+from clew.config.training import SGD, AdamW
 from clew.errors import CheckpointError, ConfigError
-from clew.folders import cache_folder
+from clew.files import cache_folder
 from clew.influence.link_prediction.unrolled import UnrolledTracer
 from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples

@@ -19,16 +19,16 @@ from clew.config.services import Question
 from clew.errors import DataError, quoted
 from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report_table import write_values_csv
+from clew.input_files import read_lines
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.runs.reading.decisions import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
-from clew.text_blocks import read_lines
 from clew.workflows.explaining.given_triples import read_test_triples, usable
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.trace_unrolled import prepare, replay_settings
-from clew.workflows.linked_run import trace_run
 from clew.workflows.outputs import check_new_folder
+from clew.workflows.training_run import trace_run
 
 SHOWN = 5
 Progress = Callable[[int, int], None]

@@ -9,8 +9,6 @@ from clew import names
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError
 from clew.files import working_folder
-from clew.link_prediction.answers import Answer, Place, Prediction, Query
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
@@ -18,9 +16,9 @@ from clew.link_prediction.model_folder import (
     load_predictor,
     read_vocabularies,
 )
-from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.prediction import Answer, Place, Prediction, Predictor, Query
 from clew.link_prediction.sources import load_graph
-from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clew.errors import DataError, UsageError, described, quoted
-from clew.link_prediction.answers import Query
-from clew.text_blocks import read_lines
+from clew.input_files import read_lines
+from clew.link_prediction.prediction import Query
 
 ASKED = "?"
 """Placeholder for the unknown end of a query in a file."""

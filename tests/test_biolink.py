@@ -4,8 +4,15 @@ import re
 
 import pytest
 
-from clew.biolink.curies import PAGES, SYNONYMS, as_curie, page_of, split_curie
-from clew.biolink.terms import category_of, most_specific, predicate_of, terms
+from clew.biolink import (
+    as_curie,
+    category_of,
+    most_specific,
+    page_of,
+    predicate_of,
+    split_curie,
+    terms,
+)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +112,9 @@ HOSTILE = (
 
 @pytest.mark.parametrize("local", HOSTILE)
 def test_a_local_id_cannot_leave_its_address(local: str) -> None:
-    for prefix in {*PAGES, *SYNONYMS}:
+    for prefix in {*terms().pages, *terms().prefix_synonyms}:
         page = page_of(f"{prefix}:{local}")
-        before, after = PAGES[SYNONYMS.get(prefix, prefix)].split("{id}")
+        before, after = terms().pages[terms().prefix_synonyms.get(prefix, prefix)].split("{id}")
         assert page is not None
         assert page.startswith(before)
         assert page.endswith(after)
@@ -116,11 +123,11 @@ def test_a_local_id_cannot_leave_its_address(local: str) -> None:
 
 
 def test_patterns_are_addresses_of_one_id_each() -> None:
-    for prefix, pattern in PAGES.items():
+    for prefix, pattern in terms().pages.items():
         assert prefix == prefix.lower()
         assert re.fullmatch(r"https?://[a-z0-9.-]+/[^{}<>\"\s]*\{id\}/?", pattern), pattern
-    assert set(SYNONYMS.values()) <= set(PAGES)
-    assert not set(SYNONYMS) & set(PAGES)
+    assert set(terms().prefix_synonyms.values()) <= set(terms().pages)
+    assert not set(terms().prefix_synonyms) & set(terms().pages)
 
 
 def test_every_identifier_becomes_a_curie() -> None:
