@@ -67,6 +67,7 @@ def test_the_overview_counts_states(page: Open, many: Recorded) -> None:
         "▶ Running": "1",
         "⚠ Stuck": "1",
         "✓ Finished": str(states["FINISHED"]),
+        "■ Stopped": str(states["KILLED"]),
         "✗ Failed": "1",
     }
     assert states["RUNNING"] == 2
@@ -228,8 +229,8 @@ def test_a_table_and_its_files_say_what_their_numbers_are(
     more = page("compare", many.uri, runs=runs)
     more.multiselect(key="more").set_value(["test/hits_at_10", "valid/mrr"]).run()
     assert shown(more).count("Hits@10, test") == 1
-    assert shown(more).count("best value") == 2, "valid/mrr is the quality, and has one column"
-    assert "Hits@10, test, best value mean" in given["comparison.csv"]
+    assert shown(more).count("best value") == 1, "valid/mrr is the quality, and has one column"
+    assert "Hits@10, test, last value mean" in given["comparison.csv"]
     assert "Total time" in shown(more)
     assert "Quality, last" in page("overview", many.uri).dataframe[0].value
 
@@ -254,7 +255,7 @@ def test_an_explanation_is_listed_with_the_variant_of_its_model(
     assert sum("bf16, traced in fp32" in option for option in options) == 1
     trace, other = store.runs["trace"], store.runs["trace bf16"]
     app = page("influence", store.uri, run=trace, view="Another run", other=other)
-    assert "Rank, bf16, traced in fp32" in app.dataframe[-1].value
+    assert "Position, bf16, traced in fp32" in app.dataframe[-1].value
     assert "bf16, traced in fp32" in shown(page("run", store.uri, id=trace))
 
 
