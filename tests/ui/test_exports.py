@@ -25,7 +25,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
             text = content if isinstance(content, str) else content()
             files[name] = list(csv.reader(io.StringIO(text)))
 
-    monkeypatch.setattr(tables, "button", button)
+    monkeypatch.setattr(tables, "download", button)
     return files
 
 

@@ -51,14 +51,14 @@ def test_the_comparison_is_escaped() -> None:
 
 
 def test_html_comes_from_one_place() -> None:
-    """Only `markup` creates HTML; all other code passes only `Markup` to `st.html`."""
+    """Only `basics` creates HTML; all other code passes only `Markup` to `st.html`."""
     found = []
     for path in (ROOT / "ui").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "unsafe_allow_html" not in text, path
-        if path.name != "markup.py":
+        if path.name != "basics.py":
             found += [(path.name, call) for call in re.findall(r"st\.html\((.*)", text)]
-    known = ("title)", "markup.triple(", "html(comparison, change, picked)")
+    known = ("title)", "basics.triple(", "html(comparison, change, picked)")
     assert all(call.startswith(known) for _, call in found), found
 
 

@@ -48,7 +48,7 @@ class Visit:
 
     def open(self, page: str, **parameters: str) -> AppTest:
         app = AppTest.from_string(
-            f"from clew.ui.components import sign_in\nsign_in.require()\n"
+            f"from clew.ui.components import basics\nbasics.require()\n"
             f"from clew.ui.views import {page}\n{page}.render()",
             default_timeout=TIMEOUT_SECONDS,
         )
