@@ -234,7 +234,7 @@ def test_a_refused_message_is_put_aside_with_its_files(tmp_path: Path) -> None:
 
 def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("not a folder")
-    with pytest.raises(TrackingError, match=r"cannot be written .*set CLEW_SPOOL"):
+    with pytest.raises(TrackingError, match="CLEW_SPOOL"):
         Journal.create(tmp_path / "spool", ORIGIN)
 
 
