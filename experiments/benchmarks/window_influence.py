@@ -84,7 +84,7 @@ def configuration(subject: str, folder: Path, steps: int) -> RunConfig:
     data = folder / "era5"
     if not data.exists():
         convert(Path(os.environ["CLEW_DATA"]) / GRIB, data)
-    single = {"data.path": str(data), "data.leave_one_group_out": False}
+    single = {"data.path": str(data)}
     return load(ROOT / "experiments/image_sequences/era5.yaml", short | single)
 
 

@@ -33,7 +33,6 @@ def disarmed(text: str) -> str:
 
 
 def restored(cell: str) -> str:
-    """Return the text that `disarmed` made a cell of."""
     return _DISARMED.sub("", cell)
 
 
@@ -47,7 +46,6 @@ def changed(texts: pa.StringArray, change: Callable[[str], str]) -> pa.StringArr
 
 
 def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return CSV; its texts, and those of the header, are disarmed."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for row in (header, *rows):
@@ -88,7 +86,6 @@ class FactList:
         return cls(facts, said, len(said) + 1)
 
     def text(self) -> str:
-        """Return the list as text."""
         facts = ["\t".join(map(disarmed, fact.split("\t"))) for fact in self.facts]
         said = {key: " ".join(value.split()) for key, value in self.origin.items() if value}
         if facts != self.facts:

@@ -88,7 +88,6 @@ class LimitedReader:
         self.close()
 
     def close(self) -> None:
-        """End the process."""
         self._process.kill()
         self._process.wait()
         self._requests.close()
@@ -122,7 +121,6 @@ class LimitedReader:
 
 
 def read_limited(module: str, of: str, **request: Any) -> pa.Table:
-    """Return the answer to one request of a process of its own; see `LimitedReader`."""
     with LimitedReader(module, of) as reader:
         return reader.ask(**request)
 

@@ -15,12 +15,12 @@ import torch
 from clew.config.load import load
 from clew.errors import CheckpointError, ClewError, ConfigError, TrackingError
 from clew.influence.unrolled.progress_files import KeptInFile
-from clew.runs.forwarder import sync_spool
+from clew.runs.delivery import sync_spool
 from clew.runs.influence_report import read_influence_outline
-from clew.runs.messages import MESSAGES, Unreadable
+from clew.runs.reading.results import read_study
 from clew.runs.reading.run_details import read_by_relation
-from clew.runs.reading.studies import read_study
 from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
+from clew.runs.spool import RECORDS, Unreadable
 from clew.runs.store import creation_lock
 from clew.runs.window_report import TextInfluenceReport
 from clew.training.history import last_step
@@ -156,8 +156,8 @@ def test_studies_that_are_none(
 )  # fmt: skip
 def test_messages_that_no_store_can_take(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="validation error"):
-        MESSAGES.validate_python(change)
-    assert isinstance(MESSAGES.validate_python({"kind": "unreadable", "line": "", "reason": ""}),
+        RECORDS.validate_python(change)
+    assert isinstance(RECORDS.validate_python({"kind": "unreadable", "line": "", "reason": ""}),
                       Unreadable)  # fmt: skip
 
 

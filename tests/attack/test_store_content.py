@@ -17,7 +17,7 @@ from hypothesis.strategies import DrawFn
 from clew import names
 from clew.errors import ClewError
 from clew.runs import store
-from clew.runs.reading import run_details, saved_views, studies
+from clew.runs.reading import results, run_details, saved_views
 from clew.runs.reading.decisions import decisions_csv, read_decisions, settled, wrong_facts_tsv
 from clew.runs.reading.disagreements import find_disagreements
 from clew.runs.reading.models import read_vocabulary
@@ -104,10 +104,10 @@ def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
 
 def test_studies(material: Material, artifacts: Path) -> None:
     def show() -> None:
-        studies.read_study(material.trace_run)
+        results.read_study(material.trace_run)
 
     def case(draw: DrawFn) -> None:
-        written(artifacts / studies.STUDY_FILE, draw(damaged_json(STUDY)))
+        written(artifacts / results.STUDY_FILE, draw(damaged_json(STUDY)))
         attempt(show)
 
     fuzz(0.002, case)

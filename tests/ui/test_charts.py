@@ -92,7 +92,11 @@ def test_costs_begin_at_zero_at_least_and_names_stay_in_the_picture(points: pd.D
 
 @pytest.mark.parametrize(
     ("key", "front", "mark"),
-    [("test/mrr", ["b"], "✗ "), ("test/mean_rank_tail", ["a", "b"], "✓ "), ("test/bias", [], "")],
+    [
+        ("valid/mrr", ["b"], "✗ "),
+        ("valid/mean_rank_tail", ["a", "b"], "✓ "),
+        ("valid/bias", [], ""),
+    ],
 )
 def test_front_and_marks_go_by_what_is_better(key: str, front: list[str], mark: str) -> None:
     groups = [comparison.Group("a", ("a", "a2")), comparison.Group("b", ("b", "b2"))]

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from clew import names
 from clew.runs import alias_moves
 from clew.runs.alias_moves import CLAIM_PREFIX
-from clew.runs.forwarder import sync_spool
+from clew.runs.delivery import sync_spool
 from clew.runs.registry import Registry
 from clew.workflows.promoting.gate import Gate
 from clew.workflows.promoting.promote import PromotionRequest, promote

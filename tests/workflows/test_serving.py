@@ -16,7 +16,7 @@ from clew.link_prediction.model_folder import load_predictor
 from clew.link_prediction.prediction import Predictor
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
-from clew.workflows.model_source import SERVED_FOLDER
+from clew.workflows.open_run import SERVED_FOLDER
 from clew.workflows.predicting.predict import predict
 from clew.workflows.predicting.queries import asked
 from clew.workflows.promoting.promote import PromotionRequest, promote, rollback

@@ -31,7 +31,7 @@ from clew.runs.reading.facts import (
 from clew.runs.reading.handed_in import admitted
 from clew.runs.reading.report_files import report_files
 from clew.runs.reading.reports import ReportFiles, ReportHead, add_hops, read_facts, read_head
-from clew.runs.reading.validations import find_validation_of_report
+from clew.runs.reading.results import find_validation_of_report
 from clew.runs.validation_record import ValidationSummary
 from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page

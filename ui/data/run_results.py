@@ -8,10 +8,10 @@ from clew.runs.reading.results import (
     TRIAL_COLUMNS,
     read_best_configuration,
     read_fact_values,
+    read_result,
     read_trials,
     read_worst_facts,
 )
-from clew.runs.reading.validations import read_result
 from clew.runs.validation_record import SIBLINGS, Measured, ValidationRecord
 from clew.ui.data.run_page import files_of
 from clew.ui.data.runs import RunRecord

@@ -13,7 +13,7 @@ from clew.config.load import load, parse_assignments
 from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
 from clew.errors import ClewError, ConfigError
-from clew.runs.reading.studies import ClaimResult, StudyResult, read_study, shipped_studies
+from clew.runs.reading.results import ClaimResult, StudyResult, read_study, shipped_studies
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
 from clew.ui.data.runs import RunQuery, runs_page

@@ -164,7 +164,7 @@ class NoOptions(Options):
 @command(NoOptions)
 def sync(options: NoOptions) -> int:
     """Send the records that the tracking server missed. They were kept on this machine."""
-    from clew.runs.forwarder import sync_spool
+    from clew.runs.delivery import sync_spool
 
     results = sync_spool()
     for result in results:

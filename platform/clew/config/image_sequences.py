@@ -61,8 +61,7 @@ class ImageSequenceData(Section):
     and `valid/` metrics are computed on the test group. These metrics must not choose anything, so
     `evaluation.every_epochs` must be `training.num_epochs` or more."""
     leave_one_group_out: bool = False
-    """Train one model per group, with that group as the test group, and report all groups
-    together."""
+    """Removed: train once for each group, with `data.test_group`."""
     horizontal_flip: bool = False
     """Mirror half of the training windows left to right, including their azimuths."""
     shown_windows: int = Field(default=0, ge=0)
@@ -100,10 +99,10 @@ class ImageSequenceData(Section):
                 f"validation_group is {quoted(self.validation_group)}, but hold_out_validation is "
                 "false; leave one of them out"
             )
-        if self.leave_one_group_out and (self.test_group or self.validation_group):
+        if self.leave_one_group_out:
             raise ValueError(
-                "leave_one_group_out uses each group in turn as the test group; leave out "
-                "test_group and validation_group"
+                "leave_one_group_out was removed; train once for each group with "
+                "data.test_group=GROUP (docs/train.md shows how), and leave this setting out"
             )
         return self
 

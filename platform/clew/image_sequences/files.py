@@ -178,7 +178,6 @@ def _target_ahead(path: Path, value: Any) -> float:
 def _read(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    """Return pixels to be read later, the columns that exist, and names and units."""
     with opened(path, ("images", *COLUMNS)) as file:
         layout = _layout(path, file, channels)
         present = [name for name in COLUMNS if name in file.arrays]

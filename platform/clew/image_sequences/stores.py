@@ -110,7 +110,6 @@ def _of_hdf5(path: Path, file: Any, names: tuple[str, ...]) -> FrameFile:
 
 
 def _data_set(path: Path, file: Any, name: str) -> Any:
-    """Return a data set whose values are in the file itself."""
     import h5py
 
     found = _within(path, file, name, MAX_LINKS)
@@ -262,7 +261,6 @@ class FileFrames:
         self.shape, self.dtype = (len(self._paths), *first.shape), first.dtype
 
     def __getitem__(self, frames: np.ndarray) -> np.ndarray:
-        """Return the frames at `frames`."""
         return np.stack([open_array(self._paths[int(i)]) for i in frames])
 
 
@@ -347,7 +345,6 @@ class FrameLayout:
 
 
 def _channel_axis(path: Path, shape: tuple[int, ...]) -> ChannelAxis:
-    """Return the axis of a frame that is much shorter than both others."""
     _, first, middle, last = shape
     if first * SIDES_OVER_CHANNELS <= min(middle, last):
         return "first"
@@ -387,5 +384,4 @@ class Frames:
             raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the open file; each process opens the file itself."""
         return self.__dict__ | {"_opened": None}

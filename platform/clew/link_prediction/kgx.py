@@ -103,7 +103,6 @@ class KgxEdge(BaseModel):
         return found
 
     def relation(self, *, qualifiers: bool) -> str:
-        """The predicate, followed by its qualifiers in order of their names, and by a denial."""
         more = sorted(self.qualifiers.items()) if qualifiers else []
         parts = [f"{key}={value}" for key, value in more] + [DENIED] * self.negated
         return ";".join([self.predicate, *parts])

@@ -43,7 +43,6 @@ class Form:
 
     @property
     def sentence(self) -> str:
-        """Name, unit and meaning: the line below a list of scores."""
         return f"{self.named}: {self.meaning}"
 
     @property
@@ -54,11 +53,9 @@ class Form:
 
     @property
     def has_unit(self) -> bool:
-        """Whether the numbers are in the unit of the prediction's loss."""
         return self.unit not in {NO_UNIT, ""}
 
     def as_dict(self) -> dict[str, str]:
-        """Return JSON values for a report."""
         return {"name": self.key, "unit": self.unit, "meaning": self.meaning}
 
 

@@ -20,7 +20,7 @@ from mlflow.pyfunc.model import PythonModel, PythonModelContext
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clew.errors import UsageError, described
-from clew.runs.processor import prepare_threads
+from clew.runs.hardware import prepare_threads
 from clew.runs.request_door import MISTAKE, close_door
 
 __all__ = ["Row", "ServedModel", "Settings", "set_model"]

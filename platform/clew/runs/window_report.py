@@ -92,7 +92,6 @@ class WindowReport(ABC, Generic[W]):
 
     @property
     def form(self) -> Form:
-        """Name, unit and meaning of the scores."""
         return form_of(self.settings or {"score": "raw"}, loss_unit=self.loss_unit)
 
     @property

@@ -23,8 +23,8 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triple_scores import score_triples
 from clew.link_prediction.triples import RELATION
-from clew.workflows.linked_run import linked_run
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
+from clew.workflows.training_run import linked_run
 
 logger = logging.getLogger(__name__)
 

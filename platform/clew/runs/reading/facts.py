@@ -170,7 +170,6 @@ def no_path(test: pd.Series, facts: pd.DataFrame, *, other: str = "") -> str:
 
 
 def searched(test: pd.Series, facts: pd.DataFrame) -> str:
-    """Return in words which facts a statement about a report's facts covers."""
     count, of = len(facts), scored(test, facts)
     return f"{count:,} facts in this report" + (f" (of {of:,} scored)" if of > count else "")
 

@@ -177,7 +177,7 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
     total = whole_number(run.params.get(f"{TRAINING}num_epochs", ""))
     if not total:
         return None
-    curve = curve[np.isfinite(curve["value"]) & (curve["value"] >= 0)]
+    curve = curve[np.isfinite(curve["value"].astype(float)) & (curve["value"] >= 0)]
     if curve.empty:
         return EpochProgress(0.0, total, None)
     last = curve.iloc[-1]

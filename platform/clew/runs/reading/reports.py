@@ -115,7 +115,6 @@ class ReportHead:
 
     @property
     def form(self) -> Form:
-        """Name, unit and meaning of the scores."""
         return form_of(self.settings)
 
 

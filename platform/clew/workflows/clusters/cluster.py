@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from clew.errors import ClewError, ClusterError, described
-from clew.runs.hardware import Machine
-from clew.runs.processor import num_cores
+from clew.runs.hardware import Machine, num_cores
 from clew.workflows.clusters.nodes import (
     ClusterRequest,
     CommandSettings,

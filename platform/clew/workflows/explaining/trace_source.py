@@ -27,9 +27,9 @@ from clew.workflows.model_source import (
     LoadedModel,
     ModelSource,
     device_of,
-    folder_meant,
     own_task,
 )
+from clew.workflows.open_run import references_in
 from clew.workflows.run_checkpoints import open_checkpoints
 from clew.workflows.shared_table import digest, require_same_question
 
@@ -131,10 +131,9 @@ def open_trace_source(
     Raises:
         UsageError: The checkpoints or the data are missing or do not belong together.
     """
-    several = "," in reference and folder_meant(reference) is None
-    references = [name.strip() for name in reference.split(",")] if several else [reference]
+    names = references_in(reference)
     with ExitStack() as stack:
-        opened = [stack.enter_context(open_checkpoints(name, overrides)) for name in references]
+        opened = [stack.enter_context(open_checkpoints(name, overrides)) for name in names]
         require_ensemble([model for model, _ in opened])
         models, runs = zip(*opened, strict=True)
         yield _load(models, runs, files or GivenFiles(), world or World())

@@ -24,16 +24,16 @@ from clew.training.setup import prepare_process
 from clew.training.task import B, Task
 from clew.workflows.explaining.trace_unrolled import replay_settings, require_same_device
 from clew.workflows.explaining.tracin import deviation as deviation_metrics
-from clew.workflows.linked_run import trace_run
 from clew.workflows.model_source import (
     LoadedModel,
     ModelSource,
     device_of,
-    folder_meant,
     own_task,
 )
+from clew.workflows.open_run import folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
 from clew.workflows.run_checkpoints import average_setting
+from clew.workflows.training_run import trace_run
 
 T = TypeVar("T", bound=Task[Any])
 R = TypeVar("R", bound=WindowReport[Any])

@@ -30,16 +30,16 @@ from clew.runs.influence_report import (
     TripleRecord,
     write_influence_json,
 )
-from clew.runs.reading.validations import find_validation
+from clew.runs.reading.results import find_validation
 from clew.training.peers import require_same
 from clew.training.precision import device_name
 from clew.workflows.explaining.given_triples import read_test_triples, usable
 from clew.workflows.explaining.trace_output import check_output, check_place, copy_files
 from clew.workflows.explaining.trace_source import GivenFiles, TraceSource, open_trace_source
 from clew.workflows.explaining.trace_unrolled import explain_unrolled, unrolled_settings
-from clew.workflows.linked_run import trace_run
 from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.shared_table import digest, sharing_the_table
+from clew.workflows.training_run import trace_run
 
 logger = logging.getLogger(__name__)
 

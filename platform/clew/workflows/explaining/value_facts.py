@@ -27,8 +27,8 @@ from clew.runs.reading.reviews import DataOrigin
 from clew.workflows.explaining.given_triples import read_test_triples, usable
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.trace_unrolled import prepare, replay_settings
-from clew.workflows.linked_run import trace_run
 from clew.workflows.outputs import check_new_folder
+from clew.workflows.training_run import trace_run
 
 SHOWN = 5
 Progress = Callable[[int, int], None]

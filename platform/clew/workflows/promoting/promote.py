@@ -18,7 +18,6 @@ from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import RegisteredVersion, Registry, check_alias, check_name
 from clew.runs.store import acting_person
-from clew.workflows.dead_runs import require_dead
 from clew.workflows.model_source import open_run_best
 from clew.workflows.promoting.challenge import (
     Challenge,
@@ -27,6 +26,7 @@ from clew.workflows.promoting.challenge import (
     alias_beside,
 )
 from clew.workflows.promoting.gate import Gate
+from clew.workflows.resume import require_dead
 
 __all__ = ["PromotionRequest", "PromotionResult", "promote", "rollback"]
 
@@ -201,7 +201,7 @@ def _end_dead_promotions(registry: Registry) -> None:
         except TrackingError:
             continue  # it is alive
         registry.abandon(run.run_id, run.tags.get(names.TAG_SOURCE_RUN, ""), CUT_OFF)
-        # Tags that the dead process recorded are still in its journal, and replace these tags.
+        # Tags that the dead process recorded are still in its spool, and replace these tags.
         tags = {names.TAG_DECISION: CUT_OFF}
         left = open_tracker(TrackingConfig(), kind=names.KIND_PROMOTE, run_id=run.run_id, tags=tags)
         left.finish("KILLED")

@@ -13,7 +13,7 @@ from clew.config.schema import RunConfig
 from clew.config.search_space import Value
 from clew.errors import TrackingError
 from clew.workflows.clusters.cluster import ChannelLine, Cluster
-from clew.workflows.dead_runs import end_if_dead
+from clew.workflows.resume import end_if_dead
 from clew.workflows.tuning.study import TrialStudy
 from clew.workflows.tuning.trial import Ending, TrialLine, TrialWatch, settle, train_trial
 

@@ -23,8 +23,8 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.tracker import MlflowTracker
 from clew.workflows.clusters.cluster import opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
-from clew.workflows.dead_runs import end_if_dead
 from clew.workflows.outputs import check_folder
+from clew.workflows.resume import end_if_dead
 from clew.workflows.tasks import build_task, data_fingerprint
 from clew.workflows.tuning.report import BEST_FILE
 from clew.workflows.tuning.search import Say, Search, TuneRequest
@@ -161,13 +161,10 @@ def _check(request: TuneRequest) -> None:
             f"evaluation.enabled is false, but a search chooses by {config.evaluation.metric}; "
             "set it to true"
         )
-    if isinstance(config.data, ImageSequenceData) and (
-        config.data.leave_one_group_out or not config.data.hold_out_validation
-    ):
+    if isinstance(config.data, ImageSequenceData) and not config.data.hold_out_validation:
         raise ConfigError(
             "a search needs a validation group, because it must not choose by the test group; set "
-            "data.leave_one_group_out=false, data.hold_out_validation=true and "
-            "evaluation.every_epochs=1"
+            "data.hold_out_validation=true and evaluation.every_epochs=1"
         )
 
 

@@ -18,8 +18,8 @@ from clew.runs.validation_record import ValidationRecord, chart
 from clew.validation.outcomes import Examiner
 from clew.validation.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
-from clew.workflows.linked_run import linked_run
 from clew.workflows.outputs import check_folder
+from clew.workflows.training_run import linked_run
 from clew.workflows.validating.experiment import (
     DELETION_BASELINES,
     EVERY_FORM,

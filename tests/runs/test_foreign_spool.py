@@ -11,9 +11,8 @@ from mlflow import MlflowClient
 
 from clew.errors import TrackingError
 from clew.runs import store
-from clew.runs.forwarder import SyncResult, sync_spool
-from clew.runs.journal import Journal
-from clew.runs.messages import Origin
+from clew.runs.delivery import SyncResult, sync_spool
+from clew.runs.spool import Origin, Spool
 from clew.runs.tracker import MlflowTracker
 from tests.runs.kept import Kept, read_run
 
@@ -111,8 +110,8 @@ def test_a_folder_that_others_can_open_is_one_line(copied: Path) -> None:
     assert "mode 755, expected a folder of yours with mode 700; if Clew" in (result.problem or "")
     assert f"`chmod 700 {copied}`" in (result.problem or "")
     assert "clew.unit" not in kept.tags
-    with pytest.raises(TrackingError):
-        Journal.create(copied.parent, Origin("sqlite:///x.db", copied.name, "1"))
+    with pytest.raises(TrackingError, match="mode 755"):
+        Spool.create(copied.parent, Origin("sqlite:///x.db", copied.name, "1"))
 
 
 def test_a_folder_of_somebody_else_is_one_line(
@@ -139,7 +138,7 @@ def test_a_run_that_is_not_the_folders_is_one_line(copied: Path, victim: Path, r
 @pytest.mark.parametrize("run_id", ["../../private", "a/b", "..", ""])
 def test_a_run_that_would_leave_the_spool_is_refused(tmp_path: Path, run_id: str) -> None:
     with pytest.raises(ValueError, match="should match pattern"):
-        Journal.create(tmp_path / "spool", Origin("sqlite:///x.db", run_id, "1"))
+        Spool.create(tmp_path / "spool", Origin("sqlite:///x.db", run_id, "1"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -205,7 +204,7 @@ def test_a_count_that_is_none_is_one_line(copied: Path, content: str) -> None:
 def test_files_of_a_message_that_was_never_written_are_not_sent(tmp_path: Path) -> None:
     (tmp_path / "epoch-0005").mkdir()
     (tmp_path / "epoch-0005" / "new.txt").write_text("new")
-    journal = Journal.create(tmp_path / "spool", ORIGIN)
+    journal = Spool.create(tmp_path / "spool", ORIGIN)
     stale = journal.folder / "files" / "0" / "epoch-0005"
     stale.mkdir(parents=True)
     (stale / "stale.txt").write_text("of a process that died here")

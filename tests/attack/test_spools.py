@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from clew.runs import store
-from clew.runs.forwarder import SyncResult, sync_spool
+from clew.runs.delivery import SyncResult, sync_spool
 from clew.runs.store import connect
 from tests.attack.cases import attempt, fuzz, require_one_line
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts, values

@@ -11,18 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clew.errors import TrackingError
-from clew.runs.journal import Journal, JournalInUseError, list_journals
-from clew.runs.messages import (
-    MESSAGES,
+from clew.runs.spool import (
+    RECORDS,
     Artifact,
     Checkpoint,
     DataSet,
     Finish,
-    Message,
     Metrics,
     Origin,
     Params,
+    Record,
+    Spool,
+    SpoolInUseError,
     Tags,
+    list_spools,
 )
 
 ORIGIN = Origin("sqlite:////nowhere/mlflow.db", "abc123", "1")
@@ -55,23 +57,23 @@ def point(step: int) -> Metrics:
     return Metrics({"train/loss": 0.5}, step, 1000 + step)
 
 
-def waiting(journal: Journal) -> list[Message]:
-    return [entry.message for entry in journal.waiting()]
+def waiting(journal: Spool) -> list[Record]:
+    return [entry.record for entry in journal.waiting()]
 
 
 @given(ANY)
-def test_a_message_survives_its_line(message: Message) -> None:
-    line = MESSAGES.dump_json(message)
+def test_a_message_survives_its_line(message: Record) -> None:
+    line = RECORDS.dump_json(message)
     assert b"\n" not in line
-    assert MESSAGES.validate_json(line) == message
+    assert RECORDS.validate_json(line) == message
 
 
 def test_messages_wait_in_order_until_they_are_sent(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, ORIGIN)
+    journal = Spool.create(tmp_path, ORIGIN)
     for step in range(4):
         journal.append(point(step))
     entries = list(journal.waiting())
-    assert [entry.message for entry in entries] == [point(step) for step in range(4)]
+    assert [entry.record for entry in entries] == [point(step) for step in range(4)]
     journal.mark_sent(entries[1])
     assert waiting(journal) == [point(2), point(3)]
     journal.close()
@@ -80,17 +82,16 @@ def test_messages_wait_in_order_until_they_are_sent(tmp_path: Path) -> None:
 def test_another_process_goes_on_where_the_last_one_died(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from clew.runs.journal import Journal\n"
-        "from clew.runs.messages import Metrics, Origin\n"
+        "from clew.runs.spool import Metrics, Origin, Spool\n"
         f"origin = Origin({ORIGIN.tracking_uri!r}, 'abc123', '1')\n"
-        f"journal = Journal.create(Path({str(tmp_path)!r}), origin)\n"
+        f"journal = Spool.create(Path({str(tmp_path)!r}), origin)\n"
         "for step in range(3): journal.append(Metrics({'train/loss': 0.5}, step, 1000 + step))\n"
         "journal.mark_sent(next(iter(journal.waiting())))\n"
         "os.kill(os.getpid(), 9)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], check=False)
     assert result.returncode == -9
-    journal = Journal.create(tmp_path, ORIGIN)
+    journal = Spool.create(tmp_path, ORIGIN)
     journal.append(point(3))
     assert waiting(journal) == [point(1), point(2), point(3)]
     journal.close()
@@ -99,16 +100,15 @@ def test_another_process_goes_on_where_the_last_one_died(tmp_path: Path) -> None
 def test_a_process_that_dies_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
         "import os; from pathlib import Path\n"
-        "from clew.runs.journal import Journal\n"
-        "from clew.runs.messages import Origin, Tags\n"
+        "from clew.runs.spool import Origin, Spool, Tags\n"
         f"origin = Origin({ORIGIN.tracking_uri!r}, 'abc123', '1')\n"
-        f"journal = Journal.create(Path({str(tmp_path)!r}), origin)\n"
+        f"journal = Spool.create(Path({str(tmp_path)!r}), origin)\n"
         "journal.append(Tags({'clew.unit': 'K'}))\n"
         "Path.replace = lambda self, target: os.kill(os.getpid(), 9)\n"
         "journal.mark_sent(next(iter(journal.waiting())))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
-    journal = Journal.open(tmp_path / "abc123")
+    journal = Spool.open(tmp_path / "abc123")
     for entry in journal.waiting():
         journal.mark_sent(entry)
     journal.close()
@@ -118,35 +118,35 @@ def test_a_process_that_dies_in_the_middle_of_a_file_leaves_nothing_behind(tmp_p
 def test_a_process_that_dies_while_it_removes_its_journal_keeps_nobody_from_the_run(
     tmp_path: Path,
 ) -> None:
-    journal = Journal.create(tmp_path, ORIGIN)
+    journal = Spool.create(tmp_path, ORIGIN)
     journal.append(point(0))
     journal.mark_sent(next(iter(journal.waiting())))
     journal.close(keep=True)
     (tmp_path / "abc123" / "journal.jsonl").unlink()  # the first that goes
-    journal = Journal.open(tmp_path / "abc123")
+    journal = Spool.open(tmp_path / "abc123")
     for step in range(3):
         journal.append(point(step))
     journal.close(keep=True)
-    journal = Journal.open(tmp_path / "abc123")
+    journal = Spool.open(tmp_path / "abc123")
     assert waiting(journal) == [point(0), point(1), point(2)]
     journal.close(keep=True)
 
 
 def test_half_a_line_is_cut_off_and_never_sent(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, ORIGIN)
+    journal = Spool.create(tmp_path, ORIGIN)
     journal.append(point(0))
     journal.close()
     journal = tmp_path / "abc123" / "journal.jsonl"
     with journal.open("a") as file:
         file.write('{"kind": "metrics", "val')
-    journal = Journal.open(tmp_path / "abc123")
+    journal = Spool.open(tmp_path / "abc123")
     journal.append(point(1))
     assert waiting(journal) == [point(0), point(1)]
     journal.close()
 
 
 def test_a_reader_does_not_see_a_line_that_is_still_being_written(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, ORIGIN)
+    journal = Spool.create(tmp_path, ORIGIN)
     journal.append(point(0))
     with (tmp_path / "abc123" / "journal.jsonl").open("a") as file:
         file.write('{"kind": "metrics", "val')
@@ -155,15 +155,15 @@ def test_a_reader_does_not_see_a_line_that_is_still_being_written(tmp_path: Path
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, ORIGIN)
-    with pytest.raises(JournalInUseError, match="abc123 is being written by another process"):
-        Journal.open(tmp_path / "abc123")
+    journal = Spool.create(tmp_path, ORIGIN)
+    with pytest.raises(SpoolInUseError, match="abc123 is being written by another process"):
+        Spool.open(tmp_path / "abc123")
     journal.close(keep=True)
-    Journal.open(tmp_path / "abc123").close()
+    Spool.open(tmp_path / "abc123").close()
 
 
 def test_a_forked_child_does_not_keep_the_spool_locked(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, ORIGIN)
+    journal = Spool.create(tmp_path, ORIGIN)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:  # this process holds the journal's open file until the pipe is closed
@@ -171,27 +171,27 @@ def test_a_forked_child_does_not_keep_the_spool_locked(tmp_path: Path) -> None:
         os.read(reading, 1)
         os._exit(0)
     journal.close(keep=True)
-    Journal.open(tmp_path / "abc123").close()
+    Spool.open(tmp_path / "abc123").close()
     os.close(reading)
     os.close(writing)
     assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_is_sent_is_removed_and_what_waits_is_not(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, ORIGIN)
+    journal = Spool.create(tmp_path, ORIGIN)
     journal.append(point(0))
     journal.close()
-    assert [path.name for path in list_journals(tmp_path)] == ["abc123"]
-    journal = Journal.open(tmp_path / "abc123")
+    assert [path.name for path in list_spools(tmp_path)] == ["abc123"]
+    journal = Spool.open(tmp_path / "abc123")
     for entry in journal.waiting():
         journal.mark_sent(entry)
     journal.close()
-    assert list_journals(tmp_path) == []
+    assert list_spools(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_staged_files_are_copies_unless_links_are_right(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path / "spool", ORIGIN)
+    journal = Spool.create(tmp_path / "spool", ORIGIN)
     original = tmp_path / "history.parquet"
     original.write_text("first")
     copied = journal.stage(original)
@@ -209,7 +209,7 @@ def test_staged_files_are_copies_unless_links_are_right(tmp_path: Path) -> None:
 
 def test_staged_files_go_when_they_are_sent(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    journal = Journal.create(tmp_path / "spool", ORIGIN)
+    journal = Spool.create(tmp_path / "spool", ORIGIN)
     staged = journal.stage(tmp_path / "a.txt")
     journal.append(Artifact(staged, ""))
     journal.mark_sent(next(iter(journal.waiting())))
@@ -219,23 +219,23 @@ def test_staged_files_go_when_they_are_sent(tmp_path: Path) -> None:
 
 def test_a_refused_message_is_put_aside_with_its_files(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
-    journal = Journal.create(tmp_path / "spool", ORIGIN)
+    journal = Spool.create(tmp_path / "spool", ORIGIN)
     message = Artifact(journal.stage(tmp_path / "a.txt"), "")
     journal.append(message)
     journal.refuse(message, "no such run")
-    journal.mark_sent(next(iter(journal.waiting())))
+    journal.mark_sent(next(iter(journal.waiting())), keep_files=True)
     assert journal.num_refused == 1
     record = json.loads((journal.folder / "refused.jsonl").read_text())
     assert record["reason"] == "no such run"
-    assert [path.read_text() for path in (journal.folder / "refused").rglob("a.txt")] == ["a"]
+    assert [path.read_text() for path in (journal.folder / "files").rglob("a.txt")] == ["a"]
     journal.close()
-    assert list_journals(tmp_path / "spool"), "refused messages are for a person to look at"
+    assert list_spools(tmp_path / "spool"), "refused messages are for a person to look at"
 
 
 def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("not a folder")
-    with pytest.raises(TrackingError, match="CLEW_SPOOL"):
-        Journal.create(tmp_path / "spool", ORIGIN)
+    with pytest.raises(TrackingError, match=r"cannot be written .*set CLEW_SPOOL"):
+        Spool.create(tmp_path / "spool", ORIGIN)
 
 
 @pytest.mark.parametrize(
@@ -253,4 +253,4 @@ def test_a_foreign_spool_is_one_line(tmp_path: Path, content: str, message: str)
     (tmp_path / "run.json").write_text(content)
     tmp_path.chmod(0o700)
     with pytest.raises(TrackingError, match=message):
-        Journal.open(tmp_path)
+        Spool.open(tmp_path)
