@@ -124,10 +124,6 @@ ALIAS_CHAMPION = "champion"
 ALIAS_PREVIOUS = "previous"
 ALIAS_CHALLENGER = "challenger"
 
-# Tags of an experiment
-TAG_VIEW_PREFIX = "clew.view."
-"""Prefix of the name of a saved view of the page Compare."""
-
 # Metrics of training
 TRAIN_LOSS = "train/loss"
 """Loss summed over entities and averaged over rows; other tasks average over tokens or windows."""

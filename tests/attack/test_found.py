@@ -17,7 +17,7 @@ from clew.config.load import load, parse_assignments
 from clew.errors import CheckpointError, ConfigError
 from clew.image_sequences.errors import HeldOutErrors
 from clew.language_modeling.documents import plan_units, read_unit
-from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model import Sampling
 from clew.language_modeling.packed_tokens import read_manifest
 from clew.language_modeling.tokens import load_tokens
 from clew.link_prediction.calibration import AnswerSets, Calibration
@@ -26,10 +26,10 @@ from clew.link_prediction.given_negatives import read_given_negatives
 from clew.link_prediction.model_folder import read_known
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.influence_columns import SCORE_COLUMN, TERM_COLUMNS, TEST_INDEX_COLUMN
+from clew.runs.influence_forms import SCORE_COLUMN, TERM_COLUMNS, TEST_INDEX_COLUMN
 from clew.runs.influence_report import read_influence_json
 from clew.runs.reading.reports import ReportFiles, read_facts
-from clew.workflows.explaining.given_triples import read_test_triples, usable
+from clew.workflows.explaining.trace_source import read_test_triples, usable
 from clew.workflows.predicting.queries import read_queries
 from tests.attack.cases import refused
 

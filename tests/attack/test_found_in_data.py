@@ -15,9 +15,9 @@ import torch
 from clew.errors import NonFiniteLossError
 from clew.image_sequences import files
 from clew.image_sequences.files import read_frames
-from clew.image_sequences.requests import WindowPredictor
+from clew.image_sequences.prediction import WindowPredictor
 from clew.input_files import columns_of
-from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model import Sampling
 from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.kgx import read_kgx
 from clew.link_prediction.packed import KEY, SCHEMA, pack_graph, read_packed

@@ -10,7 +10,7 @@ from clew.config.load import load
 from clew.errors import DataError
 from clew.link_prediction.sources import leave_out, load_graph
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.reading.decisions import exclusion_list, wrong_facts_tsv
+from clew.runs.reading.disagreements import exclusion_list, wrong_facts_tsv
 from clew.runs.reading.reviews import DataOrigin, Fact, Review
 
 

@@ -126,7 +126,7 @@ def test_another_model_is_refused(graph):
 
 def test_a_language_loss_is_refused(graph):
     config = from_mapping({"data": {"name": "random"}}, {})
-    with pytest.raises(ConfigError, match="link prediction needs"):
+    with pytest.raises(ConfigError):
         LinkPrediction(graph, config.model_copy(update={"loss": _LanguageLoss()}))
 
 

@@ -25,8 +25,7 @@ from clew.workflows.clusters import cluster as clusters
 from clew.workflows.clusters import nodes as cluster_nodes
 from clew.workflows.clusters.cluster import opened_cluster
 from clew.workflows.clusters.nodes import ClusterRequest
-from clew.workflows.explaining.batch_tracin import batch_tracin
-from clew.workflows.explaining.batch_work import BatchRequest
+from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.studies.compare import compare
 from clew.workflows.train import train
 from clew.workflows.tuning.search import TuneRequest

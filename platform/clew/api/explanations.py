@@ -15,12 +15,13 @@ from clew import names
 from clew.api.models import Model, Recorded, reference_of
 from clew.errors import ConfigError, DataError, extra, quoted
 from clew.files import working_folder
-from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.influence_forms import ESTIMATE, Form, form_of
-from clew.runs.influence_report import InfluenceEntry, InfluenceReport, TripleRecord
-from clew.runs.window_report import (
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, ESTIMATE, PART_PREFIX, Form, form_of
+from clew.runs.influence_report import (
+    InfluenceEntry,
+    InfluenceReport,
     SequenceInfluenceReport,
     TextInfluenceReport,
+    TripleRecord,
     WindowReport,
     WindowScore,
 )

@@ -18,9 +18,8 @@ from clew.api.predictions import (
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError, quoted
 from clew.image_sequences.errors import CONFIDENCE
-from clew.language_modeling.generation import Sampling
-from clew.language_modeling.model_folder import TextModel
-from clew.language_modeling.writer import continuation
+from clew.language_modeling.model import Sampling
+from clew.language_modeling.writer import TextModel, continuation
 from clew.link_prediction.prediction import Predictor, Query
 from clew.runs.reading.search import run_meant
 from clew.workflows.evaluate import EvaluateResult

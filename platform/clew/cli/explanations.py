@@ -17,7 +17,6 @@ from clew.cli.options import (
     Option,
     Options,
     command,
-    is_main_process,
     progress_bar,
 )
 from clew.config.services import Question, TestLoss
@@ -76,8 +75,7 @@ def tracin(options: TracinOptions) -> int:
         first_answer=options.first_answer,
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
-    if is_main_process():
-        click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 
@@ -103,7 +101,7 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
 def batch_tracin(options: BatchTracinOptions) -> int:
     """Explain many predictions; resumable. Only training triples near each are scored."""
     from clew.workflows.explaining import batch_tracin as workflow
-    from clew.workflows.explaining.batch_work import BatchRequest
+    from clew.workflows.explaining.batch_tracin import BatchRequest
     from clew.workflows.explaining.trace_source import GivenFiles
 
     request = BatchRequest(
@@ -119,8 +117,7 @@ def batch_tracin(options: BatchTracinOptions) -> int:
     )
     progress = progress_bar("tests", as_json=options.as_json)
     result = workflow.batch_tracin(request, cluster=options.cluster_request(), progress=progress)
-    if is_main_process():
-        click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 
@@ -253,7 +250,7 @@ class ValidateInfluenceOptions(Options):
 @command(ValidateInfluenceOptions)
 def validate_influence(options: ValidateInfluenceOptions) -> int:
     """Test a model's explanations. It trains again without facts and compares."""
-    from clew.workflows.validating import validate_influence as workflow
+    from clew.workflows.explaining import validate_influence as workflow
 
     chosen = options.model_dump() | {
         "drop": [float(part) for part in (options.drop or "0.05,0.5").split(",")],

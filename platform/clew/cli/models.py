@@ -17,7 +17,6 @@ from clew.cli.options import (
     Options,
     command,
     dashed,
-    is_main_process,
     progress_bar,
 )
 
@@ -120,12 +119,11 @@ def _answer(options: PredictOptions) -> None:
         filter_known=options.filter_known,
         level=options.conformal,
     )
-    if is_main_process():
-        click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 def _continue(options: PredictOptions) -> None:
-    from clew.language_modeling.generation import Sampling
+    from clew.language_modeling.model import Sampling
     from clew.workflows.predicting.text import TextRequest, predict_text, read_prompt
 
     prompt = options.prompt
@@ -224,8 +222,8 @@ class ExportOptions(Options):
 
 @command(ExportOptions)
 def export(options: ExportOptions) -> int:
-    """Export a model as a torch.export program. A graph model also gives its embeddings."""
-    from clew.workflows.exporting.export import export as run_export
+    """Export a graph model as a torch.export program, with its named embeddings."""
+    from clew.workflows.export import export as run_export
 
     click.echo(run_export(options.model, options.output_dir).table())
     return 0

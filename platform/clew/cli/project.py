@@ -119,7 +119,7 @@ class PretokenizeOptions(Options):
 @command(PretokenizeOptions)
 def pretokenize(options: PretokenizeOptions) -> int:
     """Pack a text into tokens, once. A killed command continues where it stopped."""
-    from clew.language_modeling.pack_settings import PackSettings
+    from clew.language_modeling.pretokenize import PackSettings
     from clew.workflows.pretokenize import pretokenize_corpus
 
     settings = PackSettings(**options.model_dump(exclude={"output", "num_proc", "force"}))

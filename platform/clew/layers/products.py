@@ -56,7 +56,7 @@ _PLANNED = ContextVar[torch.device | None]("planned", default=None)
 @cache
 def onednn_is_faster() -> bool:
     """Return whether float32 products should go through oneDNN on this machine."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, _OPERATOR):
+    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, _OPERATOR):
         return False
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return False

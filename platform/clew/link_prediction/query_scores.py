@@ -2,10 +2,6 @@
 
 The head of (relation r, tail t) is predicted as the tail of (t, inverse of r), so it needs a model
 that was trained with inverse relations. Everything is computed on the CPU in float32.
-
-If processes share the entity table, all of them answer the same queries together, and each process
-has the scores of its own rows. Scores, known answers and candidates have a column for each row of
-the process.
 """
 
 from collections.abc import Iterator, Sized
@@ -31,7 +27,7 @@ CHUNK_MIB = 64.0
 MAX_CALIBRATION_QUERIES = 2048
 MAX_HELD_OUT_TRIPLES = 20_000
 
-Known = Bool[Tensor, "batch own"]
+Known = Bool[Tensor, "batch entity"]
 Ids = Int64[np.ndarray, " query"]
 Normalisers = Float[Tensor, "batch"]
 

@@ -17,6 +17,7 @@ rather too high than too low for batches far from them, whose need grows more sl
 """
 
 import math
+import threading
 import time
 import weakref
 from collections import Counter
@@ -24,11 +25,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -46,29 +48,31 @@ class TookTooLong(Exception):
     """A trial step on tensors without data took more than its time."""
 
 
-class TimeLimit(TorchDispatchMode):
+class TimeLimit:
     """Ends what runs inside it after some seconds of this thread's processor time.
 
-    What a busy machine does meanwhile does not count.
+    What a busy machine does meanwhile does not count. The time is looked at before each module and
+    by `check`. An operation of torch must not raise: in a dispatch mode that ends the process.
 
     Raises:
-        TookTooLong: At the first operation after that time.
+        TookTooLong: At the first look after that time.
     """
 
     def __init__(self, seconds: float) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        self._thread = threading.get_ident()
         self._end = time.thread_time() + seconds
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if time.thread_time() > self._end:
+    def __enter__(self) -> Self:
+        self._hook = register_module_forward_pre_hook(lambda *_: self.check())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def check(self) -> None:
+        """Raise if the time is over; do nothing in other threads, which share the hook."""
+        if threading.get_ident() == self._thread and time.thread_time() > self._end:
             raise TookTooLong
-        return func(*args, **(kwargs or {}))
 
 
 class LiveBytes(TorchDispatchMode):
@@ -286,6 +290,7 @@ def live_bytes_of_step(
                 loss = task.loss(model, batch)
             with live.making("backward"):
                 (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
+            limit.check()
 
         held_bytes = 0
         if config.updates_rows:

@@ -224,7 +224,8 @@ class ParameterAverage:
         """Update the average after optimizer step `step` (from 1)."""
         if self._decay is None:
             return
-        update = get_ema_multi_avg_fn(min(self._decay, 1.0 - 1.0 / step))
+        decay = min(self._decay, 1.0 - 1.0 / step)
+        update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         update(list(self._means.values()), list(self._parameters.values()), step)
 
     @contextmanager

@@ -27,9 +27,9 @@ class ServedWindows(ServedModel[WindowSettings]):
     settings = WindowSettings
 
     def load(self, folder: Path) -> None:
-        from clew.image_sequences.requests import WindowPredictor
+        from clew.image_sequences.prediction import WindowPredictor
 
-        self._predictor = WindowPredictor.load(folder)
+        self._predictor = WindowPredictor(folder)
 
     def answer(self, rows: Sequence[Row], settings: WindowSettings) -> list[dict[str, Any]]:
         """Return the value of each window."""

@@ -30,13 +30,13 @@ class ServedWriter(ServedModel[TextSettings]):
     settings = TextSettings
 
     def load(self, folder: Path) -> None:
-        from clew.language_modeling.model_folder import load_text_folder
+        from clew.language_modeling.writer import load_text_folder
 
         self._model = load_text_folder(folder)
 
     def answer(self, rows: Sequence[Row], settings: TextSettings) -> list[dict[str, Any]]:
         """Return the text that follows each row's prompt."""
-        from clew.language_modeling.generation import Sampling
+        from clew.language_modeling.model import Sampling
         from clew.language_modeling.writer import continuation
 
         if any(not isinstance(row.get("prompt"), str) for row in rows):

@@ -35,8 +35,6 @@ from clew.influence.link_prediction.traced_run import (
     TracedRun,
     TripleRows,
     build_trunk,
-)
-from clew.influence.link_prediction.verification import (
     require_defined,
     verify_task,
     with_chosen_form,
@@ -76,9 +74,6 @@ class Tracer:
         device: Device to compute on.
         further_runs: Checkpoints of the other runs of an ensemble; scores are averaged over runs.
         cache: Folder that stores moments of training rows; None: estimate them each time.
-
-    Raises:
-        ConfigError: The settings are not defined for this model.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Queries of a graph model and their gradients, as the inner products need them.
 
 `Trunk` works for every graph model, with autograd over the model's `encode`. A model can have a
-faster subclass, which must give the same numbers: `conve_trunk` for ConvE, `tucker_trunk` for
-TuckER.
+faster subclass, which must give the same numbers: `conve_trunk` for ConvE, `TuckERTrunk` for
+TuckER. In evaluation mode TuckER's core is a fully connected layer on f = vec(r n(h)^T). A row's
+gradient of the core is the outer product of gq and f, which is never formed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from clew.layers.products import MatrixProduct
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import Factorization, GraphModel
+from clew.link_prediction.models.tucker import TuckER
 
 Activations = Mapping[str, Tensor]
 """Values kept for the backward pass of queries, by name; tensors are `(query, ...)`."""
@@ -40,8 +42,8 @@ class Queries:
     activations: Activations
     hidden: Float[Tensor, "query dim"]
     """h, the query vector"""
-    base: Float[Tensor, "dense own"]
-    """P or Y of the queries that need it, see `rows`, for the entities of this process."""
+    base: Float[Tensor, "dense entity"]
+    """P or Y of the queries that need it, see `rows`."""
     base_row: Int[Tensor, "query"]
     base_query: Int[Tensor, "dense"]
     """Query of each row of `base`."""
@@ -182,8 +184,6 @@ class Scorer:
     """The products with the entity table, which are the same for every model.
 
     A squared distance has the biases -|W_e|^2 and -|h|^2 / 4, so that ds_e / dh = W_e - h / 2.
-    If processes share the table, each computes the products with its rows, and sums over entities
-    are added over processes.
     """
 
     def __init__(self, model: GraphModel, product: MatrixProduct) -> None:
@@ -191,13 +191,13 @@ class Scorer:
         self.bias = None if bias is None else bias.detach()
         self._product, self._prepared = product, product.prepare(model.entity.weight.detach())
 
-    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n own"]:
+    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n entity"]:
         scores = self._product.affine(hidden, self._prepared, self.bias)
         bias = self._model.query_bias(hidden)
         return scores if bias is None else scores.add_(bias[:, None])
 
     def pull(
-        self, base: Float[Tensor, "n own"], hidden: Float[Tensor, "n dim"]
+        self, base: Float[Tensor, "n entity"], hidden: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "n dim"]:
         """Return the gradient of B . s with respect to h.
 
@@ -253,3 +253,53 @@ def with_terms(
     return replace(
         found, relation_delta=terms.relation_prediction_weight * delta, relation_query=query
     )
+
+
+class TuckERTrunk(Trunk):
+    """The frozen TuckER of a checkpoint, with the arguments of `Trunk`."""
+
+    model: TuckER
+    layout = ParameterLayout(
+        dense="core",
+        small=(
+            "head_norm.weight",
+            "head_norm.bias",
+            "projection_norm.weight",
+            "projection_norm.bias",
+        ),
+    )
+
+    def parts(self, depth: int) -> tuple[str, ...]:
+        """Return the scorer for one layer, the scorer and the core for two, else all parts."""
+        every = (*SCORER_PARTS, "dense", NETWORK_PART)
+        return {1: SCORER_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, every)
+
+    @torch.no_grad()
+    def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
+        rows, hidden = super().forward(head, relation)
+        kept = {"features": self.model.features(**rows)} if self.keep_features else {}
+        return {**rows, **kept}, hidden
+
+    @torch.no_grad()
+    def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
+        """Return f of some queries; it is recomputed if it was not kept."""
+        if "features" in activations:
+            return activations["features"][index]
+        head, relation = (activations[name][index] for name in ("head", "relation"))
+        return self.model.features(head, relation)
+
+    def backward(
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
+    ) -> RowGradients:
+        """Return the activation gradients of rows; see `Trunk`."""
+        head, relation = (queries.activations[name][index] for name in ("head", "relation"))
+        with torch.enable_grad():
+            leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]
+            projected = self.model.project(*leaves)
+            wanted = [projected, *leaves] if deep else [projected]
+            found = torch.autograd.grad(self.model.finish(projected), wanted, grad_hidden)
+        if not deep:
+            return RowGradients(found[0])
+        of_projected, of_head, of_relation = found
+        others = self._small(head, relation, grad_hidden) if small else None
+        return RowGradients(of_projected, of_head, of_relation, others)

@@ -16,7 +16,7 @@ from clew.config.files import SHIPPED, STUDIES
 from clew.config.services import InfluenceConfig
 from clew.errors import DataError, TrackingError, described
 from clew.runs import store
-from clew.runs.influence_columns import VALUES_CSV_COLUMNS
+from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.reading.runs import fetched
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.validation_record import ValidationRecord, ValidationSummary, read_validation

@@ -18,10 +18,9 @@ from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError, UsageError
 from clew.files import expanded
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.scalar_encoding import ScalarEncoding
 from clew.image_sequences.splits import SequenceSplits
 from clew.image_sequences.task import SequenceRegression
-from clew.image_sequences.windows import SequenceWindows
+from clew.image_sequences.windows import ScalarEncoding, SequenceWindows
 from clew.language_modeling.packed_tokens import (
     PackedTokens,
     PackManifest,

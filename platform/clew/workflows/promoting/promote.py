@@ -196,10 +196,11 @@ def _end_dead_promotions(registry: Registry) -> None:
         if names.TAG_DECISION not in run.tags
     ]
     for run in found:
-        try:
-            require_dead(run)
-        except TrackingError:
-            continue  # it is alive
+        if run.status == "RUNNING":
+            try:
+                require_dead(run)
+            except TrackingError:
+                continue  # it is alive
         registry.abandon(run.run_id, run.tags.get(names.TAG_SOURCE_RUN, ""), CUT_OFF)
         # Tags that the dead process recorded are still in its spool, and replace these tags.
         tags = {names.TAG_DECISION: CUT_OFF}
