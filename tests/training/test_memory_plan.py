@@ -235,18 +235,21 @@ FRAMES = DataSizes(frame_shape=(1, 24, 32))
         pytest.param(images(), FRAMES, 130, id="images", marks=pytest.mark.slow),
     ],
 )
-def test_the_largest_batch_fits(chosen: RunConfig, sizes: DataSizes, most: int) -> None:
+def test_a_larger_batch_never_needs_less_and_the_largest_that_fits_is_the_largest(
+    chosen: RunConfig, sizes: DataSizes, most: int
+) -> None:
     planner = MemoryPlanner(planned(chosen, sizes), CPU)
     least = chosen.smallest_batch_size
-    low, high = (planner.predict(with_batch(chosen, n)).total_gib for n in (least, most))
-    chosen = with_batch(chosen, most // 3)
-    for share in (0.2, 0.5, 0.9):
-        limit = low + share * (high - low)
-        size = planner.largest_batch(chosen, limit, most=most)
-        assert least <= size <= most
-        assert planner.predict(with_batch(chosen, size)).total_gib <= 1.05 * limit
-    assert planner.largest_batch(chosen, low * 0.9, most=most) == 0
-    assert planner.largest_batch(chosen, 2 * high, most=most) == most
+    searched = {least, least + 1, 7, most // 3, most - 1}
+    sizes = {*range(least, most, 5), *searched, *(size + 1 for size in searched)}
+    totals = {size: planner.predict(with_batch(chosen, size)).total_gib for size in sorted(sizes)}
+    assert sorted(totals.values()) == list(totals.values())
+    for size in searched:
+        halfway = (totals[size] + totals[size + 1]) / 2
+        assert planner.largest_batch(chosen, halfway, most=most) == size
+    assert planner.largest_batch(chosen, totals[least] * 0.99, most=most) == 0
+    assert planner.largest_batch(chosen, 1.001 * totals[most], most=most) == most
+    assert planner.largest_batch(chosen, 1.001 * totals[most], most=most // 2) == most // 2
 
 
 def with_batch(chosen: RunConfig, size: int) -> RunConfig:
@@ -254,7 +257,7 @@ def with_batch(chosen: RunConfig, size: int) -> RunConfig:
     return chosen.model_copy(update={"training": training})
 
 
-def test_two_steps_and_a_straight_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_powers_of_two_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     def take_step(planner: MemoryPlanner, chosen: RunConfig) -> StepMemory:
@@ -262,14 +265,11 @@ def test_two_steps_and_a_straight_line(monkeypatch: pytest.MonkeyPatch) -> None:
         return StepMemory({"weights": 1.0 + chosen.training.batch_size})
 
     monkeypatch.setattr(MemoryPlanner, "_take_step", take_step)
-    planner = MemoryPlanner(build_task(config()), CPU)
     monkeypatch.setattr("clew.training.memory_plan.PARTS", ("weights",))
-    chosen = with_batch(config(), 100)
-    assert planner.predict(chosen).total_gib == 101.0
-    assert planner.largest_batch(chosen, 75.5, most=10_000) == 74
-    assert planner.largest_batch(chosen, 20_000.0, most=10_000) == 10_000
-    assert planner.largest_batch(chosen, 2.5, most=10_000) == 0
-    assert tried == [64, 128, 2]
+    planner = MemoryPlanner(build_task(config()), CPU)
+    assert planner.predict(with_batch(config(), 100)).total_gib == 101.0
+    assert planner.largest_batch(config(), 75.5, most=10_000) == 74
+    assert tried == [64, 128, 2, 4, 8, 16, 32]
 
 
 def test_activations_grow_with_the_batch_and_weights_do_not() -> None:

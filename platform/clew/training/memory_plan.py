@@ -11,9 +11,9 @@ memory that the allocator and the libraries take per byte of tensors (`OVERHEAD`
 fragmentation of glibc's heap and buffers in which matrix products and convolutions rearrange their
 operands.
 
-Only batches of 1, 2, 4, 8, … examples are tried. The straight line through the two next to the
-asked size gives the need of other sizes: it hides how losses split their work into chunks, and is
-rather too high than too low for batches far from them, whose need grows more slowly.
+Only batches of 1, 2, 4, 8, … examples are tried, and the need of other sizes is interpolated
+linearly. This hides how losses split their work into chunks, so the predicted need grows with the
+batch, and the largest batch that fits can be found by doubling.
 """
 
 import math
@@ -33,6 +33,7 @@ from torch import Tensor, UntypedStorage
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from tqdm import tqdm
 
 from clew.config.schema import RunConfig
 from clew.layers.products import planning_for
@@ -210,15 +211,17 @@ class MemoryPlanner:
 
     def largest_batch(self, config: RunConfig, limit_gib: float, *, most: int) -> int:
         """Return the largest microbatch size up to `most` that should fit, or 0 if none fits."""
-        size, least = config.training.batch_size, config.smallest_batch_size
-        below = 1 << (size.bit_length() - 1)
-        low = max(below if size > below else below // 2, least)
-        at_low, at_high = (self._try(config, n).total_gib for n in (low, 2 * low))
-        each = (at_high - at_low) / low
-        fits = low + math.floor((limit_gib - at_low) / each) if each > 0 else most
-        if fits < least:  # the line is too high for small batches
-            fits = least if self._try(config, least).total_gib <= limit_gib else 0
-        return min(most, fits)
+        size = config.smallest_batch_size
+        here = self._try(config, size).total_gib
+        if here > limit_gib:
+            return 0
+        doublings = range(max(0, math.ceil(math.log2(most / size))))
+        for _ in tqdm(doublings, "larger batches", delay=1.0, disable=None, leave=False):
+            there = self._try(config, 2 * size).total_gib
+            if there > limit_gib:
+                return min(most, size + int(size * (limit_gib - here) / (there - here)))
+            size, here = 2 * size, there
+        return most
 
     def _try(self, config: RunConfig, size: int) -> StepMemory:
         training = config.training.model_copy(update={"batch_size": size})

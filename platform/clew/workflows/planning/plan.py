@@ -14,8 +14,8 @@ from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
 from clew.workflows.planning.planned_task import DataSizes, of_own_rows, task_to_plan
 
 AS_CONFIGURED = "as configured"
-MOST_TIMES = 32
-"""The largest microbatch is named up to this multiple of the configured one."""
+SEARCHED_TIMES = 32
+"""The largest microbatch is searched up to this multiple of the configured one."""
 SWITCHES = {"use_mixed_precision": "mixed precision", "use_gradient_checkpointing": "checkpointing"}
 Settings = Mapping[str, Any]
 
@@ -132,7 +132,7 @@ def plan(
     if num_examples is not None:
         config, lines = limited_to_data(config, num_examples, world_size)
         remarks += lines
-    most = MOST_TIMES * config.training.batch_size
+    most = SEARCHED_TIMES * config.training.batch_size
     most = min(most, num_examples) if num_examples is not None else most
     variants = _variants(planner, config)
     for variant in variants:
