@@ -1,5 +1,6 @@
 """Chosen runs against a reference, over seeds: the numbers, the table and its files."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -171,8 +172,10 @@ def memory(comparison: Comparison) -> pd.DataFrame:
 
 
 def _value(comparison: Comparison, group: Group, key: str) -> Statistic | None:
+    """Return what a picture can show, a finite value."""
     cell = comparison.cells.get((group.label, key))
-    return None if cell is None else cell.value
+    value = None if cell is None else cell.value
+    return value if value is not None and math.isfinite(value.mean) else None
 
 
 def parameter_table(

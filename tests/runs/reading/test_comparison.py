@@ -40,7 +40,17 @@ def test_mean_and_sample_deviation() -> None:
     )
     assert found.count == 3
     assert comparison.statistic([3.0]) == comparison.Statistic(3.0, None, 1)
-    assert comparison.statistic([None, math.inf]) is None
+    assert comparison.statistic([None, math.inf]) == comparison.Statistic(math.inf, None, 1)
+    assert comparison.statistic([None]) is None
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_shown_but_not_compared(odd: float) -> None:
+    groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
+    values = {"valid/mrr": {"a": 0.4, "b": odd}}
+    cell = comparison.compare(groups, values, reference="fp32").cells["fp16", "valid/mrr"]
+    assert tables.statistic_text(cell.value) == str(odd)
+    assert (cell.ratio, cell.delta, cell.better) == (None, None, None)
 
 
 def test_seeds_are_one_group() -> None:
@@ -226,9 +236,15 @@ def test_picking_values() -> None:
     assert metrics.pick_values(frame, "valid/mrr", "best") == {"a": 0.5, "b": 0.2}
     assert metrics.pick_values(frame, "valid/rmse", "best") == {"a": 0.1, "b": 0.2}
     assert metrics.pick_values(frame, "valid/abs_error_q95", "best") == {"a": 0.1, "b": 0.2}
-    assert metrics.pick_values(frame, "valid/bias", "best") == {"a": 0.4, "b": 0.2}
-    assert metrics.pick_values(frame, "test/mrr", "best") == {"a": 0.4, "b": 0.2}
-    assert metrics.pick_values(frame, "valid/mrr", "last") == {"a": 0.4, "b": 0.2}
+    assert metrics.pick_values(frame, "valid/bias", "best") == pytest.approx(
+        {"a": math.nan, "b": 0.2}, nan_ok=True
+    )
+    assert metrics.pick_values(frame, "test/mrr", "best") == pytest.approx(
+        {"a": math.nan, "b": 0.2}, nan_ok=True
+    )
+    assert metrics.pick_values(frame, "valid/mrr", "last") == pytest.approx(
+        {"a": math.nan, "b": 0.2}, nan_ok=True
+    )
     assert metrics.pick_values(frame, "valid/mrr", "step", 2) == {"a": 0.5}
 
 

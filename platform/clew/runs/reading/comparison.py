@@ -54,12 +54,13 @@ class Group:
     """The seed of each run; runs with the same seed are averaged. Empty if all seeds differ."""
 
     def values(self, by_run: Mapping[str, float]) -> list[float]:
-        """Return one value per seed, from the runs that have a finite value."""
+        """Return one value per seed, from the runs that have one."""
         by_seed: dict[str, list[float]] = {}
         for run_id, seed in zip(self.run_ids, self.seeds or self.run_ids, strict=True):
-            if math.isfinite(value := by_run.get(run_id, math.nan)):
-                by_seed.setdefault(seed, []).append(value)
-        return [math.fsum(values) / len(values) for values in by_seed.values()]
+            if run_id in by_run:
+                by_seed.setdefault(seed, []).append(by_run[run_id])
+        found = [_finite_or_first(values) for values in by_seed.values()]
+        return [math.fsum(values) / len(values) for values in found]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Cell:
     `ratio` is value / reference, and `delta` is value - reference. `better` says whether the change
     is an improvement; it is None if `doubt` says why this cannot be judged, or if neither direction
     of the metric is better. All three are None for the reference itself and if one of the two
-    values is missing.
+    values is missing or not finite.
     """
 
     value: Statistic | None
@@ -193,8 +194,8 @@ def _plain_label(run: RunRecord, *, several: bool) -> str:
 
 
 def statistic(values: Iterable[float | None]) -> Statistic | None:
-    """Return the mean and deviation of the finite values; None if there are none."""
-    found = [value for value in values if value is not None and math.isfinite(value)]
+    """Return the mean and deviation of the finite values; the first value if none is finite."""
+    found = _finite_or_first([value for value in values if value is not None])
     if not found:
         return None
     mean = math.fsum(found) / len(found)
@@ -202,6 +203,10 @@ def statistic(values: Iterable[float | None]) -> Statistic | None:
         return Statistic(mean, None, 1)
     variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
     return Statistic(mean, math.sqrt(variance), len(found))
+
+
+def _finite_or_first(values: list[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)] or values[:1]
 
 
 def compare(
@@ -229,7 +234,7 @@ def compare(
 
 
 def _against(value: Statistic | None, base: Statistic | None, key: str) -> Cell:
-    if value is None or base is None:
+    if value is None or base is None or not math.isfinite(value.mean - base.mean):
         return Cell(value)
     delta = value.mean - base.mean
     ratio = value.mean / base.mean if base.mean else None

@@ -134,21 +134,21 @@ def pick_values(
 ) -> dict[str, float]:
     """Return one value per run: its best, its last, or the last one up to `step`.
 
-    `best` returns the last value if neither direction of a metric is better, and for a test metric,
-    because the test split chooses nothing.
+    `best` is the best finite value. It is the last value if neither direction of a metric is better,
+    if no value is finite, and for a test metric, because the test split chooses nothing.
     """
-    if frame.empty:
-        return {}
     if pick == "step" and step is not None:
         frame = frame[frame["step"] <= step]
-    values = frame.dropna(subset=["value"]).groupby("run_id", sort=False)["value"]
     chooses = pick == "best" and not key.startswith(TEST_PREFIX)
     direction = direction_of(key) if chooses else None
-    if direction is None:
-        chosen = values.last()
-    else:
-        chosen = values.max() if direction == "larger" else values.min()
-    return {str(run_id): float(value) for run_id, value in chosen.items()}
+    chosen: dict[str, float] = {}
+    for run_id, values in frame.groupby("run_id", sort=False)["value"]:
+        finite = values[np.isfinite(values)]
+        if direction is None or finite.empty:
+            chosen[str(run_id)] = float(values.iloc[-1])
+        else:
+            chosen[str(run_id)] = float(finite.max() if direction == "larger" else finite.min())
+    return chosen
 
 
 @dataclass(frozen=True)
