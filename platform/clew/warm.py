@@ -36,7 +36,7 @@ PRELOADED = (
     "clew.workflows.predicting.predict",
     "clew.workflows.predicting.frames",
     "clew.workflows.predicting.text",
-    "clew.workflows.promoting.promote",
+    "clew.workflows.promote",
     "clew.workflows.predicting.queries",
     "clew.workflows.explaining.tracin",
 )

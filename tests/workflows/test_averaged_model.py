@@ -18,7 +18,7 @@ from clew.workflows.explaining.tracin import tracin
 from clew.workflows.exporting.export import export
 from clew.workflows.predicting.predict import predict
 from clew.workflows.predicting.queries import asked
-from clew.workflows.promoting.promote import PromotionRequest, promote
+from clew.workflows.promote import PromotionRequest, promote
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from clew.workflows.clusters import cluster as clusters
+from clew.workflows.clusters import nodes as cluster_nodes
 from mlflow import MlflowClient
 
 from clew import names
@@ -21,16 +23,12 @@ from clew.link_prediction.sources import BUNDLED
 from clew.runs import store
 from clew.runs.hardware import describe_machine
 from clew.runs.influence_report import read_influence_json
-from clew.workflows.clusters import cluster as clusters
-from clew.workflows.clusters import nodes as cluster_nodes
-from clew.workflows.clusters.cluster import opened_cluster
-from clew.workflows.clusters.nodes import ClusterRequest
+from clew.workflows.cluster import ClusterRequest, opened_cluster
 from clew.workflows.explaining.batch_tracin import batch_tracin
 from clew.workflows.explaining.batch_work import BatchRequest
 from clew.workflows.studies.compare import compare
 from clew.workflows.train import train
-from clew.workflows.tuning.search import TuneRequest
-from clew.workflows.tuning.tune import tune
+from clew.workflows.tune import TuneRequest, tune
 from tests.workflows.ray_cluster import FEW, die, kill_in_the_middle
 from tests.workflows.trained import ROOT, small_config
 

@@ -10,7 +10,7 @@ import pytest
 
 from clew.__main__ import run as run_command
 from clew.errors import ClusterError
-from clew.workflows.clusters.nodes import ClusterRequest, needs_of, require_server, room
+from clew.workflows.cluster import ClusterRequest, needs_of, require_server, room
 
 has_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed (pip install 'clew[cluster]')"

@@ -29,11 +29,8 @@ from clew.errors import ConfigError, Interrupted, UsageError
 from clew.runs import store
 from clew.training.stopping import Watch
 from clew.workflows.train import train
-from clew.workflows.tuning.report import chart
-from clew.workflows.tuning.search import MOST_FAILURES, TuneRequest
-from clew.workflows.tuning.study import LOCK_FILE, STUDY_FILE
-from clew.workflows.tuning.trial import TrialWatch
-from clew.workflows.tuning.tune import TuneResult, tune
+from clew.workflows.trials import LOCK_FILE, STUDY_FILE, TrialWatch
+from clew.workflows.tune import MOST_FAILURES, TuneRequest, TuneResult, chart, tune
 from tests.workflows.trained import ROOT, small_config
 
 pytestmark = pytest.mark.slow
@@ -164,7 +161,7 @@ import os, signal, sys
 from pathlib import Path
 from clew.workflows.tuning import trial as tune_trial
 from tests.workflows.test_tune import request_of
-from clew.workflows.tuning.tune import tune
+from clew.workflows.tune import tune
 
 class Killed(tune_trial.TrialWatch):
     def validated(self, value, epoch, *, is_last):
@@ -411,7 +408,7 @@ def test_a_watch_sees_each_validation_and_which_is_the_last(tracking_store: Path
 
 
 def test_the_chart_of_errors_goes_down() -> None:
-    from clew.workflows.tuning.study import TrialRecord
+    from clew.workflows.trials import TrialRecord
 
     records = [
         TrialRecord(number, "complete", {}, value) for number, value in enumerate((3.0, 1.0, 2.0))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import optuna
 import pytest
+from clew.workflows.tuning.cluster import ClusterTrials, NodeLine
 
 from clew.config.load import from_mapping
 from clew.runs.base import Tracker
-from clew.workflows.tuning.cluster import ClusterTrials, NodeLine
-from clew.workflows.tuning.search import Search, TuneRequest
-from clew.workflows.tuning.study import TrialRecord, TrialStudy
+from clew.workflows.trials import TrialRecord, TrialStudy
+from clew.workflows.tune import Search, TuneRequest
 
 
 @pytest.fixture

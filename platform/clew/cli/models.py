@@ -199,7 +199,7 @@ class PromoteOptions(Options):
 @command(PromoteOptions)
 def promote(options: PromoteOptions) -> int:
     """Check a run's best checkpoint and make it champion."""
-    from clew.workflows.promoting import promote as workflow
+    from clew.workflows import promote as workflow
 
     def show(check: Any) -> None:
         click.echo(json.dumps(dataclasses.asdict(check)) if options.as_json else check.line())

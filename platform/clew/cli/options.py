@@ -24,7 +24,7 @@ from clew.errors import ConfigError, quoted, reason_of
 from clew.names import KIND_TRAIN, NEWEST
 
 if TYPE_CHECKING:
-    from clew.workflows.clusters.nodes import ClusterRequest
+    from clew.workflows.cluster import ClusterRequest
 
 ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
 
@@ -109,7 +109,7 @@ class ClusterOptions(Options):
 
     def cluster_request(self) -> "ClusterRequest | None":
         """Return the requested cluster, or None."""
-        from clew.workflows.clusters.nodes import ClusterRequest
+        from clew.workflows.cluster import ClusterRequest
 
         if not self.cluster:
             return None

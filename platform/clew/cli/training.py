@@ -202,8 +202,8 @@ def tune(options: TuneOptions) -> int:
     """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
 
-    from clew.workflows.tuning.search import TuneRequest
-    from clew.workflows.tuning.tune import tune as workflow
+    from clew.workflows.tune import TuneRequest
+    from clew.workflows.tune import tune as workflow
 
     if "CLEW_LOG_LEVEL" not in os.environ:  # one line per trial is enough
         logging.getLogger("clew").setLevel(logging.WARNING)

@@ -23,8 +23,7 @@ from clew.files import working_folder
 from clew.influence.link_prediction.report import Findings, build_report
 from clew.runs.base import Tracker
 from clew.training.peers import require_same
-from clew.workflows.clusters.cluster import Cluster, opened_cluster
-from clew.workflows.clusters.nodes import ClusterRequest
+from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.batch_work import BatchRequest, BatchTrace, ids_of, unusable
 from clew.workflows.explaining.given_triples import GivenTriple, read_test_triples

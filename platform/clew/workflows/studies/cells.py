@@ -17,7 +17,7 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import find_cell
 from clew.workflows.child import trace_in_child, train_in_child
-from clew.workflows.clusters.cluster import Cluster
+from clew.workflows.cluster import Cluster
 from clew.workflows.studies.report import in_words
 from clew.workflows.tasks import data_fingerprint
 

@@ -15,8 +15,7 @@ from clew.files import working_folder, write_whole
 from clew.runs.base import Tracker
 from clew.runs.hardware import Machine, describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
-from clew.workflows.clusters.cluster import Cluster, opened_cluster
-from clew.workflows.clusters.nodes import ClusterRequest
+from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.outputs import check_file
 from clew.workflows.studies.cells import CellResult, cells_on_cluster, place_of, run_cell
 from clew.workflows.studies.report import StudyReport, draw
