@@ -33,11 +33,11 @@ PRELOADED = (
     "torch._dynamo",  # every optimizer imports it
     "clew.cli.explanations",
     "clew.cli.models",
-    "clew.workflows.predicting.predict",
-    "clew.workflows.predicting.frames",
-    "clew.workflows.predicting.text",
+    "clew.workflows.predict",
+    "clew.workflows.predict_frames",
+    "clew.workflows.predict_text",
     "clew.workflows.promote",
-    "clew.workflows.predicting.queries",
+    "clew.workflows.predict",
     "clew.workflows.explaining.tracin",
 )
 HELD = {signal.SIGCHLD, signal.SIGTERM}

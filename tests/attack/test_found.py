@@ -32,7 +32,7 @@ from clew.runs.influence_report import read_influence_json
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.reports import read_facts
 from clew.workflows.explaining.given_triples import read_test_triples, usable
-from clew.workflows.predicting.queries import read_queries
+from clew.workflows.predict import read_queries
 from tests.attack.cases import refused
 
 RELATIONS = Vocabulary.from_names("relation", ["likes"])

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from clew.layers import scan as pairs
-from clew.layers.doubling_scan import scan_by_doubling
 
 
 def complex_form(function):
@@ -240,16 +239,3 @@ def test_the_operator_is_one_that_torch_can_compile():
     leaves = tuple(t.clone().requires_grad_() for t in tensors)
     for last in (None, keep):
         torch.library.opcheck(pairs.diagonal_scan, (*leaves, 4, last))
-
-
-@pytest.mark.parametrize("time", LENGTHS)
-@pytest.mark.parametrize("longest", [100, 128])
-def test_doublings_equal_the_loop_with_and_without_starts(time: int, longest: int):
-    inputs, eigenvalues, initial = (torch.view_as_real(t) for t in problem(time))
-    starts = torch.rand(2, time, generator=torch.Generator().manual_seed(0)) < 0.2
-    doubling, values = scan_by_doubling(longest), eigenvalues.expand(2, -1, -1)
-    for given in (None, starts):
-        keep = None if given is None else (~given).to(inputs.dtype)
-        found = doubling(inputs, values, initial, 32, keep)
-        expected = pairs.scan_by_loop(inputs, values, initial, starts=given)
-        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from clew.layers.doubling_scan import varying_scan_by_doubling
 from clew.layers.scan import scan
 from clew.layers.varying_scan import varying_scan, varying_scan_by_loop
 
@@ -70,14 +69,6 @@ def test_value_and_gradients_equal_the_loop_for_every_chunk_size(
     slow = with_gradients(varying_scan_by_loop, *tensors)
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("time", [1, 7, 61, 100])
-@pytest.mark.parametrize("longest", [100, 128])
-def test_doublings_equal_the_loop(time: int, longest: int) -> None:
-    tensors = problem(time)
-    found = varying_scan_by_doubling(longest)(*tensors, 32)
-    torch.testing.assert_close(found, varying_scan_by_loop(*tensors), rtol=1e-10, atol=1e-10)
 
 
 def test_gradcheck() -> None:

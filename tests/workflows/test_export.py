@@ -18,10 +18,9 @@ from clew.__main__ import run as run_command
 from clew.config.graph_models import ConvEModel
 from clew.errors import ConfigError
 from clew.link_prediction.models.conve import ConvE
-from clew.workflows.exporting.export import export
-from clew.workflows.exporting.triples import export_program
+from clew.workflows.export import export, export_program
 from clew.workflows.model_source import open_model
-from clew.workflows.predicting.predict import open_predictor
+from clew.workflows.predict import open_predictor
 from tests.workflows.trained import TrainedStore
 
 

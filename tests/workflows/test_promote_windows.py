@@ -14,8 +14,8 @@ from clew.image_sequences.requests import WindowPredictor
 from clew.runs.reading.runs import find_run
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
-from clew.workflows.predicting.frames import predict_frames
-from clew.workflows.predicting.text import TextRequest, predict_text
+from clew.workflows.predict_frames import predict_frames
+from clew.workflows.predict_text import TextRequest, predict_text
 from clew.workflows.promote import PromotionRequest, promote, rollback
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
 from tests.workflows.conftest import run_of

@@ -106,8 +106,8 @@ def predict(options: PredictOptions) -> int:
 
 
 def _answer(options: PredictOptions) -> None:
-    from clew.workflows.predicting import predict as workflow
-    from clew.workflows.predicting.queries import asked, read_queries
+    from clew.workflows import predict as workflow
+    from clew.workflows.predict import asked, read_queries
 
     if options.input:
         queries = read_queries(options.input)
@@ -126,7 +126,7 @@ def _answer(options: PredictOptions) -> None:
 
 def _continue(options: PredictOptions) -> None:
     from clew.language_modeling.generation import Sampling
-    from clew.workflows.predicting.text import TextRequest, predict_text, read_prompt
+    from clew.workflows.predict_text import TextRequest, predict_text, read_prompt
 
     prompt = options.prompt
     if options.prompt_file:
@@ -149,7 +149,7 @@ def _continue(options: PredictOptions) -> None:
 
 
 def _predict_frames(options: PredictOptions) -> None:
-    from clew.workflows.predicting.frames import predict_frames
+    from clew.workflows.predict_frames import predict_frames
 
     assert options.frames is not None
     assert options.output is not None
@@ -225,7 +225,7 @@ class ExportOptions(Options):
 @command(ExportOptions)
 def export(options: ExportOptions) -> int:
     """Export a model as a torch.export program. A graph model also gives its embeddings."""
-    from clew.workflows.exporting.export import export as run_export
+    from clew.workflows.export import export as run_export
 
     click.echo(run_export(options.model, options.output_dir).table())
     return 0

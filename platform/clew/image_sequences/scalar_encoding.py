@@ -61,20 +61,6 @@ class ScalarEncoding:
             return np.zeros((*scalars.shape[:-1], 0), dtype=np.float32)
         return np.stack(parts, axis=-1).astype(np.float32)
 
-    def encode_tensor(self, scalars: Tensor) -> Tensor:
-        """Return the same as `encode`, with torch operators, for `scalars` in float64."""
-        parts = []
-        for column, kind in zip(self.columns, self.kinds, strict=True):
-            value = scalars[..., column]
-            match kind:
-                case "azimuth":
-                    parts += [torch.sin(torch.deg2rad(value)), torch.cos(torch.deg2rad(value))]
-                case "zenith":
-                    parts.append(torch.cos(torch.deg2rad(value)))
-                case _:
-                    parts.append(value)
-        return torch.stack(parts, dim=-1).float() if parts else scalars[..., :0].float()
-
     def mirrored(self, encoded: Tensor) -> Tensor:
         """Return encoded scalars of images mirrored left to right.
 

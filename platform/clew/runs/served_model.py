@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -21,13 +21,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clew.errors import UsageError, described
 from clew.runs.processor import prepare_threads
-from clew.runs.request_door import MISTAKE, close_door
 
 __all__ = ["Row", "ServedModel", "Settings", "set_model"]
 
 Row = Mapping[str, Any]
 """A row of a request; it contains only the values that were given."""
 MAX_ROWS = 1000
+MISTAKE = "mistake"
+"""Key of the one line about a mistake in the JSON of MLflow's answer."""
 logger = logging.getLogger(__name__)
 
 
@@ -43,12 +44,11 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 class ServedModel(PythonModel, Generic[SettingsT]):
     """A model that answers rows, and reports mistakes in a request in one line.
 
-    A subclass defines `expects` (what a request should contain, as text for error messages), the
-    `columns` of its rows and the class of its `settings`.
+    A subclass defines `expects` (what a request should contain, as text for error messages) and the
+    class of its `settings`.
     """
 
     expects: ClassVar[str]
-    columns: ClassVar[Set[str]]
     settings: type[SettingsT]
 
     @abstractmethod
@@ -66,7 +66,6 @@ class ServedModel(PythonModel, Generic[SettingsT]):
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model; MLflow calls this once."""
         prepare_threads(os.environ)  # before anything loads torch
-        close_door(self.expects, self.columns, self.settings.model_fields.keys())
         self.load(Path(context.artifacts["model"]))
 
     def predict(
@@ -108,5 +107,5 @@ def _is_missing(value: object) -> bool:
 
 
 def _mistake(line: str, code: int) -> MlflowException:
-    """Return an MLflow error; the door sends only `line`, not MLflow's longer message."""
+    """Return an MLflow error; MLflow puts the request before its message, but not before `line`."""
     return MlflowException(line, error_code=code, **{MISTAKE: line})

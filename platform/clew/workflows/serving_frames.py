@@ -23,7 +23,6 @@ class ServedWindows(ServedModel[WindowSettings]):
         "rows with images (time, channel, height, width) and, if the model needs them, scalars "
         "(time, scalar) and the number present, and among params confidence (between 0 and 1)"
     )
-    columns = frozenset({"images", "scalars", "present"})
     settings = WindowSettings
 
     def load(self, folder: Path) -> None:

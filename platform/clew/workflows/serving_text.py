@@ -26,7 +26,6 @@ class ServedWriter(ServedModel[TextSettings]):
         "rows with the text prompt, and among params max_tokens (0 to 10000), temperature (0 or "
         "more), top_p (above 0, at most 1) and seed (0 or more)"
     )
-    columns = frozenset({"prompt"})
     settings = TextSettings
 
     def load(self, folder: Path) -> None:

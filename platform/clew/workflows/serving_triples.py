@@ -24,7 +24,6 @@ class ServedQueries(ServedModel[QuerySettings]):
         "rows with the texts relation and either head or tail, and among params top_k "
         "(1 to 10000) and filter_known (true or false)"
     )
-    columns = frozenset({"head", "relation", "tail"})
     settings = QuerySettings
 
     def load(self, folder: Path) -> None:

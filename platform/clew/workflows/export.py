@@ -1,0 +1,207 @@
+"""Exports a graph model as a program without Python code, and its embeddings as Parquet.
+
+entities.parquet    id, name, label, bias, embedding
+relations.parquet   id, name, label, inverse, embedding; row r + R is the inverse of row r
+scores.pt2          (head, relation) ids -> scores of all entities
+export.json         the model, the program's inputs and outputs, its difference from the model
+
+The program contains no pickled data: its example inputs, which PyTorch would pickle, are left out.
+It contains only PyTorch operators, so that it runs without Clew.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor, nn
+
+from clew import __version__, names
+from clew.errors import ConfigError, described
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.workflows.model_source import ModelSource, open_model
+from clew.workflows.outputs import check_new_folder
+from clew.workflows.predict import open_predictor
+
+logger = logging.getLogger(__name__)
+
+ENTITIES_FILE, RELATIONS_FILE = "entities.parquet", "relations.parquet"
+PROGRAM_FILE, SUMMARY_FILE = "scores.pt2", "export.json"
+NUM_CHECKED = 65
+MAX_DIFFERENCE = 1e-4
+"""Allowed difference from the model's result, relative to the largest result if that exceeds 1."""
+INPUTS = {
+    "head": "(batch,) int64: id of an entity",
+    "relation": "(batch,) int64: id of a relation, or of an inverse one",
+}
+OUTPUTS = {"scores": "(batch, entity) float32: score of each entity as the tail"}
+
+
+@dataclass(frozen=True)
+class ProgramCheck:
+    """The difference between the exported program and the model, or why there is no program."""
+
+    exported: bool
+    max_difference: float | None = None
+    num_examples: int = 0
+    reason: str = ""
+
+    def line(self) -> str:
+        """Return one line of text for the table of files."""
+        if not self.exported:
+            return f"not exported: {self.reason}"
+        return (
+            f"equals the model within {self.max_difference:.1g} on {self.num_examples:,} examples"
+        )
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """The files that were written, with a description of each, and their folder."""
+
+    folder: Path
+    model: str
+    files: Mapping[str, str]
+
+    def table(self) -> str:
+        """Return the model and the files, one per line."""
+        lines = [f"{self.folder / name}: {what}" for name, what in self.files.items()]
+        return "\n".join([f"model: {self.model}", *lines])
+
+
+def export(model: str, output_dir: Path) -> ExportResult:
+    """Write a graph model's program and its embeddings into a new folder.
+
+    Args:
+        model: A run id, `models:/name@alias`, or a checkpoint folder.
+        output_dir: The new folder; nothing is overwritten.
+
+    Raises:
+        UsageError: The model cannot be used or exported, or the folder is not empty.
+    """
+    check_new_folder("--output-dir", output_dir)
+    with open_model(model) as source:
+        if source.manifest.task != names.TASK_LINK_PREDICTION:
+            raise ConfigError(
+                f"{source.title} is a {source.manifest.task} model; only graph models are "
+                "exported. Serve this one (clew promote, then mlflow models serve), or export its "
+                "network yourself: docs/serve.md, Serve and export"
+            )
+        predictor, _ = open_predictor(source)
+        network = predictor.model
+        output_dir.mkdir(parents=True, exist_ok=True)
+        pq.write_table(_entity_table(network, predictor.entities), output_dir / ENTITIES_FILE)
+        pq.write_table(_relation_table(network, predictor.relations), output_dir / RELATIONS_FILE)
+        program = export_program(network, output_dir / PROGRAM_FILE)
+        _write_summary(output_dir / SUMMARY_FILE, source, program)
+        dim = network.entity.embedding_dim
+        files = {
+            ENTITIES_FILE: f"{network.entity.num_embeddings:,} rows of {dim}",
+            RELATIONS_FILE: f"{network.relation.num_embeddings:,} rows of {dim}",
+            PROGRAM_FILE: program.line(),
+        }
+        return ExportResult(output_dir, source.title, files)
+
+
+def _write_summary(path: Path, source: ModelSource, program: ProgramCheck) -> None:
+    content = {
+        "model": source.title,
+        "task": source.manifest.task,
+        "run_id": source.run_id,
+        "config_hash": source.manifest.config_hash,
+        "data_fingerprint": source.manifest.data_fingerprint,
+        "checkpoint_step": source.manifest.step,
+        "clew_version": __version__,
+        "torch_version": torch.__version__,
+        "program": asdict(program),
+        "inputs": INPUTS,
+        "outputs": OUTPUTS,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+class ExportedModel(nn.Module):
+    """A graph model that takes ids and returns the scores of all entities."""
+
+    def __init__(self, model: GraphModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
+        """Return `(batch, entity)` scores of `(batch,)` heads and relations."""
+        return self.model.scores(self.model.queries(head, relation))
+
+
+@torch.no_grad()
+def export_program(model: GraphModel, path: Path) -> ProgramCheck:
+    """Write the model as a program, and keep it if it agrees on random queries of a fixed seed."""
+    generator = torch.Generator().manual_seed(0)
+    head, relation = (
+        torch.randint(table.num_embeddings, (NUM_CHECKED,), generator=generator)
+        for table in (model.entity, model.relation)
+    )
+    module, batch = ExportedModel(model.eval()), torch.export.Dim("batch", min=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 raises it in its own code
+            sizes = {"head": {0: batch}, "relation": {0: batch}}
+            program = torch.export.export(module, (head, relation), dynamic_shapes=sizes)
+            program.example_inputs = None
+            torch.export.save(program, path)
+            loaded = torch.export.load(path).module()
+        expected = module(head, relation)
+        found = torch.cat([loaded(head[:1], relation[:1]), loaded(head, relation)[1:]])
+        difference = float((found - expected).abs().max())
+    except Exception as error:  # torch raises many types of error for models it cannot export
+        path.unlink(missing_ok=True)
+        reason = described(error)
+        logger.warning("torch.export does not work for this model: %s", reason)
+        return ProgramCheck(False, reason=reason)
+    allowed = MAX_DIFFERENCE * max(1.0, float(expected.abs().max()))
+    if not difference <= allowed:
+        path.unlink()
+        reason = f"its results differ by {difference:.2g}, at most {allowed:.1g} is allowed"
+        logger.warning("the exported program is not kept: %s", reason)
+        return ProgramCheck(False, difference, NUM_CHECKED, reason)
+    return ProgramCheck(True, difference, NUM_CHECKED)
+
+
+def _entity_table(model: GraphModel, entities: Vocabulary) -> pa.Table:
+    bias = model.tail_bias()
+    columns = _name_columns(entities)
+    if bias is not None:
+        columns["bias"] = pa.array(bias.detach().numpy())
+    return pa.table(columns | {"embedding": _rows_of(model.entity)})
+
+
+def _relation_table(model: GraphModel, relations: Vocabulary) -> pa.Table:
+    num_directions = model.relation.num_embeddings // len(relations)
+    columns = {
+        key: pa.concat_arrays([column] * num_directions)
+        for key, column in _name_columns(relations).items()
+    }
+    columns["id"] = pa.array(np.arange(model.relation.num_embeddings, dtype=np.int32))
+    inverse = np.arange(model.relation.num_embeddings) >= len(relations)
+    return pa.table(columns | {"inverse": pa.array(inverse), "embedding": _rows_of(model.relation)})
+
+
+def _name_columns(vocabulary: Vocabulary) -> dict[str, pa.Array]:
+    labels = vocabulary.label_array
+    return {
+        "id": pa.array(np.arange(len(vocabulary), dtype=np.int32)),
+        "name": vocabulary.name_array,
+        "label": labels if labels is not None else pa.nulls(len(vocabulary), pa.string()),
+    }
+
+
+def _rows_of(table: nn.Embedding) -> pa.FixedSizeListArray:
+    """Return an embedding table as a float32 array with one list per row."""
+    values = pa.array(table.weight.detach().numpy().ravel())
+    return pa.FixedSizeListArray.from_arrays(values, table.embedding_dim)

@@ -1,1 +1,0 @@
-"""Exports models as programs that run without Clew, and embeddings as tables."""
