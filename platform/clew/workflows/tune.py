@@ -65,6 +65,144 @@ class TuneRequest:
     """Folder for the trials and the best configuration; None: one below `runs/tune`."""
 
 
+@dataclass
+class Search:
+    """The loop over trials."""
+
+    request: TuneRequest
+    study: TrialStudy
+    tracker: Tracker
+    folder: Path
+    began: float
+    clock: Callable[[], float]
+    say: Say
+    progress: Callable[[float, str], object]
+    nodes: Cluster | None
+    found: str = ""
+    """The best metric so far, as text."""
+
+    def run(self) -> None:
+        """Run trials until the time or the number of trials is used up.
+
+        On a cluster, as many run at once as it has room for. If all nodes that try a trial die, it
+        fails: its settings may need too much memory.
+
+        Raises:
+            UsageError: The data or the tracking store cannot be used, or too many trials failed one
+                after another.
+        """
+        running: dict[int, optuna.Trial] = {}
+        try:
+            while self._begin(running) or running:
+                number, ending = self._next(running)
+                self.study.settle(running.pop(number), ending)
+                self._ended(number)
+        finally:
+            for trial in running.values():
+                self.study.settle(trial, Ending("stopped"))
+
+    def _begin(self, running: dict[int, optuna.Trial]) -> bool:
+        """Begin as many trials as there is room for, and return whether any was begun."""
+        before = len(running)
+        while len(running) < (self.nodes.slots if self.nodes else 1) and self._wants_more(
+            len(running)
+        ):
+            trial = self.study.ask()
+            running[trial.number] = trial
+            if self.nodes is not None:
+                is_over = partial(_is_over, time.time() + self._seconds_left())
+                own = (self.request.config, trial, is_over, self._parent)
+                self.nodes.submit(trial.number, train_trial, *own)
+        return len(running) > before
+
+    def _next(self, running: dict[int, optuna.Trial]) -> tuple[int, Ending]:
+        """Train the one trial here, or wait for the next one of the cluster."""
+        if self.nodes is None:
+            ((number, trial),) = running.items()
+            config = self.request.config
+            return number, train_trial(config, trial, self._is_time_up, self._parent)
+        number, ended = next(self.nodes.finished())
+        if ended.error is not None and not ended.is_lost:
+            raise ended.error
+        return number, ended.result or Ending("failed", str(ended.error))
+
+    @property
+    def _parent(self) -> str:
+        assert self.tracker.run_id is not None
+        return self.tracker.run_id
+
+    def _wants_more(self, running: int) -> bool:
+        """Return whether to begin another trial in addition to the running ones."""
+        limit = self.request.trials
+        has_room = limit is None or len(self.study.decided) + running < limit
+        return not self._is_time_up() and has_room
+
+    def _ended(self, number: int) -> None:
+        """Report in one line how a trial ended, and update the search's run and files.
+
+        Raises:
+            UsageError: Too many trials failed one after another.
+        """
+        record = next(r for r in reversed(self.study.records) if r.number == number)
+        best, decided = self.study.best, self.study.decided
+        self.say(self._line(record, is_best=record == best))
+        if best is not None and best.value is not None:
+            self.found = f"{self._metric} {best.value:.4g}"
+            self.tracker.metrics({self._metric: best.value}, len(decided))
+            self.tracker.tags({names.TAG_BEST_RUN: best.run_id})
+        self._write()
+        last = decided[-MOST_FAILURES:]
+        if len(last) == MOST_FAILURES and all(record.state == "failed" for record in last):
+            raise UsageError(
+                f"{MOST_FAILURES} trials failed one after another, the last because: "
+                f"{last[-1].problem}; narrow the space"
+            )
+
+    def store(self) -> None:
+        """Store the files of the search as artifacts of its run."""
+        self._write()
+        for path in (self.folder / name for name in FILES):
+            if path.is_file():
+                self.tracker.artifact(path, names.ARTIFACT_TUNE)
+
+    def _is_time_up(self) -> bool:
+        """Return whether the time is up, and update the progress; called before each step."""
+        return self._seconds_left() <= 0
+
+    def _seconds_left(self) -> float:
+        seconds = self.clock() - self.began
+        self.progress(seconds, self.found)
+        return 60 * self.request.minutes - seconds
+
+    @property
+    def _metric(self) -> str:
+        return self.request.config.evaluation.metric
+
+    def _write(self) -> None:
+        """Write all files after each trial, because a search can be killed at any time."""
+        config, best, records = self.request.config, self.study.best, self.study.records
+        write_trials(self.folder / names.TRIALS_CSV, records)
+        maximize = config.evaluation.maximize
+        write_chart(self.folder / CHART_FILE, records, self._metric, maximize=maximize)
+        if best is not None:
+            found = with_settings(config, best.settings)
+            write_best(self.folder / names.BEST_YAML, found, best, len(self.study.decided))
+
+    def _line(self, record: TrialRecord, *, is_best: bool) -> str:
+        match record.state:
+            case "complete" | "pruned" if record.value is None:
+                result = f"failed, {self._metric} is not finite"
+            case "complete" | "pruned":
+                after = "pruned" if record.state == "pruned" else f"{record.seconds:.0f} s"
+                result = f"{self._metric} {record.value:.4g} after epoch {record.epoch}, {after}"
+            case "failed":
+                result = f"failed, {record.problem}"
+            case "stopped":
+                result = "stopped, the time is up"
+        note = " (best so far)" if is_best else ""
+        return f"[trial {record.number}] {result}: {shown(dict(record.settings))}{note}"
+
+
 @dataclass(frozen=True)
 class TuneResult:
     """The trials of a search so far, and the best one."""
@@ -230,144 +368,6 @@ def _parent_run(
     tracker.params(flatten(request.config))
     tracker.params({"tune.seed": request.seed, "tune.space": space.model_dump(mode="json")})
     return tracker
-
-
-@dataclass
-class Search:
-    """The loop over trials."""
-
-    request: TuneRequest
-    study: TrialStudy
-    tracker: Tracker
-    folder: Path
-    began: float
-    clock: Callable[[], float]
-    say: Say
-    progress: Callable[[float, str], object]
-    nodes: Cluster | None
-    found: str = ""
-    """The best metric so far, as text."""
-
-    def run(self) -> None:
-        """Run trials until the time or the number of trials is used up.
-
-        On a cluster, as many run at once as it has room for. If all nodes that try a trial die, it
-        fails: its settings may need too much memory.
-
-        Raises:
-            UsageError: The data or the tracking store cannot be used, or too many trials failed one
-                after another.
-        """
-        running: dict[int, optuna.Trial] = {}
-        try:
-            while self._begin(running) or running:
-                number, ending = self._next(running)
-                self.study.settle(running.pop(number), ending)
-                self._ended(number)
-        finally:
-            for trial in running.values():
-                self.study.settle(trial, Ending("stopped"))
-
-    def _begin(self, running: dict[int, optuna.Trial]) -> bool:
-        """Begin as many trials as there is room for, and return whether any was begun."""
-        before = len(running)
-        while len(running) < (self.nodes.slots if self.nodes else 1) and self._wants_more(
-            len(running)
-        ):
-            trial = self.study.ask()
-            running[trial.number] = trial
-            if self.nodes is not None:
-                is_over = partial(_is_over, time.time() + self._seconds_left())
-                own = (self.request.config, trial, is_over, self._parent)
-                self.nodes.submit(trial.number, train_trial, *own)
-        return len(running) > before
-
-    def _next(self, running: dict[int, optuna.Trial]) -> tuple[int, Ending]:
-        """Train the one trial here, or wait for the next one of the cluster."""
-        if self.nodes is None:
-            ((number, trial),) = running.items()
-            config = self.request.config
-            return number, train_trial(config, trial, self._is_time_up, self._parent)
-        number, ended = next(self.nodes.finished())
-        if ended.error is not None and not ended.is_lost:
-            raise ended.error
-        return number, ended.result or Ending("failed", str(ended.error))
-
-    @property
-    def _parent(self) -> str:
-        assert self.tracker.run_id is not None
-        return self.tracker.run_id
-
-    def _wants_more(self, running: int) -> bool:
-        """Return whether to begin another trial in addition to the running ones."""
-        limit = self.request.trials
-        has_room = limit is None or len(self.study.decided) + running < limit
-        return not self._is_time_up() and has_room
-
-    def _ended(self, number: int) -> None:
-        """Report in one line how a trial ended, and update the search's run and files.
-
-        Raises:
-            UsageError: Too many trials failed one after another.
-        """
-        record = next(r for r in reversed(self.study.records) if r.number == number)
-        best, decided = self.study.best, self.study.decided
-        self.say(self._line(record, is_best=record == best))
-        if best is not None and best.value is not None:
-            self.found = f"{self._metric} {best.value:.4g}"
-            self.tracker.metrics({self._metric: best.value}, len(decided))
-            self.tracker.tags({names.TAG_BEST_RUN: best.run_id})
-        self._write()
-        last = decided[-MOST_FAILURES:]
-        if len(last) == MOST_FAILURES and all(record.state == "failed" for record in last):
-            raise UsageError(
-                f"{MOST_FAILURES} trials failed one after another, the last because: "
-                f"{last[-1].problem}; narrow the space"
-            )
-
-    def store(self) -> None:
-        """Store the files of the search as artifacts of its run."""
-        self._write()
-        for path in (self.folder / name for name in FILES):
-            if path.is_file():
-                self.tracker.artifact(path, names.ARTIFACT_TUNE)
-
-    def _is_time_up(self) -> bool:
-        """Return whether the time is up, and update the progress; called before each step."""
-        return self._seconds_left() <= 0
-
-    def _seconds_left(self) -> float:
-        seconds = self.clock() - self.began
-        self.progress(seconds, self.found)
-        return 60 * self.request.minutes - seconds
-
-    @property
-    def _metric(self) -> str:
-        return self.request.config.evaluation.metric
-
-    def _write(self) -> None:
-        """Write all files after each trial, because a search can be killed at any time."""
-        config, best, records = self.request.config, self.study.best, self.study.records
-        write_trials(self.folder / names.TRIALS_CSV, records)
-        maximize = config.evaluation.maximize
-        write_chart(self.folder / CHART_FILE, records, self._metric, maximize=maximize)
-        if best is not None:
-            found = with_settings(config, best.settings)
-            write_best(self.folder / names.BEST_YAML, found, best, len(self.study.decided))
-
-    def _line(self, record: TrialRecord, *, is_best: bool) -> str:
-        match record.state:
-            case "complete" | "pruned" if record.value is None:
-                result = f"failed, {self._metric} is not finite"
-            case "complete" | "pruned":
-                after = "pruned" if record.state == "pruned" else f"{record.seconds:.0f} s"
-                result = f"{self._metric} {record.value:.4g} after epoch {record.epoch}, {after}"
-            case "failed":
-                result = f"failed, {record.problem}"
-            case "stopped":
-                result = "stopped, the time is up"
-        note = " (best so far)" if is_best else ""
-        return f"[trial {record.number}] {result}: {shown(dict(record.settings))}{note}"
 
 
 def _is_over(ends_at: float) -> bool:
