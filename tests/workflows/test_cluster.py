@@ -18,10 +18,11 @@ from clew.config.study import load_study
 from clew.link_prediction.sources import BUNDLED
 from clew.runs import store
 from clew.runs.influence_report import read_influence_json
+from clew.workflows import cluster as cluster_module
 from clew.workflows.cluster import ClusterRequest, opened_cluster
+from clew.workflows.compare import compare
 from clew.workflows.explaining.batch_tracin import batch_tracin
 from clew.workflows.explaining.batch_work import BatchRequest
-from clew.workflows.studies.compare import compare
 from clew.workflows.train import train
 from clew.workflows.tune import TuneRequest, tune
 from tests.workflows.ray_cluster import FEW, die, kill_in_the_middle
@@ -217,9 +218,8 @@ def test_a_cluster_that_cannot_do_the_work_is_one_line(
 
     assert "--cpus-per-task" in refusal("--cpus-per-task=8")
     assert "--gpus-per-task" in refusal("--gpus-per-task=1")
-    for elsewhere in (("other code", str(tmp_path)), (None, str(tmp_path / "missing"))):
-        code, folder = elsewhere
+    code, folder, environment = cluster_module._conditions()
+    for other in (("other code", folder), (code, str(tmp_path / "missing"))):
         with monkeypatch.context() as patch:
-            own = clusters._conditions()
-            patch.setattr(clusters, "_conditions", lambda: (code or own[0], folder, own[2]))
+            patch.setattr(cluster_module, "_conditions", lambda o=other: (*o, environment))
             assert "a node cannot do its part" in refusal()

@@ -277,7 +277,7 @@ class CompareOptions(ClusterOptions):
 def compare(options: CompareOptions) -> int:
     """Test claims by measurement. Each variant of a study runs in a separate process."""
     from clew.config.study import load_study
-    from clew.workflows.studies.compare import compare as run_study
+    from clew.workflows.compare import compare as run_study
 
     seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
     loaded = load_study(options.study, seeds=seeds, size=options.size or None)
