@@ -5,6 +5,7 @@ store is queried for the first time, while the browser is still fetching the fro
 """
 
 import gc
+import logging
 import sys
 import threading
 from contextlib import suppress
@@ -17,8 +18,9 @@ from streamlit import delta_generator
 from streamlit.components.v2 import manifest_scanner
 from streamlit.web import cli
 
-from clew.errors import ClewError
+from clew.errors import ClewError, ConfigError
 from clew.processes import collect_garbage_rarely
+from clew.ui import access
 
 APP = Path(__file__).parent / "guarded.py"
 GATEWAY = "mlflow.gateway"
@@ -56,7 +58,12 @@ def skip_what_pages_do_not_need() -> None:
 
 
 def main() -> None:
-    """Serve until stopped."""
+    """Serve until stopped; do not start with secrets that would let the wrong people in."""
+    try:
+        access.settings()
+    except ConfigError as error:
+        logging.getLogger(__name__).error("clew: error: %s", error)
+        sys.exit(error.exit_code)
     collect_garbage_rarely()
     gc.disable()  # until everything is imported: saves a twelfth of that time
     skip_what_pages_do_not_need()

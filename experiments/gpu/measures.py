@@ -189,17 +189,15 @@ def _loss(bench: Bench, entities: int, dtype: torch.dtype | None) -> Row:
         scores = x @ w.T
         _ = scores @ w, scores.T @ x
 
-    def loss(compute: Any, chunk_mib: int = 64) -> None:
+    def loss(compute: Any) -> None:
         leaves = [t.detach().requires_grad_() for t in (queries, table, bias)]
         with torch.autocast(bench.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
-            settings = OneVsAll(label_smoothing=0.1, chunk_bytes=chunk_mib * 2**20)
-            compute(*leaves, row, entity, settings=settings).backward()
+            compute(*leaves, row, entity, settings=OneVsAll(label_smoothing=0.1)).backward()
 
     ways = {
         "products": products,
         "plain": partial(loss, one_vs_all_loss),
         "fused": partial(loss, fused_one_vs_all_loss),
-        "fused, 512 MiB": partial(loss, fused_one_vs_all_loss, 512),
     }
     peaks = {}
     for name, way in ways.items():

@@ -7,6 +7,8 @@ import shlex
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import click
@@ -105,23 +107,34 @@ def prepare_environment() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error becomes one line on standard error."""
     from clew.cli import cli
+    from clew.runs.base import keeping_reason
 
     # An option with an empty value counts as not given, because `mlflow run` passes every option.
     given = [word for word in arguments if not re.fullmatch(r"--[\w-]+=", word)]
     typed_command.set(shlex.join(["clew", *given]))
     try:
-        result = cli.main(arguments, prog_name="clew", standalone_mode=False)
+        with keeping_reason(), _interrupted_as_usual():
+            result = cli.main(arguments, prog_name="clew", standalone_mode=False)
     except ClewError as error:
         return _report(str(error), error.exit_code)
     except click.ClickException as error:
         return _report(error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
+    except KeyboardInterrupt:
         return _report("interrupted", 130)
     except OSError as error:
         if (found := of_the_system(error)) is None:
             raise
         return _report(str(found), found.exit_code)
     return result if isinstance(result, int) else 0
+
+
+@contextmanager
+def _interrupted_as_usual() -> Iterator[None]:
+    """Raise a KeyboardInterrupt again that click has turned into its own error."""
+    try:
+        yield
+    except click.Abort:
+        raise KeyboardInterrupt from None
 
 
 def _report(message: str, exit_code: int) -> int:

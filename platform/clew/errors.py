@@ -7,7 +7,8 @@
     │   ├── CheckpointError           a checkpoint is missing, incomplete or of another model
     │   ├── TrackingError             the tracking store is unreachable, or an entry is missing
     │   ├── ClusterError              a cluster is unreachable, full, or has other code on a node
-    │   └── PlaceError                the system does not allow the use of a file or folder
+    │   ├── PlaceError                the system does not allow the use of a file or folder
+    │   └── AccessError               the signed-in person may not do this in the dashboard
     ├── ProtectedStop             3   stopped to protect the result
     │   ├── DiskError                 the disk is full or broken, or a file is too large
     │   ├── NonFiniteLossError        the loss, a gradient or a score is NaN or infinite
@@ -63,6 +64,10 @@ class ClusterError(UsageError):
 
 class PlaceError(UsageError):
     """A file or folder is protected, or its path is wrong or too long."""
+
+
+class AccessError(UsageError):
+    """The signed-in person may not do this in the dashboard."""
 
 
 class ProtectedStop(ClewError):

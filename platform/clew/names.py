@@ -68,7 +68,11 @@ TAG_CELL = "clew.cell"
 TAG_TRIAL = "clew.trial"
 """Number of a trial in a search; a tag of the trial's training run."""
 TAG_STOPPED_BECAUSE = "clew.stopped_because"
-"""Why a search stopped a trial: `pruned` or `out of time`."""
+"""Why a run did not finish: the error that ended it, `stopped by the user`, or, for the trial of a
+search, `pruned` or `out of time`."""
+TAG_ENDED_AS = "clew.ended_as"
+"""`FAILED` or `KILLED`: how a run ended that did not finish. `mlflow run` first sets the status of
+every such run to FAILED."""
 TAG_BEST_RUN = "clew.best_run"
 """Run of a search's best trial."""
 TAG_WARNINGS = "clew.warnings"
@@ -258,7 +262,9 @@ def hits_at(k: int) -> str:
     return HITS_AT.format(k=k)
 
 
-# First lines of a list of facts marked wrong: the data set that the facts belong to
+# First lines of a list of facts marked wrong: the data set that the facts belong to, and whether
+# apostrophes in front of names keep spreadsheets from running them
 LIST_DATA_SET_PREFIX = "# data set: "
 LIST_FINGERPRINT_PREFIX = "# fingerprint: "
-LIST_ORIGIN = (LIST_DATA_SET_PREFIX, LIST_FINGERPRINT_PREFIX)
+LIST_APOSTROPHES_PREFIX = "# apostrophes: "
+LIST_ORIGIN = (LIST_DATA_SET_PREFIX, LIST_FINGERPRINT_PREFIX, LIST_APOSTROPHES_PREFIX)

@@ -13,6 +13,8 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 BLOCK_BYTES = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PROGRESS_AFTER_SECONDS = 1.0
+FREE_BYTES, MAX_RATIO = 2**28, 200
+"""A compressed file may unpack to `FREE_BYTES`, or to `MAX_RATIO` times its size."""
 
 
 def read_lines(path: Path) -> list[str]:
@@ -79,12 +81,28 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     try:
         with bar, pa.OSFile(str(path)) as raw:
             stream = pa.CompressedInputStream(raw, kind) if kind else raw
+            unpacked = 0
             while block := stream.read(block_bytes):
                 bar.update(raw.tell() - bar.n)
+                unpacked += len(block)
+                check_ratio(path, path.stat().st_size, unpacked)
                 yield block
     except OSError as error:
         expected = f"expected a complete {kind} file" if kind else "expected a readable file"
         raise DataError(f"{path}: cannot be read ({described(error)}); {expected}") from None
+
+
+def check_ratio(path: Path, packed: int, unpacked: int) -> None:
+    """Refuse a small file that unpacks to a huge one; text and tables shrink to a tenth or so.
+
+    Raises:
+        DataError: If `unpacked` bytes are too many for `packed` bytes.
+    """
+    if unpacked > max(FREE_BYTES, MAX_RATIO * packed):
+        raise DataError(
+            f"{path}: unpacks to more than {MAX_RATIO} times its size; unpack it first if this is "
+            "right"
+        )
 
 
 def check_is_file(path: Path) -> None:

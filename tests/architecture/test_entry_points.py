@@ -50,8 +50,8 @@ PARAMETERS = {
     "max_tokens temperature top_p seed state frames output confidence",
     "export": "model output_dir",
     "data": (
-        "config name train valid test pack kgx output_dir qualifiers valid_fraction "
-        "test_fraction seed"
+        "config name train valid test pack kgx output_dir qualifiers negated "
+        "valid_fraction test_fraction seed"
     ),
     "report": "explanation output test format",
     "pretokenize": "dataset output chunk_size tokenizer vocabulary_size text_column num_proc "

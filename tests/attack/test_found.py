@@ -29,8 +29,7 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_columns import SCORE_COLUMN, TERM_COLUMNS, TEST_INDEX_COLUMN
 from clew.runs.influence_report import read_influence_json
-from clew.runs.reading.report_files import ReportFiles
-from clew.runs.reading.reports import read_facts
+from clew.runs.reading.reports import ReportFiles, read_facts
 from clew.workflows.explaining.given_triples import read_test_triples, usable
 from clew.workflows.predict import read_queries
 from tests.attack.cases import refused

@@ -13,7 +13,7 @@ import tokenizers
 import torch
 
 from clew.errors import NonFiniteLossError
-from clew.image_sequences import hdf5_store
+from clew.image_sequences import files
 from clew.image_sequences.files import read_frames
 from clew.image_sequences.requests import WindowPredictor
 from clew.language_modeling.generation import Sampling
@@ -34,7 +34,7 @@ def test_texts_in_hdf5_that_are_searched_for_ever(
     whole = path.read_bytes()
     second = whole.index(b"GCOL") + 40  # after the heap's 16-byte header and 24 bytes of text
     path.write_bytes(whole[:second] + b'"' + whole[second:])
-    monkeypatch.setattr(hdf5_store, "MAX_PROCESSOR_SECONDS", 0.2)
+    monkeypatch.setattr(files, "MAX_PROCESSOR_SECONDS", 0.2)
     refused(lambda: read_frames(path), "HDF5 cannot read the file")
 
 

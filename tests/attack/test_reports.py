@@ -17,8 +17,7 @@ from clew.runs.influence_report import (
     read_influence_json,
     read_influence_outline,
 )
-from clew.runs.reading.report_files import ReportFiles
-from clew.runs.reading.reports import add_hops, read_facts, read_head
+from clew.runs.reading.reports import ReportFiles, add_hops, read_facts, read_head
 from clew.runs.sharing.explanation import open_explanation
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json

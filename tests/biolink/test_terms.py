@@ -45,6 +45,12 @@ def test_kinds(kind: str, category: str | None) -> None:
             },
         ),
         ("/people/person/nationality", "biolink:related_to", {}),
+        (
+            "biolink:affects;object_aspect_qualifier=activity",
+            "biolink:affects",
+            {"object_aspect_qualifier": "activity"},
+        ),
+        ("biolink:unheard;a=b", "biolink:related_to", {}),
     ],
 )
 def test_relations(name: str, predicate: str, qualifiers: dict[str, str]) -> None:

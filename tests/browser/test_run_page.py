@@ -24,6 +24,20 @@ def test_from_the_overview_to_a_run(look: Look, filled: Recorded, filled_address
     assert not shared.overflows()
 
 
+def test_only_disarmed_tables_are_downloaded(
+    look: Look, filled: Recorded, filled_address: str, tmp_path: Path
+) -> None:
+    """The button of Streamlit's own, for names as they are, is not there."""
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&view=Training+facts")
+    dashboard.page.get_by_test_id("stDataFrame").last.hover()
+    dashboard.page.get_by_role("button", name="Search").first.wait_for()
+    assert not dashboard.page.get_by_role("button", name="Download as CSV").count()
+    with dashboard.page.expect_download() as download:
+        dashboard.button("⤓ CSV").last.click()
+    download.value.save_as(tmp_path / "facts.csv")
+    assert (tmp_path / "facts.csv").read_text().startswith("rank,head_id,head,")
+
+
 def test_a_report_is_downloaded(
     look: Look, filled: Recorded, filled_address: str, tmp_path: Path
 ) -> None:

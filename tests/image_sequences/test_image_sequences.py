@@ -288,7 +288,7 @@ def test_nan_pixels_are_refused_with_their_frame(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "more", "error", "message"),
     [
-        ({"target": np.zeros(5)}, {}, DataError, "target has 5 rows, images has 48 frames"),
+        ({"target": np.zeros(5)}, {}, DataError, r"target has shape \(5,\), images has 48 frames"),
         ({"target": np.zeros((48, 2))}, {}, DataError, r"target has shape \(48, 2\)"),
         ({"images": np.zeros((48, 3))}, {}, DataError, r"images have shape \(48, 3\)"),
         ({"scalars": np.full((48, 3), np.inf)}, {}, DataError, r"scalars\[0, 0\] is inf"),

@@ -10,8 +10,7 @@ from clew.influence.scores import Scored
 from clew.influence.summation import MeanOfRuns
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.runs.influence_columns import ENSEMBLE_CSV_COLUMNS
-from clew.runs.reading.report_files import ReportFiles
-from clew.runs.reading.reports import read_facts, read_head
+from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.training.manifest import CheckpointRecord, list_checkpoints
 from clew.workflows.explaining.trace_source import mean_checkpoints
 from tests.oracles.test_influence_sum import CPU, DoubleTask, fixture_of, matrix, write_checkpoints

@@ -13,6 +13,9 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_columns import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, read_influence_json
+from clew.runs.reading.report_files import ReportFiles
+from clew.runs.reading.reports import read_facts
+from clew.spreadsheets import restored
 from clew.training.manifest import CheckpointRecord
 
 NAMES = ["plain", "tab\there", "comma, here", 'quote " here', "=1+1", "-minus", "line\nbreak", "ü"]
@@ -77,10 +80,7 @@ def test_three_files_say_the_same(tmp_path, complete):
         assert float(line["TracInScore"]) == row["tracin_score"]
         for column in CSV_COLUMNS[:-1]:
             snake = column.replace("Test", "test_").replace("Train", "train_").lower()
-            if not column.endswith("_label"):
-                assert line[column] == row[snake]
-            else:
-                assert line[column].removeprefix("'") == row[snake]
+            assert restored(line[column]) == row[snake]
         test = report.tests[row["test_index"]]
         entries = test.proponents if row["tracin_score"] > 0 else test.opponents
         (entry,) = [e for e in entries if e.train_index == row["train_index"]]
@@ -107,14 +107,18 @@ def test_order_ranks_and_truncation(tmp_path):
     assert [e.train_index for e in whole.tests[0].opponents] == [2, 0]
 
 
-def test_labels_that_look_like_formulas_are_disarmed_and_names_are_not(tmp_path):
+def test_names_and_labels_that_look_like_formulas_are_disarmed_and_read_back(tmp_path):
     write_report(tmp_path, source(tmp_path), findings(complete=False))
     text = (tmp_path / "influence.csv").read_text()
     lines = list(csv.DictReader(io.StringIO(text, newline="")))
-    assert lines[0]["TestTail"] == "=1+1"
+    assert lines[0]["TestTail"] == "'=1+1"
     assert lines[0]["TestTail_label"] == "'=cmd()"
     assert lines[0]["TestRel_label"] == "'+s"
     assert "tab\there" in {line["TrainHead"] for line in lines}
+    read = read_facts(ReportFiles(csv=tmp_path / "influence.csv"), 0)
+    exact = read_facts(ReportFiles(parquet=tmp_path / "influence.parquet"), 0)
+    for column in ("head", "head_id", "relation", "relation_id", "tail", "tail_id"):
+        assert list(read[column].astype(str)) == list(exact[column].astype(str))
 
 
 def test_json_keeps_the_strongest_where_all_would_be_too_many(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from clew.errors import DataError
 from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.reading.decisions import wrong_facts_tsv
+from clew.runs.reading.decisions import exclusion_list, wrong_facts_tsv
 from clew.runs.reading.reviews import DataOrigin, Fact, Review
 
 
@@ -48,6 +48,17 @@ def test_the_list_of_the_dashboard_is_taken_for_its_own_data(tmp_path: Path) -> 
     path.write_text(wrong_facts_tsv([review], DataOrigin("umls", "0" * 16)), "utf-8")
     with pytest.raises(DataError, match=r"from umls with fingerprint 0{16}, but umls here has"):
         load_graph(config.data)
+
+
+def test_nasty_names_are_left_out_by_the_list_that_names_them(tmp_path: Path, write) -> None:
+    """Two names differ only in an apostrophe, as disarmed names do."""
+    facts = [("=a", "-r", "'=a"), ("'=a", "-r", "=a"), ("b", "-r", "=a"), ("b", "r", "''=a")]
+    lines = "".join("\t".join(fact) + "\n" for fact in facts)
+    graph = load_graph(TripleData(train=str(write("train.txt", lines))))
+    for number, fact in enumerate(facts):
+        text = exclusion_list(DataOrigin(graph.name, graph.fingerprint), [fact])
+        left = leave_out(graph, write("wrong.tsv", text))
+        assert left.train.tolist() == np.delete(graph.train, number, axis=0).tolist()
 
 
 def test_another_graph_does_not_keep_the_list(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clew.__main__ import run as clew
 from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
 from clew.link_prediction.kgx import read_kgx
@@ -185,6 +186,149 @@ def test_tables_are_checked(tmp_path: Path) -> None:
         read_kgx(folder)
 
 
+SPELLINGS = {
+    "True": True, "TRUE": True, "true": True, "t": True, " yes ": True, "Y": True, "1": True,
+    "False": False, "FALSE": False, "f": False, "no": False, "N": False, "0": False,
+    "": False, "None": False, "null": False, "nan": False, "NA": False,
+}  # fmt: skip
+
+
+def denied_folder(folder: Path, flags: list[object], column: str = "negated") -> Path:
+    """Write an edge from X:0 to each flag's own entity."""
+    edges = [
+        {"subject": "X:0", "predicate": "biolink:p", "object": f"X:{number}", column: flag}
+        for number, flag in enumerate(flags, 1)
+    ]
+    return lines_folder(folder, [{"id": "X:0"}], edges)
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl"])
+def test_a_denied_edge_is_no_fact(tmp_path: Path, form: str) -> None:
+    folder = denied_folder(tmp_path / "kgx", list(SPELLINGS))
+    if form == "tsv":
+        lines = ["subject\tpredicate\tobject\tnegated"]
+        lines += [f"X:0\tbiolink:p\tX:{n}\t{flag}" for n, flag in enumerate(SPELLINGS, 1)]
+        (folder / "edges.jsonl").unlink()
+        (folder / "edges.tsv").write_text("\n".join(lines))
+    graph = read_kgx(folder)
+    stated = [f"X:{n}" for n, denied in enumerate(SPELLINGS.values(), 1) if not denied]
+    assert graph.entities == ["X:0", *stated]
+    assert graph.num_denied == sum(SPELLINGS.values())
+    assert graph.num_edges == len(SPELLINGS)
+
+
+def test_booleans_and_numbers_of_json_deny_too(tmp_path: Path) -> None:
+    graph = read_kgx(denied_folder(tmp_path / "kgx", [True, False, 1, 0, None]))
+    assert graph.entities == ["X:0", "X:2", "X:4", "X:5"]
+    assert graph.num_denied == 2
+
+
+@pytest.mark.parametrize("column", ["negated", "deprecated"])
+@pytest.mark.parametrize("flag", ["perhaps", 7, [True], {"a": 1}])
+def test_what_is_neither_true_nor_false_is_refused(
+    tmp_path: Path, column: str, flag: object
+) -> None:
+    with pytest.raises(DataError) as raised:
+        read_kgx(denied_folder(tmp_path / "kgx", [False, flag], column))
+    assert "line 2" in str(raised.value)
+    assert column in str(raised.value)
+
+
+def test_denied_edges_can_be_relations_of_their_own(tmp_path: Path) -> None:
+    folder = denied_folder(tmp_path / "kgx", [False, True])
+    graph = read_kgx(folder, negated="relation")
+    assert graph.relations == ["biolink:p", "biolink:p;negated=true"]
+    assert len(graph.triples) == 2
+    assert graph.num_denied == 1
+    convert_kgx(KgxRequest(folder, tmp_path / "made", negated="relation", test_fraction=0.0))
+    assert "X:0\tbiolink:p;negated=true\tX:2\n" in (tmp_path / "made/train.txt").read_text()
+
+
+def test_only_denied_edges_are_no_graph(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        read_kgx(denied_folder(tmp_path / "kgx", [True, True]))
+
+
+def test_edges_that_are_not_valid_any_more_are_dropped(tmp_path: Path) -> None:
+    folder = denied_folder(tmp_path / "kgx", [True, False, "false"], "deprecated")
+    graph = read_kgx(folder, negated="relation")
+    assert graph.entities == ["X:0", "X:2", "X:3"]
+    assert graph.num_deprecated == 1
+
+
+def test_what_is_not_used_is_counted(tmp_path: Path) -> None:
+    edges = [
+        {
+            "id": str(number),
+            "subject": "X:0",
+            "predicate": "biolink:affects",
+            "object": f"X:{number}",
+            "knowledge_level": "prediction" if number < 3 else "knowledge_assertion",
+            "agent_type": "text_mining_agent" if number < 2 else "",
+            "object_aspect_qualifier": "activity" if number == 4 else None,
+            "qualified_predicate": "biolink:causes" if number == 4 else "",
+            "publications": ["PMID:1"] if number == 1 else [],
+        }
+        for number in range(1, 6)
+    ]
+    folder = lines_folder(tmp_path / "kgx", [{"id": "X:0"}], edges)
+    ignored = read_kgx(folder).ignored
+    assert ignored["knowledge_level"] == {"prediction": 2, "knowledge_assertion": 3}
+    assert ignored["agent_type"] == {"text_mining_agent": 1}
+    assert ignored["object_aspect_qualifier"] == {"activity": 1}
+    assert ignored["qualified_predicate"] == {"biolink:causes": 1}
+    assert ignored["publications"].total() == 1
+    assert "id" not in ignored
+    assert {"knowledge_level", "agent_type", "publications"} == set(
+        read_kgx(folder, qualifiers=True).ignored
+    )
+    said = convert_kgx(KgxRequest(folder, tmp_path / "made"))
+    (line,) = [line for line in said.splitlines() if line.startswith("knowledge_level")]
+    assert "2 prediction" in line
+    assert "3 knowledge_assertion" in line
+    (line,) = [line for line in said.splitlines() if line.startswith("other columns")]
+    assert "publications (1)" in line
+
+
+def test_qualifiers_in_every_form_are_the_same_relation(tmp_path: Path) -> None:
+    base = {"subject": "X:0", "predicate": "biolink:affects"}
+    edges = [
+        base | {"object": "X:1", "object_aspect_qualifier": "activity", "a_qualifier": ["x", "y"]},
+        base | {"object": "X:2", "object_aspect_qualifier": "activity", "a_qualifier": "x|y"},
+        base
+        | {
+            "object": "X:3",
+            "qualifiers": [
+                {
+                    "qualifier_type_id": "biolink:object_aspect_qualifier",
+                    "qualifier_value": "activity",
+                },
+                {"qualifier_type_id": "biolink:a_qualifier", "qualifier_value": "x|y"},
+            ],
+        },
+    ]
+    folder = lines_folder(tmp_path / "kgx", [{"id": "X:0"}], edges)
+    assert read_kgx(folder, qualifiers=True).relations == [
+        "biolink:affects;a_qualifier=x|y;object_aspect_qualifier=activity"
+    ]
+
+
+def test_the_command_says_what_was_denied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = denied_folder(tmp_path / "kgx", [True, *[False] * 8])
+    made = f"--output-dir={tmp_path / 'made'}"
+    assert clew(["data", f"--kgx={folder}", made]) == 0
+    said = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in said if line.startswith("denied")]
+    assert line.split()[1] == "1"
+    assert "--negated relation" in line
+    made = f"--output-dir={tmp_path / 'again'}"
+    assert clew(["data", f"--kgx={folder}", made, "--negated=relation"]) == 0
+    assert "num_relations          2" in capsys.readouterr().out
+    assert clew(["data", "--name=umls", "--negated=drop"]) == 2
+
+
 def test_no_files_and_no_shares(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nodes.tsv and edges.tsv"):
         read_kgx(tmp_path)
@@ -193,6 +337,7 @@ def test_no_files_and_no_shares(tmp_path: Path) -> None:
 
 
 def test_labels_of_predicates() -> None:
+    assert relation_label("biolink:treats;negated=true") == "treats (denied)"
     assert relation_label("biolink:treats") == "treats"
     assert relation_label("biolink:affects;qualified_predicate=biolink:causes") == (
         "affects (qualified predicate: causes)"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from clew.__main__ import run
+from clew.ui import access
 from clew.ui.components import job_view
 from clew.ui.data import jobs as jobs_module
 from clew.ui.data.jobs import Job
@@ -19,7 +20,6 @@ class CommandsHere:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.asked: list[tuple[Job, list[str]]] = []
-        self.person = ""
         monkeypatch.setattr(jobs_module, "jobs", lambda: self)
         monkeypatch.setattr(job_view, "SECONDS_AT_FIRST", 0.0)
 
@@ -33,19 +33,19 @@ class CommandsHere:
         arguments: Sequence[str],
         *,
         title: str,
+        action: access.Action,
         files: Mapping[str, str | bytes] | None = None,
-        person: str = "",
     ) -> Job:
         """Store a command and write its files."""
+        person = access.authorize(action)
         job_id = f"{len(self.asked):012x}"
         folder = self.folder / job_id
         folder.mkdir(parents=True)
         for name, content in (files or {}).items():
             (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        job = Job(job_id, title, folder, Command(folder))
+        job = Job(job_id, title, folder, Command(folder), action, person)
         placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
         self.asked.append((job, placed))
-        self.person = person
         return job
 
     def find(self, job_id: str) -> Job | None:

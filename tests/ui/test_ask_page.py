@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
-from clew.ui.components import answers, ask_controls, job_view, sign_in
+from clew.ui.components import answers, ask_controls, job_view
 from clew.ui.data import jobs, questions
 from clew.ui.data.models import ModelNames
 from clew.ui.data.questions import Question, Why
@@ -39,7 +39,6 @@ class Started:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, object]] = []
         self.prepared: set[str] = set()
-        self.people: set[str] = set()
         self.called: list[str] = []
         self.job = Job()
         monkeypatch.setattr(job_view, "show", self.show)
@@ -48,10 +47,9 @@ class Started:
         monkeypatch.setattr(questions, "prepare_reasons", lambda m, run: self.prepared.add(m))
         monkeypatch.setattr(jobs, "find", self.find)
 
-    def start(self, model: str, what: object, *, called: str = "", person: str = "") -> Job:
+    def start(self, model: str, what: object, *, called: str = "") -> Job:
         self.calls.append((model, what))
         self.called.append(called)
-        self.people.add(person)
         return self.job
 
     def find(self, job_id: str) -> Job | None:
@@ -177,7 +175,6 @@ def test_answers_of_the_command_are_shown_and_explained_from_their_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(many.uri)
-    monkeypatch.setattr(sign_in, "person", lambda: "ann@example.org")
     question = ["--relation=affects", "--tail=steroid"]
     started.answer(*question, capsys=capsys)
     app = page("ask", many.uri, answer="gone", r="affects", t="steroid")
@@ -195,7 +192,6 @@ def test_answers_of_the_command_are_shown_and_explained_from_their_end(
     explained = [call for _, call in started.calls if isinstance(call, Why)]
     triple = ("eicosanoid", "affects", "steroid")
     assert explained == [Why(*triple, "tail"), Why(*triple, "head")]
-    assert "ann@example.org" in started.people
 
 
 def test_a_link_to_an_explanation_ticks_its_answer(

@@ -13,7 +13,8 @@ from streamlit.testing.v1 import AppTest
 from clew.__main__ import run as run_command
 from clew.errors import UsageError
 from clew.language_modeling.generation import Sampling
-from clew.ui.components import ask_frames, sign_in
+from clew.ui import access
+from clew.ui.components import ask_frames
 from clew.ui.data import jobs as jobs_module
 from clew.ui.data.jobs import Job, Jobs
 from clew.workflows.predict_frames import predict_frames
@@ -141,7 +142,7 @@ def test_uploaded_frames_are_predicted(
 def test_who_has_to_sign_in_names_no_place_on_the_server(
     page: Open, champions: Recorded, started: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sign_in, "is_configured", lambda: True)
+    monkeypatch.setattr(access, "is_configured", lambda: True)
     app = page("ask", champions.uri, model=CLOUDS, frames="/etc", answer="gone")
     assert started == []
     assert not app.text_input

@@ -56,6 +56,7 @@ def test_the_name_is_of_the_data_and_what_was_promoted_is_shown(
 ) -> None:
     class Job:
         job_id, state, title, exit_code = "j1", "done", "Promote", 0
+        action, person, cancelled_by = "promote", "", ""
 
         def events(self) -> list[dict[str, object]]:
             return [{"result": {"name": "clew-second", "outcome": "version 1 is champion"}}]

@@ -111,6 +111,7 @@ def test_every_configuration_can_be_chosen() -> None:
 
 class _FakeJob:
     job_id, title, state, exit_code, seconds = "j1", "Plan", "done", 0, 1.0
+    action, person, cancelled_by = "plan", "", ""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content
@@ -142,7 +143,7 @@ def test_settings_start_the_planner_and_its_budget_is_drawn(
     job = _FakeJob(planned())
 
     class Server:
-        def start(self, arguments: list[str], *, title: str) -> _FakeJob:
+        def start(self, arguments: list[str], *, title: str, action: str) -> _FakeJob:
             started.append(arguments)
             return job
 

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from clew import names
 from clew.errors import DataError
 from clew.runs.reading.runs import RunRecord, find_run
-from clew.ui.components import sign_in
+from clew.ui import access
 from clew.ui.components.retraining import NOISE
 from clew.ui.data.influence import facts_of, report_head, report_of_run
 from clew.ui.data.retraining import train_without
@@ -68,11 +68,11 @@ def test_the_model_is_trained_without_them_and_compared(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sign_in, "person", lambda: "ann@example.org")
+    monkeypatch.setattr(access, "authorize", lambda action: "ann@example.org")
     before = find_run(store.runs["fp32 1"])
     app = press(page("reviews", store.uri))
     assert "running" in shown(app)
-    assert commands.person == "ann@example.org"
+    assert commands.last.person == "ann@example.org"
     job = commands.run_last()
     assert job.state == "done", job.log()
     app = no_surprise(app.run())

@@ -11,7 +11,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from clew.errors import ClewError
-from clew.ui.components import address, links, markup, palette, states, tables
+from clew.ui import access
+from clew.ui.components import address, exports, links, markup, palette, states, tables
 from clew.ui.data import questions
 from clew.ui.data.influence import (
     ReportFiles,
@@ -133,8 +134,10 @@ def percent(probability: float) -> str:
 
 
 def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
+    shown = frame(found, end)
+    exports.table(shown, f"answers_{end}.csv")
     return tables.ticked(
-        frame(found, end),
+        shown,
         found,
         key=f"answers-{key}",
         first=_explained(found, end),
@@ -177,7 +180,15 @@ def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
 
 
 def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:
-    st.button(label, key=key, type="primary", on_click=_start, args=(explain, why))
+    """Show a button that starts the explanation of a triple."""
+    st.button(
+        label,
+        key=key,
+        type="primary",
+        disabled=not access.may("explain"),
+        on_click=_start,
+        args=(explain, why),
+    )
 
 
 def _start(explain: Explain, why: Why) -> None:

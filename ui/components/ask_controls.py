@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
+from clew.ui import access
 from clew.ui.components import address, markup, states
 from clew.ui.components.entity_box import entity_box, shown
 from clew.ui.data.models import ModelNames, RegisteredModel
@@ -70,9 +71,8 @@ def question(vocabulary: ModelNames, *, again: bool) -> Question | None:
         )
     ]
     with st.container(horizontal=True, vertical_alignment="center"):
-        sent = st.button(
-            "Ask", type="primary", key="ask", disabled=not (relation and (head or tail))
-        )
+        ready = bool(relation and (head or tail)) and access.may("ask")
+        sent = st.button("Ask", type="primary", key="ask", disabled=not ready)
         only_new = st.toggle(
             "New answers only",
             key="new",
@@ -123,6 +123,7 @@ def examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> N
             markup.markdown(text + why),
             key=f"example-{number}",
             on_click=_take,
+            disabled=not access.may("ask"),
             args=((head, relation, tail),),
         )
 

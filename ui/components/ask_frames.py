@@ -9,7 +9,8 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import UsageError
-from clew.ui.components import address, exports, markup, palette, sign_in, states
+from clew.ui import access
+from clew.ui.components import address, exports, markup, palette, states
 from clew.ui.data import questions
 from clew.ui.data.jobs import Job
 from clew.ui.data.questions import AskedFrames
@@ -41,7 +42,7 @@ def question(*, again: bool) -> AskedFrames | None:
 
     People who sign in cannot name a path on the server: they may have no right to read it.
     """
-    linked = "" if sign_in.is_configured() else address.text("frames")
+    linked = "" if access.is_configured() else address.text("frames")
     first, second = st.columns([4, 1], vertical_alignment="bottom")
     with first:
         path, chosen = _frames(linked)
@@ -53,7 +54,8 @@ def question(*, again: bool) -> AskedFrames | None:
         help="Share of targets that the intervals should contain, from errors on validation "
         "windows.",
     )
-    sent = st.button("Predict", type="primary", key="ask", disabled=not (path or chosen))
+    ready = bool(path or chosen) and access.may("ask")
+    sent = st.button("Predict", type="primary", key="ask", disabled=not ready)
     if again and linked:
         return AskedFrames(linked, {}, CONFIDENCES[share])
     if not sent:
@@ -65,7 +67,7 @@ def question(*, again: bool) -> AskedFrames | None:
 def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
     """Let a person name a path or choose files; return both, one of them empty."""
     on_server = False
-    if not sign_in.is_configured():
+    if not access.is_configured():
         where = st.segmented_control(
             "Frames",
             list(_WHERE),
@@ -85,6 +87,7 @@ def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
         type=[*HDF5, "npy", "json"],
         accept_multiple_files=True,
         key="uploads",
+        disabled=not access.may("upload"),
     )
     return "", chosen
 

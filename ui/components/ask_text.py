@@ -2,6 +2,7 @@
 
 import streamlit as st
 
+from clew.ui import access
 from clew.ui.components import address, exports, markup
 from clew.ui.data import questions
 from clew.ui.data.jobs import Job
@@ -56,7 +57,9 @@ def question(*, again: bool) -> AskedText | None:
         bind="query-params",
         help="The same seed gives the same text.",
     )
-    sent = st.button("Continue", type="primary", key="ask", disabled=not prompt)
+    sent = st.button(
+        "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
+    )
     if again and linked:
         return AskedText(linked, tokens, temperature, top_p, seed)
     if not sent:

@@ -123,5 +123,5 @@ def form(found: Disagreement) -> tuple[str, str, str] | None:
         person = sign_in.name_box()
         if found.decision is not None:
             st.caption("A new decision counts instead of the last one, which is kept.")
-        pressed = review_form.verdict_buttons(CHOICES[found.about], MEANINGS, key)
+        pressed = review_form.verdict_buttons(CHOICES[found.about], MEANINGS, key, "decide")
     return None if pressed is None else (pressed, person, comment)

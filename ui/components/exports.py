@@ -5,14 +5,17 @@ from collections.abc import Callable
 import pandas as pd
 import streamlit as st
 
-from clew.ui.data.comparison import csv_text
+from clew.spreadsheets import csv_text
 
 
 def table(frame: pd.DataFrame, name: str) -> None:
     """Offer a table as CSV with its headings; spreadsheets do not read its texts as formulas."""
-    rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
-    headings = [str(column) for column in frame.columns]
-    button("CSV", lambda: csv_text(headings, rows), name, "text/csv")
+
+    def content() -> str:
+        rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+        return csv_text([str(column) for column in frame.columns], rows)
+
+    button("CSV", content, name, "text/csv")
 
 
 def heading(column: str, unit: str = "") -> str:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from clew.ui.components import (
     address,
+    exports,
     glossary,
     graph,
     influence_charts,
@@ -60,6 +61,7 @@ def table(facts: pd.DataFrame, column: str, *, key: str) -> None:
         st.caption(
             f"The {len(shown):,} strongest of {len(facts):,} facts; search or filter for others."
         )
+    exports.table(facts, "facts.csv")
 
 
 def _frame(facts: pd.DataFrame, column: str) -> pd.DataFrame:

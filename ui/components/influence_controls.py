@@ -10,7 +10,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from clew import names
-from clew.ui.components import address, glossary, tables
+from clew.ui import access
+from clew.ui.components import address, exports, glossary, tables
 from clew.ui.components.runs_table import utc
 from clew.ui.data.influence import FactFilter, Side, filter_tests
 from clew.ui.data.runs import RunRecord, variants_of
@@ -50,6 +51,7 @@ def source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
             type=["json", "parquet", "csv"],
             accept_multiple_files=True,
             key="files",
+            disabled=not access.may("upload"),
         )
     if chosen:
         return {file.name: file.getvalue() for file in chosen}
@@ -144,6 +146,7 @@ def _tests_table(found: pd.DataFrame) -> int:
         most=TESTS_HEIGHT,
         placeholder="–",
     )
+    exports.table(found, "explained_triples.csv")
     return place
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import streamlit as st
 
+from clew.errors import ClewError
+from clew.ui import access
 from clew.ui.components import markup, states
 from clew.ui.components.runs_table import seconds_text
 from clew.ui.data.jobs import Job, find
@@ -48,10 +50,18 @@ def show(job_id: str, *, progress: Show | None = None, result: Show | None = Non
 def _body(job: Job, progress: Show | None) -> None:
     state = job.state
     line = f"{ICONS[state]} **{markup.markdown(job.title)}** · {state}"
+    if who := job.cancelled_by or job.person:
+        line += f" by {markup.markdown(who)}" if job.cancelled_by else f", {markup.markdown(who)}"
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"{line} · {seconds_text(job.seconds)}" if state == "running" else line)
         if state == "running":
-            st.button("Cancel", key=f"cancel-{job.job_id}", on_click=job.cancel)
+            st.button(
+                "Cancel",
+                key=f"cancel-{job.job_id}",
+                disabled=not access.may(job.action),
+                on_click=_cancel,
+                args=(job,),
+            )
     if state == "running":
         st.progress(_share(job.events()), text=_last_line(job))
     if progress is not None:
@@ -59,6 +69,13 @@ def _body(job: Job, progress: Show | None) -> None:
     if state in {"failed", "refused"}:
         st.error(markup.markdown(job.message() or f"It ended with exit code {job.exit_code}."))
     _log(job)
+
+
+def _cancel(job: Job) -> None:
+    try:
+        job.cancel()
+    except ClewError as error:
+        st.toast(markup.markdown(str(error)), icon="⚠️")
 
 
 def _share(events: list[dict[str, Any]]) -> float:

@@ -11,6 +11,7 @@ from clew.ui.data.runs import (
     EpochProgress,
     RunRecord,
     headline_key,
+    last_heartbeat,
     last_sign_of_life,
     live_runs,
     number_text,
@@ -55,10 +56,15 @@ def _run(run: RunRecord) -> None:
     st.html(title)
     if state_of(run) == "stuck":
         _stuck(run)
-    elif done is not None:
+        return
+    if done is not None:
         left = done.seconds_left
         rest = f" · about {seconds_text(left)} to go" if left else ""
         st.progress(done.share, text=f"{done.share:.0%}{rest}")
+    if last_heartbeat(run) is None:
+        said = "last metric" if run.last_metric_ms else "started"
+        ago = seconds_text(time.time() - last_sign_of_life(run))
+        st.caption(f"{said} {ago} ago; it sends no heartbeats, so whether it is alive is not known")
 
 
 def _stuck(run: RunRecord) -> None:

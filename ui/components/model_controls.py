@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import streamlit as st
 
 from clew import names
+from clew.ui import access
 from clew.ui.components import address
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data.models import RegisteredModel
@@ -41,7 +42,12 @@ def roll_back(model: RegisteredModel) -> bool:
             f"Version {previous} answers questions again; version {model.champion} becomes "
             "*previous*. A second rollback undoes this."
         )
-        return st.button("Roll back now", key="rollback", type="primary")
+        return st.button(
+            "Roll back now",
+            key="rollback",
+            type="primary",
+            disabled=not access.may("roll back"),
+        )
 
 
 def promotion() -> Promotion | None:
@@ -79,10 +85,15 @@ def promotion() -> Promotion | None:
         check = st.button(
             "Check only",
             key="dry",
-            disabled=not ready,
+            disabled=not (ready and access.may("check")),
             help="Runs every check and writes nothing.",
         )
-        promote = st.button("Promote", key="promote", type="primary", disabled=not ready)
+        promote = st.button(
+            "Promote",
+            key="promote",
+            type="primary",
+            disabled=not (ready and access.may("promote")),
+        )
     if not (check or promote):
         return None
     return Promotion(run_id or "", wanted.strip(), dry_run=check, force=force.strip())

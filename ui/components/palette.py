@@ -21,7 +21,7 @@ STATE_SYMBOLS = {
     "stuck": "⚠",
     "finished": "✓",
     "failed": "✗",
-    "killed": "■",
+    "stopped": "■",
     "scheduled": "…",
 }
 CATEGORIES = (

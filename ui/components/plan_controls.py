@@ -16,6 +16,7 @@ from clew.config.base import TRAIN_FLAG, Section
 from clew.config.devices import GPU_GB
 from clew.config.kinds import TASK_KINDS
 from clew.config.schema import RunConfig
+from clew.ui import access
 from clew.ui.components import markup, palette, states
 from clew.ui.data.jobs import Job
 
@@ -81,7 +82,7 @@ def request(key: str, config: RunConfig) -> PlanRequest | None:
                 sizes[size] = st.text_input(
                     _words(size), key=f"{key} {size}", help=SIZES_HELP[size]
                 ).strip()
-        if not st.form_submit_button("Plan", type="primary"):
+        if not st.form_submit_button("Plan", type="primary", disabled=not access.may("plan")):
             return None
     changes = {
         name: given[name] for name, (_, value) in fields.items() if given[name] != _text(value)

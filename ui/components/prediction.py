@@ -10,6 +10,7 @@ import streamlit as st
 from markupsafe import Markup, escape
 
 from clew.biolink.curies import page_of
+from clew.biolink.terms import is_denied
 from clew.names import average_notes
 from clew.ui.components import exports, glossary, markup, states
 from clew.ui.data.influence import FactPath, ReportHead, answer, evidence, scored, summary
@@ -89,7 +90,8 @@ def share(shown: SharedExplanation) -> None:
     name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
     page, message = "Report to mail (HTML)", "TRAPI message (JSON)"
     exports.button(page, lambda: html_report(shown), f"{name}.html", "text/html")
-    exports.button(message, lambda: trapi_json(shown), f"{name}.json", "application/json")
+    if not is_denied(str(shown.test["relation_id"])):  # TRAPI cannot state a denial
+        exports.button(message, lambda: trapi_json(shown), f"{name}.json", "application/json")
     st.caption("The report is one file: picture, paths, facts, how far to trust them.")
 
 

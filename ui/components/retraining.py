@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
+from clew.ui import access
 from clew.ui.components import address, glossary, job_view, links, states
 from clew.ui.components.influence_controls import run_labels
 from clew.ui.data import jobs
@@ -33,6 +34,7 @@ def choose(runs: Sequence[RunRecord], *, key: str) -> RunRecord | None:
         pressed = st.button(
             "Train again without these facts",
             key=f"train-{key}",
+            disabled=not access.may("train"),
             help="Starts a training on this machine with the same configuration and seed; it takes "
             "about as long as the first one did.",
         )

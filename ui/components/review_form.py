@@ -7,6 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError
+from clew.ui import access
 from clew.ui.components import markup, palette, sign_in, states
 from clew.ui.components.influence_charts import fact_texts
 from clew.ui.components.review_tables import said
@@ -69,7 +70,7 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
         st.markdown(
             "**Is this a plausible reason to believe the triple?** A verdict saves the review."
         )
-        verdict = verdict_buttons(VERDICTS, MEANINGS, key, by_number=True)
+        verdict = verdict_buttons(VERDICTS, MEANINGS, key, "review", by_number=True)
     if verdict is None:
         return
     _save(
@@ -91,7 +92,12 @@ def comment_box(label: str, key: str) -> str:
 
 
 def verdict_buttons(
-    verdicts: Sequence[Said], meanings: Mapping[str, str], key: str, *, by_number: bool = False
+    verdicts: Sequence[Said],
+    meanings: Mapping[str, str],
+    key: str,
+    action: access.Action,
+    *,
+    by_number: bool = False,
 ) -> Said | None:
     """Show a button for each verdict; return the verdict that was given.
 
@@ -104,6 +110,7 @@ def verdict_buttons(
                 f"{palette.OPINION_SYMBOLS[verdict]} {verdict}",
                 key=f"{key}-{verdict}",
                 help=meanings[verdict],
+                disabled=not access.may(action),
                 shortcut=str(number) if by_number else None,
             ):
                 pressed = verdict

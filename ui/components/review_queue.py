@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from clew.ui.components import address, links, sign_in
+from clew.ui import access
+from clew.ui.components import address, links
 from clew.ui.components.influence_controls import open_test
 from clew.ui.data.reviews import fact_of, latest_of_each, reviews_of
 
@@ -45,7 +46,7 @@ def bar(run_id: str, tests: pd.DataFrame, place: int) -> None:
     if share is None:
         return
     places = share.places(tests)
-    reviewer = sign_in.person() or str(st.session_state.get("reviewer") or "").strip()
+    reviewer = access.person() or str(st.session_state.get("reviewer") or "").strip()
     judged = {
         review.test
         for review in latest_of_each(reviews_of(run_id).records)

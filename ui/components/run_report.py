@@ -24,7 +24,14 @@ from clew.ui.data.run_page import (
     RunData,
     RunFile,
 )
-from clew.ui.data.runs import RunRecord, headline_key, number_text, state_of, variants_of
+from clew.ui.data.runs import (
+    RunRecord,
+    headline_key,
+    number_text,
+    state_of,
+    variants_of,
+    whole_number,
+)
 
 MAX_HEIGHT = 430
 FACTS = (
@@ -55,9 +62,11 @@ GROUPS = {
 def summary(run: RunRecord, data: list[RunData]) -> None:
     state = state_of(run)
     tags = dict(run.tags) | {names.TAG_VARIANT: variants_of([run])[run.run_id]}
-    tags |= {tag: f"{int(tags[tag]):,}" for tag in COUNTS if tags.get(tag, "").isdigit()}
+    counts = {tag: whole_number(tags.get(tag, "")) for tag in COUNTS}
+    tags |= {tag: f"{number:,}" for tag, number in counts.items() if number is not None}
     rows = [
         ("State", f"{palette.STATE_SYMBOLS[state]} {state}"),
+        ("Because", tags.get(names.TAG_STOPPED_BECAUSE, "")),
         ("Started (UTC)", utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S")),
         ("Took", duration(run)),
         *((label, tags.get(tag, "")) for label, tag in FACTS),
@@ -251,7 +260,8 @@ def configuration(run: RunRecord) -> None:
         }
     )
     if frame.empty:
-        states.note("This run has no configuration; the run of its model has one.")
+        other = "" if run.is_foreign else "; the run of its model has one"
+        states.note(f"This run has no configuration{other}.")
         return
     tables.show(frame, alt="Configuration of the run", most=MAX_HEIGHT)
 
@@ -259,6 +269,6 @@ def configuration(run: RunRecord) -> None:
 def log(text: str) -> None:
     """Show the log of the run."""
     if not text:
-        states.note("This run has no log: nothing was logged, or an older version of Clew made it.")
+        states.note("This run has no log.")
         return
     st.code(text, language=None, height=MAX_HEIGHT, wrap_lines=True)

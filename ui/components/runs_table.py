@@ -46,7 +46,7 @@ KINDS = (
     names.KIND_TUNE,
     names.KIND_VALUE,
 )
-STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 ALL = "all"
 NUMBERS = {
     names.TIME_EPOCH_SECONDS: "Epoch [s]",
@@ -166,8 +166,9 @@ def columns(frame: pd.DataFrame) -> dict[str, Any]:
     config: dict[str, Any] = {
         "State": st.column_config.TextColumn(
             width="small",
-            help="running: alive. stuck: marked as running, but silent for two minutes or "
-            "more. finished, failed, killed: how it ended.",
+            help="running: not ended. stuck: marked as running, but its heartbeats stopped two "
+            "minutes ago or more. finished, failed, stopped (by a person or a search): how it "
+            "ended.",
         ),
         "Run": st.column_config.TextColumn(width=NAME_PIXELS),
         "Kind": st.column_config.TextColumn(

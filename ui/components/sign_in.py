@@ -1,21 +1,20 @@
-"""Sign-in: people sign in to the dashboard by OpenID Connect, if the secrets have `[auth]`.
-
-Without it nobody signs in, and the dashboard accepts connections only from its own machine.
-"""
+"""Sign-in: the page of people who have not signed in, and the name under which things are saved."""
 
 import streamlit as st
 
-from clew.ui.components import markup
+from clew.errors import ConfigError
+from clew.ui import access
+from clew.ui.components import markup, states
 
-
-def person() -> str:
-    """Return the e-mail address of the signed-in person, empty if nobody has to sign in."""
-    return str(st.user.get("email") or st.user.get("sub") or "") if is_configured() else ""
+ROLES_HELP = (
+    "A reader reads. A reviewer also asks, uploads and reviews. A promoter also promotes, rolls "
+    "back and trains."
+)
 
 
 def name_box() -> str:
     """Show the name under which things are saved, or let a person give one; return the name."""
-    if found := person():
+    if found := access.person():
         st.caption(f"Saved as {markup.markdown(found)}")
         return found
     return st.text_input(
@@ -27,32 +26,26 @@ def name_box() -> str:
 
 
 def require() -> None:
-    """Stop the page unless the person is signed in and, if `clew.people` is set, listed in it."""
-    if not is_configured():
+    """Stop the page unless nobody has to sign in, or the person has signed in and has a role."""
+    try:
+        allowed = access.settings()
+    except ConfigError as error:
+        states.problem("The dashboard", str(error))
+        st.stop()
+    if allowed is None:
         return
     if not st.user.get("is_logged_in"):
         st.title("Clew", anchor=False)
         st.write("Reviews and promotions are recorded with your e-mail address.")
         st.button("Sign in", type="primary", on_click=st.login)
         st.stop()
-    if not _is_welcome(person()):
+    role = access.role_of(st.user.to_dict(), allowed)
+    if role is None:
         st.title("Clew", anchor=False)
-        who = markup.markdown(person() or "You")
+        who = markup.markdown(access.person() or "You")
         st.error(f"{who} may not use this dashboard; ask the person who runs it.")
         st.button("Sign out", on_click=st.logout)
         st.stop()
     with st.sidebar:
-        st.caption(f"Signed in as {markup.markdown(person())}")
+        st.caption(f"Signed in as {markup.markdown(access.person())}, {role}", help=ROLES_HELP)
         st.button("Sign out", on_click=st.logout)
-
-
-def is_configured() -> bool:
-    return "is_logged_in" in st.user
-
-
-def _is_welcome(email: str) -> bool:
-    if not email or st.user.get("email_verified") is False:
-        return False
-    people = [str(entry).lower() for entry in st.secrets.get("clew", {}).get("people", [])]
-    email = email.lower()
-    return not people or email in people or f"@{email.rpartition('@')[2]}" in people

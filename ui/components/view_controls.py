@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from clew.errors import ClewError
+from clew.ui import access
 from clew.ui.components import address, markup, sign_in, states
 from clew.ui.data.comparison import SavedView, SavedViews, delete_view, save_view
 from clew.ui.data.runs import RunRecord
@@ -89,9 +90,13 @@ def _form(view: SavedView | None) -> None:
             "second view is saved.",
         )
         person = sign_in.name_box()
-        if st.form_submit_button("Save", key="view-save", type="primary"):
+        if st.form_submit_button(
+            "Save", key="view-save", type="primary", disabled=not access.may("save views")
+        ):
             _save(name.strip(), person, current if instead else "")
-    if view is not None and st.button("Delete it", key="view-delete"):
+    if view is not None and st.button(
+        "Delete it", key="view-delete", disabled=not access.may("save views")
+    ):
         try:
             delete_view(view.name)
         except ClewError as error:

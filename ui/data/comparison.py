@@ -31,7 +31,6 @@ from clew.runs.reading.metrics import TEST_PREFIX, Pick, pick_values, smooth
 from clew.runs.reading.saved_views import SavedView, SavedViews
 from clew.runs.reading.search import search_runs
 from clew.runs.reading.tables import (
-    csv_text,
     delta_text,
     ratio_text,
     statistic_text,
@@ -39,6 +38,7 @@ from clew.runs.reading.tables import (
     to_latex,
     to_markdown,
 )
+from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, headline_key, histories, runs_page
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "SavedView",
     "SavedViews",
     "Statistic",
-    "csv_text",
     "delta_text",
     "differing_parameters",
     "distinct_labels",
@@ -228,6 +227,7 @@ def views() -> SavedViews:
 
 def save_view(name: str, parameters: Mapping[str, str], person: str, *, replaces: str) -> None:
     """Save a view, see `clew.runs.reading.saved_views.save_view`."""
+    person = access.authorize("save views") or person
     try:
         saved_views.save_view(name, parameters, person, replaces=replaces)
     finally:
@@ -236,6 +236,7 @@ def save_view(name: str, parameters: Mapping[str, str], person: str, *, replaces
 
 def delete_view(name: str) -> None:
     """Delete a view, see `clew.runs.reading.saved_views.delete_view`."""
+    access.authorize("save views")
     try:
         saved_views.delete_view(name)
     finally:

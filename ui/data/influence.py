@@ -1,7 +1,6 @@
 """Explanations for the pages: from trace runs or uploaded files, one test triple at a time."""
 
 import hashlib
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +27,12 @@ from clew.runs.reading.facts import (
     scored,
     summary,
 )
-from clew.runs.reading.report_files import ReportFiles, report_files
-from clew.runs.reading.reports import ReportHead, add_hops, read_facts, read_head
+from clew.runs.reading.handed_in import admitted
+from clew.runs.reading.report_files import report_files
+from clew.runs.reading.reports import ReportFiles, ReportHead, add_hops, read_facts, read_head
 from clew.runs.reading.validations import find_validation_of_report
 from clew.runs.validation_record import ValidationSummary
+from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [
@@ -88,31 +89,30 @@ def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
+    """Return the files of an uploaded report; `content` maps file names to their bytes.
+
+    Raises:
+        DataError: A file is not part of a report, or takes too much memory or time to read.
+    """
+    access.authorize("upload")
     found: dict[str, Path] = {}
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
         if kind not in {"json", "parquet", "csv"}:
             raise DataError(f"{name}: expected an explanation as .json, .parquet or .csv")
-        digest = hashlib.sha256(data).hexdigest()[:24]
-        report = _kind_of_json(data, digest) if kind == "json" else kind
-        path = _copies_folder() / f"{digest}.{kind}"
-        if not path.is_file():
-            path.write_bytes(data)
-        found[report] = path
-    return ReportFiles(**found)
+        report, path = _admitted(data, hashlib.sha256(data).hexdigest()[:24], kind, name)
+        found.setdefault(report, path)
+    if {"json", "parquet"} & found.keys():
+        found.pop("csv", None)
+    # The table of a CSV file was written again as Parquet.
+    return ReportFiles(**{"parquet" if k == "csv" else k: path for k, path in found.items()})
 
 
-@st.cache_data(max_entries=64, show_spinner=False)
-def _kind_of_json(_data: bytes, digest: str) -> Literal["json", "text", "sequence"]:
-    try:
-        content = json.loads(_data)
-    except (ValueError, RecursionError):  # the reader of the report describes the error
-        return "json"
-    if not isinstance(content, dict):
-        return "json"
-    if "prompt" in content:
-        return "text"
-    return "sequence" if "prediction" in content else "json"
+@st.cache_data(max_entries=64, show_spinner="Reading the files …")
+def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Path]:
+    path = _copies_folder() / f"{digest}.{kind}"
+    path.write_bytes(_data)
+    return admitted(path, name)
 
 
 @st.cache_resource(show_spinner=False)

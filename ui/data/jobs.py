@@ -24,6 +24,7 @@ import streamlit as st
 
 from clew.errors import UsageError
 from clew.runs import store
+from clew.ui import access
 from clew.ui.data.warm_process import Command, WarmProcess
 
 MAX_RUNNING = 4
@@ -43,6 +44,10 @@ class Job:
     title: str
     folder: Path
     process: Command
+    action: access.Action
+    person: str = ""
+    """Who started it, empty if nobody has to sign in."""
+    cancelled_by: str = ""
     started: float = field(default_factory=time.time)
     cancelled: bool = False
 
@@ -113,9 +118,14 @@ class Job:
         self.process.wait(timeout_seconds)
 
     def cancel(self) -> None:
-        """Interrupt the job as Ctrl-C does; kill it if it does not end."""
+        """Interrupt the job as Ctrl-C does; kill it if it does not end.
+
+        Raises:
+            AccessError: The person may not start such a job either.
+        """
+        person = access.authorize(self.action)
         if self.process.poll() is None:
-            self.cancelled = True
+            self.cancelled, self.cancelled_by = True, person
             threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
@@ -139,17 +149,19 @@ class Jobs:
         arguments: Sequence[str],
         *,
         title: str,
+        action: access.Action,
         files: Mapping[str, str | bytes] | None = None,
-        person: str = "",
     ) -> Job:
         """Start `clew` with arguments.
 
         `files` are first written to a new folder, whose path replaces `{folder}` in the arguments.
-        What the command records names `person`, or the system's user if that is empty.
+        What the command records names the signed-in person, or the system's user if there is none.
 
         Raises:
+            AccessError: The person may not do this.
             UsageError: Too many jobs are running.
         """
+        person = access.authorize(action)
         with self._lock:
             running = sum(job.state == "running" for job in self._jobs.values())
             if running >= MAX_RUNNING:
@@ -168,7 +180,7 @@ class Jobs:
             environment = {"MLFLOW_TRACKING_URI": store.tracking_uri()}
             environment |= {store.PERSON_VARIABLE: person} if person else {}
             process = self._warm.start(job_id, placed, folder, environment)
-            job = Job(job_id, title, folder, process)
+            job = Job(job_id, title, folder, process, action, person)
             self._jobs[job_id] = job
             self._forget_old()
             return job

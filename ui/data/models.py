@@ -111,16 +111,16 @@ def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
     ]
 
 
-def promote(run_id: str, name: str, *, dry_run: bool, force: str = "", person: str = "") -> Job:
-    """Start the promotion of a run under a registered model's name, by a person."""
+def promote(run_id: str, name: str, *, dry_run: bool, force: str = "") -> Job:
+    """Start the promotion of a run under a registered model's name."""
     arguments = ["promote", f"--run-id={run_id}", f"--name={name}", "--json"]
     arguments += ["--dry-run"] if dry_run else []
     arguments += [f"--force={force}"] if force else []
     title = f"{'Check' if dry_run else 'Promote'} run {run_id[:8]} as {name}"
-    return jobs.jobs().start(arguments, title=title, person=person)
+    return jobs.jobs().start(arguments, title=title, action="check" if dry_run else "promote")
 
 
-def roll_back(name: str, person: str = "") -> Job:
+def roll_back(name: str) -> Job:
     """Start a rollback: the previous version gets the alias `champion` again."""
     arguments = ["promote", f"--name={name}", "--rollback", "--json"]
-    return jobs.jobs().start(arguments, title=f"Roll back {name}", person=person)
+    return jobs.jobs().start(arguments, title=f"Roll back {name}", action="roll back")

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import DataError, described
+from clew.ui import access
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
 
@@ -71,7 +72,7 @@ def predict(model: str, asked: Question) -> Job:
     arguments += ["--filter-known=true"] if asked.only_new else []
     arguments += [] if asked.level is None else [f"--conformal={asked.level}"]
     arguments += [f"--model={model}", f"--top-k={asked.top_k}", "--json"]
-    return jobs.jobs().start(["predict", *arguments], title=f"Ask {model}")
+    return jobs.jobs().start(["predict", *arguments], title=f"Ask {model}", action="ask")
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -87,7 +88,9 @@ def prepare_reasons(model: str, run_id: str) -> Job:
     Raises:
         UsageError: Too many jobs are running.
     """
-    return jobs.jobs().start(["tracin", f"--model={model}", "--prepare"], title=f"Prepare {run_id}")
+    return jobs.jobs().start(
+        ["tracin", f"--model={model}", "--prepare"], title=f"Prepare {run_id}", action="ask"
+    )
 
 
 def continue_text(model: str, asked: AskedText) -> Job:
@@ -98,8 +101,12 @@ def continue_text(model: str, asked: AskedText) -> Job:
     arguments = [f"--model={model}", f"--prompt-file={{folder}}/{PROMPT_FILE}"]
     arguments += [f"--max-tokens={asked.max_tokens}", f"--temperature={asked.temperature}"]
     arguments += [f"--top-p={asked.top_p}", f"--seed={asked.seed}"]
-    files = {PROMPT_FILE: asked.prompt}
-    return jobs.jobs().start(["predict", *arguments], title=f"Ask {model}", files=files)
+    return jobs.jobs().start(
+        ["predict", *arguments],
+        title=f"Ask {model}",
+        action="ask",
+        files={PROMPT_FILE: asked.prompt},
+    )
 
 
 def prompt_of(job: Job) -> str:
@@ -111,11 +118,14 @@ def predict_frames(model: str, asked: AskedFrames) -> Job:
     """Start predicting from frames; the job writes the values to a file in its folder."""
     frames = asked.path
     if asked.files:
+        access.authorize("upload")
         first = next(iter(asked.files))
         frames = f"{{folder}}/{first.partition('/')[0]}"
     arguments = [f"--model={model}", f"--frames={frames}", f"--confidence={asked.confidence}"]
     arguments += [f"--output={{folder}}/{PREDICTIONS_FILE}", "--json"]
-    return jobs.jobs().start(["predict", *arguments], title=f"Ask {model}", files=asked.files)
+    return jobs.jobs().start(
+        ["predict", *arguments], title=f"Ask {model}", action="ask", files=asked.files
+    )
 
 
 def predictions_of(job: Job) -> pd.DataFrame:
@@ -131,7 +141,7 @@ def predictions_of(job: Job) -> pd.DataFrame:
         raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
 
 
-def trace(model: str, why: Why, *, called: str = "", person: str = "") -> Job:
+def trace(model: str, why: Why, *, called: str = "") -> Job:
     """Start tracing a triple to its training facts.
 
     The triple is passed in a file, because its names can contain any characters.
@@ -140,7 +150,6 @@ def trace(model: str, why: Why, *, called: str = "", person: str = "") -> Job:
         model: The model's URI.
         why: The triple, under the names of the data.
         called: The triple with its labels, if they differ.
-        person: Who the explanation's run names; if empty, the system's user.
     """
     triple = (why.head, why.relation, why.tail)
     arguments = [f"--model={model}", "--test={folder}/test.txt", f"--direction={why.end}"]
@@ -148,7 +157,7 @@ def trace(model: str, why: Why, *, called: str = "", person: str = "") -> Job:
     return jobs.jobs().start(
         ["tracin", *arguments],
         title=f"Explain {called or ' · '.join(triple)}",
-        person=person,
+        action="explain",
         files={"test.txt": "\t".join(triple) + "\n"},
     )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from clew.folders import expanded
 from clew.runs import store
 from clew.runs.reading.reviews import OfRun
 from clew.runs.reading.runs import read_config, started_in
+from clew.spreadsheets import FactList
+from clew.ui import access
 from clew.ui.data import jobs
 from clew.ui.data.jobs import Job
 from clew.ui.data.runs import RunRecord, runs_by_id
@@ -40,7 +43,7 @@ def explained_runs(things: Iterable[OfRun], runs: Iterable[RunRecord]) -> list[R
     return sorted(found, key=lambda run: -run.started_ms)
 
 
-def train_without(run: RunRecord, listed: str, *, person: str = "") -> Job:
+def train_without(run: RunRecord, listed: str) -> Job:
     """Start training a run's configuration again without the facts of a list.
 
     The list stays in a file, because later commands on the new run read its data again.
@@ -48,14 +51,15 @@ def train_without(run: RunRecord, listed: str, *, person: str = "") -> Job:
     Args:
         run: The training to repeat.
         listed: The list, in the format of `data.exclude`.
-        person: Who the new run names; if empty, the system's user.
 
     Raises:
+        AccessError: The person may not train.
         TrackingError: The run keeps no configuration.
         ConfigError: This version of Clew cannot use the run's configuration.
         DataError: The run itself left facts out, and their list cannot be read.
         UsageError: Too many commands are running.
     """
+    access.authorize("train")  # before the list is written
     config = read_config(run.run_id)
     data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
     folder = started_in(run.run_id)
@@ -67,7 +71,7 @@ def train_without(run: RunRecord, listed: str, *, person: str = "") -> Job:
     return jobs.jobs().start(
         ["train", f"--config={{folder}}/{CONFIG_FILE}"],
         title=f"Train {title}",
-        person=person,
+        action="train",
         files={CONFIG_FILE: yaml.safe_dump(config, sort_keys=False)},
     )
 
@@ -94,8 +98,8 @@ def _kept(listed: str, earlier: str | None) -> Path:
     data without the earlier ones.
     """
     if earlier:
-        facts = [line for line in listed.split("\n") if not line.startswith(names.LIST_ORIGIN)]
-        listed = f"{_earlier_list(earlier).rstrip()}\n" + "\n".join(facts)
+        before = FactList.parse(_earlier_list(earlier))
+        listed = replace(before, facts=before.facts + FactList.parse(listed).facts).text()
     digest = hashlib.sha256(listed.encode()).hexdigest()[:12]
     path = store.project_root() / FOLDER / f"wrong_facts_{digest}.tsv"
     write_whole(path, listed)

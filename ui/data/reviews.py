@@ -41,6 +41,7 @@ from clew.runs.reading.reviews import (
     read_reviews,
     reviews_csv,
 )
+from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [
@@ -135,13 +136,15 @@ def add_decision(
     Args:
         key: The key of the disagreement.
         verdict: One of the `CHOICES` for its kind.
-        person: Who decided.
+        person: Who decided, if nobody has to sign in.
         comment: The reason.
         runs: The runs whose reviews are searched for the disagreement.
 
     Raises:
+        AccessError: The person may not decide.
         DataError: The reviewers no longer disagree, the verdict is invalid, or `person` is empty.
     """
+    person = access.authorize("decide") or person
     for run in runs:
         reviews_of.clear(run.run_id)
         _decisions.clear(run.run_id)
@@ -166,8 +169,9 @@ def add_decision(
 
 
 def add_review(review: Review) -> Review:
-    """Write a review to its run."""
-    written = append_review(review)
+    """Write a review to its run; a signed-in person is its reviewer."""
+    person = access.authorize("review")
+    written = append_review(replace(review, reviewer=person or review.reviewer))
     reviews_of.clear(review.run_id)
     return written
 

@@ -96,7 +96,9 @@ def log_of(run_id: str) -> str:
 
 
 def repeating_commands(run: RunRecord) -> str:
-    """Return the commands that repeat a run, empty if it keeps no configuration."""
+    """Return the commands that repeat a training, empty if it keeps no configuration of Clew."""
+    if run.tags.get(names.TAG_KIND) != names.KIND_TRAIN:
+        return ""
     if not any(file.path == names.ARTIFACT_CONFIG_YAML for file in files_of(run.run_id)):
         return ""
     folder = f"run-{run.run_id[:8]}"

@@ -17,8 +17,9 @@ from clew.runs.reading.metrics import (
     metric_histories,
     number_text,
     progress_of,
+    whole_number,
 )
-from clew.runs.reading.runs import RunRecord, last_sign_of_life, state_of
+from clew.runs.reading.runs import RunRecord, last_heartbeat, last_sign_of_life, state_of
 from clew.runs.reading.search import (
     Experiment,
     RunPage,
@@ -36,9 +37,11 @@ __all__ = [
     "RunQuery",
     "RunRecord",
     "headline_key",
+    "last_heartbeat",
     "last_sign_of_life",
     "number_text",
     "state_of",
+    "whole_number",
 ]
 
 PAGE_SIZE = 50
@@ -55,6 +58,7 @@ class Counts:
     running: int
     stuck: int
     finished: int
+    stopped: int
     failed: int
 
 
@@ -158,13 +162,14 @@ def counts(experiment_ids: tuple[str, ...]) -> Counts:
     stuck = sum(state_of(run) == "stuck" for run in alive)
     total = number_of_runs(RunQuery(experiment_ids))
     running = len(alive) if len(alive) < PAGE_SIZE else number("RUNNING")
-    failed = number("FAILED") + number("KILLED")
+    failed, stopped = number("FAILED"), number("KILLED")
     return Counts(
         total=total,
         running=running - stuck,
         stuck=stuck,
         # Counting needs one search per power of two, so the largest state is what remains.
-        finished=max(0, total - running - failed - number("SCHEDULED")),
+        finished=max(0, total - running - failed - stopped - number("SCHEDULED")),
+        stopped=stopped,
         failed=failed,
     )
 

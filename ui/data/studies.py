@@ -131,4 +131,4 @@ def plan(
     arguments = ["plan", f"--config={config}", place, "--json"]
     arguments += [f"--{size.replace('_', '-')}={value}" for size, value in sizes.items()]
     arguments += [f"{key}={value}" for key, value in changes.items()]
-    return jobs.jobs().start(arguments, title=f"Plan {config}")
+    return jobs.jobs().start(arguments, title=f"Plan {config}", action="plan")

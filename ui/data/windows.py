@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.reading.report_files import ReportFiles
+from clew.runs.reading.reports import ReportFiles
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, TextWindow
 from clew.ui.data.influence import Identity
 

@@ -16,7 +16,6 @@ from clew.ui.components import (
     beside,
     job_view,
     markup,
-    sign_in,
     states,
 )
 from clew.ui.data import jobs, models, questions
@@ -114,8 +113,7 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
 
     def explain(meant: Why) -> None:
         called = ask_controls.triple_text((meant.head, meant.relation, meant.tail), vocabulary)
-        person = sign_in.person()
-        job = questions.trace(models.champion_uri(model), meant, called=called, person=person)
+        job = questions.trace(models.champion_uri(model), meant, called=called)
         address.write("why", job.job_id)
         address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 

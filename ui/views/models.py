@@ -9,7 +9,6 @@ from clew.ui.components import (
     markup,
     model_controls,
     model_tables,
-    sign_in,
     states,
 )
 from clew.ui.data import models
@@ -50,7 +49,7 @@ def _model(model: RegisteredModel) -> None:
     if ticked is not None:
         _version(ticked)
     if model_controls.roll_back(model):
-        address.write("job", models.roll_back(model.name, sign_in.person()).job_id)
+        address.write("job", models.roll_back(model.name).job_id)
         st.rerun()
 
 
@@ -77,7 +76,6 @@ def _promote() -> None:
         wanted.name,
         dry_run=wanted.dry_run,
         force=wanted.force,
-        person=sign_in.person(),
     )
     address.write("job", job.job_id)
     st.rerun()

@@ -31,10 +31,11 @@ def _numbers(experiment_ids: tuple[str, ...]) -> None:
     number = counts(experiment_ids)
     shown = [
         ("Runs", number.total, "All runs of the chosen experiments."),
-        ("▶ Running", number.running, "Active within the last two minutes."),
-        ("⚠ Stuck", number.stuck, "Marked as running, but silent for over two minutes."),
+        ("▶ Running", number.running, "Not ended, and not known to be silent."),
+        ("⚠ Stuck", number.stuck, "Sent heartbeats, but is silent for over two minutes."),
         ("✓ Finished", number.finished, "Ended as planned."),
-        ("✗ Failed", number.failed, "Ended by an error, or killed."),
+        ("■ Stopped", number.stopped, "Stopped by a person, or by the search they belong to."),
+        ("✗ Failed", number.failed, "Ended by an error, or its process died."),
     ]
     with st.container(horizontal=True):
         for label, value, explanation in shown:

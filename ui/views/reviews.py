@@ -15,7 +15,6 @@ from clew.ui.components import (
     retraining,
     review_queue,
     review_tables,
-    sign_in,
     states,
 )
 from clew.ui.components.influence_controls import run_labels
@@ -234,7 +233,7 @@ def _train_again(models: Sequence[RunRecord], listed: str, *, key: str) -> None:
     if wanted is None:
         return
     try:
-        job = train_without(wanted, listed, person=sign_in.person())
+        job = train_without(wanted, listed)
     except ClewError as error:
         states.problem("The training", str(error), done="started")
         return

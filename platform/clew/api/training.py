@@ -19,6 +19,7 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError, quoted, reason_of
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact
+from clew.spreadsheets import restored
 from clew.workflows.leave_one_out import leaves_one_out, train_each_group
 from clew.workflows.planning.plan import MemoryPlan
 from clew.workflows.planning.plan import plan as plan_memory
@@ -232,7 +233,9 @@ def tune(
         best.run_id,
         best.settings,
         result.best_file,
-        pd.read_csv(result.folder / names.TRIALS_CSV),
+        pd.read_csv(result.folder / names.TRIALS_CSV).map(
+            lambda cell: restored(cell) if isinstance(cell, str) else cell
+        ),
     )
 
 

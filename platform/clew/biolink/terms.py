@@ -47,6 +47,8 @@ ASPECTS = frozenset(
 """Aspects that can increase or decrease: values of `object_aspect_qualifier`."""
 DIRECTIONS = {"increases": "increased", "decreases": "decreased"}
 REGULATIONS = {"positively": "upregulated", "negatively": "downregulated"}
+DENIED = "negated=true"
+"""What the name of a relation of KGX ends with, after a semicolon, if its triples are denied."""
 Qualifiers = tuple[tuple[str, str], ...]
 
 
@@ -88,11 +90,15 @@ def predicate_of(name: str) -> tuple[str, Qualifiers]:
     """Return the predicate and qualifiers for the name of a relation.
 
     `increases activity of` is `biolink:affects` with an aspect and a direction, as in the Biolink
-    Model. A relation that is not in the Biolink Model is `biolink:related_to`.
+    Model, and the qualifiers in a name made from KGX (`biolink:affects;key=value`) are its own. A
+    relation that is not in the Biolink Model is `biolink:related_to`.
     """
+    first, *parts = name.split(";")
+    name = first if all("=" in part for part in parts) else name
     plain = re.sub(r"[\s_]+", " ", name.strip().removeprefix(PREFIX)).lower()
     if (known := plain.replace(" ", "_")) in terms().predicates:
-        return PREFIX + known, ()
+        given = (part.partition("=")[::2] for part in parts)
+        return PREFIX + known, tuple((PREFIX + key, value) for key, value in given)
     verb, _, rest = plain.partition(" ")
     aspect = rest.removesuffix(" of")
     if verb in DIRECTIONS and aspect in ASPECTS:
@@ -104,3 +110,8 @@ def predicate_of(name: str) -> tuple[str, Qualifiers]:
     if verb in REGULATIONS and rest == "regulates":
         return REGULATES, (("biolink:object_direction_qualifier", REGULATIONS[verb]),)
     return RELATED_TO, ()
+
+
+def is_denied(name: str) -> bool:
+    """Return whether the name of a relation says that its triples are not true."""
+    return DENIED in name.split(";")[1:]

@@ -13,7 +13,7 @@ from clew.cli.options import JsonFlag, Option, Options, command, dashed
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
 
-KGX_ONLY = {"qualifiers", "valid_fraction", "test_fraction", "seed"}
+KGX_ONLY = {"qualifiers", "negated", "valid_fraction", "test_fraction", "seed"}
 """Options that only --kgx uses."""
 
 
@@ -39,6 +39,8 @@ class DataOptions(Options):
     """With --kgx: new folder for the data set."""
     qualifiers: bool = False
     """With --kgx: edges with different qualifiers get different relations."""
+    negated: Literal["drop", "relation"] = "drop"
+    """With --kgx: drop edges that deny their triple, or give them relations of their own."""
     valid_fraction: float = Field(default=0.05, ge=0, lt=1)
     """With --kgx: share of the triples for validation."""
     test_fraction: float = Field(default=0.05, ge=0, lt=1)
@@ -77,9 +79,7 @@ def data(options: DataOptions) -> int:
     if options.kgx is not None and options.output_dir is not None:
         from clew.workflows.data import KgxRequest, convert_kgx
 
-        chosen = options.model_dump(
-            include={"output_dir", "qualifiers", "valid_fraction", "test_fraction", "seed"}
-        )
+        chosen = options.model_dump(include={"output_dir", *KGX_ONLY})
         click.echo(convert_kgx(KgxRequest(options.kgx, **chosen)))
         return 0
     from clew.workflows.data import data_settings, describe_data, pack_data

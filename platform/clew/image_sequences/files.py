@@ -16,7 +16,6 @@ target.
 """
 
 import hashlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,21 +26,23 @@ import numpy as np
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError, described, quoted
 from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
-from clew.image_sequences import hdf5_store, zarr_store
-from clew.image_sequences.hdf5_store import HDF5Frames
 from clew.image_sequences.stores import (
-    ArrayFrames,
+    HDF5_SUFFIXES,
+    ZARR_SUFFIX,
     ChannelAxis,
-    FileFrames,
-    open_array,
+    FrameFile,
+    FrameLayout,
+    Frames,
+    check_numbers,
+    check_size,
+    opened,
 )
-from clew.image_sequences.zarr_store import ZARR_SUFFIX, ZarrFrames, is_zarr
+from clew.processes import ends_within
 
-HDF5_SUFFIXES = (".h5", ".hdf5")
-METADATA_FILE = "sequences.json"
 COLUMNS = ("target", "group", "scalars", "time", "present")
-MAX_METADATA_BYTES = 2**20
 MAX_GROUP = 2**53
+MAX_PROCESSOR_SECONDS = 10.0
+"""Time limit for the columns and attributes of a file; an undamaged file takes milliseconds."""
 FINGERPRINT_FRAMES = 64
 """Number of frames whose pixels are part of the fingerprint; all other columns are complete."""
 
@@ -136,14 +137,16 @@ def read_frames(
     Raises:
         DataError: If a column is missing, is malformed or has a wrong length.
     """
-    read = _read_hdf5
-    if path.is_dir():
-        read = _read_zarr if is_zarr(path) else _read_folder
-    images, columns, metadata = read(path, channels)
+    # With a damaged heap of texts, HDF5 loops forever and cannot be interrupted
+    # (https://github.com/HDFGroup/hdf5/issues/1707), so a fork of this process reads first.
+    if path.is_file() and not ends_within(MAX_PROCESSOR_SECONDS, lambda: _read(path, channels)):
+        raise DataError(f"{path}: HDF5 cannot read the file; it is damaged, copy it again")
+    images, columns, metadata = _read(path, channels)
     num_frames = images.shape[0]
     if not needs_target:
         columns.setdefault("target", np.full(num_frames, np.nan))
-    _check_lengths(path, columns, num_frames)
+    if "target" not in columns:
+        raise DataError(f"{path}: no target; expected one number for each frame")
     scalars = _scalars(path, columns.get("scalars"), num_frames)
     groups = _groups(path, columns.get("group"), num_frames)
     return FrameTable(
@@ -172,17 +175,46 @@ def _target_ahead(path: Path, value: Any) -> float:
     return ahead
 
 
-def _check_lengths(path: Path, columns: dict[str, np.ndarray], num_frames: int) -> None:
-    if "target" not in columns:
-        raise DataError(f"{path}: no target; expected one number for each frame")
-    for name, column in columns.items():
-        if not isinstance(column, np.ndarray) or column.ndim == 0:
-            raise DataError(f"{path}: {name} is a single value; expected one row for each frame")
-        if len(column) != num_frames:
-            raise DataError(
-                f"{path}: {name} has {len(column)} rows, images has {num_frames} frames; expected "
-                "one row for each frame"
-            )
+def _read(
+    path: Path, channels: ChannelAxis | None
+) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
+    with opened(path, ("images", *COLUMNS)) as file:
+        layout = _layout(path, file, channels)
+        present = [name for name in COLUMNS if name in file.arrays]
+        for name in present:
+            _check_column(path, name, file, layout.shape[0])
+        columns = {name: _column(path, name, file) for name in present}
+        metadata = {name: _plain(path, value) for name, value in file.attributes.items()}
+        return Frames(path, layout), columns, metadata
+
+
+def _column(path: Path, name: str, file: FrameFile) -> np.ndarray:
+    try:
+        values: np.ndarray = _plain(path, np.array(file.arrays[name][...]))
+    except DataError:
+        raise
+    except Exception as error:  # codecs raise many error types for damaged chunks
+        raise DataError(f"{path}: {name} cannot be read ({described(error)})") from None
+    return values
+
+
+def _layout(path: Path, file: FrameFile, channels: ChannelAxis | None) -> FrameLayout:
+    images = file.arrays["images"]
+    check_numbers(path, "images", images.dtype)
+    layout = FrameLayout.of(path, tuple(images.shape), channels)
+    check_size(path, "images", images, rows=1)
+    return layout
+
+
+def _check_column(path: Path, name: str, file: FrameFile, num_frames: int) -> None:
+    """Check a column by its header: an array of any size can take no room in a file."""
+    column = file.arrays[name]
+    if not column.shape or column.shape[0] != num_frames:
+        raise DataError(
+            f"{path}: {name} has shape {tuple(column.shape)}, images has {num_frames} frames; "
+            "expected one row for each frame"
+        )
+    check_size(path, name, column, rows=num_frames)
 
 
 def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str, ...]:
@@ -196,64 +228,11 @@ def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str
     return tuple(map(str, names))
 
 
-def _read_folder(
-    path: Path, channels: ChannelAxis | None
-) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    images: FrameStore
-    if (path / "images.npy").is_file():
-        images = ArrayFrames(path / "images.npy", channels)
-    elif (path / "images").is_dir():
-        images = FileFrames.of_folder(path / "images", channels)
-    else:
-        raise DataError(f"{path}: no images.npy and no folder images/; expected frames in one")
-    columns = {}
-    for name in COLUMNS:
-        file = path / f"{name}.npy"
-        if file.is_file():
-            columns[name] = _plain(file, np.array(open_array(file)))
-    return images, columns, _read_metadata(path / METADATA_FILE)
-
-
-def _read_metadata(path: Path) -> dict[str, Any]:
-    """Return the names and units of a folder; empty if the file does not exist."""
-    if not path.is_file():
-        return {}
-    if path.stat().st_size > MAX_METADATA_BYTES:
-        raise DataError(f"{path}: larger than {MAX_METADATA_BYTES:,} bytes; expected a few names")
-    try:
-        metadata = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({described(error)})") from None
-    if not isinstance(metadata, dict):
-        raise DataError(f'{path}: is a {type(metadata).__name__}; expected keys, {{"unit": "K"}}')
-    return metadata
-
-
-def _read_hdf5(
-    path: Path, channels: ChannelAxis | None
-) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    images = HDF5Frames(path, channels)
-    columns, metadata = hdf5_store.read_columns(path, COLUMNS)
-    return images, _all_plain(path, columns), _all_plain(path, metadata)
-
-
-def _read_zarr(
-    path: Path, channels: ChannelAxis | None
-) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
-    images = ZarrFrames(path, channels)  # first, because the columns are compared with its shape
-    columns, metadata = zarr_store.read_columns(path, COLUMNS)
-    return images, _all_plain(path, columns), metadata
-
-
-def _all_plain(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    return {name: _plain(path, value) for name, value in values.items()}
-
-
 def _plain(path: Path, value: Any) -> Any:
     try:
         if isinstance(value, bytes):
             return value.decode("utf-8")
-        if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "OS":
+        if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "OST":
             return np.array([v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in value])
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: text that is not UTF-8 ({error})") from None

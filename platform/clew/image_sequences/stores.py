@@ -1,19 +1,233 @@
-"""Reads pixels of frames from files, on demand and in any order."""
+"""Opens the arrays of frames in an HDF5 file, a Zarr store or a folder of NumPy arrays.
 
+h5py's data sets, Zarr's arrays and NumPy's memory maps share `shape`, `dtype` and indexing, and
+nothing else is used of them. Opening reads no values: types and sizes are known from the headers.
+
+Only the named file or folder is opened. What leads out of it is refused: external raw storage,
+virtual data sets and external links of HDF5, links in a Zarr store. So are pickled values.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from clew.errors import DataError, described
+from clew.extras import extra
 
 ChannelAxis = Literal["first", "last"]
 FrameShape = tuple[int, int, int, int]
 """(frame, channel, height, width)."""
 
+ATTRIBUTES = ("unit", "target_name", "scalar_names", "target_ahead")
+HDF5_SUFFIXES = (".h5", ".hdf5")
+ZARR_SUFFIX = ".zarr"
+METADATA_FILE = "sequences.json"
+MAX_METADATA_BYTES = 2**20
+MAX_FRAMES = 10_000_000
+MAX_COLUMN_BYTES = 2**30
+"""Largest size of a column in memory."""
+MAX_CHUNK_BYTES = 2**28
+"""Largest part of an array that is decompressed at once, which a header of a few bytes can name."""
+MAX_LINKS = 8
 SIDES_OVER_CHANNELS = 4
 """Smallest ratio of both sides of a frame to an axis that is recognised as the channel axis."""
+
+
+class StoredArray(Protocol):
+    """What the three libraries share."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __getitem__(self, place: Any) -> Any:
+        """Read values."""
+        ...
+
+
+@dataclass(frozen=True)
+class FrameFile:
+    """The opened arrays of a file or folder, by name, and its names and units."""
+
+    arrays: Mapping[str, StoredArray]
+    attributes: Mapping[str, Any]
+
+
+@contextmanager
+def opened(path: Path, names: tuple[str, ...]) -> Iterator[FrameFile]:
+    """Open those of the named arrays that exist; `images` must.
+
+    Raises:
+        DataError: If the file or folder cannot be read, or refers to anything outside of it; also
+            for errors within the block, which the libraries raise for damaged files.
+    """
+    kind = "a data set"
+    try:
+        if not path.is_dir():
+            with _hdf5(path) as file:
+                yield _of_hdf5(path, file, names)
+        elif path.suffix == ZARR_SUFFIX or any((path / n).is_file() for n in ZARR_GROUP_FILES):
+            kind = "an array"
+            yield _of_zarr(path, names)
+        else:
+            kind = "an array"
+            yield _of_folder(path, names)
+    except DataError:
+        raise
+    except PROBLEMS as error:
+        raise DataError(f"{path}: {kind} cannot be read ({described(error)})") from None
+
+
+PROBLEMS = (OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError)
+"""Errors that the libraries raise for a damaged file."""
+
+
+@contextmanager
+def _hdf5(path: Path) -> Iterator[Any]:
+    with extra("images"):
+        import h5py
+
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise DataError(f"{path}: not a readable HDF5 file ({described(error)})") from None
+    with file:
+        yield file
+
+
+def _of_hdf5(path: Path, file: Any, names: tuple[str, ...]) -> FrameFile:
+    links = set(file)  # includes links whose target does not exist
+    arrays = {name: _data_set(path, file, name) for name in names if name in links}
+    if "images" not in arrays:
+        raise _none(path, "data set images", file)
+    return FrameFile(arrays, {name: file.attrs[name] for name in ATTRIBUTES if name in file.attrs})
+
+
+def _data_set(path: Path, file: Any, name: str) -> Any:
+    import h5py
+
+    found = _within(path, file, name, MAX_LINKS)
+    if not isinstance(found, h5py.Dataset) or found.shape is None:
+        raise _none(path, f"data set {name}", file)
+    for outside, what in ((found.external, "an external file"), (found.is_virtual, "other data")):
+        if outside:
+            raise DataError(
+                f"{path}: the values of {name} are in {what}, which is not read; copy them into "
+                "this file (h5repack)"
+            )
+    if found.dtype.kind == "O" and h5py.check_string_dtype(found.dtype) is None:
+        raise DataError(f"{path}: {name} has type {found.dtype}; expected numbers or text")
+    return found
+
+
+def _within(path: Path, group: Any, name: str, links: int) -> Any:
+    """Return what a name stands for, or None; links out of the file are not followed.
+
+    h5py follows all links, also those of the groups in between, so each part is looked at first.
+    """
+    import h5py
+
+    for part in filter(None, name.split("/")):
+        link = group.get(part, getlink=True) if isinstance(group, h5py.Group) else None
+        if isinstance(link, h5py.ExternalLink):
+            raise DataError(
+                f"{path}: {part} is a link to another file, which is not followed; copy the data "
+                "into this file"
+            )
+        if isinstance(link, h5py.SoftLink):
+            start = group.file if link.path.startswith("/") else group
+            group = _within(path, start, link.path, links - 1) if links else None
+        else:
+            group = None if link is None else group[part]
+    return group
+
+
+ZARR_GROUP_FILES = ("zarr.json", ".zgroup")
+ZARR_ARRAY_FILES = ("zarr.json", ".zarray")
+
+
+def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
+    """Open a Zarr store of format 2 or 3; consolidated metadata are ignored."""
+    with extra("zarr"):
+        import zarr
+
+    for name in ("", *names):
+        _refuse_links(path / name, deep=bool(name))
+        _refuse_pickle(path / name)
+    try:
+        # A path as text could be the address of another machine.
+        store = zarr.storage.LocalStore(path, read_only=True)
+        group = zarr.open_group(store, mode="r", use_consolidated=False)
+        arrays = {name: group[name] for name in names if name in group}
+        attributes = dict(group.attrs)
+    except Exception as error:  # Zarr raises many error types for invalid metadata
+        raise DataError(f"{path}: not a readable Zarr group ({described(error)})") from None
+    wrong = [name for name, found in arrays.items() if not isinstance(found, zarr.Array)]
+    if wrong or "images" not in arrays:
+        found = sorted(entry.name for entry in path.iterdir())
+        raise _none(path, f"array {(*wrong, 'images')[0]}", found)
+    return FrameFile(arrays, attributes)
+
+
+def _refuse_links(folder: Path, *, deep: bool) -> None:
+    """Refuse links below a folder: the file behind one would be read as values."""
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            if (Path(place) / name).is_symlink():
+                raise DataError(
+                    f"{Path(place) / name}: is a link, which is not followed; copy the data into "
+                    "the store"
+                )
+        if not deep:
+            return
+
+
+def _refuse_pickle(array: Path) -> None:
+    for name in ZARR_ARRAY_FILES:
+        file = array / name
+        if file.is_file() and any("pickle" in text.lower() for text in _texts(_json(file))):
+            raise DataError(f"{file}: the chunks are pickled, which is not allowed; store numbers")
+
+
+def _texts(content: object) -> list[str]:
+    """Return all texts in JSON values, except those of attributes."""
+    if isinstance(content, str):
+        return [content]
+    if isinstance(content, dict):
+        inner = [value for key, value in content.items() if key != "attributes"]
+    else:
+        inner = content if isinstance(content, list) else []
+    return [text for value in inner for text in _texts(value)]
+
+
+def _json(path: Path) -> Any:
+    if path.stat().st_size > MAX_METADATA_BYTES:
+        raise DataError(f"{path}: larger than {MAX_METADATA_BYTES:,} bytes; expected metadata")
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON ({described(error)})") from None
+
+
+def _of_folder(path: Path, names: tuple[str, ...]) -> FrameFile:
+    files = {name: path / f"{name}.npy" for name in names}
+    arrays: dict[str, StoredArray] = {n: open_array(f) for n, f in files.items() if f.is_file()}
+    if "images" not in arrays and (path / "images").is_dir():
+        arrays["images"] = FileFrames(path / "images")
+    if "images" not in arrays:
+        raise DataError(f"{path}: no images.npy and no folder images/; expected frames in one")
+    metadata = path / METADATA_FILE
+    attributes = _json(metadata) if metadata.is_file() else {}
+    if not isinstance(attributes, dict):
+        kind = type(attributes).__name__
+        raise DataError(f'{metadata}: is a {kind}; expected keys, {{"unit": "K"}}')
+    return FrameFile(arrays, attributes)
 
 
 def open_array(path: Path) -> np.ndarray:
@@ -28,14 +242,65 @@ def open_array(path: Path) -> np.ndarray:
         raise DataError(f"{path}: not a plain NumPy array ({described(error)})") from None
 
 
-def check_pixels(path: Path, dtype: np.dtype) -> None:
-    """Check that pixels are real numbers.
+class FileFrames:
+    """One `.npy` file for each frame, in the order of their names, as one array."""
+
+    def __init__(self, folder: Path) -> None:
+        self._paths = tuple(sorted(folder.glob("*.npy")))
+        if not self._paths:
+            raise DataError(f"{folder}: no .npy files; expected one for each frame")
+        first = open_array(self._paths[0])
+        for index, path in enumerate(self._paths):
+            array = open_array(path)
+            check_numbers(path, "images", array.dtype)
+            if array.shape != first.shape:
+                raise DataError(
+                    f"{path} (frame {index}): shape {array.shape}, but {self._paths[0].name} has "
+                    f"{first.shape}; expected frames of one size"
+                )
+        self.shape, self.dtype = (len(self._paths), *first.shape), first.dtype
+
+    def __getitem__(self, frames: np.ndarray) -> np.ndarray:
+        return np.stack([open_array(self._paths[int(i)]) for i in frames])
+
+
+def _none(path: Path, what: str, names: Any) -> DataError:
+    return DataError(f"{path}: no {what} (it has {', '.join(names)[:200] or 'nothing'})")
+
+
+def check_numbers(path: Path, name: str, dtype: np.dtype) -> None:
+    """Refuse types other than real numbers.
 
     Raises:
-        DataError: If they are not real numbers.
+        DataError: If the type is another one.
     """
     if dtype.kind not in "fiub":
-        raise DataError(f"{path}: images have type {dtype}; expected real numbers")
+        verb = "has" if name == "target" else "have"
+        raise DataError(f"{path}: {name} {verb} type {dtype}; expected real numbers")
+
+
+def check_size(path: Path, name: str, array: StoredArray, rows: int) -> None:
+    """Refuse a column or frames that would take too much memory, from their header alone.
+
+    Args:
+        path: The file, for the message.
+        name: The array's name.
+        array: The array.
+        rows: Number of its rows that are read at once.
+
+    Raises:
+        DataError: If the array is too large.
+    """
+    shapes = [(MAX_COLUMN_BYTES, (rows, *array.shape[1:]))]
+    for pieces in (getattr(array, "chunks", None), getattr(array, "shards", None)):
+        shapes += [(MAX_CHUNK_BYTES, pieces)] if pieces else []
+    for most, shape in shapes:
+        size = math.prod(shape) * max(1, array.dtype.itemsize)
+        if size > most:
+            raise DataError(
+                f"{path}: {name} has shape {array.shape}; {size / 2**30:,.1f} GiB of it would be "
+                f"read at once, and the limit is {most / 2**30:g} GiB: write smaller parts"
+            )
 
 
 @dataclass(frozen=True)
@@ -57,6 +322,10 @@ class FrameLayout:
             raise DataError(
                 f"{path}: images have shape {shape}; expected (frame, height, width), (frame, "
                 "channel, height, width) or (frame, height, width, channel)"
+            )
+        if shape[0] > MAX_FRAMES:
+            raise DataError(
+                f"{path}: images have shape {shape}; the limit is {MAX_FRAMES:,} frames: split them"
             )
         if len(shape) == 3:
             return cls((shape[0], 1, shape[1], shape[2]))
@@ -87,72 +356,32 @@ def _channel_axis(path: Path, shape: tuple[int, ...]) -> ChannelAxis:
     )
 
 
-class StoredFrames:
-    """Frames with a layout in their file."""
+@dataclass
+class Frames:
+    """Pixels of frames, read on demand and in any order; each process opens the file once."""
 
+    path: Path
     layout: FrameLayout
+    _opened: Any = field(default=None, init=False, repr=False)
 
     @property
     def shape(self) -> FrameShape:
-        """Return (frame, channel, height, width)."""
+        """(frame, channel, height, width)."""
         return self.layout.shape
 
-
-@dataclass
-class ArrayFrames(StoredFrames):
-    """All frames in one `.npy` file, mapped into memory."""
-
-    path: Path
-    channels: ChannelAxis | None = None
-    layout: FrameLayout = field(init=False)
-    _array: np.ndarray | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.layout = FrameLayout.of(self.path, self._open().shape, self.channels)
-
     def read(self, frames: np.ndarray) -> np.ndarray:
-        """Return frames as float32, `(frame, channel, height, width)`."""
-        return self.layout.frames(self._open()[frames])
-
-    def _open(self) -> np.ndarray:
-        if self._array is None:
-            self._array = open_array(self.path)
-            check_pixels(self.path, self._array.dtype)
-        return self._array
+        """Return the frames at `frames` as float32, `(frame, channel, height, width)`."""
+        # h5py needs ascending indices without repetitions.
+        ordered, place = np.unique(frames, return_inverse=True)
+        try:
+            if self._opened is None:
+                context = opened(self.path, ("images",))
+                self._opened = context, context.__enter__().arrays["images"]
+            return self.layout.frames(np.asarray(self._opened[1][ordered])[place])
+        except DataError:
+            raise
+        except Exception as error:  # codecs raise many error types for damaged chunks
+            raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_array": None}
-
-
-@dataclass(frozen=True)
-class FileFrames(StoredFrames):
-    """One `.npy` file for each frame."""
-
-    paths: tuple[Path, ...]
-    layout: FrameLayout
-
-    @classmethod
-    def of_folder(cls, folder: Path, channels: ChannelAxis | None = None) -> "FileFrames":
-        """Find the frames of a folder in the order of their names.
-
-        Raises:
-            DataError: If there are no frames, or they do not have the same size.
-        """
-        paths = tuple(sorted(folder.glob("*.npy")))
-        if not paths:
-            raise DataError(f"{folder}: no .npy files; expected one for each frame")
-        first = open_array(paths[0]).shape
-        for index, path in enumerate(paths):
-            array = open_array(path)
-            check_pixels(path, array.dtype)
-            shape = array.shape
-            if shape != first:
-                raise DataError(
-                    f"{path} (frame {index}): shape {shape}, but {paths[0].name} has {first}; "
-                    "expected frames of one size"
-                )
-        return cls(paths, FrameLayout.of(folder, (len(paths), *first), channels))
-
-    def read(self, frames: np.ndarray) -> np.ndarray:
-        """Return frames as float32, `(frame, channel, height, width)`."""
-        return self.layout.frames(np.stack([open_array(self.paths[int(i)]) for i in frames]))
+        return self.__dict__ | {"_opened": None}

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from clew.errors import DataError, described, quoted
 from clew.folders import expanded
-from clew.text_blocks import COMPRESSIONS
+from clew.text_blocks import COMPRESSIONS, check_ratio
 
 UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
 SUFFIXES: dict[str, UnitKind] = {
@@ -39,6 +39,8 @@ SHOWN_NAMES = 10
 UNIT_BYTES = 8 * 2**20
 PIECE_BYTES = 2**20
 LONGEST_LINE_BYTES = 8 * PIECE_BYTES
+PARQUET_ROWS = 64
+"""Rows that are unpacked at once: a dictionary can hold one long text for a million of them."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:
 
 def _blocks(unit: Unit) -> Iterator[bytes]:
     path = Path(unit.path)
-    left = unit.end - unit.start if unit.end >= 0 else None
+    left, unpacked = (unit.end - unit.start if unit.end >= 0 else None), 0
     try:
         with pa.OSFile(unit.path) as raw:
             raw.seek(unit.start)
@@ -151,6 +153,8 @@ def _blocks(unit: Unit) -> Iterator[bytes]:
                 if not block:
                     return
                 left = None if left is None else left - len(block)
+                unpacked += len(block)
+                check_ratio(path, path.stat().st_size, unpacked)
                 yield block
     except OSError as error:
         reason = str(error).partition("\n")[0]
@@ -246,7 +250,7 @@ def _read_parquet(unit: Unit, text_column: str) -> Iterator[Piece]:
                 "text; set data.text_column"
             )
         try:
-            for batch in file.iter_batches(row_groups=[unit.start], columns=[text_column]):
+            for batch in file.iter_batches(PARQUET_ROWS, [unit.start], [text_column]):
                 column = batch.column(0).cast(pa.large_string())
                 column.validate(full=True)  # checks for UTF-8
                 for value in column.drop_null():

@@ -24,6 +24,7 @@ BYTES = "bytes"
 BPE = "bpe"
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
+MAX_FILE_BYTES = 2**27
 _WITHIN_END_OF_TEXT = re.compile(r"(?<=<\|endof)(?=text\|>)", re.IGNORECASE)
 
 
@@ -97,6 +98,8 @@ class FileTokenizer:
         with extra("language"):
             import tokenizers
         try:
+            if path.stat().st_size > MAX_FILE_BYTES:
+                raise DataError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes; not a tokenizer")
             content = path.read_bytes()
         except OSError as error:
             raise DataError(f"{path}: cannot be read as a tokenizer ({error.strerror})") from None

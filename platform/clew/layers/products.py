@@ -13,7 +13,7 @@ float32. So float32 products of the same operands, rounded at the end, give the 
 the order of summation, at the speed of float32.
 
 Products that are too large for memory are computed chunk by chunk, on every device. `chunks` is the
-loop, and `two_chunks` shortens it when only the memory need is of interest.
+loop, and `planning_for` shortens it when only the memory need is of interest.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +50,7 @@ PRODUCTS = frozenset(
     }
 )
 _SHOWN = ContextVar[int | None]("shown", default=None)
+_PLANNED = ContextVar[torch.device | None]("planned", default=None)
 
 
 @cache
@@ -114,7 +115,7 @@ def chunks(length: int, size: int, *, kept: int = 0) -> Iterator[slice]:
     Args:
         length: Total length.
         size: Size of a chunk.
-        kept: Number of first chunks whose results stay in memory; `two_chunks` does not skip them.
+        kept: Number of first chunks whose results stay in memory; these are never skipped.
     """
     shown = _SHOWN.get()
     for start in list(range(0, length, size))[: shown and max(shown, kept)]:
@@ -122,16 +123,23 @@ def chunks(length: int, size: int, *, kept: int = 0) -> Iterator[slice]:
 
 
 @contextmanager
-def two_chunks() -> Iterator[None]:
-    """Stop all loops over chunks after two chunks, to plan memory: later chunks need no more.
+def planning_for(device: torch.device) -> Iterator[None]:
+    """Compute what is needed to plan the memory on a device, with tensors on any device.
 
-    Two chunks are needed because the second is computed while tensors of the first are alive.
+    Loops over chunks stop after two chunks: later ones need no more. Two are needed because the
+    second is computed while tensors of the first are alive. `device_of` returns the device.
     """
-    token = _SHOWN.set(2)
+    tokens = _SHOWN.set(2), _PLANNED.set(device)
     try:
         yield
     finally:
-        _SHOWN.reset(token)
+        _SHOWN.reset(tokens[0])
+        _PLANNED.reset(tokens[1])
+
+
+def device_of(tensor: Tensor) -> torch.device:
+    """Return a tensor's device, or the device that memory is planned for."""
+    return _PLANNED.get() or tensor.device
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ other data, where the same names can mean other facts.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 from clew import names
 from clew.errors import DataError, described, quoted
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
+from clew.spreadsheets import FactList
 from clew.text_blocks import check_is_file
 
 logger = logging.getLogger(__name__)
@@ -37,12 +39,11 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
         content = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
-    # Names can contain characters that `splitlines` treats as line ends.
-    lines = [line.removesuffix("\r") for line in content.removesuffix("\n").split("\n") if content]
-    start = _check_origin(path, lines, graph)
+    listed = FactList.parse(content)
+    _check_origin(path, listed.origin, graph)
     named = {
         _row(path, number, line, graph): number
-        for number, line in enumerate(lines[start:], start=start + 1)
+        for number, line in enumerate(listed.facts, start=listed.first_line)
     }
     if not named:
         raise DataError(
@@ -59,8 +60,8 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     if missing:
         number = min(named[row] for row in missing)
         raise DataError(
-            f"{path}, line {number}: {quoted(lines[number - 1])} is not a training triple of "
-            f"{graph.name}; only these can be left out"
+            f"{path}, line {number}: {quoted(listed.facts[number - listed.first_line])} is not a "
+            f"training triple of {graph.name}; only these can be left out"
         )
     if len(found) == len(graph.train):
         raise DataError(f"{path}: lists every training triple of {graph.name}; none would be left")
@@ -68,14 +69,8 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     return replace(graph, train=np.delete(graph.train, found, axis=0))
 
 
-def _check_origin(path: Path, lines: list[str], graph: KnowledgeGraph) -> int:
-    """Refuse a list of other data; return the number of lines that identify its data."""
-    said: dict[str, str] = {}
-    for line in lines:
-        key = next((key for key in names.LIST_ORIGIN if line.startswith(key)), None)
-        if key is None or "\t" in line:
-            break
-        said[key] = line.removeprefix(key).strip()
+def _check_origin(path: Path, said: Mapping[str, str], graph: KnowledgeGraph) -> None:
+    """Refuse a list of other data."""
     given = said.get(names.LIST_FINGERPRINT_PREFIX, graph.fingerprint)
     if given != graph.fingerprint:
         data_set = said.get(names.LIST_DATA_SET_PREFIX, "unknown data")
@@ -84,7 +79,6 @@ def _check_origin(path: Path, lines: list[str], graph: KnowledgeGraph) -> int:
             f"{quoted(given)[1:-1]}, but {graph.name} here has fingerprint "
             f"{graph.fingerprint}; expected a list from these data"
         )
-    return len(said)
 
 
 def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:

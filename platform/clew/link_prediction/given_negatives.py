@@ -22,7 +22,7 @@ from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triple_scores import Candidates, CandidateScores, score_heads, score_tails
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.text_blocks import check_is_file
+from clew.text_blocks import check_is_file, check_ratio
 
 TRIPLE_KEYS, NEGATIVE_KEYS = ("head", "relation", "tail"), ("head_neg", "tail_neg")
 TYPE_KEYS = ("head_type", "tail_type")
@@ -100,10 +100,15 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
             "valid_negatives.txt and test_negatives.txt"
         )
     try:
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+        check_ratio(path, sum(p.compress_size for p in parts), sum(p.file_size for p in parts))
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             found = {
                 k: content[k] for k in (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS) if k in content
             }
+    except DataError:
+        raise
     except Exception as error:  # malformed zip files and NumPy headers raise almost any error
         raise DataError(f"{path}: not an .npz file of plain arrays ({described(error)})") from None
     missing = [key for key in (*TRIPLE_KEYS, *NEGATIVE_KEYS) if key not in found]

@@ -1,32 +1,45 @@
 """Reads graphs in KGX, the exchange format of Biolink: nodes and edges, as TSV or JSON Lines.
 
-Nodes have `id`, `name`, `category` and `synonym`. Edges have `subject`, `predicate` and `object`.
-Files can be compressed. See
+Nodes have `id`, `name`, `category` and `synonym`. Edges have `subject`, `predicate` and `object`;
+`negated` says that the triple is denied, `deprecated` that it is not valid any more. What other
+columns say about an edge is counted. Files can be compressed. See
 https://github.com/biolink/kgx/blob/master/specification/kgx-format.md.
 """
 
 import json
 import logging
 from array import array
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import Int
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
 
-from clew.biolink.terms import PREFIX, most_specific
+from clew.biolink.terms import DENIED, PREFIX, most_specific
 from clew.errors import DataError, described, printable, quoted
 from clew.text_blocks import COMPRESSIONS, line_blocks
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=BaseModel)
 
+Negated = Literal["drop", "relation"]
 LIST_SEPARATOR = "|"
-QUALIFIER_ENDS = ("_qualifier", "qualified_predicate")
+QUALIFIERS, QUALIFIER_ENDS = "qualifiers", ("_qualifier", "qualified_predicate")
 FORMATS = ("tsv", "jsonl")
+NO_VALUE = ("", "none", "null", "nan", "na")
+
+
+def _flag(value: object) -> object:
+    """Return a flag as pydantic reads it (`True`, `yes`, `t`, `1`); no value is false."""
+    text = value.strip().lower() if isinstance(value, str) else value
+    return False if text is None or text in NO_VALUE else text
+
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
 
 
 class KgxNode(BaseModel):
@@ -56,19 +69,42 @@ class KgxNode(BaseModel):
 
 
 class KgxEdge(BaseModel):
-    """An edge; other columns are ignored, except qualifiers."""
+    """An edge; its extra fields are the other columns."""
 
     model_config = ConfigDict(extra="allow", coerce_numbers_to_str=True)
     subject: str
     predicate: str
     object: str
+    negated: Flag = False
+    deprecated: Flag = False
 
     @property
-    def qualified(self) -> str:
-        """The predicate followed by its qualifiers, sorted by name."""
-        more = self.model_extra or {}
-        found = sorted((key, more[key]) for key in more if key.endswith(QUALIFIER_ENDS))
-        parts = [f"{key}={value}" for key, value in found if value not in (None, "", [])]
+    def more(self) -> dict[str, str]:
+        """The other columns that have a value, as text."""
+        found = {}
+        for column, value in (self.model_extra or {}).items():
+            parts = value if isinstance(value, list) else [value]
+            text = LIST_SEPARATOR.join(str(part) for part in parts if part is not None)
+            if text and column != "id":
+                found[column] = text
+        return found
+
+    @property
+    def qualifiers(self) -> dict[str, str]:
+        """The qualifiers: columns of their own, or TRAPI's list of types and values."""
+        found = {key: text for key, text in self.more.items() if key.endswith(QUALIFIER_ENDS)}
+        listed = (self.model_extra or {}).get(QUALIFIERS) or []
+        for entry in listed if isinstance(listed, list) else [listed]:
+            if not isinstance(entry, dict):
+                found[QUALIFIERS] = str(entry)
+            elif "qualifier_type_id" in entry:
+                key = str(entry["qualifier_type_id"]).removeprefix(PREFIX)
+                found[key] = str(entry.get("qualifier_value", ""))
+        return found
+
+    def relation(self, *, qualifiers: bool) -> str:
+        more = sorted(self.qualifiers.items()) if qualifiers else []
+        parts = [f"{key}={value}" for key, value in more] + [DENIED] * self.negated
         return ";".join([self.predicate, *parts])
 
 
@@ -85,6 +121,12 @@ class KgxGraph:
     synonyms: dict[str, list[str]]
     num_edges: int
     """Number of edges read; several edges can be the same triple from different sources."""
+    num_denied: int
+    """Number of edges that deny their triple."""
+    num_deprecated: int
+    """Number of edges that are not valid any more, which are dropped."""
+    ignored: Mapping[str, Counter[str]]
+    """Column to how often each of its values is on an edge that is kept without it."""
 
 
 def find_files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -105,12 +147,13 @@ def find_files(path: Path) -> tuple[list[Path], list[Path]]:
     return nodes, edges
 
 
-def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
+def read_kgx(path: Path, *, qualifiers: bool = False, negated: Negated = "drop") -> KgxGraph:
     """Read the nodes and edges of a folder.
 
     Args:
         path: The folder.
         qualifiers: Whether edges with different qualifiers have different relations.
+        negated: Whether edges that deny their triple are dropped, or get relations of their own.
 
     Raises:
         DataError: If a file is missing or malformed; the message names the file and the line.
@@ -120,25 +163,38 @@ def read_kgx(path: Path, *, qualifiers: bool = False) -> KgxGraph:
     entities: dict[str, int] = {}
     relations: dict[str, int] = {}
     ids = array("q")
+    seen: Counter[str] = Counter()
+    ignored: dict[str, Counter[str]] = {}
     for file in edge_files:
         for number, record in _records(file, ("subject", "predicate", "object")):
             edge = _checked(KgxEdge, record, file, number)
-            relation = edge.qualified if qualifiers else edge.predicate
+            seen.update(edge=1, denied=edge.negated, deprecated=edge.deprecated)
+            if edge.deprecated or (edge.negated and negated == "drop"):
+                continue
+            used = {QUALIFIERS, *edge.qualifiers} if qualifiers else ()
+            for column, text in edge.more.items():
+                if column not in used:
+                    ignored.setdefault(column, Counter())[text] += 1
+            relation = edge.relation(qualifiers=qualifiers)
             for text in (edge.subject, relation, edge.object):
                 _refuse_unwritable(text, file, number)
             ids.append(entities.setdefault(edge.subject, len(entities)))
             ids.append(relations.setdefault(relation, len(relations)))
             ids.append(entities.setdefault(edge.object, len(entities)))
     if not ids:
-        raise DataError(f"{path}: its edge files contain no edge; expected one edge per line")
+        raise DataError(
+            f"{path}: its edge files contain no edge that is neither denied nor deprecated "
+            f"({seen['edge']} edges in all); expected at least one"
+        )
     all_triples = np.frombuffer(ids, np.int64).reshape(-1, 3)
     if missing := sum(entity not in names for entity in entities):
         log.warning("%s: entities of edges that are not nodes, and have no name: %d", path, missing)
     triples = np.unique(all_triples, axis=0)
     if len(triples) < len(all_triples):
         log.info("%s: %d edges contain %d distinct triples", path, len(all_triples), len(triples))
+    counts = seen["edge"], seen["denied"], seen["deprecated"]
     return KgxGraph(
-        list(entities), list(relations), triples, names, kinds, synonyms, len(all_triples)
+        list(entities), list(relations), triples, names, kinds, synonyms, *counts, ignored
     )
 
 

@@ -11,6 +11,7 @@ from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.loss import EntityLoss, KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
+from clew.layers.products import device_of
 from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.negatives import NegativeSampler, degree_weights
@@ -84,11 +85,15 @@ class LinkPrediction:
         self.sampler = _sampler_of(graph, loss, config.training.seed)
         self._updates_rows = config.updates_rows
         self._batch_size = config.training.batch_size
+        on_gpu = config.training.device != "cpu" and torch.cuda.is_available()
+        self._device_type = "cuda" if on_gpu else "cpu"
         self._results: dict[str, RankingResult] = {}
 
     def describe(self) -> dict[str, str]:
         """Return the automatic choices: the implementation of the loss."""
-        implementation: str = self._loss.chosen(self._batch_size, self.graph.num_entities)
+        implementation: str = self._loss.chosen(
+            self._batch_size, self.graph.num_entities, self._device_type
+        )
         if self.sampler is not None:
             implementation = SAMPLED
         return {names.TAG_LOSS_IMPLEMENTATION: implementation}
@@ -187,7 +192,8 @@ class LinkPrediction:
             return sharded_loss(model, queries, batch, settings=self._loss, sampler=self.sampler)
         if self.sampler is not None:
             return self._sampled_losses(self.sampler, model, queries, batch).sum()
-        plain = self._loss.chosen(len(queries), len(table.weight)) == "plain"
+        device_type = device_of(queries).type
+        plain = self._loss.chosen(len(queries), len(table.weight), device_type) == "plain"
         loss = one_vs_all_loss if plain else fused_one_vs_all_loss
         return loss(
             queries,

@@ -38,6 +38,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
+from clew.runs.base import Status
 from clew.runs.journal import Journal, JournalEntry, UnusableMessageError
 from clew.runs.messages import (
     Artifact,
@@ -59,6 +60,7 @@ ROWS_PREFIX = "rows-"
 """Prefix of the files with the rows of sharded tables."""
 LAST_FILE = "manifest.json"  # sent last: where it exists, the checkpoint is complete
 
+MAX_TAG_CHARACTERS = 8000  # MLflow's limit
 VALUES_PER_GROUP = 1000
 # MLflow accepts up to 1000 metrics, 100 parameters or 100 tags and a million bytes of JSON in one
 # request; one character of JSON can take six bytes.
@@ -77,6 +79,9 @@ REFUSALS = frozenset(
 )
 
 Value = TypeVar("Value")
+
+log_formatter = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+"""Formats the lines of a run's log."""
 
 
 class RunGoneError(Exception):
@@ -216,8 +221,8 @@ class Delivery:
         )
 
     def _put_model_file(self, model: LoggedModel, path: Path, folder: str) -> None:
-        target = _local_path(model.artifact_location)
-        run_root = _local_path(self.client.get_run(self.run_id).info.artifact_uri)
+        target = local_path(model.artifact_location)
+        run_root = local_path(self.client.get_run(self.run_id).info.artifact_uri)
         if target is not None and run_root is not None:
             target.mkdir(parents=True, exist_ok=True)
             with suppress(OSError):  # a file system without hard links: copy the file below
@@ -270,7 +275,23 @@ def _dataset_input(message: DataSet) -> DatasetInput:
     return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, message.context)])
 
 
-def _local_path(uri: str) -> Path | None:
+def local_path(uri: str) -> Path | None:
     """Return the local folder of an artifact URI; None if the URI is not local."""
     parts = urlsplit(uri)
     return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
+
+
+def shortened(text: str, limit: int) -> str:
+    text = text.encode(errors="replace").decode()  # the bytes of a path may not be valid text
+    note = f"… ({len(text)} characters in all)"
+    return text if len(text) <= limit else text[: limit - len(note)] + note
+
+
+def end_run(client: MlflowClient, run_id: str, status: Status, reason: str) -> None:
+    """End a run that has no tracker, and keep the reason: as a tag, and as log if it has none."""
+    client.set_tag(run_id, names.TAG_STOPPED_BECAUSE, shortened(reason, MAX_TAG_CHARACTERS))
+    client.set_tag(run_id, names.TAG_ENDED_AS, status)
+    client.set_terminated(run_id, status)
+    if names.ARTIFACT_LOG not in [info.path for info in client.list_artifacts(run_id)]:
+        line = logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None)
+        client.log_text(run_id, f"{log_formatter.format(line)}\n", names.ARTIFACT_LOG)

@@ -16,11 +16,14 @@ from mlflow import MlflowClient
 from clew import names
 from clew.errors import TrackingError, printable
 from clew.runs import store
-from clew.runs.delivery import Delivery, RunGoneError
+from clew.runs.delivery import Delivery, RunGoneError, end_run
 from clew.runs.journal import Journal, JournalInUseError, list_journals
 from clew.runs.messages import Message
 
 logger = logging.getLogger(__name__)
+
+DIED = "its process ended without a word: it was killed, or the machine stopped"
+"""Why a run ended whose process is gone."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +188,11 @@ def _sync_one(folder: Path) -> SyncResult:
         try:
             delivery = Delivery(store.connect(uri), journal)
             sent = delivery.send_waiting()
-            if delivery.client.get_run(delivery.run_id).info.status == "RUNNING":
-                delivery.client.set_terminated(delivery.run_id, "FAILED")  # its process is gone
+            run = delivery.client.get_run(delivery.run_id)
+            # `mlflow run` may have ended the run of the dead process, but does not know why.
+            is_silent = names.TAG_STOPPED_BECAUSE not in run.data.tags
+            if run.info.status == "RUNNING" or (run.info.status == "FAILED" and is_silent):
+                end_run(delivery.client, delivery.run_id, "FAILED", DIED)
         except Exception as error:
             problem = store.first_line(error)
             logger.info("%s: %s", folder, problem)

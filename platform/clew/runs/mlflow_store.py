@@ -21,12 +21,14 @@ from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
 from clew.processes import typed_command
 from clew.runs import store
+from clew.runs.base import Status, outcome_of
+from clew.runs.delivery import MAX_TAG_CHARACTERS, end_run, local_path, shortened
 from clew.runs.forwarder import Pace, end_dead_runs
 from clew.runs.hardware import git_commit
 from clew.runs.journal import Journal
 from clew.runs.messages import Origin
 from clew.runs.reading.runs import get_run
-from clew.runs.tracker import MAX_TAG_CHARACTERS, MlflowTracker, shortened
+from clew.runs.tracker import MlflowTracker
 
 # The name that `mlflow run` gives to a run without a name: adjective-animal-number.
 _INVENTED_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
@@ -71,17 +73,45 @@ def open_tracker(
         tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
         run_id=run_id,
     )
+    journal = None
     try:
         origin = Origin(store.address(uri), run.info.run_id, run.info.experiment_id)
         journal = Journal.create(store.spool_root(uri), origin)
-    except TrackingError:
+        tracker = MlflowTracker(client, run, journal, tracking, pace or Pace())
+    except BaseException as error:
+        if journal is not None:
+            journal.close()
         if run_id is None:
-            client.set_terminated(run.info.run_id, "FAILED")
+            end_run(client, run.info.run_id, *outcome_of(error))
         raise
-    tracker = MlflowTracker(client, run, journal, tracking, pace or Pace())
     if run_id is not None:
         tracker.recall()
+    if problem := _misplaced(run, uri):
+        tracker.warn(problem)
     return tracker
+
+
+def end_unused_run(run_id: str, status: Status, reason: str) -> None:
+    """End the run that `mlflow run` opened for a command that failed before it used the run."""
+    client = store.connect(store.tracking_uri())
+    if client.get_run(run_id).info.status == "RUNNING":
+        if typed := typed_command.get():
+            client.set_tag(run_id, names.TAG_COMMAND, store.shown(typed))
+        end_run(client, run_id, status, reason)
+
+
+def _misplaced(run: Run, uri: str) -> str:
+    """Return a warning if the files of a run do not go to the folder of its SQLite store."""
+    database, place = store.database_path(uri), local_path(run.info.artifact_uri)
+    if database is None or place is None:
+        return ""
+    if place.resolve().is_relative_to(database.parent.resolve()):
+        return ""
+    return (
+        f"the files of this run go to {place}, because MLflow made the run's experiment; leave out "
+        "--experiment-name and MLFLOW_EXPERIMENT_NAME, or let `clew train "
+        "tracking.experiment=NAME` make the experiment first"
+    )
 
 
 def _open_run(
@@ -115,8 +145,13 @@ def _open_run(
         )
 
 
-def find_experiment(client: MlflowClient, name: str) -> Experiment:
+def find_experiment(client: MlflowClient, name: str, project: Path | None = None) -> Experiment:
     """Find an experiment by its name, or create it.
+
+    Args:
+        client: A client of the store.
+        name: Name of the experiment.
+        project: Root folder of the project; None for the one of the working folder.
 
     Raises:
         TrackingError: The name is empty, or the experiment was deleted.
@@ -125,7 +160,7 @@ def find_experiment(client: MlflowClient, name: str) -> Experiment:
         raise TrackingError("tracking.experiment is empty; expected the name of an experiment")
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        experiment = _create_experiment(client, name)
+        experiment = _create_experiment(client, name, project)
     if experiment.lifecycle_stage != "active":
         raise TrackingError(
             f"experiment {name!r} is deleted; bring it back with `mlflow experiments restore "
@@ -135,8 +170,8 @@ def find_experiment(client: MlflowClient, name: str) -> Experiment:
     return experiment
 
 
-def _create_experiment(client: MlflowClient, name: str) -> Experiment:
-    artifacts = store.artifact_root(client.tracking_uri)
+def _create_experiment(client: MlflowClient, name: str, project: Path | None) -> Experiment:
+    artifacts = store.artifact_root(client.tracking_uri, project)
     location = None if artifacts is None else f"{artifacts}/{_folder_name(name)}"
     try:
         return client.get_experiment(client.create_experiment(name, artifact_location=location))

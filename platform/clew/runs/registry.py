@@ -175,7 +175,6 @@ class Registry:
             return _version_of(created)
 
     def tag(self, version: RegisteredVersion, tags: Mapping[str, str]) -> None:
-        """Set tags of a version."""
         with store.using(f"tagging {version.uri}"):
             for key, value in tags.items():
                 self.client.set_model_version_tag(version.name, version.number, key, value)

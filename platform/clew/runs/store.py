@@ -60,23 +60,35 @@ def project_root() -> Path:
 
 def tracking_uri() -> str:
     """Return `MLFLOW_TRACKING_URI` if it is set, else the address of the project's database."""
-    own = f"{SQLITE_PREFIX}{quote(str(project_root() / 'mlflow.db'))}"
-    return os.environ.get("MLFLOW_TRACKING_URI") or own
+    return os.environ.get("MLFLOW_TRACKING_URI") or own_uri(project_root())
+
+
+def own_uri(project: Path) -> str:
+    return f"{SQLITE_PREFIX}{quote(str(project / 'mlflow.db'))}"
 
 
 def database_path(uri: str) -> Path | None:
     """Return the file of an SQLite store, or None for any other store."""
     if not uri.startswith(SQLITE_PREFIX) or uri == f"{SQLITE_PREFIX}:memory:":
         return None
-    return Path(unquote(uri[len(SQLITE_PREFIX) :].partition("?")[0])).absolute()
+    return Path(os.path.abspath(unquote(uri[len(SQLITE_PREFIX) :].partition("?")[0])))
 
 
-def artifact_root(uri: str) -> str | None:
+def absolute(uri: str) -> str:
+    path, query = database_path(uri), uri.partition("?")
+    return uri if path is None else f"{SQLITE_PREFIX}{quote(str(path))}{query[1]}{query[2]}"
+
+
+def artifact_root(uri: str, project: Path | None = None) -> str | None:
     """Return the address where a store keeps artifacts, or None if its server decides.
 
     An SQLite store keeps them in `mlartifacts` next to the database file. A database server cannot
     keep files: the address is `$CLEW_ARTIFACTS`, which all users of the database set to a place
     that all of them can reach, else `mlartifacts` in the project's root folder.
+
+    Args:
+        uri: Address of the store.
+        project: Root folder of the project; None for the one of the working folder.
     """
     if (database := database_path(uri)) is not None:
         return (database.parent / "mlartifacts").as_uri()
@@ -85,7 +97,7 @@ def artifact_root(uri: str) -> str | None:
     given = os.environ.get(ARTIFACTS_VARIABLE)
     if given and "://" in given:
         return given.rstrip("/")
-    return (Path(given) if given else project_root() / "mlartifacts").absolute().as_uri()
+    return ((project or project_root()) / (given or "mlartifacts")).absolute().as_uri()
 
 
 def acting_person() -> str:

@@ -22,8 +22,16 @@ from clew import names
 from clew.config.services import TrackingConfig
 from clew.files import working_folder
 from clew.runs import store
-from clew.runs.base import Status, Tracker, check_key, finite, parameter_key
-from clew.runs.delivery import Delivery
+from clew.runs.base import (
+    OPEN,
+    Status,
+    Tracker,
+    check_key,
+    finite,
+    outcome_of,
+    parameter_key,
+)
+from clew.runs.delivery import MAX_TAG_CHARACTERS, Delivery, log_formatter, shortened
 from clew.runs.forwarder import Forwarder, Pace
 from clew.runs.hardware import sample_machine
 from clew.runs.journal import Journal
@@ -43,10 +51,8 @@ logger = logging.getLogger(__name__)
 VALIDATION = names.metric("valid", "")
 """Prefix of the metrics that are also recorded with a checkpoint."""
 MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
-MAX_TAG_CHARACTERS = 8000
 MAX_LOG_LINES = 5000
 """Maximum length of a stored log; only the last lines of a longer log are kept."""
-LOG_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 class RunLog(logging.Handler):
@@ -54,7 +60,7 @@ class RunLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter(LOG_FORMAT))
+        self.setFormatter(log_formatter)
         self._lines: deque[str] = deque(maxlen=MAX_LOG_LINES)
         self._source = logging.getLogger("clew")
         self._source.addHandler(self)
@@ -62,13 +68,11 @@ class RunLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.append(self.format(record))
 
-    def end(self, error: BaseException | None = None) -> None:
-        """Stop collecting messages; add a last line with the error that ended the run, if any."""
+    def end(self, reason: str = "") -> None:
+        """Stop collecting messages; add a last line that says why the run ended, if not empty."""
         self._source.removeHandler(self)
-        if error is not None:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            record = logging.LogRecord("clew", logging.ERROR, "", 0, said, None, None)
-            self.emit(record)
+        if reason:
+            self.emit(logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None))
 
     def text(self) -> str:
         """Return all lines; empty if nothing was logged."""
@@ -99,6 +103,8 @@ class MlflowTracker(Tracker):
         self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
         self._process_id = os.getpid()
         self._log = RunLog()
+        self._reason = ""
+        """Why the run did not finish."""
         self._forwarder = Forwarder(Delivery(client, journal), pace)
         self._forwarder.start()
         self._is_ending = threading.Event()
@@ -110,6 +116,7 @@ class MlflowTracker(Tracker):
             )
             self._sampling.start()
         atexit.register(self._end_with_process)
+        OPEN.add(self)
 
     @property
     def run_id(self) -> str:
@@ -122,6 +129,7 @@ class MlflowTracker(Tracker):
     def tags(self, values: Mapping[str, str]) -> None:
         for key in values:
             check_key(key)
+        self._reason = values.get(names.TAG_STOPPED_BECAUSE, self._reason)
         self._write(Tags({k: shortened(v, MAX_TAG_CHARACTERS) for k, v in values.items()}))
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
@@ -190,6 +198,7 @@ class MlflowTracker(Tracker):
         """
         if self._ended:
             return
+        OPEN.discard(self)
         try:
             self._is_ending.set()
             if self._sampling is not None:
@@ -207,7 +216,10 @@ class MlflowTracker(Tracker):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._log.end(error)
+        if error is not None and not self._ended:
+            reason = outcome_of(error)[1]
+            self._log.end(reason)
+            self._reason = self._reason or reason
         super().__exit__(kind, error, trace)
 
     def _keep_log(self) -> None:
@@ -225,9 +237,15 @@ class MlflowTracker(Tracker):
             logger.warning("the log of run %s could not be stored (%s)", self.run_id, error)
 
     def _end(self, end: Finish) -> None:
+        last: list[Message] = [end]
+        if self._reason:
+            reason = shortened(self._reason, MAX_TAG_CHARACTERS)
+            tags = {names.TAG_STOPPED_BECAUSE: reason, names.TAG_ENDED_AS: end.status}
+            last.insert(0, Tags(tags))
         is_told = False
         try:
-            self._write(end)
+            for message in last:
+                self._write(message)
             is_told = True
         except OSError as error:
             logger.warning(
@@ -236,7 +254,7 @@ class MlflowTracker(Tracker):
         self._ended = True
         try:
             self._forwarder.close()
-            is_told = is_told or self._forwarder.send_now(end)
+            is_told = is_told or all([self._forwarder.send_now(message) for message in last])
         finally:
             self._journal.close(keep=not is_told)
             atexit.unregister(self._end_with_process)
@@ -270,6 +288,8 @@ class MlflowTracker(Tracker):
 
     def _end_with_process(self) -> None:
         if os.getpid() == self._process_id:
+            self._reason = self._reason or "the program ended without ending this run"
+            self._log.end(self._reason)
             self.finish("FAILED")
 
 
@@ -279,9 +299,3 @@ def _now_ms() -> int:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def shortened(text: str, limit: int) -> str:
-    text = text.encode(errors="replace").decode()  # the bytes of a path may not be valid text
-    note = f"… ({len(text)} characters in all)"
-    return text if len(text) <= limit else text[: limit - len(note)] + note

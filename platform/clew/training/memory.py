@@ -90,6 +90,7 @@ class MemoryCleanup:
 def reset_gpu_peaks(device: torch.device) -> None:
     """Reset the allocator's peak statistics if the device is a GPU."""
     if device.type == "cuda":
+        torch.cuda.init()  # a process that has not used the GPU has no statistics to reset
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from clew.config.schema import RunConfig
-from clew.layers.products import two_chunks
+from clew.layers.products import planning_for
 from clew.runs.hardware import GIB, process_gib
 from clew.training.average import ParameterAverage
 from clew.training.live_bytes import LiveBytes, TimeLimit
@@ -151,7 +151,7 @@ def live_bytes_of_step(
     """Return the live bytes by purpose at the peak of an optimizer step."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    half = half_precision_type(config.optimizations, device)
+    half, target = half_precision_type(config.optimizations, device), device
     if device.type == "cuda":
         # Fake tensors on a GPU would go to Triton's kernels, which read their memory. Use bfloat16
         # for half precision, because CPU products would keep float16 as float32.
@@ -159,7 +159,7 @@ def live_bytes_of_step(
     precision, live = Precision(half, device), LiveBytes()
     # This order matters: `live` must see the results of the fake tensor mode.
     fake, limit = FakeTensorMode(allow_non_fake_inputs=True), TimeLimit(seconds)
-    with fake, live, limit, two_chunks():
+    with fake, live, limit, planning_for(target):
         with live.making("loader"):
             batch = _batch_without_content(task, config.training.batch_size, device)
         with live.making("weights"), torch.device(device):

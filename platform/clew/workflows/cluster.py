@@ -73,7 +73,6 @@ class Cluster:
     _running: dict[Any, Hashable] = field(default_factory=dict)
 
     def submit(self, key: Hashable, function: Callable[..., Any], *arguments: object) -> None:
-        """Start a unit; `finished` yields its outcome with the key."""
         self._running[self._task.remote(_conditions(), function, arguments)] = key
 
     def finished(self) -> Iterator[tuple[Any, UnitOutcome]]:
@@ -149,7 +148,6 @@ def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> It
 
 
 def _connected(address: str, *, shows_output: bool) -> Any:
-    """Connect to a cluster and return the module `ray`; signal handlers stay as they are."""
     try:
         import ray
     except ImportError:
@@ -204,7 +202,6 @@ def _code() -> str:
 
 
 def _conditions() -> tuple[str, str, dict[str, str]]:
-    """Return what units get from the command: its code, its folder, environment variables."""
     given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return _code(), os.getcwd(), given | {"MLFLOW_TRACKING_URI": tracking_uri()}
 
@@ -214,7 +211,6 @@ def _carry_out(
     function: Callable[..., Any],
     arguments: tuple[object, ...],
 ) -> Any:
-    """Run a unit in a Ray process, in the folder of the command."""
     (expected, folder, environment), host = conditions, socket.gethostname()
     if _code() != expected:
         raise ClusterError(f"{host} runs {_code()}, the command {expected}; install the same there")

@@ -9,15 +9,22 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from clew.biolink.terms import PREFIX
+from clew.biolink.terms import DENIED, PREFIX
 from clew.config.data import DataConfig, TripleData
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
-from clew.errors import ConfigError
+from clew.errors import ConfigError, quoted
 from clew.files import replacing
 from clew.folders import as_typed
 from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
-from clew.link_prediction.kgx import LIST_SEPARATOR, KgxGraph, read_kgx
+from clew.link_prediction.kgx import (
+    LIST_SEPARATOR,
+    QUALIFIER_ENDS,
+    QUALIFIERS,
+    KgxGraph,
+    Negated,
+    read_kgx,
+)
 from clew.link_prediction.packed import pack_graph
 from clew.link_prediction.sources import files_of_folder, find_files, load_graph
 from clew.link_prediction.summary import describe
@@ -25,6 +32,8 @@ from clew.link_prediction.triple_files import read_graph
 from clew.link_prediction.triples import SPLITS
 from clew.workflows.outputs import check_new_folder
 
+MEANINGS = ("knowledge_level", "agent_type", "logical_interpretation", "clinical_approval_status")
+"""Columns of KGX, apart from qualifiers, that change what an edge says."""
 CodedEdges = Int[np.ndarray, "triple 3"]
 
 
@@ -132,6 +141,7 @@ class KgxRequest:
     folder: Path
     output_dir: Path
     qualifiers: bool = False
+    negated: Negated = "drop"
     valid_fraction: float = 0.05
     test_fraction: float = 0.05
     seed: int = 0
@@ -150,7 +160,7 @@ def convert_kgx(request: KgxRequest) -> str:
             "leave nothing to train on; their sum must be below 1"
         )
     check_new_folder("--output-dir", request.output_dir)
-    graph = read_kgx(request.folder, qualifiers=request.qualifiers)
+    graph = read_kgx(request.folder, qualifiers=request.qualifiers, negated=request.negated)
     with replacing(request.output_dir) as folder:
         folder.mkdir(parents=True)
         for split, rows in split_triples(graph, request).items():
@@ -159,7 +169,37 @@ def convert_kgx(request: KgxRequest) -> str:
         _write_names(folder, graph)
     files = files_of_folder(request.output_dir)
     summary = describe(read_graph(request.output_dir.name, files))
-    return _lines({"edges": graph.num_edges} | dataclasses.asdict(summary))
+    return _lines(_what_became_of_edges(graph, request) | dataclasses.asdict(summary))
+
+
+def _what_became_of_edges(graph: KgxGraph, request: KgxRequest) -> dict[str, object]:
+    """Return the number of edges, and what of them is not in the data set or not used."""
+    told: dict[str, object] = {"edges": graph.num_edges}
+    if graph.num_denied:
+        became = {
+            "drop": "dropped; --negated relation gives them relations of their own",
+            "relation": "in relations of their own",
+        }
+        told["denied"] = f"{graph.num_denied:,} edges (negated), {became[request.negated]}"
+    if graph.num_deprecated:
+        told["deprecated"] = f"{graph.num_deprecated:,} edges, dropped"
+    others = []
+    for column, values in sorted(graph.ignored.items()):
+        if column == QUALIFIERS or column.endswith(QUALIFIER_ENDS):
+            end = "; --qualifiers makes it part of the relation"
+        elif column in MEANINGS:
+            end = ""
+        else:
+            others.append(f"{column} ({values.total():,})")
+            continue
+        listed = ", ".join(
+            f"{count:,} {quoted(value)[1:-1]}" for value, count in values.most_common(5)
+        )
+        more = ", …" if len(values) > 5 else ""
+        told[column] = f"not used, on {values.total():,} edges: {listed}{more}{end}"
+    if others:
+        told["other columns"] = f"not used (edges with a value): {', '.join(others)}"
+    return told
 
 
 def split_triples(graph: KgxGraph, request: KgxRequest) -> dict[str, CodedEdges]:
@@ -234,5 +274,6 @@ def relation_label(relation: str) -> str:
     """Return a readable predicate, such as `affects (object aspect qualifier: activity)`."""
     predicate, *qualifiers = relation.split(";")
     words = predicate.removeprefix(PREFIX).replace("_", " ")
+    qualifiers = ["denied" if part == DENIED else part for part in qualifiers]
     parts = [part.replace(PREFIX, "").replace("_", " ").replace("=", ": ") for part in qualifiers]
     return f"{words} ({', '.join(parts)})" if parts else words

@@ -12,7 +12,7 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, UsageError
 from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
-from clew.image_sequences.files import read_frames
+from clew.image_sequences.handed_in import handed_in_frames
 from clew.image_sequences.model import SequenceRegressor
 from clew.image_sequences.model_folder import (
     HELD_OUT_FILE,
@@ -98,7 +98,8 @@ def predict_frames(
 
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
-        frames: An HDF5 file or a folder of NumPy arrays, as for training, without targets.
+        frames: An HDF5 file, a Zarr store or a folder of NumPy arrays, as for training, without
+            targets; a child process reads them (`clew.untrusted`).
         output: Parquet file, with one row per window.
         confidence: Share of targets that the intervals should contain.
         progress: Called with the number of finished windows and the total number.
@@ -122,21 +123,18 @@ def predict_frames(
         device = device_of(config)
         regressor, record = open_regressor(source)
         regressor.to(device)
-        windows = windows_to_predict(
-            read_frames(frames, config.data.channels, needs_target=False),
-            record,
-            config.data,
-            needs_present=regressor.config.predicts == "change",
-        )
         errors, notes = held_out_errors(source, regressor, device)
         intervals = intervals_of(errors, confidence) if errors else None
-        prediction = predict_windows(
-            regressor,
-            windows,
-            batch_size=config.evaluation.batch_size,
-            device=device,
-            progress=progress,
-        )
+        with handed_in_frames(frames, config.data.channels) as table:
+            needs_present = regressor.config.predicts == "change"
+            windows = windows_to_predict(table, record, config.data, needs_present=needs_present)
+            prediction = predict_windows(
+                regressor,
+                windows,
+                batch_size=config.evaluation.batch_size,
+                device=device,
+                progress=progress,
+            )
         width = intervals.half_width if intervals else None
         metadata = _metadata(source, record, intervals)
         write_predictions(output, windows, prediction, width, metadata)

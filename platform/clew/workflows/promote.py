@@ -78,7 +78,6 @@ class PromotionResult:
 
     @property
     def uri(self) -> str:
-        """Address of the version that has the alias."""
         return f"models:/{self.name}@{self.alias}"
 
     def table(self) -> str:
@@ -89,7 +88,6 @@ class PromotionResult:
         return f"{self.outcome}\n{self.uri}\nserve it with: {serve}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields and the address as JSON values."""
         return dataclasses.asdict(self) | {"uri": self.uri}
 
 
@@ -192,7 +190,6 @@ def _check_metric(metric: str) -> None:
 
 
 def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:
-    """Return the requested run, or the best run of the experiment, and of how many it is one."""
     if bool(request.run_id) == bool(request.experiment):
         given = "both" if request.run_id else "neither"
         raise ConfigError(
@@ -212,7 +209,6 @@ def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:
 
 
 def alias_beside(alias: str, role: str) -> str:
-    """Return the alias for the role `previous` or `challenger` next to an alias."""
     return role if alias == names.ALIAS_CHAMPION else f"{alias}-{role}"
 
 
@@ -298,7 +294,6 @@ class Challenge:
         return checks
 
     def _register(self, promote_run: str | None) -> RegisteredVersion:
-        """Register the candidate as a pending version, or reuse one of the same run and weights."""
         tags = self.gate.describe_candidate()
         if promote_run is not None:
             tags[names.TAG_PROMOTE_RUN] = promote_run
@@ -320,7 +315,6 @@ class Challenge:
             return self.registry.register(self.name, package, run_id=self.run_id, tags=tags)
 
     def _move(self, version: RegisteredVersion, former: str | None) -> None:
-        """Move the alias to the version, and update `previous` and `challenger`."""
         if former is not None:
             self.registry.require_alias(self.name, self.alias, former)
             self.registry.set_alias(self.name, self.previous, former)
@@ -354,7 +348,6 @@ class Challenge:
         return self._result(None, checks, outcome, refused=refused)
 
     def _record(self, tracker: Tracker, result: PromotionResult) -> None:
-        """Record the metrics, the checks and the decision with the promotion's run."""
         step = self.gate.candidate.manifest.step
         tracker.metrics(self.gate.metrics, step)
         tracker.metrics({f"champion/{k}": v for k, v in self.gate.champion_metrics.items()}, step)
@@ -378,7 +371,6 @@ class Challenge:
 
     @property
     def run_id(self) -> str:
-        """Id of the training run whose checkpoint is promoted."""
         return self.gate.candidate.run_id or ""
 
     def _result(

@@ -1,7 +1,5 @@
 """The output files of a search: the best configuration, a table of its trials, and a chart."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from clew.config.schema import RunConfig
 from clew.config.search_space import Value
 from clew.files import write_whole
 from clew.runs.reading.results import TRIAL_COLUMNS
+from clew.spreadsheets import csv_text
 from clew.workflows.trials import TrialRecord
 
 CHART_FILE = "chart.vl.json"
@@ -39,13 +38,11 @@ def write_best(path: Path, config: RunConfig, best: TrialRecord, num_trials: int
 def write_trials(path: Path, records: Sequence[TrialRecord]) -> None:
     """Write a table of the trials: one row per trial, one column per setting."""
     keys = list(dict.fromkeys(key for record in records for key in record.settings))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([*TRIAL_COLUMNS, *keys, "problem"])
-    for record in records:
-        settings = [record.settings.get(key) for key in keys]
-        table.writerow([*_cells(record), *settings, record.problem])
-    write_whole(path, text.getvalue())
+    rows = [
+        [*_cells(record), *(record.settings.get(key) for key in keys), record.problem]
+        for record in records
+    ]
+    write_whole(path, csv_text([*TRIAL_COLUMNS, *keys, "problem"], rows))
 
 
 def _cells(record: TrialRecord) -> list[object]:

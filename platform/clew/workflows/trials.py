@@ -96,7 +96,6 @@ class TrialStudy:
         return self.study.user_attrs.get(PARENT)
 
     def set_parent(self, run_id: str) -> None:
-        """Store the id of the search's run."""
         self.study.set_user_attr(PARENT, run_id)
 
     def ask(self) -> optuna.Trial:
@@ -124,7 +123,6 @@ class TrialStudy:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials that ended, in the order in which they began."""
         return [_record(trial) for trial in self.study.trials if trial.state.is_finished()]
 
     @property
@@ -216,7 +214,6 @@ def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
 
 
 def _stop_running(study: optuna.Study) -> list[str]:
-    """Stop the trials whose process died, and return the ids of their runs."""
     running = study.get_trials(states=[TrialState.RUNNING])
     for trial in running:
         study.tell(trial.number, state=TrialState.FAIL)

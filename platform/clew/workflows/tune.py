@@ -104,7 +104,6 @@ class Search:
                 self.study.settle(trial, Ending("stopped"))
 
     def _begin(self, running: dict[int, optuna.Trial]) -> bool:
-        """Begin as many trials as there is room for, and return whether any was begun."""
         before = len(running)
         while len(running) < (self.nodes.slots if self.nodes else 1) and self._wants_more(
             len(running)
@@ -118,7 +117,6 @@ class Search:
         return len(running) > before
 
     def _next(self, running: dict[int, optuna.Trial]) -> tuple[int, Ending]:
-        """Train the one trial here, or wait for the next one of the cluster."""
         if self.nodes is None:
             ((number, trial),) = running.items()
             config = self.request.config
@@ -134,7 +132,6 @@ class Search:
         return self.tracker.run_id
 
     def _wants_more(self, running: int) -> bool:
-        """Return whether to begin another trial in addition to the running ones."""
         limit = self.request.trials
         has_room = limit is None or len(self.study.decided) + running < limit
         return not self._is_time_up() and has_room
@@ -218,7 +215,6 @@ class TuneResult:
 
     @property
     def best_file(self) -> Path:
-        """Path of the best configuration."""
         return self.folder / names.BEST_YAML
 
     def table(self) -> str:
@@ -295,7 +291,6 @@ def tune(
 
 
 def _searched(search: Search) -> TrialRecord:
-    """Run a search and return the best trial; the files are stored however the search ends."""
     study = search.study
     try:
         search.run()
@@ -315,7 +310,6 @@ def _searched(search: Search) -> TrialRecord:
 
 
 def _counts(records: Sequence[TrialRecord]) -> str:
-    """Return how many trials ended in which way."""
     states = Counter(record.state for record in records)
     return ", ".join(f"{count} {state}" for state, count in states.items()) or "no trial began"
 
@@ -346,7 +340,6 @@ def _check(request: TuneRequest) -> None:
 
 
 def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str:
-    """Return twelve hex digits over configuration, space, seed and data fingerprint."""
     content = [request.config.config_hash, space.model_dump(mode="json"), request.seed, fingerprint]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -354,7 +347,6 @@ def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str
 def _parent_run(
     request: TuneRequest, study: TrialStudy, space: SearchSpace, tags: dict[str, str]
 ) -> MlflowTracker:
-    """Open the search's run, or continue it; it is the parent of the trials' runs."""
     if study.parent_run_id is not None:
         # Otherwise the first trial would use the run that `mlflow run` opened for this command.
         os.environ.pop("MLFLOW_RUN_ID", None)

@@ -19,8 +19,7 @@ from clew.runs.influence_report import (
     read_influence_outline,
 )
 from clew.runs.reading.facts import agreement
-from clew.runs.reading.report_files import ReportFiles
-from clew.runs.reading.reports import add_hops, read_facts, read_head
+from clew.runs.reading.reports import ReportFiles, add_hops, read_facts, read_head
 from tests.recorded import NUM_HOSTILE_FACTS as NUM_PAIRS
 from tests.recorded import NUM_HOSTILE_TESTS as NUM_TESTS
 from tests.recorded import Recorded

@@ -200,9 +200,9 @@ def record(status: str, **tags: str) -> RunRecord:
         (record("FINISHED"), "finished"),
         (record("RUNNING", **{"clew.heartbeat": "1900"}), "running"),
         (record("RUNNING", **{"clew.heartbeat": "1500"}), "stuck"),
-        (record("RUNNING", **{"clew.heartbeat": "nonsense"}), "stuck"),
-        (record("RUNNING"), "stuck"),
-        (record("KILLED", **{"clew.heartbeat": "1900"}), "killed"),
+        (record("RUNNING", **{"clew.heartbeat": "nonsense"}), "running"),
+        (record("RUNNING"), "running"),
+        (record("KILLED", **{"clew.heartbeat": "1900"}), "stopped"),
     ],
 )
 def test_states(run: RunRecord, state: str) -> None:

@@ -145,6 +145,29 @@ def test_the_support_graph_holds_the_proponents_with_scores(
         assert edges == [f"fact-{rank}" for rank in path.ranks]
 
 
+def test_a_denied_fact_is_never_stated(hostile: SharedExplanation) -> None:
+    """TRAPI cannot say that an edge is denied, so such facts are left out, and counted."""
+    facts = hostile.facts.astype({"relation_id": str})
+    first = facts.index[0]
+    facts.loc[first, "relation_id"] = "biolink:treats;negated=true"
+    rank = int(facts.loc[first, "rank"])
+    content = json.loads(trapi_json(replace(hostile, facts=facts)))
+    Response.model_validate(content)
+    message = content["message"]
+    assert f"fact-{rank}" in json.loads(trapi_json(hostile))["message"]["knowledge_graph"]["edges"]
+    assert f'"fact-{rank}"' not in json.dumps(message)
+    assert "1 denied fact" in content["description"]
+    through = [path for path in hostile.paths[:10] if rank in path.ranks]
+    assert len(message["auxiliary_graphs"]) <= 1 + len(hostile.paths[:10]) - len(through)
+
+
+def test_a_denied_prediction_is_no_message(explained: SharedExplanation) -> None:
+    test = explained.test.copy()
+    test["relation_id"] = "biolink:treats;negated=true"
+    with pytest.raises(ConfigError):
+        trapi_json(replace(explained, test=test))
+
+
 @pytest.mark.parametrize("form", ["html", "trapi"])
 def test_the_command_writes_a_file(
     recorded: Recorded,

@@ -33,10 +33,9 @@ from clew.runs.influence_columns import (
     VALUES_CSV_COLUMNS,
     part_columns,
 )
+from clew.spreadsheets import changed, disarmed
 
 ROW_GROUP = 500_000
-FORMULA_STARTS = "^[=+\\-@\t\r]"
-"""Characters at the start of a cell that a spreadsheet treats as a formula."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,18 +90,14 @@ class NameTable:
 
     @cached_property
     def _csv_cells(self) -> dict[str, tuple[pa.Array, pa.Array]]:
-        """Return names and labels of each vocabulary as CSV cells.
-
-        Names are never changed, so that they can be looked up. Labels are for people, who can open
-        the file in a spreadsheet, so a label that looks like a formula gets an apostrophe.
-        """
-        cells: dict[str, tuple[pa.Array, pa.Array]] = {}
-        for vocabulary in (self._graph.entities, self._graph.relations):
-            labels = self._labels[vocabulary.kind]
-            formula = pc.match_substring_regex(labels, FORMULA_STARTS)
-            harmless = pc.if_else(formula, pc.binary_join_element_wise("'", labels, ""), labels)
-            cells[vocabulary.kind] = (_cells(vocabulary.name_array), _cells(harmless))
-        return cells
+        """Return names and labels of each vocabulary as CSV cells that no spreadsheet runs."""
+        return {
+            vocabulary.kind: (
+                _cells(changed(vocabulary.name_array, disarmed)),
+                _cells(changed(self._labels[vocabulary.kind], disarmed)),
+            )
+            for vocabulary in (self._graph.entities, self._graph.relations)
+        }
 
 
 def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> None:

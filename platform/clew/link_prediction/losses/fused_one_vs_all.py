@@ -37,7 +37,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clew.layers.products import operand_type
+from clew.layers.products import device_of, operand_type
 from clew.link_prediction.losses.one_vs_all import OneVsAll, Targets, targets_of
 from clew.link_prediction.losses.score_tiles import (
     EntityChunks,
@@ -100,7 +100,7 @@ def fused_loss(
             up to those of the whole table. None if this process has the whole table.
     """
     operand, chunk_bytes = operand_type(table), settings.chunk_bytes
-    size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=table.device)
+    size = chunk_size(len(queries), len(table), chunk_bytes=chunk_bytes, device=device_of(table))
     # Gradients are off inside an autograd function, so check here which ones are needed.
     wanted = tuple(
         torch.is_grad_enabled() and x is not None and x.requires_grad

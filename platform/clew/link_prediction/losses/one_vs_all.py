@@ -40,8 +40,9 @@ Implementation = Literal["auto", "plain", "fused"]
 # By default torch's softplus returns s itself above 20: an error of 2e-9, visible in float64.
 SOFTPLUS_THRESHOLD = 40.0
 
-# With few scores the fused loss saves little, and its overhead costs up to 5 % more.
-_PLAIN_LIMIT_BYTES = 4 * 1024**2
+# With few scores the fused loss saves little, and its overhead costs up to 5 % more on a CPU. On a
+# GPU, launching its kernels takes longer than they run, so the limit is higher.
+_PLAIN_LIMIT_BYTES = {"cpu": 4 * 1024**2, "cuda": 256 * 1024**2}
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ class OneVsAll:
     """Largest number of triples that a row represents. If 1, a row counts once for any number of
     positives. Values above 1 are for softmax cross entropy only."""
 
-    def chosen(self, batch: int, entities: int) -> Implementation:
-        """Return the implementation for a batch, `plain` or `fused`."""
+    def chosen(self, batch: int, entities: int, device_type: str = "cpu") -> Implementation:
+        """Return the implementation for a batch on a `cpu` or `cuda`: `plain` or `fused`."""
         if self.implementation != "auto":
             return self.implementation
         score_bytes = batch * entities * torch.float32.itemsize
-        return "plain" if score_bytes <= _PLAIN_LIMIT_BYTES else "fused"
+        return "plain" if score_bytes <= _PLAIN_LIMIT_BYTES[device_type] else "fused"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from clew import names
 from clew.config.directions import maximizes
 from clew.errors import TrackingError
 from clew.runs import store
-from clew.runs.reading.metrics import HEADLINES
+from clew.runs.reading.metrics import HEADLINES, whole_number
 from clew.runs.reading.runs import RunRecord, client
 from clew.runs.reading.search import RunQuery, every_run, experiment_id_of
 
@@ -81,7 +81,7 @@ def best_of_runs(
 def value_at_best(run: RunRecord, metric: str) -> float:
     """Return a metric's value at the run's best checkpoint, or the last value if it has none."""
     best_step = run.tags.get(names.TAG_BEST_STEP, "")
-    if not metric.startswith("valid/") or not best_step.isdigit():
+    if not metric.startswith("valid/") or whole_number(best_step) is None:
         return run.metrics[metric]
     with store.using(f"metric {metric} of run {run.run_id}"):
         history = client().get_metric_history(run.run_id, metric)

@@ -17,7 +17,7 @@ from clew.errors import DataError
 from clew.runs.reading import records
 from clew.runs.reading.records import Kept
 from clew.runs.reading.reviews import VERDICTS, DataOrigin, Fact, Review, Verdict
-from clew.runs.reading.tables import csv_text
+from clew.spreadsheets import FactList, csv_text
 
 FOLDER = "decisions"
 MAX_PERSON_CHARACTERS = 200
@@ -228,9 +228,8 @@ def exclusion_list(origin: DataOrigin, triples: Iterable[tuple[str, str, str]]) 
         names.LIST_DATA_SET_PREFIX: origin.name,
         names.LIST_FINGERPRINT_PREFIX: origin.fingerprint,
     }
-    lines = [f"{key}{' '.join(value.split())}" for key, value in told.items() if value]
     facts = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
-    return "".join(f"{line}\n" for line in [*lines, *facts])
+    return FactList(facts, told).text()
 
 
 def decisions_csv(decisions: Iterable[Decision]) -> str:

@@ -4,6 +4,7 @@ The curve of epochs shows the progress of a training run and the remaining time.
 """
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from mlflow.entities import Metric
 from clew import names
 from clew.config.directions import direction_of
 from clew.runs import store
-from clew.runs.reading.runs import RunRecord, client, database_of
+from clew.runs.reading.runs import RunRecord, client, database_of, stored_number
 
 MAX_POINTS = 600
 NUM_THREADS = 8
@@ -46,6 +47,8 @@ def headline_key(run: RunRecord) -> str:
 
 def number_text(value: float, digits: int = 4) -> str:
     """Return a number with `digits` significant digits; very small or large ones use exponents."""
+    if not math.isfinite(value):
+        return str(value)
     if not 1e-4 <= abs(value) < 1e6:
         return "0" if value == 0 else f"{value:.{digits - 1}e}"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
@@ -80,7 +83,7 @@ def _values(
     if (base := database_of(connected)) is not None:
         with store.using(f"metric {key}"):
             for found in base.get_metric_history_bulk(run_ids, key, sys.maxsize):
-                yield found.run_id, found.step, found.timestamp, found.value
+                yield found.run_id, found.step, found.timestamp, stored_number(found.value)
         return
 
     def read(run_id: str) -> list[Metric]:
@@ -90,7 +93,7 @@ def _values(
     with ThreadPoolExecutor(NUM_THREADS) as threads:
         for run_id, history in zip(run_ids, threads.map(read, run_ids), strict=True):
             for found in history:
-                yield run_id, found.step, found.timestamp, found.value
+                yield run_id, found.step, found.timestamp, stored_number(found.value)
 
 
 def run_histories(run: RunRecord) -> dict[str, pd.DataFrame]:
@@ -169,20 +172,27 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
         run: Any run.
         curve: The run's metric `train/epoch`: rows `step, seconds, value`, in order of steps.
     """
-    try:
-        total = float(run.params[f"{TRAINING}num_epochs"])
-    except (KeyError, ValueError):
-        return None
     if run.tags.get(names.TAG_KIND) != names.KIND_TRAIN:
         return None
+    total = whole_number(run.params.get(f"{TRAINING}num_epochs", ""))
+    if not total:
+        return None
+    curve = curve[np.isfinite(curve["value"]) & (curve["value"] >= 0)]
     if curve.empty:
         return EpochProgress(0.0, total, None)
     last = curve.iloc[-1]
-    max_steps = run.params.get(f"{TRAINING}max_steps", "")
-    if max_steps.isdigit():
-        total = min(total, int(max_steps) * last["value"] / last["step"])
+    max_steps = whole_number(run.params.get(f"{TRAINING}max_steps", ""))
+    if max_steps and last["step"] > 0:
+        total = min(total, max_steps * last["value"] / last["step"])
+    if not total:
+        return None
     # Use the later half of the time: a resumed run starts with all its earlier values at once.
     first = curve[curve["seconds"] >= curve["seconds"].agg(["min", "max"]).mean()].iloc[0]
     done, seconds = last["value"] - first["value"], last["seconds"] - first["seconds"]
     left = (total - last["value"]) * seconds / done if done > 0 else None
     return EpochProgress(float(last["value"]), total, left)
+
+
+def whole_number(text: str) -> int | None:
+    """Return a count that is stored as text; None for any other text, which a tool may store."""
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None

@@ -1,14 +1,14 @@
 """Finds the files of an influence report on the local disk or in the store's artifacts."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow.utils.file_utils import local_file_uri_to_path
 from mlflow.utils.uri import is_local_uri
 
 from clew import names
-from clew.errors import DataError, TrackingError
+from clew.errors import TrackingError
 from clew.runs import store
+from clew.runs.reading.reports import ReportFiles
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_JSON,
@@ -25,39 +25,6 @@ REPORT_FILES = {
     "picture": SEQUENCE_INFLUENCE_PICTURE,
 }
 """File name of each field of `ReportFiles`."""
-
-
-@dataclass(frozen=True)
-class ReportFiles:
-    """The files of one report on the local disk; a missing file is None."""
-
-    json: Path | None = None
-    parquet: Path | None = None
-    csv: Path | None = None
-    text: Path | None = None
-    """The explanation of a text, in place of triples."""
-    sequence: Path | None = None
-    """The explanation of an image sequence, in place of triples."""
-    picture: Path | None = None
-    """The picture of the frames of an image sequence."""
-
-    @property
-    def identity(self) -> tuple[tuple[str, int, int], ...]:
-        """Path, modification time and size of each file, to detect changes of a file.
-
-        Raises:
-            DataError: A file no longer exists.
-        """
-        every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
-        present = [path for path in every if path]
-        try:
-            states = [(path, path.stat()) for path in present]
-        except OSError as error:
-            raise DataError(
-                f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
-                "or trace again"
-            ) from None
-        return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
 def report_files(run_id: str, folder: Path) -> ReportFiles:

@@ -6,7 +6,7 @@ triple at a time; without it, the facts come from the lists in the JSON file or 
 The explanation of a text is a separate file, see `clew.runs.window_report`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,8 @@ from clew.runs.influence_report import (
     read_explained_triple,
     read_influence_outline,
 )
-from clew.runs.reading.report_files import ReportFiles
 from clew.runs.validation_record import ValidationSummary
+from clew.spreadsheets import changed, restored
 
 # Columns of the frames that this module returns; `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -53,7 +53,41 @@ TEST_COLUMNS = (
 )
 FURTHER_COLUMNS = (COSINE_COLUMN, SPREAD_COLUMN, AGREEING_COLUMN)
 """Optional columns with further numbers about a score."""
+INFLUENCE_TABLE = "an influence table"
 MAX_HOPS = 6
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """The files of one report on the local disk; a missing file is None."""
+
+    json: Path | None = None
+    parquet: Path | None = None
+    csv: Path | None = None
+    text: Path | None = None
+    """The explanation of a text, in place of triples."""
+    sequence: Path | None = None
+    """The explanation of an image sequence, in place of triples."""
+    picture: Path | None = None
+    """The picture of the frames of an image sequence."""
+
+    @property
+    def identity(self) -> tuple[tuple[str, int, int], ...]:
+        """Path, modification time and size of each file, to detect changes of a file.
+
+        Raises:
+            DataError: A file no longer exists.
+        """
+        every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
+        present = [path for path in every if path]
+        try:
+            states = [(path, path.stat()) for path in present]
+        except OSError as error:
+            raise DataError(
+                f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
+                "or trace again"
+            ) from None
+        return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
 @dataclass(frozen=True)
@@ -190,21 +224,42 @@ def _all_rows(files: ReportFiles) -> pd.DataFrame:
 
 def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
     """Read the rows of one test triple, or only the test columns of all rows if it is None."""
-    expected = "an influence table"
-    needed = [*TERM_COLUMNS, SCORE_COLUMN, TEST_INDEX_COLUMN]
-    present = columns_of(path, expected)
-    if missing := [column for column in needed if column not in present]:
-        raise DataError(f"{path}: column {missing[0]} is missing; expected {expected}")
+    columns, where = _columns_of(path), None
     if test_index is None:
-        columns, where = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN], None
+        columns = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN]
     else:
-        numbers, split = {RANK_COLUMN, *FURTHER_COLUMNS}, (PART_PREFIX, CHECKPOINT_PREFIX)
-        more = [column for column in present if column in numbers or column.startswith(split)]
-        columns, where = needed + more, (TEST_INDEX_COLUMN, test_index)
-    types = {column: _type_of(column) for column in columns}
-    table = read_columns(path, types, expected, where=where)
-    rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
+        where = (TEST_INDEX_COLUMN, test_index)
+    rows: pd.DataFrame = _read_table(path, columns, where).to_pandas(strings_to_categorical=True)
     return rows
+
+
+def read_whole_table(path: Path) -> pa.Table:
+    """Return all rows of an influence table that is Parquet or CSV, with the columns of Parquet.
+
+    Raises:
+        DataError: The file cannot be read, or columns are missing.
+    """
+    if path.suffix == ".csv":
+        return pa.Table.from_pandas(_read_csv(path), preserve_index=False)
+    table = _read_table(path, _columns_of(path), None)
+    for place, column in enumerate(TERM_COLUMNS):
+        table = table.set_column(place, column, table[column].dictionary_encode())
+    return table
+
+
+def _columns_of(path: Path) -> list[str]:
+    """Return the columns of an influence table, without those of other programs."""
+    needed = [*TERM_COLUMNS, SCORE_COLUMN, TEST_INDEX_COLUMN]
+    present = columns_of(path, INFLUENCE_TABLE)
+    if missing := [column for column in needed if column not in present]:
+        raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
+    numbers, split = {RANK_COLUMN, *FURTHER_COLUMNS}, (PART_PREFIX, CHECKPOINT_PREFIX)
+    return needed + [name for name in present if name in numbers or name.startswith(split)]
+
+
+def _read_table(path: Path, columns: Sequence[str], where: tuple[str, int] | None) -> pa.Table:
+    types = {column: _type_of(column) for column in columns}
+    return read_columns(path, types, INFLUENCE_TABLE, where=where)
 
 
 def _type_of(column: str) -> pa.DataType:
@@ -246,6 +301,10 @@ def _read_csv(path: Path) -> pd.DataFrame:
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),
             convert_options=pa.csv.ConvertOptions(column_types=types),
         )
+        for place, column in enumerate(texts):
+            cells = table.column(column).combine_chunks().dictionary_encode()
+            whole = changed(cells.dictionary, restored).take(cells.indices)
+            table = table.set_column(place, column, whole)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as CSV ({described(error)})") from None
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)

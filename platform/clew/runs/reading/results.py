@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 
 import pandas as pd
+import pyarrow as pa
 
 from clew import names
 from clew.errors import TrackingError
 from clew.runs.influence_columns import VALUES_CSV_COLUMNS
 from clew.runs.reading.runs import fetched
+from clew.spreadsheets import changed, restored
 
 TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
 """What a row of the trials begins with; then come the settings, and `problem`."""
@@ -58,10 +60,12 @@ def _read_csv(
 ) -> pd.DataFrame:
     with fetched(run_id, path) as file:
         try:
-            found = pd.read_csv(file, dtype=str, keep_default_na=False)
+            cells = pd.read_csv(file, dtype=str, keep_default_na=False)
+            found = cells.apply(lambda column: changed(pa.array(column), restored).to_pandas())
         except (OSError, ValueError) as error:
             raise TrackingError(f"run {run_id}: {path} is not a table ({error})") from None
     if missing := [column for column in columns if column not in found]:
         raise TrackingError(f"run {run_id}: {path} has no column {missing[0]}")
-    converted = {name: pd.to_numeric(found[name], errors="coerce") for name in numbers}
-    return found.assign(**converted)
+    table: pd.DataFrame = found.rename(columns=restored)
+    converted = {name: pd.to_numeric(table[name], errors="coerce") for name in numbers}
+    return table.assign(**converted)

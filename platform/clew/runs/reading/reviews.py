@@ -16,7 +16,7 @@ from clew.errors import DataError
 from clew.runs.reading import records
 from clew.runs.reading.records import Kept
 from clew.runs.reading.runs import RunRecord
-from clew.runs.reading.tables import csv_text
+from clew.spreadsheets import csv_text
 
 FOLDER = "reviews"
 

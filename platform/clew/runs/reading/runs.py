@@ -5,7 +5,9 @@
 
 import functools
 import json
+import math
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,9 +26,9 @@ from clew.errors import ConfigError, TrackingError, described
 from clew.runs import store
 
 HEARTBEAT_LIMIT_SECONDS = 120.0
-"""A running run without a heartbeat for longer counts as stuck; heartbeats come every 15 s."""
+"""A running run whose heartbeats stopped counts as stuck after this time; they come every 15 s."""
 
-State = Literal["running", "stuck", "finished", "failed", "killed", "scheduled"]
+State = Literal["running", "stuck", "finished", "failed", "stopped", "scheduled"]
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,18 @@ class RunRecord:
     tags: Mapping[str, str]
     params: Mapping[str, str]
     """The configuration, with the key prefix `cfg.`. The command-line options that `mlflow run`
-    records in addition are left out: most are empty, and the configuration contains the others."""
+    records in addition are left out: most are empty, and the configuration contains the others. For
+    a run of another tool, all its parameters."""
     metrics: Mapping[str, float]
     """The last value of each metric."""
     artifact_uri: str = ""
     """Address of the run's artifacts in the store."""
+    last_metric_ms: int = 0
+    """Time of the newest value of a metric, while the run is running."""
+
+    @property
+    def is_foreign(self) -> bool:
+        return names.TAG_KIND not in self.tags
 
 
 def client() -> MlflowClient:
@@ -92,6 +101,9 @@ def find_run(run_id: str) -> RunRecord:
 
 def record_of(run: Run) -> RunRecord:
     """Convert an MLflow run to a `RunRecord`."""
+    is_foreign = names.TAG_KIND not in run.data.tags
+    # The times of the last values are only in the message that the server would send.
+    newest = run.data.to_proto().metrics if run.info.status == "RUNNING" else ()
     return RunRecord(
         run_id=run.info.run_id,
         name=run.info.run_name or "",
@@ -103,28 +115,47 @@ def record_of(run: Run) -> RunRecord:
         params={
             key: value
             for key, value in run.data.params.items()
-            if key.startswith(names.PARAMETER_PREFIX)
+            if is_foreign or key.startswith(names.PARAMETER_PREFIX)
         },
-        metrics=dict(run.data.metrics),
+        metrics={key: stored_number(value) for key, value in run.data.metrics.items()},
         artifact_uri=run.info.artifact_uri or "",
+        last_metric_ms=max((metric.timestamp for metric in newest), default=0),
     )
 
 
+def stored_number(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) == sys.float_info.max else value
+
+
 def state_of(run: RunRecord, now: float | None = None) -> State:
-    """Return the state of a run; a running run without recent heartbeats is `stuck`."""
-    state = run.status.lower()
-    if state != "running":
-        return state  # type: ignore[return-value]
+    """Return the state of a run; a running run is `stuck` if its heartbeats have stopped.
+
+    Other tools send no heartbeats, so a run without them is never stuck.
+    """
+    # `mlflow run` replaces the status KILLED by FAILED until it exits.
+    is_failed = run.status == "FAILED"
+    if (run.tags.get(names.TAG_ENDED_AS) if is_failed else run.status) == "KILLED":
+        return "stopped"
+    if run.status != "RUNNING":
+        return run.status.lower()  # type: ignore[return-value]
     silent = (time.time() if now is None else now) - last_sign_of_life(run)
-    return "stuck" if silent > HEARTBEAT_LIMIT_SECONDS else "running"
+    is_stuck = last_heartbeat(run) is not None and silent > HEARTBEAT_LIMIT_SECONDS
+    return "stuck" if is_stuck else "running"
+
+
+def last_heartbeat(run: RunRecord) -> float | None:
+    """Return the time of the run's last heartbeat in Unix seconds; None without a heartbeat."""
+    try:
+        seconds = float(run.tags[names.TAG_HEARTBEAT])
+    except (KeyError, ValueError):
+        return None
+    return seconds if math.isfinite(seconds) else None
 
 
 def last_sign_of_life(run: RunRecord) -> float:
-    """Return the time of the run's last heartbeat, or else of its start, in Unix seconds."""
-    try:
-        return float(run.tags[names.TAG_HEARTBEAT])
-    except (KeyError, ValueError):
-        return run.started_ms / 1000
+    """Return the time of the newest heartbeat or metric, or else of the start, in Unix seconds."""
+    newest = max(run.last_metric_ms / 1000, last_heartbeat(run) or 0.0)
+    return newest or run.started_ms / 1000
 
 
 def read_config(run_id: str) -> dict[str, object]:

@@ -1,12 +1,11 @@
 """Writes a comparison as CSV, Markdown or LaTeX."""
 
-import csv
-import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from clew.runs.reading.comparison import Cell, Comparison, Statistic
 from clew.runs.reading.metrics import number_text
+from clew.spreadsheets import csv_text
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -25,7 +24,6 @@ _LATEX = {
     "×": r"$\times$",
     "·": r"$\cdot$",
 }
-_FORMULA = re.compile(r"^[=+\-@\t\r]")
 
 
 def statistic_text(value: Statistic | None) -> str:
@@ -60,28 +58,13 @@ def to_csv(comparison: Comparison, labels: Mapping[str, str]) -> str:
     header += [f"{labels[metric]} {part}" for metric in comparison.metrics for part in parts]
     rows = []
     for group in comparison.groups:
-        row: list[object] = [_plain(group.label), len(group.run_ids), " ".join(group.run_ids)]
+        row: list[object] = [group.label, len(group.run_ids), " ".join(group.run_ids)]
         for metric in comparison.metrics:
             cell = comparison.cells[group.label, metric]
             value = cell.value
             row += [value and value.mean, value and value.deviation, cell.ratio, cell.delta]
         rows.append(row)
     return csv_text(header, rows)
-
-
-def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return CSV whose texts a spreadsheet does not interpret as formulas."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    for row in rows:
-        cells = [_plain(cell) if isinstance(cell, str) else cell for cell in row]
-        writer.writerow(["" if cell is None else cell for cell in cells])
-    return file.getvalue()
-
-
-def _plain(text: str) -> str:
-    return f"'{text}" if _FORMULA.match(text) else text
 
 
 def to_markdown(comparison: Comparison, labels: Mapping[str, str]) -> str:

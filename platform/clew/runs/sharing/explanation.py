@@ -13,8 +13,8 @@ from clew.folders import expanded
 from clew.runs.reading.decisions import Decision, decision_on, read_decisions
 from clew.runs.reading.facts import FactPath, find_paths
 from clew.runs.reading.models import read_vocabulary
-from clew.runs.reading.report_files import ReportFiles, report_files
-from clew.runs.reading.reports import ReportHead, read_facts, read_head
+from clew.runs.reading.report_files import report_files
+from clew.runs.reading.reports import ReportFiles, ReportHead, read_facts, read_head
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.validations import find_validation_of_report

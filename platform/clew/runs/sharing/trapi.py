@@ -2,7 +2,8 @@
 
 The predicted triple is the answer to a query. Its edge refers to support graphs: one graph of the
 strongest proponents, and one graph for each path between head and tail. Every fact in them has its
-influence as an attribute. See https://github.com/NCATSTranslator/ReasonerAPI.
+influence as an attribute. TRAPI cannot say that a triple is denied, so denied facts are left out.
+See https://github.com/NCATSTranslator/ReasonerAPI.
 """
 
 from collections.abc import Iterable
@@ -11,7 +12,8 @@ import pandas as pd
 from pydantic import BaseModel
 
 from clew.biolink.curies import as_curie
-from clew.biolink.terms import NAMED_THING, category_of, predicate_of, terms
+from clew.biolink.terms import NAMED_THING, category_of, is_denied, predicate_of, terms
+from clew.errors import ConfigError, quoted
 from clew.runs.reading.facts import FactPath
 from clew.runs.sharing.explanation import SharedExplanation
 
@@ -156,11 +158,20 @@ def trapi_json(explanation: SharedExplanation) -> str:
 
 
 def trapi_response(explanation: SharedExplanation) -> Response:
+    """Raises ConfigError if the explained triple is denied."""
     test = explanation.test
-    proponents = explanation.facts[explanation.facts["influence"] > 0].head(MAX_PROPONENTS)
-    paths = explanation.paths[:MAX_PATHS]
+    if is_denied(str(test["relation_id"])):
+        raise ConfigError(
+            f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state; write "
+            "the explanation as html"
+        )
+    denied = explanation.facts["relation_id"].astype(str).map(is_denied).astype(bool)
+    facts = explanation.facts[~denied]
+    proponents = facts[facts["influence"] > 0].head(MAX_PROPONENTS)
+    left_out = set(explanation.facts.loc[denied, "rank"])
+    paths = [path for path in explanation.paths[:MAX_PATHS] if not left_out & set(path.ranks)]
     ranks = {int(rank) for rank in proponents["rank"]} | {r for path in paths for r in path.ranks}
-    shown = explanation.facts[explanation.facts["rank"].isin(ranks)]
+    shown = facts[facts["rank"].isin(ranks)]
     graphs = _support_graphs(proponents, paths)
     head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
@@ -185,10 +196,12 @@ def trapi_response(explanation: SharedExplanation) -> Response:
         ],
         auxiliary_graphs=graphs,
     )
+    noun = "fact" if len(left_out) == 1 else "facts"
+    note = f" (without {len(left_out)} denied {noun}, as TRAPI has no denials)" if left_out else ""
     return Response(
         message=message,
         biolink_version=terms().version,
-        description=f"Clew: why a model believes that {explanation.title}",
+        description=f"Clew: why a model believes that {explanation.title}{note}",
     )
 
 
