@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-all ui lint docs lock wheel pictures bench figures studies
+.PHONY: help demo test test-slow test-all ui lint docs lock wheel pictures gpu bench figures studies
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -27,8 +27,8 @@ export PYTHON
 export PYTHONDONTWRITEBYTECODE :=
 
 help:
-	@echo "make demo    train, explain, compare and promote on the bundled graph"
-	@echo "make test    the tests to run before each change (a few minutes)"
+	@echo "make demo    set up .venv; train, explain, compare and promote on the bundled graph"
+	@echo "make test    set up .venv for tests too; the tests to run before each change"
 	@echo "make test-slow  servers, browsers, killed processes, large inputs; make test-all: both"
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
 	@echo "make lint    ruff, mypy, import contracts, an audit of the installed packages"
@@ -36,14 +36,17 @@ help:
 	@echo "make lock    uv.lock and requirements.txt: the versions of constraints.txt, with hashes (needs uv)"
 	@echo "make wheel   the source distribution and the wheel in dist/, with its bill of materials"
 	@echo "make pictures the screenshots of every dashboard page for the documentation, after make demo"
+	@echo "make gpu     checks and measures a GPU in ten minutes: gpu.json and gpu.md"
 	@echo "make bench   all benchmarks: prints tables and writes JSON to experiments/benchmarks/results"
 	@echo "make figures the benchmarks that README quotes, three rounds each, about 40 minutes (estimate)"
 	@echo "make studies the studies of the guides' claims, about 35 minutes (estimate): JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
+	@echo "The demo took 93 s on 2 cores."
 	@$(BIN)/clew demo
 
 test: $(INSTALLED_FOR_TESTS)
+	@echo "The tests took 5 to 7 minutes on 2 cores."
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(INSTALLED_FOR_TESTS)
@@ -90,6 +93,9 @@ define each
 	$(BIN)/python -m experiments.report; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 endef
+
+gpu: $(INSTALLED)
+	@$(BIN)/python -m experiments.gpu --minutes 10 --out gpu.json
 
 bench: $(INSTALLED_FOR_TESTS)
 	$(call each,$(BENCHMARKS),$(BIN)/python -m experiments.benchmarks.$$name)

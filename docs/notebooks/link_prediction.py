@@ -39,17 +39,20 @@ answers
 # ## Explain
 #
 # A test fact, which the model has never seen: *virus causes pathologic function*. Which training
-# facts made the model believe it, and which spoke against it?
+# facts made it more likely, and which less likely? The scores are estimates; `why.form` has their
+# name, their unit and what one of them says.
 
 # %%
 why = clew.attribute(model, [("virus", "causes", "pathologic_function")], top_k=20)
+why.form
+
+# %%
 why.proponents.head()
 
 # %%
 why.opponents.head()
 
 # %% [markdown]
-# A score says how much the steps that training took on a fact changed the loss of this prediction.
 # Many of the strongest facts have the prediction's own relation. These are the others:
 
 # %%

@@ -4,8 +4,10 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,8 +119,15 @@ def run(arguments: list[str]) -> int:
             result = cli.main(arguments, prog_name="clew", standalone_mode=False)
     except ClewError as error:
         return _report(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return error.exit_code
     except click.ClickException as error:
-        return _report(error.format_message(), 2)
+        context = getattr(error, "ctx", None)
+        if context is not None:
+            usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n"
+            click.echo(usage, err=True)
+        return _report(error.format_message(), error.exit_code)
     except KeyboardInterrupt:
         return _report("interrupted", 130)
     except OSError as error:
@@ -141,7 +150,10 @@ def _report(message: str, exit_code: int) -> int:
     line = " ".join(message.split())
     if len(line) > MAX_CHARACTERS:
         line = line[: MAX_CHARACTERS - 1] + "…"
-    sys.stderr.write(f"clew: error: {printable(line)}\n")
+    text = f"clew: error: {printable(line)}"
+    if sys.stderr.isatty():  # a program reads one line
+        text = textwrap.fill(text, shutil.get_terminal_size().columns, break_on_hyphens=False)
+    sys.stderr.write(f"{text}\n")
     return exit_code
 
 

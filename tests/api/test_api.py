@@ -1,5 +1,6 @@
 """The Python API returns what the commands print, in types that a notebook displays well."""
 
+import html
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,6 +118,9 @@ def test_shares_of_checkpoints_and_parts_add_up(why: clew.Attribution) -> None:
         assert shares.sum(axis=1).tolist() == pytest.approx(frame["influence"].tolist(), rel=1e-4)
     frame["influence"] = 0.0
     assert why.to_frame()["influence"].abs().sum() > 0
+    assert why.form.key == why.report.settings["score"]
+    assert why.form.heading in json.dumps(why.plot().to_dict())
+    assert html.escape(why.form.meaning) in why._repr_html_()
 
 
 def test_a_chart_has_a_bar_for_each_example_and_a_panel_for_each_prediction(

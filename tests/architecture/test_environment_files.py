@@ -8,12 +8,15 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import yaml
+from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
+from packaging.tags import sys_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 # Dependencies of torch's GPU builds only, in the versions that torch itself pins.
@@ -172,3 +175,60 @@ def test_setup_asks_for_the_same_python(root: Path, declared: dict[str, Any]) ->
     text = (root / ".ci" / "setup").read_text(encoding="utf-8")
     assert f"sys.version_info < ({major}, {minor})" in text
     assert sys.version_info >= (int(major), int(minor))
+
+
+CPU_TORCH_BYTES = 191_794_682
+"""Size of torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl, which no lock names."""
+
+
+def brought_in(packages: dict[str, dict[str, Any]], extras: list[str]) -> set[str]:
+    """Return the names of the packages that uv.lock installs for extras on this machine."""
+    pending, seen = [("clew", extra) for extra in ["", *extras]], set()
+    while pending:
+        name, extra = pending.pop()
+        if (name, extra) in seen:
+            continue
+        seen.add((name, extra))
+        package = packages[name]
+        below = package.get("optional-dependencies", {}).get(extra, [])
+        for item in below if extra else package.get("dependencies", []):
+            if Marker(item.get("marker", "python_version > '3'")).evaluate():
+                pending += [(item["name"], each) for each in ["", *item.get("extra", [])]]
+    return {name for name, _ in seen} - {"clew"}
+
+
+def bytes_of(package: dict[str, Any]) -> int:
+    """Return the size of the file that pip takes here: the first wheel that fits, or the source."""
+    order = {tag: place for place, tag in enumerate(sys_tags())}
+    fitting = {
+        min(order[tag] for tag in tags & set(order)): wheel["size"]
+        for wheel in package.get("wheels", [])
+        if (tags := parse_wheel_filename(unquote(wheel["url"].rpartition("/")[2]))[3]) & set(order)
+    }
+    return int(fitting[min(fitting)] if fitting else package["sdist"]["size"])
+
+
+@pytest.mark.parametrize("extras", [["all"], ["all", "docs"], ["test", "docs"]])
+def test_setup_says_what_it_downloads(root: Path, extras: list[str]) -> None:
+    lock = tomllib.loads((root / "uv.lock").read_text(encoding="utf-8"))
+    packages = {package["name"]: package for package in lock["package"]}
+    names = brought_in(packages, extras)
+    sizes = {name: bytes_of(packages[name]) for name in names}
+    no_gpu = sum(n for name, n in sizes.items() if not name.startswith(("nvidia-", "cuda-")))
+    said = re.search(
+        rf"'\.\[{','.join(extras)}\]'\) download=\"(\d+) packages, ([\d.]+) GB .*, ([\d.]+) GB",
+        (root / ".ci" / "setup").read_text(encoding="utf-8"),
+    )
+    assert said is not None
+    count, for_cpu, for_cuda = map(float, said.groups())
+    assert count == pytest.approx(len(names), abs=3)  # other versions of Python need others
+    assert for_cpu == pytest.approx((no_gpu - sizes["torch"] + CPU_TORCH_BYTES) / 1e9, abs=0.02)
+    assert for_cuda == pytest.approx(sum(sizes.values()) / 1e9, abs=0.1)
+
+
+@pytest.mark.parametrize("document", ["README.md", "Makefile", ".ci/run"])
+def test_both_commands_of_a_fresh_machine_are_named(root: Path, document: str) -> None:
+    text = (root / document).read_text(encoding="utf-8")
+    assert "make test" in text
+    if document != ".ci/run":  # it runs the demo among the slow tests
+        assert "make demo" in text

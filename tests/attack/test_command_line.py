@@ -106,7 +106,8 @@ def test_any_options(material: Material, in_use: None) -> None:
 
 def test_any_words(in_use: None) -> None:
     def case(draw: DrawFn) -> None:
-        words = draw(st.lists(st.one_of(texts, st.sampled_from(["--set", "--help", "-h", "--"]))))
+        word = st.one_of(texts, st.sampled_from(["--set", "--help", "-h", "--"]))
+        words = draw(st.lists(word, min_size=1))
         attempt(lambda: ends_well([word.replace("\0", "") for word in words]))
 
     fuzz(0.026, case)

@@ -5,6 +5,7 @@ import pytest
 
 from clew.errors import DataError
 from clew.runs.influence_columns import CSV_COLUMNS, TERM_COLUMNS
+from clew.runs.influence_forms import FORMS, form_of
 from clew.runs.influence_report import (
     CheckpointWeight,
     ExplainedTriple,
@@ -18,6 +19,7 @@ from clew.runs.influence_report import (
     read_influence_outline,
     write_influence_json,
 )
+from clew.workflows.explaining.tracin import TraceResult
 
 
 def triple(*names: str) -> TripleRecord:
@@ -25,7 +27,7 @@ def triple(*names: str) -> TripleRecord:
     return TripleRecord(head, relation, tail)
 
 
-def report(score: float = 1.5) -> InfluenceReport:
+def report(score: float = 1.5, settings: dict[str, object] | None = None) -> InfluenceReport:
     entry = InfluenceEntry(
         rank=1,
         train=triple("a\t,\"'", "r", "=é"),
@@ -41,7 +43,7 @@ def report(score: float = 1.5) -> InfluenceReport:
     model = ReportModel("run", "link_prediction", (CheckpointWeight(5, 100, 1e-3),))
     return InfluenceReport(
         model=model,
-        settings={"top_k": 1},
+        settings=settings or {"top_k": 1},
         train_size=10,
         seconds=0.5,
         device="cpu",
@@ -62,8 +64,10 @@ def test_round_trip_and_schema(tmp_path):
         "train_size",
         "seconds",
         "device",
+        "form",
         "tests",
     ]
+    assert content["form"] == form_of(report().settings).as_dict()
     test = content["tests"][0]
     assert test["test"]["head"] == {"id": "a", "label": "A"}
     assert set(test) == {
@@ -152,3 +156,22 @@ def test_columns_correspond():
         name.replace("Test", "test_").replace("Train", "train_").lower() for name in CSV_COLUMNS
     ]
     assert tuple(snake[:-1]) == TERM_COLUMNS
+
+
+def test_the_command_tells_the_models_score_and_influence_apart() -> None:
+    said = TraceResult(report(1.5, {"score": "kronecker"}), "run", None).table()
+    form = FORMS["kronecker"]
+    assert form.heading in said
+    assert form.sentence in said
+    (first,) = [line for line in said.splitlines() if "1.5000" in line]
+    assert "model's score" in first
+    facts = [line for line in said.splitlines() if line.startswith(("  + ", "  - "))]
+    assert len(facts) == 2
+    assert not any("score" in line for line in facts)
+
+
+def test_a_report_file_names_its_form(tmp_path) -> None:
+    path = tmp_path / "influence.json"
+    write_influence_json(report(1.5, {"score": "cosine"}), path)
+    assert json.loads(path.read_text())["form"] == FORMS["cosine"].as_dict()
+    assert read_influence_json(path).settings == {"score": "cosine"}

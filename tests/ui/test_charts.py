@@ -192,19 +192,20 @@ def facts() -> pd.DataFrame:
     triples = [("H", "a"), ("b", "T"), ("H", "c"), ("c", "T"), ("d", "e"), ("T", "H"), ("a", "a")]
     return pd.DataFrame(
         {
-            "rank": range(1, 8),
+            "place": range(1, 8),
+            "rank": [1, 2, 3, 1, 2, 3, 4],
             "head_id": [head for head, _ in triples],
             "head": [HOSTILE if head == "b" else head for head, _ in triples],
             "relation": "inhibits",
             "tail_id": [tail for _, tail in triples],
             "tail": [tail for _, tail in triples],
-            "influence": [5.0, 3.0, 1.0, -0.5, -1.0, -2.0, -4.0],
+            "influence": [5.0, 3.0, 1.0, -4.0, -2.0, -1.0, -0.5],
         }
     )
 
 
 def test_fact_bars_show_signs_in_three_ways(facts: pd.DataFrame) -> None:
-    chart = influence_charts.fact_bars(facts, "influence", selected=2)
+    chart = influence_charts.fact_bars(facts, "influence", "Influence (cosine)", selected=2)
     drawn = rows(chart)
     assert drawn[0]["fact"] == "▲ H – inhibits → a"
     assert drawn[1]["fact"] == f"▲ {HOSTILE} – inhibits → T"
@@ -224,8 +225,8 @@ def test_rank_scatter_keeps_the_strongest(monkeypatch: pytest.MonkeyPatch) -> No
             "head": "h",
             "relation": "r",
             "tail": [str(number) for number in range(30)],
-            "rank": range(1, 31),
-            "other_rank": range(30, 0, -1),
+            "position": range(1, 31),
+            "other_position": range(30, 0, -1),
             "moved": 0,
         }
     )
@@ -357,7 +358,7 @@ def star(number: int, *, between: int) -> pd.DataFrame:
     triples += [ends for i in range(between) for ends in (("H", f"b{i}"), (f"b{i}", "T"))]
     ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
     facts = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    return facts.assign(relation="treats", influence=1.0, rank=range(1, len(facts) + 1))
+    return facts.assign(relation="treats", influence=1.0, place=range(1, len(facts) + 1))
 
 
 @pytest.mark.parametrize("between", [1, 2, 5, 12])
@@ -394,7 +395,7 @@ def test_lines_that_meet_have_no_names_over_each_other(explained: pd.Series) -> 
 def test_a_large_graph_is_cut(explained: pd.Series) -> None:
     many = pd.DataFrame(
         {
-            "rank": range(1, 201),
+            "place": range(1, 201),
             "head_id": "H",
             "head": "head",
             "relation": "r",
@@ -413,7 +414,7 @@ def test_a_large_graph_is_cut(explained: pd.Series) -> None:
 def test_names_of_a_crowded_column_stand_beside_it(explained: pd.Series) -> None:
     names = [f"a name of several words {number}" for number in range(graph.NUM_STACKED + 1)]
     ends = {"head_id": "H", "head": "head", "tail_id": names, "tail": names}
-    facts = pd.DataFrame(ends).assign(relation="r", influence=1.0, rank=range(1, len(names) + 1))
+    facts = pd.DataFrame(ends).assign(relation="r", influence=1.0, place=range(1, len(names) + 1))
     spec = graph.spec(explained, facts, column="influence")
     (series,) = spec["series"]
     beside = {node["name"]: node["label"] for node in series["data"][2:]}

@@ -45,14 +45,15 @@ def test_windows_of_frames_say_the_unit_of_their_target(
 ) -> None:
     app = page("influence", many.uri, run=many.runs["trace frames"])
     header, *rows = given["windows.csv"]
-    assert header == ["Influence", "Cosine", "Last frame", "Group", "Target [km]"]
-    assert float(rows[0][0]) == app.dataframe[0].value["Influence"][0]
+    score = "Influence (raw) [units of the loss]"
+    assert header == ["Rank", score, "Cosine", "Last frame", "Group", "Target [km]"]
+    assert float(rows[0][1]) == app.dataframe[0].value[score][0]
 
 
 def test_windows_of_text_have_plain_headings(page: Open, many: Recorded, given: Given) -> None:
     page("influence", many.uri, run=many.runs["trace text"])
     header, *_ = given["windows.csv"]
-    assert {"Influence", "Window", "First token", "Text"} <= set(header)
+    assert {"Influence (raw) [nats]", "Window", "First token", "Text"} <= set(header)
 
 
 def test_a_table_as_csv(given: Given) -> None:

@@ -8,16 +8,19 @@ import pytest
 
 from clew.runs.reading import facts as reading
 from clew.ui.data.influence import facts_of, report_head, report_of_run
+from clew.ui.data.influence import strongest as strongest_of
 from tests.recorded import Recorded
 
 Triple = tuple[str, str, str]
 DRUG, PAIN, CHANNEL, OTHER = "Gabapentin", "neuralgia", "calcium channel", "Pregabalin"
 
 
-def explained(head: str = DRUG, tail: str = PAIN) -> pd.Series:
+def explained(
+    head: str = DRUG, tail: str = PAIN, *, scored: int = 500, rank: float = 1.0
+) -> pd.Series:
     return pd.Series(
         {"head_id": head, "head": head, "relation_id": "treats", "relation": "treats"}
-        | {"tail_id": tail, "tail": tail}
+        | {"tail_id": tail, "tail": tail, "candidates": scored, "rank": rank}
     )
 
 
@@ -27,7 +30,7 @@ def facts(*triples: Triple, influence: list[float] | None = None) -> pd.DataFram
     columns = ("head", "relation", "tail")
     frame = pd.DataFrame(triples, columns=list(columns))
     frame = frame.assign(**{f"{column}_id": frame[column] for column in columns})
-    return frame.assign(influence=values, rank=range(1, len(frame) + 1))
+    return reading.ranked(frame.assign(influence=values))
 
 
 def plain_paths(test: pd.Series, found: pd.DataFrame) -> list[tuple[float, tuple[int, ...]]]:
@@ -99,9 +102,8 @@ def test_a_path_is_told_in_words_from_the_head_on() -> None:
     [
         (
             [("a", "treats", PAIN), ("b", "treats", PAIN), ("a", "is", "b")],
-            "None of the three strongest facts mentions Gabapentin: the model gives an answer that "
-            "is common for treats. No path of up to three helping facts connects Gabapentin and "
-            "neuralgia.",
+            "None of the three strongest facts mentions Gabapentin; two of them have its relation, "
+            "treats. No path of up to three of the 3 helping facts in this report",
         ),
         (
             [("a", "causes", "b"), ("b", "causes", "c")],
@@ -122,8 +124,7 @@ def test_a_path_is_told_in_words_from_the_head_on() -> None:
         (
             [(DRUG, "treats", PAIN), (DRUG, "inhibits", CHANNEL)],
             "Of the two strongest facts, 2 mention Gabapentin and 1 neuralgia. The triple is "
-            "itself a training fact. No other path of up to three helping facts connects "
-            "Gabapentin and neuralgia.",
+            "itself a training fact. No other path of up to three of the 1 helping facts in this ",
         ),
     ],
 )
@@ -142,14 +143,49 @@ def test_evidence(triples: list[Triple], sentence: str) -> None:
     ],
 )
 def test_a_rank_says_what_it_leaves_out(rank: float, end: str) -> None:
-    test = pd.concat([explained(), pd.Series({"rank": rank})])
-    assert reading.answer(test, {"direction": "tail"}).endswith(end)
+    assert reading.answer(explained(rank=rank), {"direction": "tail"}).endswith(end)
 
 
 def test_without_a_helping_fact_there_is_no_evidence() -> None:
     given = facts((DRUG, "causes", PAIN), influence=[-1.0])
     assert reading.find_paths(explained(), given) == []
-    assert reading.evidence(explained(), given, []) == "No training fact made it more likely."
+    assert "of 500 scored" in reading.evidence(explained(), given, [])
+
+
+@pytest.mark.parametrize(("helping", "stored", "scored"), [(3, 4, 500), (2500, 2501, 9000)])
+def test_without_a_path_it_says_what_was_searched(helping: int, stored: int, scored: int) -> None:
+    given = facts(
+        *((f"a{number}", "treats", "b") for number in range(stored)),
+        influence=[float(helping - number) for number in range(stored)],
+    )
+    said = reading.no_path(explained(scored=scored), given)
+    assert f"{helping:,} helping facts" in said
+    assert "not searched" in said
+    assert (f"{reading.MAX_FACTS:,} strongest" in said) == (helping > reading.MAX_FACTS)
+
+
+def test_without_a_path_among_all_facts_nothing_else_was_left_out() -> None:
+    given = facts(("a", "treats", "b"), ("b", "treats", "c"))
+    assert "not searched" not in reading.no_path(explained(scored=2), given)
+
+
+def test_opponents_are_ranked_from_the_strongest() -> None:
+    given = facts(
+        *((name, "treats", "b") for name in "vwxyz"), influence=[1.0, -3.0, 2.0, -1.0, 0.0]
+    )
+    assert list(given["head"]) == ["x", "v", "z", "w", "y"]
+    assert list(given["rank"]) == [1, 2, 1, 1, 2]
+    assert list(given["place"]) == [1, 2, 3, 4, 5]
+    strongest = strongest_of(given, "influence", 4)
+    assert list(strongest["head"]) == ["x", "v", "w", "y"]
+
+
+@pytest.mark.parametrize("rank", [1.0, 169.0])
+def test_what_the_strongest_facts_have_in_common_is_told_at_any_rank(rank: float) -> None:
+    given = facts(("a", "treats", PAIN), ("b", "treats", PAIN))
+    told = reading.evidence(explained(rank=rank), given, [])
+    assert told == reading.evidence(explained(rank=1.0), given, [])
+    assert "the model" not in told
 
 
 def test_a_triple_with_itself_has_no_path() -> None:

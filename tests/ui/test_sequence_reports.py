@@ -40,7 +40,9 @@ def test_windows_come_in_order_of_their_influence(report: SequenceInfluenceRepor
     windows = sequence_windows(report)
     entries = (*report.proponents, *report.opponents)
     assert len(windows) == len(entries) > 1
-    assert windows["influence"].is_monotonic_decreasing
+    for side in (windows[windows["influence"] > 0], windows[windows["influence"] < 0]):
+        assert side["influence"].abs().is_monotonic_decreasing
+        assert side["rank"].tolist() == list(range(1, len(side) + 1))
     assert set(windows["last_frame"]) == {entry.last_frame for entry in entries}
 
 
@@ -69,7 +71,8 @@ def test_the_page_shows_prediction_and_windows(
     assert "1,234" in text
     assert "<i>day" not in text
     assert [metric.value for metric in app.metric][-1] == str(len(report.steps))
-    assert list(app.dataframe[0].value["Influence"]) == list(sequence_windows(report)["influence"])
+    shown = app.dataframe[0].value[report.form.heading]
+    assert list(shown) == list(sequence_windows(report)["influence"])
     assert any("picture" in c.value for c in app.caption) != with_picture
 
 

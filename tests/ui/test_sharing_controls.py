@@ -21,7 +21,7 @@ def rows() -> tuple[pd.Series, pd.DataFrame]:
         {"head_id": "MESH:D1", "head": "aspirin", "relation_id": "treats", "relation": "treats"}
         | {"tail_id": "X:2", "tail": "pain"}
     )
-    facts = pd.DataFrame([dict(test) | {"influence": 1.0, "rank": 1}])
+    facts = pd.DataFrame([dict(test) | {"influence": 1.0, "place": 1}])
     return test, facts
 
 

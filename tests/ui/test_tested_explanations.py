@@ -26,7 +26,7 @@ def page() -> None:
     ids = {"head_id": "h", "relation_id": "r", "tail_id": "t"}
     triple = {"head": "h", "relation": "r", "tail": "t", "candidates": 1, **ids}
     test = pd.Series({**triple, "rank": 1.0, "score": 2.0, "self_influence": 3.0})
-    facts = pd.DataFrame([{**triple, "rank": 1, "influence": 0.5}])
+    facts = pd.DataFrame([{**triple, "place": 1, "rank": 1, "influence": 0.5}])
     prediction.card(test, facts, [], ReportHead(pd.DataFrame(), validation=found))
     prediction.card(test, facts, [], ReportHead(pd.DataFrame()))
 

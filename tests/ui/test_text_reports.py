@@ -78,7 +78,7 @@ def test_marked_text_is_escaped() -> None:
 
 def test_places_are_drawn_with_their_sign(report: TextInfluenceReport) -> None:
     windows = text_windows(report)
-    spec = influence_charts.place_bars(windows, "influence", 1).to_dict()
+    spec = influence_charts.place_bars(windows, "influence", "Influence (raw) [nats]", 1).to_dict()
     (drawn,) = spec["datasets"].values()
     assert [row["sign"] == "helps" for row in drawn] == list(windows["influence"] > 0)
     assert [row["chosen"] for row in drawn] == [place == 0 for place in range(len(windows))]
@@ -128,9 +128,8 @@ def test_numbers_that_are_not_of_the_average_say_so(
 
 
 def test_a_search_that_finds_no_window_says_so(page: Open, many: Recorded) -> None:
-    assert "No training window passes" in shown(
-        page("influence", many.uri, run=many.runs["trace text"], factfind="no such text")
-    )
+    app = page("influence", many.uri, run=many.runs["trace text"], factfind="no such text")
+    assert "passes these filters" in shown(app)
 
 
 def broken(content: str, which: str) -> str:

@@ -19,7 +19,7 @@ def show(found: Agreement, names: tuple[str, str]) -> None:
     spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
     columns[0].metric("Spearman", spearman, help=glossary.SPEARMAN, border=True)
     columns[1].metric(
-        "Common facts", f"{found.common:,}", help="Facts that both explanations have.", border=True
+        "Common facts", f"{found.common:,}", help="Facts that both reports contain.", border=True
     )
     for column, (label, value) in zip(columns[2:], shown, strict=True):
         column.metric(label, value, help=glossary.OVERLAP, border=True)
@@ -29,7 +29,7 @@ def show(found: Agreement, names: tuple[str, str]) -> None:
     left.altair_chart(
         influence_charts.rank_scatter(found.facts, names),
         width="stretch",
-        alt=f"Points: the rank of each fact in {names[0]} against its rank in {names[1]}",
+        alt=f"Points: the position of each fact in {names[0]} against that in {names[1]}",
     )
     right.dataframe(
         moved(found, names),
@@ -42,15 +42,15 @@ def show(found: Agreement, names: tuple[str, str]) -> None:
 
 def moved(found: Agreement, names: tuple[str, str]) -> pd.DataFrame:
     """Return the facts that moved most, of those near the top of either explanation."""
-    near = found.facts[["rank", "other_rank"]].min(axis=1) <= MAX_MOVED
+    near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
     facts = found.facts[near]
     order = facts["moved"].abs().sort_values(ascending=False, kind="stable").index[:MAX_MOVED]
     facts = facts.loc[order]
     return pd.DataFrame(
         {
             "Training fact": influence_charts.fact_texts(facts),
-            f"Rank, {names[0]}": facts["rank"].to_numpy(),
-            f"Rank, {names[1]}": facts["other_rank"].to_numpy(),
+            f"Position, {names[0]}": facts["position"].to_numpy(),
+            f"Position, {names[1]}": facts["other_position"].to_numpy(),
             "Moved": facts["moved"].to_numpy(),
         }
     )
@@ -59,6 +59,12 @@ def moved(found: Agreement, names: tuple[str, str]) -> pd.DataFrame:
 def _columns(names: tuple[str, str]) -> dict[str, Any]:
     return {
         "Training fact": st.column_config.TextColumn(width="large"),
+        **{
+            f"Position, {name}": st.column_config.NumberColumn(
+                help="Counted from the most helpful fact to the most opposing one."
+            )
+            for name in names
+        },
         "Moved": st.column_config.NumberColumn(
             format="%+d",
             help=f"How many places lower the fact is in {names[1]} than in {names[0]}.",

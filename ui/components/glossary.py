@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from clew import names
 from clew.runs.hardware import SAMPLED_PREFIX as MACHINE
 from clew.runs.hardware import SAMPLING_SECONDS
+from clew.runs.influence_forms import Form
 
 
 @dataclass(frozen=True)
@@ -168,24 +169,19 @@ _METRICS = {
     names.VALUE_SECONDS: Words("Time to value facts", "s", "Seconds for all training facts."),
 }
 
-INFLUENCE = (
-    "How much training on this fact changed the prediction, summed over the checkpoints. Positive "
-    "(▲): it made the predicted triple more likely. Negative (▼): less likely. Only the order and "
-    "the relative size matter; it is not a probability."
+SIGNS = (
+    "Positive (▲): it made the prediction more likely. Negative (▼): less likely. An estimate, and "
+    "no probability."
 )
 COSINE = (
-    "Influence divided by the sizes of both gradients, from -1 to 1: facts with large gradients "
-    "for every prediction no longer come first."
+    "Influence divided by the lengths of both gradients in the form's geometry, no unit, from -1 "
+    "to 1: examples with large gradients for every prediction no longer come first."
 )
-SCORE = "The model's own score for the triple (a logit): larger is more likely."
+SCORE = "The model's own score for the triple (a logit, no unit): larger is more likely."
 RANK = (
     "Place of the true answer (the tail, unless the explanation asks for the head or for both) "
     "among all entities, other known answers left out; 1 means the model puts it first. Ties count "
     "half."
-)
-SELF_INFLUENCE = (
-    "How strongly the triple would change its own prediction if it were trained on. Triples with "
-    "large values are often rare, odd or wrong."
 )
 HOPS = (
     "Steps from the test triple to the fact, over the facts of this explanation: 0 shares an "
@@ -195,12 +191,7 @@ RUNS_AGREE = (
     "How many of the averaged runs agree on the sign; the runs differ only in their seed. If all "
     "agree, the sign is not the luck of one run."
 )
-SPREAD = "Standard deviation of the influence over the averaged runs."
-WINDOW_INFLUENCE = (
-    "How much training on this window changed the continuation's loss, summed over the "
-    "checkpoints. Positive (▲): it made the continuation more likely. Negative (▼): less likely. "
-    "Only the order and the relative size matter; it is not a probability."
-)
+SPREAD = "Standard deviation of the influence over the averaged runs, in its unit."
 TEXT_LOSS = (
     "Loss of the continuation, summed over its tokens; 0 means certainty. Divided by the number "
     "of tokens and by 0.693 it is bits per token."
@@ -210,7 +201,8 @@ PLACE = (
     "are counted from the start of the packed text."
 )
 SPEARMAN = (
-    "Rank correlation of the two explanations over the facts that both have: 1 is the same order, "
+    "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
+    "same order, "
     "0 no relation, -1 the reverse."
 )
 OVERLAP = "Share of the strongest facts that both explanations have in common."
@@ -227,6 +219,14 @@ PARTS = {
     "dense": "dense layer",
     "convolution": "convolution",
 }
+
+
+def score(column: str, form: Form) -> Words:
+    """Return the words for the scores of an explanation; `column` is `influence` or `cosine`."""
+    if column == "cosine":
+        return Words("Cosine", "", COSINE)
+    meaning = form.meaning[:1].upper() + form.meaning[1:]
+    return Words(form.heading, form.unit, f"{meaning} {SIGNS}")
 
 
 def words(key: str) -> Words:

@@ -55,13 +55,13 @@ def show(
 ) -> None:
     """Show the graph of `spec`, and a legend for the kinds of entities.
 
-    `take` is called with the rank of the fact whose edge is clicked, or None for anything else.
+    `take` is called with the place of the fact whose edge is clicked, or None for anything else.
     """
-    ranks = [int(rank) for rank in facts["rank"]]
+    places = [int(place) for place in facts["place"]]
 
     def choose() -> None:
         row = clicked_row(st.session_state[key].selection)
-        take(ranks[row] if row is not None and row < len(ranks) else None)
+        take(places[row] if row is not None and row < len(places) else None)
 
     option = spec(test, facts, column=column, selected=selected, kinds=kinds)
     st.echarts_chart(option, key=key, on_select=choose, height=HEIGHT, alt=alt)
@@ -91,7 +91,7 @@ def spec(
         test: A row of the report's tests.
         facts: Training facts, strongest first.
         column: `influence` or `cosine`: the width of the edges.
-        selected: Ranks of the highlighted facts.
+        selected: Places of the highlighted facts.
         kinds: Kinds of entities by their ids, if known.
     """
     facts = facts.head(MAX_EDGES)
@@ -262,7 +262,7 @@ def _fact_edges(
         pair = frozenset((source, target))
         seen[pair] = seen.get(pair, 0) + 1
         value = float(fact[column])
-        chosen = fact["rank"] in selected
+        chosen = fact["place"] in selected
         (x, y), (end_x, end_y) = places[source], places[target]
         # Names of lines that meet, or that run side by side, would overlap.
         is_apart = seen[pair] == 1 and not long & {x, end_x}

@@ -8,7 +8,7 @@ import pandas as pd
 from clew.ui.components import glossary, palette
 
 MAX_RANKS = 1000
-"""How many facts are drawn by their ranks in two explanations."""
+"""How many facts are drawn by their positions in two explanations."""
 SIGNS = alt.Scale(domain=["helps", "opposes"], range=[palette.FOR, palette.AGAINST])
 ABOVE = alt.Legend(title=None, orient="top")
 
@@ -35,13 +35,14 @@ def fact_texts(facts: pd.DataFrame) -> list[str]:
     return [fact_text(head, relation, tail) for head, relation, tail in triples]
 
 
-def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Chart:
+def fact_bars(facts: pd.DataFrame, column: str, title: str, selected: int | None) -> alt.Chart:
     """Return the strongest facts as bars; colour, direction and symbol show the sign.
 
     Args:
         facts: Rows as `influence.facts_of` returns them, in the order to show.
         column: `influence` or `cosine`.
-        selected: Rank of the fact that is selected.
+        title: Name of the numbers.
+        selected: Place of the fact that is selected.
     """
     values = facts[column].to_numpy(float)
     texts = [
@@ -50,9 +51,9 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
     ]
     frame = pd.DataFrame({"fact": texts, "rank": facts["rank"].to_numpy(), "value": values})
     frame["sign"] = _signs(values)
-    frame["chosen"] = frame["rank"] == selected
-    # Two facts can have the same text: the rank keeps their bars apart, and only the text is shown.
-    frame["place"] = [f"{rank}|{text}" for rank, text in zip(frame["rank"], texts, strict=True)]
+    frame["chosen"] = facts["place"].to_numpy() == selected
+    # Two facts can have the same text: the place keeps their bars apart; only the text is shown.
+    frame["place"] = [f"{place}|{text}" for place, text in zip(facts["place"], texts, strict=True)]
     labels = alt.Axis(
         labelExpr="slice(datum.value, indexof(datum.value, '|') + 1)",
         labelAlign="left",
@@ -71,13 +72,13 @@ def fact_bars(facts: pd.DataFrame, column: str, selected: int | None) -> alt.Cha
         .mark_bar(cornerRadius=2, height=9, yOffset=8)
         .encode(
             y=alt.Y("place:N", sort=list(frame["place"]), title=None, axis=labels),
-            x=alt.X("value:Q", title=column.capitalize()),
+            x=alt.X("value:Q", title=title),
             color=_by_sign(alt.Legend(title=None, orient="top", symbolType="square")),
             opacity=alt.condition("datum.chosen", alt.value(1.0), alt.value(0.75)),
             tooltip=[
                 alt.Tooltip("fact:N", title="Training fact"),
-                alt.Tooltip("rank:Q", title="Rank"),
-                alt.Tooltip("value:Q", title=column.capitalize(), format=".4~g"),
+                alt.Tooltip("rank:Q", title="Rank on its side"),
+                alt.Tooltip("value:Q", title=title, format=".4~g"),
             ],
         )
         .properties(height=alt.Step(32))
@@ -105,7 +106,7 @@ def share_bars(shares: pd.DataFrame, title: str) -> alt.Chart:
     return chart
 
 
-def group_bars(groups: pd.DataFrame) -> alt.Chart:
+def group_bars(groups: pd.DataFrame, name: str) -> alt.Chart:
     """Return sums of helping and opposing influence by group."""
     long = groups.melt(["group", "facts"], ["helping", "opposing"], "sign", "value")
     long["sign"] = long["sign"].map({"helping": "helps", "opposing": "opposes"})
@@ -114,7 +115,7 @@ def group_bars(groups: pd.DataFrame) -> alt.Chart:
         .mark_bar(cornerRadius=2)
         .encode(
             y=_by_name("group", list(groups["group"])),
-            x=alt.X("value:Q", title="Sum of influence"),
+            x=alt.X("value:Q", title=f"Sum of {name}"),
             color=_by_sign(),
             tooltip=[
                 alt.Tooltip("group:N", title="Group"),
@@ -127,18 +128,19 @@ def group_bars(groups: pd.DataFrame) -> alt.Chart:
     return chart
 
 
-def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
+def place_bars(windows: pd.DataFrame, column: str, title: str, selected: int) -> alt.Chart:
     """Return the influence of training windows over their places in the training text.
 
     Args:
         windows: Rows as `windows.text_windows` returns them.
         column: `influence` or `cosine`.
-        selected: Rank of the open window.
+        title: Name of the numbers.
+        selected: Place of the open window in the list.
     """
     frame = windows[["rank", "window", "first_token"]].assign(
         value=windows[column],
         sign=_signs(windows[column]),
-        chosen=windows["rank"] == selected,
+        chosen=windows["place"] == selected,
         zero=0,
     )
     chart: alt.Chart = (
@@ -146,14 +148,14 @@ def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
         .mark_rule(strokeWidth=4, strokeCap="round")
         .encode(
             x=alt.X("first_token:Q", title="First token of the window"),
-            y=alt.Y("value:Q", title=column.capitalize()),
+            y=alt.Y("value:Q", title=title),
             y2="zero:Q",
             color=_by_sign(),
             opacity=alt.condition("datum.chosen", alt.value(1.0), alt.value(0.6)),
             tooltip=[
                 alt.Tooltip("window:Q", title="Window", format=","),
-                alt.Tooltip("rank:Q", title="Rank"),
-                alt.Tooltip("value:Q", title=column.capitalize(), format=".4~g"),
+                alt.Tooltip("rank:Q", title="Rank on its side"),
+                alt.Tooltip("value:Q", title=title, format=".4~g"),
             ],
         )
         .properties(height=220)
@@ -162,32 +164,32 @@ def place_bars(windows: pd.DataFrame, column: str, selected: int) -> alt.Chart:
 
 
 def rank_scatter(facts: pd.DataFrame, names: tuple[str, str]) -> alt.LayerChart:
-    """Return the ranks of the facts in two explanations against each other."""
-    shown = facts.nsmallest(MAX_RANKS, "rank")
+    """Return the positions of the facts in two explanations against each other."""
+    shown = facts.nsmallest(MAX_RANKS, "position")
     frame = pd.DataFrame(
         {
             "fact": fact_texts(shown),
-            "rank": shown["rank"].to_numpy(),
-            "other": shown["other_rank"].to_numpy(),
+            "position": shown["position"].to_numpy(),
+            "other": shown["other_position"].to_numpy(),
             "moved": shown["moved"].abs().to_numpy(),
         }
     )
-    largest = int(max(frame["rank"].max(), frame["other"].max()))
+    largest = int(max(frame["position"].max(), frame["other"].max()))
     scale = alt.Scale(domain=[1, largest], type="symlog")
     diagonal = (
-        alt.Chart(pd.DataFrame({"rank": [1, largest], "other": [1, largest]}))
+        alt.Chart(pd.DataFrame({"position": [1, largest], "other": [1, largest]}))
         .mark_line(strokeDash=[4, 4], color=palette.REFERENCE)
-        .encode(x=alt.X("rank:Q", scale=scale), y=alt.Y("other:Q", scale=scale))
+        .encode(x=alt.X("position:Q", scale=scale), y=alt.Y("other:Q", scale=scale))
     )
     dots = (
         alt.Chart(frame)
         .mark_circle(size=45, opacity=0.7, color=palette.FOR)
         .encode(
-            x=alt.X("rank:Q", title=f"Rank in {names[0]}", scale=scale),
-            y=alt.Y("other:Q", title=f"Rank in {names[1]}", scale=scale),
+            x=alt.X("position:Q", title=f"Position in {names[0]}", scale=scale),
+            y=alt.Y("other:Q", title=f"Position in {names[1]}", scale=scale),
             tooltip=[
                 alt.Tooltip("fact:N", title="Training fact"),
-                alt.Tooltip("rank:Q", title=names[0]),
+                alt.Tooltip("position:Q", title=names[0]),
                 alt.Tooltip("other:Q", title=names[1]),
             ],
         )

@@ -10,6 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from clew import names
+from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.ui import access
 from clew.ui.components import address, exports, glossary, tables
 from clew.ui.components.runs_table import utc
@@ -20,6 +21,7 @@ ALL = "all"
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
 SIDES: dict[str, Side] = {"all": "all", "▲ helping": "proponents", "▼ opposing": "opponents"}
 TESTS_HEIGHT = 242
+SCORE = "Model's score"
 
 
 def run_labels(runs: Sequence[RunRecord], *, linked: str = "") -> dict[str, str]:
@@ -92,16 +94,16 @@ def _run(
     return chosen or ""
 
 
-def test_triple(tests: pd.DataFrame) -> int | None:
+def test_triple(tests: pd.DataFrame, form: Form) -> int | None:
     """Let a person choose a test triple from a table; return its place in the report."""
     if len(tests) == 1:
         return int(str(tests.index[0]))
     label = f"Explained triples: {len(tests):,}"
     with st.expander(label, expanded=bool(address.text("find") or address.text("testrel"))):
-        return _choose_test(tests)
+        return _choose_test(tests, form)
 
 
-def _choose_test(tests: pd.DataFrame) -> int | None:
+def _choose_test(tests: pd.DataFrame, form: Form) -> int | None:
     first, second, third = st.columns([2.4, 1.6, 1.6])
     text = first.text_input(
         "Search test triples",
@@ -116,18 +118,17 @@ def _choose_test(tests: pd.DataFrame) -> int | None:
     if found.empty:
         st.info("No test triple matches; clear the search or the relation.")
         return None
-    return _tests_table(found)
+    return _tests_table(found, form)
 
 
-def _tests_table(found: pd.DataFrame) -> int:
+def _tests_table(found: pd.DataFrame, form: Form) -> int:
     places = [int(place) for place in found.index]
     linked = address.number("test")
     place = linked if linked in places else places[0]
     frame = found[["head", "relation", "tail", "rank", "score", "self_influence", "candidates"]]
+    called = {"score": SCORE, "self_influence": form.self_heading, "candidates": "Facts scored"}
     tables.tick_one(
-        frame.rename(
-            columns={"self_influence": "Self-influence", "candidates": "Facts scored"}
-        ).rename(columns=str.capitalize),
+        frame.rename(columns=called).rename(columns=lambda name: f"{name[:1].upper()}{name[1:]}"),
         places,
         key=f"tests-{hash(tuple(places))}-{place}",
         chosen=place,
@@ -135,10 +136,8 @@ def _tests_table(found: pd.DataFrame) -> int:
         alt="Explained triples",
         column_config={
             "Rank": st.column_config.NumberColumn(help=glossary.RANK, format="%.4g"),
-            "Score": st.column_config.NumberColumn(help=glossary.SCORE, format="%.3f"),
-            "Self-influence": st.column_config.NumberColumn(
-                help=glossary.SELF_INFLUENCE, format="%.3g"
-            ),
+            SCORE: st.column_config.NumberColumn(help=glossary.SCORE, format="%.3f"),
+            form.self_heading: st.column_config.NumberColumn(help=SELF_INFLUENCE, format="%.3g"),
             "Facts scored": st.column_config.NumberColumn(
                 help="Training facts whose influence was computed."
             ),

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import streamlit as st
 
+from clew.runs.influence_forms import Form
 from clew.ui.components import address, beside, graph, markup, states, tables
-from clew.ui.data.influence import MAX_STEPS, FactPath, facts_of_paths
+from clew.ui.data.influence import FactPath, facts_of_paths, no_path
 
 NUM_DRAWN = 8
 """How many paths are drawn; a selected path further down is drawn too."""
@@ -22,13 +23,11 @@ def show(
     *,
     key: str,
     kinds: Mapping[str, str],
+    form: Form,
 ) -> None:
     """Show paths as a picture next to their sentences; a click on either selects one."""
     if not paths:
-        states.note(
-            f"No path of up to {MAX_STEPS} helping facts connects the two ends; single facts are "
-            "under Training facts."
-        )
+        states.note(f"{no_path(test, facts)} Single facts are under Training facts.")
         return
     place = address.number("path") or 0
     place = place if place < len(paths) else 0
@@ -36,7 +35,7 @@ def show(
     with left:
         _picture(test, facts, paths, place, key=f"{key}-paths-{place}", kinds=kinds)
     with right:
-        _table(paths, place, key=f"{key}-sentences-{place}")
+        _table(paths, place, form, key=f"{key}-sentences-{place}")
 
 
 def _picture(
@@ -50,9 +49,9 @@ def _picture(
 ) -> None:
     drawn = [*paths[:NUM_DRAWN], *([paths[place]] if place >= NUM_DRAWN else [])]
 
-    def take(rank: int | None) -> None:
-        if rank is not None:
-            through = (number for number, path in enumerate(paths) if rank in path.ranks)
+    def take(fact: int | None) -> None:
+        if fact is not None:
+            through = (number for number, path in enumerate(paths) if fact in path.ranks)
             address.write("path", next(through))
 
     graph.show(
@@ -67,7 +66,7 @@ def _picture(
     )
 
 
-def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
+def _table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) -> None:
     tables.tick_one(
         pd.DataFrame(
             {
@@ -88,10 +87,10 @@ def _table(paths: Sequence[FactPath], place: int, *, key: str) -> None:
             "Weakest": st.column_config.NumberColumn(
                 format="%.4g",
                 width=70,
-                help="Influence of its weakest fact; the paths are in this order.",
+                help=f"{form.heading} of its weakest fact; the paths are in this order.",
             ),
             "Ranks": st.column_config.TextColumn(
-                width=80, help="Places of its facts by influence."
+                width=80, help="Places of its facts among those that helped."
             ),
         },
         most=graph.HEIGHT - 90,

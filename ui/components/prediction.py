@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from clew.biolink.curies import page_of
 from clew.biolink.terms import is_denied
 from clew.names import average_notes
+from clew.runs.influence_forms import ESTIMATE, SELF_INFLUENCE
 from clew.ui.components import exports, glossary, markup, states
 from clew.ui.data.influence import FactPath, ReportHead, answer, evidence, scored, summary
 from clew.ui.data.runs import number_text
@@ -22,7 +23,8 @@ CHECKPOINTS = "Saved states of the model over which the influence is summed."
 _CARD = (
     '<div class="clew-card"><h2>{triple} <span class="clew-small clew-muted">{numbers}</span></h2>'
     '<p class="clew-small clew-ids">{ids}</p>'
-    '<p>{answer} {evidence}</p><p class="clew-muted clew-small">{why}</p></div>'
+    '<p>{answer} {evidence}</p><p class="clew-muted clew-small">{why} '
+    '<span title="{meaning}">{form}</span></p></div>'
 )
 _NUMBER = '<span title="{help}">{label} {value}</span>'
 _LINK = '<a href="{page}" target="_blank" rel="noreferrer">{text}</a>'
@@ -44,6 +46,8 @@ def card(
         answer=answer(test, head.settings),
         evidence=evidence(test, facts, paths),
         why=summary(facts, scored(test, facts), head.train_size),
+        form=f"{head.form.named}, an estimate.",
+        meaning=f"{head.form.sentence} {ESTIMATE}",
     )
     if head.validation is not None:
         states.note(head.validation.sentence)
@@ -51,10 +55,11 @@ def card(
 
 
 def _numbers(test: pd.Series, head: ReportHead) -> Markup:
+    form = head.form
     shown = [
         ("rank", test["rank"], glossary.RANK),
-        ("score", test["score"], glossary.SCORE),
-        ("self-influence", test["self_influence"], glossary.SELF_INFLUENCE),
+        ("model's score", test["score"], glossary.SCORE),
+        (form.self_heading.lower(), test["self_influence"], SELF_INFLUENCE),
         ("checkpoints", len(head.checkpoints) or math.nan, CHECKPOINTS),
     ]
     return markup.join(

@@ -74,7 +74,7 @@ def _deletions(record: ValidationRecord) -> None:
         columns={
             "form": "Strongest by",
             "facts": "Facts deleted",
-            "mean": "Fall of log-probability",
+            "mean": "Fall of log-probability [nats]",
             "low": "95 % from",
             "high": "95 % to",
             "rank_mean": "Fall of 1 / rank",
@@ -159,7 +159,9 @@ def fact_values(facts: pd.DataFrame, worst: str) -> None:
     shown.insert(0, "±", [sign_symbol(value) for value in shown["Value"]])
     columns = {
         "±": st.column_config.TextColumn(width=30),
-        "Value": st.column_config.NumberColumn(format="%.4g", width="small"),
+        "Value": st.column_config.NumberColumn(
+            format="%.4g", width="small", help="Nats of the loss for each unit of a fact's weight."
+        ),
     }
     tables.show(shown, alt="Values of facts", column_config=columns, most=MAX_HEIGHT)
     exports.button("Worst facts (TSV)", worst, names.WORST_FACTS, "text/tab-separated")

@@ -5,6 +5,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
+from clew.runs.influence_forms import ESTIMATE, SELF_INFLUENCE, Form
 from clew.ui.components import exports, glossary, markup, palette, prediction, states
 from clew.ui.data.windows import SequenceInfluenceReport, sequence_windows
 
@@ -31,14 +32,14 @@ def show(report: SequenceInfluenceReport, picture: Path | None) -> None:
     numbers(report)
     windows = sequence_windows(report)
     headings = {str(name): exports.heading(str(name)) for name in windows}
-    headings["target"] = exports.heading("target", report.unit)
+    headings |= {"target": exports.heading("target", report.unit), "influence": report.form.heading}
     windows = windows.rename(columns=headings)
     if windows.empty:
-        states.note("No training window was scored.")
+        states.note(f"None of the {report.num_scored:,} scored training windows is listed.")
         return
     left, right = st.columns([1, 1.2])
     with left:
-        table(windows)
+        table(windows, report.form)
         exports.table(windows, "windows.csv")
     with right:
         if picture is None:
@@ -52,24 +53,25 @@ def numbers(report: SequenceInfluenceReport) -> None:
     with st.container(horizontal=True):
         st.metric("Loss", prediction.number(report.loss), help="Of this window, after training.")
         st.metric(
-            "Self-influence",
+            report.form.self_heading,
             prediction.number(report.self_influence),
-            help=glossary.SELF_INFLUENCE,
+            help=SELF_INFLUENCE,
         )
         st.metric("Checkpoints", str(len(report.steps)), help=prediction.CHECKPOINTS)
+    st.caption(f"{report.form.sentence} {ESTIMATE}")
     for note in report.notes():
         states.note(note)
 
 
-def table(windows: pd.DataFrame) -> None:
-    shown = windows.copy()
-    shown.insert(0, "±", [palette.sign_symbol(value) for value in windows["Influence"]])
+def table(windows: pd.DataFrame, form: Form) -> None:
+    shown, score = windows.copy(), glossary.score("influence", form)
+    shown.insert(0, "±", [palette.sign_symbol(value) for value in windows[score.label]])
     st.dataframe(
         shown,
         alt="Training windows behind the prediction",
         hide_index=True,
         column_config={
-            "Influence": st.column_config.NumberColumn(format="%.4g"),
+            score.label: st.column_config.NumberColumn(format="%.4g", help=score.help),
             "Cosine": st.column_config.NumberColumn(format="%.3f", help=glossary.COSINE),
         },
     )

@@ -1,6 +1,6 @@
 """The explanation of a text: the prompt with its continuation, and the training windows.
 
-The rank of the open window is in the address under `fact`, as that of a selected fact is.
+The place of the open window is in the address under `fact`, as that of a selected fact is.
 """
 
 import math
@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from clew.runs.influence_forms import ESTIMATE, SELF_INFLUENCE, Form
 from clew.ui.components import (
     address,
     exports,
@@ -23,8 +24,9 @@ from clew.ui.components import (
     states,
     tables,
 )
-from clew.ui.data.influence import FactFilter, filter_rows, value_column
+from clew.ui.data.influence import FactFilter, by_side, filter_rows, value_column
 from clew.ui.data.windows import (
+    MIN_SHARED_CHARACTERS,
     TextInfluenceReport,
     shared_passages,
     text_windows,
@@ -51,25 +53,30 @@ def show(report: TextInfluenceReport, *, key: str) -> None:
     card(report, windows)
     numbers(report)
     if windows.empty:
-        states.note("No training window was scored.")
+        states.note(f"None of the {report.num_scored:,} scored training windows is listed.")
         return
     wanted = window_filter(windows)
     shown = filter_rows(windows, wanted, ["text"])
     if shown.empty:
-        states.note("No training window passes these filters; clear one of them.")
+        states.note(
+            f"None of the {len(windows):,} listed training windows passes these filters; clear one "
+            "of them."
+        )
         return
     column = value_column(shown, cosine=wanted.cosine)
-    shown = shown.sort_values(column, ascending=False, kind="stable")
+    shown, form = by_side(shown, column), report.form
     left, right = st.columns([1.15, 1])
     with left:
-        table(shown, column, key=f"{key}-{hash(wanted)}")
-        exports.table(windows.rename(columns=exports.heading), "windows.csv")
+        table(shown, column, form, key=f"{key}-{hash(wanted)}")
+        listed = windows.drop(columns="place").rename(columns={"influence": form.heading})
+        exports.table(listed.rename(columns=exports.heading), "windows.csv")
     chosen = _chosen(shown)
     with right:
         reading(report, chosen, column)
-    facts.splits(chosen)
+    facts.splits(chosen, form)
     st.header("Where in the training text", anchor=False, help=glossary.PLACE)
-    chart = influence_charts.place_bars(shown, column, int(chosen["rank"]))
+    title = glossary.score(column, form).label
+    chart = influence_charts.place_bars(shown, column, title, int(chosen["place"]))
     alt = f"Bars: {column} of the windows over their places in the training text"
     st.altair_chart(chart, width="stretch", alt=alt)
 
@@ -97,7 +104,7 @@ def numbers(report: TextInfluenceReport) -> None:
     """Show the numbers of the continuation, each with its meaning."""
     shown = [
         ("Loss [nats]", report.loss, glossary.TEXT_LOSS),
-        ("Self-influence", report.self_influence, glossary.SELF_INFLUENCE),
+        (report.form.self_heading, report.self_influence, SELF_INFLUENCE),
         (
             "Windows scored",
             report.num_scored,
@@ -109,6 +116,7 @@ def numbers(report: TextInfluenceReport) -> None:
         for label, value, explanation in shown:
             number = None if value is None else float(value)
             st.metric(label, prediction.number(number), help=explanation)
+    st.caption(f"{report.form.sentence} {ESTIMATE}")
     for note in report.notes():
         states.note(note)
 
@@ -132,33 +140,33 @@ def window_filter(windows: pd.DataFrame) -> FactFilter:
 
 def _chosen(windows: pd.DataFrame) -> pd.Series:
     """Return the open window: the selected one, or else the first."""
-    rank = facts.selected(windows)
-    row: pd.Series = windows[windows["rank"] == rank].iloc[0] if rank else windows.iloc[0]
+    place = facts.selected(windows)
+    row: pd.Series = windows[windows["place"] == place].iloc[0] if place else windows.iloc[0]
     return row
 
 
-def table(windows: pd.DataFrame, column: str, *, key: str) -> None:
+def table(windows: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
     """Show the windows in a table; a click on a row opens its text."""
-    ranks = [int(rank) for rank in windows["rank"]]
+    places = [int(place) for place in windows["place"]]
     tables.tick_one(
-        _frame(windows, column),
-        ranks,
+        _frame(windows, column, form),
+        places,
         key=f"{key}-windows",
-        chosen=facts.selected(windows) or ranks[0],
+        chosen=facts.selected(windows) or places[0],
         take=partial(address.write, "fact"),
         alt="Training windows by their influence",
-        column_config=_columns(column),
+        column_config=_columns(column, form),
         most=HEIGHT,
     )
 
 
-def _frame(windows: pd.DataFrame, column: str) -> pd.DataFrame:
+def _frame(windows: pd.DataFrame, column: str, form: Form) -> pd.DataFrame:
     values = windows[column].to_numpy(float)
     texts = [" ".join(str(text).split())[:EXCERPT_CHARACTERS] for text in windows["text"]]
     return pd.DataFrame(
         {
             "±": [palette.sign_symbol(value) for value in values],
-            column.capitalize(): values,
+            glossary.score(column, form).label: values,
             "Text": texts,
             "Window": windows["window"].to_numpy(),
             "Rank": windows["rank"].to_numpy(),
@@ -166,19 +174,19 @@ def _frame(windows: pd.DataFrame, column: str) -> pd.DataFrame:
     )
 
 
-def _columns(column: str) -> dict[str, Any]:
-    explanation = glossary.COSINE if column == "cosine" else glossary.WINDOW_INFLUENCE
+def _columns(column: str, form: Form) -> dict[str, Any]:
+    score = glossary.score(column, form)
     return {
         "±": st.column_config.TextColumn(
             width=30, help="▲ made the continuation more likely, ▼ less likely."
         ),
-        column.capitalize(): st.column_config.NumberColumn(
-            format="%.4g", width=78, help=explanation
-        ),
+        score.label: st.column_config.NumberColumn(format="%.4g", width=138, help=score.help),
         "Text": st.column_config.TextColumn(width=370, help="How the window starts."),
         "Window": st.column_config.NumberColumn(width=70, help=glossary.PLACE),
         "Rank": st.column_config.NumberColumn(
-            width=54, help="Place by influence: 1 helped the continuation most."
+            width=54,
+            help="Place among the windows of the same side: ▲ 1 helped the continuation most, ▼ 1 "
+            "spoke most against it.",
         ),
     }
 
@@ -190,7 +198,7 @@ def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
     markup.show(
         _WINDOW,
         window=f"{int(row['window']):,}",
-        effect=facts.effect(row, column, of="continuation"),
+        effect=facts.effect(row, column, report.form, of="continuation"),
         place=_place(report, row, len(passages)),
         text=markup.marked(text, passages),
     )
@@ -203,4 +211,5 @@ def _place(report: TextInfluenceReport, row: pd.Series, num_passages: int) -> st
     shared = {0: "no passage", 1: "one passage, marked,"}.get(
         num_passages, f"{num_passages} passages, marked,"
     )
-    return f"From {report.dataset}, {tokens}; it shares {shared} with the text above."
+    length = f"of {MIN_SHARED_CHARACTERS} characters or more"
+    return f"From {report.dataset}, {tokens}; it shares {shared} {length} with the text above."

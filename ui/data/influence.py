@@ -15,14 +15,15 @@ from clew import names
 from clew.errors import DataError
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
 from clew.runs.reading.facts import (
-    MAX_STEPS,
     Agreement,
     FactPath,
     agreement,
     answer,
+    by_side,
     evidence,
     facts_of_paths,
     find_paths,
+    no_path,
     place_text,
     scored,
     summary,
@@ -36,15 +37,16 @@ from clew.ui import access
 from clew.ui.data.runs import RunQuery, RunRecord, runs_page
 
 __all__ = [
-    "MAX_STEPS",
     "Agreement",
     "FactPath",
     "ReportFiles",
     "ReportHead",
     "agreement",
     "answer",
+    "by_side",
     "evidence",
     "facts_of_paths",
+    "no_path",
     "place_text",
     "scored",
     "summary",
@@ -213,12 +215,11 @@ def filter_tests(tests: pd.DataFrame, *, text: str, relation: str, order: str) -
 
 
 def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:
-    """Return the `number` facts with the largest absolute values, in descending order of value."""
-    if len(facts) <= number:
-        return facts.sort_values(column, ascending=False, kind="stable")
+    """Return the `number` facts with the largest absolute values, in the order of `by_side`."""
     values = facts[column].abs().to_numpy()
-    places = np.argpartition(-values, number)[:number]
-    return facts.iloc[places].sort_values(column, ascending=False, kind="stable")
+    if len(facts) > number:
+        facts = facts.iloc[np.argpartition(-values, number)[:number]]
+    return by_side(facts, column)
 
 
 def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:

@@ -4,6 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.reading.facts import ranked
 from clew.runs.reading.reports import ReportFiles
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, TextWindow
 from clew.ui.data.influence import Identity
@@ -26,19 +27,16 @@ def text_report_of(files: ReportFiles) -> TextInfluenceReport:
 
 
 def text_windows(report: TextInfluenceReport) -> pd.DataFrame:
-    """Return the training windows behind a text, most helpful first.
+    """Return the training windows behind a text, in the order of `by_side`.
 
-    Columns: `rank` from 1, `influence`, `text`, `window` (its number), `first_token` and
-    `last_token` (its place in the packed corpus), `cosine` if the report has it, and `part_*` and
-    `checkpoint_*`.
+    Columns: `place` and `rank` as of `ranked`, `influence`, `text`, `window` (its number),
+    `first_token` and `last_token` (its place in the packed corpus), `cosine` if the report has it,
+    and `part_*` and `checkpoint_*`.
     """
-    entries = (*report.proponents, *reversed(report.opponents))
-    frame = pd.DataFrame([_row(entry, report) for entry in entries])
+    frame = pd.DataFrame([_row(entry, report) for entry in report.listed])
     if frame.empty:
-        return pd.DataFrame(columns=["rank", "influence", "text", "window", "first_token"])
-    frame = frame.sort_values("influence", ascending=False, kind="stable", ignore_index=True)
-    frame.insert(0, "rank", range(1, len(frame) + 1))
-    return frame
+        return pd.DataFrame(columns=["place", "rank", "influence", "text", "window", "first_token"])
+    return ranked(frame)
 
 
 def _row(entry: TextWindow, report: TextInfluenceReport) -> dict[str, object]:
@@ -59,14 +57,13 @@ def _row(entry: TextWindow, report: TextInfluenceReport) -> dict[str, object]:
 
 
 def sequence_windows(report: SequenceInfluenceReport) -> pd.DataFrame:
-    """Return the training windows behind a prediction from frames, most helpful first.
+    """Return the training windows behind a prediction from frames, in the order of `by_side`.
 
-    Columns: `influence`, `cosine`, `last_frame`, `group`, `target`.
+    Columns: `rank` within the own side, `influence`, `cosine`, `last_frame`, `group`, `target`.
     """
-    entries = (*report.proponents, *reversed(report.opponents))
     return pd.DataFrame(
-        [(e.influence, e.cosine, e.last_frame, e.group, e.target) for e in entries],
-        columns=["influence", "cosine", "last_frame", "group", "target"],
+        [(e.rank, e.influence, e.cosine, e.last_frame, e.group, e.target) for e in report.listed],
+        columns=["rank", "influence", "cosine", "last_frame", "group", "target"],
     )
 
 

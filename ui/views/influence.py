@@ -1,4 +1,4 @@
-"""Influence: which training facts made the model believe a triple."""
+"""Influence: which training facts are behind a prediction."""
 
 from collections.abc import Mapping
 
@@ -8,6 +8,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew.names import TAG_TASK
 from clew.runs import store
+from clew.runs.influence_forms import Form
 from clew.ui.components import (
     agreement_view,
     beside,
@@ -88,7 +89,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
         states.warning(
             f"{head.problem}. This page shows the other files, without ranks and scores."
         )
-    place = influence_controls.test_triple(head.tests)
+    place = influence_controls.test_triple(head.tests, head.form)
     if place is None:
         return
     test, found = triple_at(head, place), facts_of(files, place)
@@ -103,11 +104,12 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     with states.guarded(section):
         match section:
             case "Paths":
-                paths_view.show(test, found, paths, key=f"{run_id}-{place}", kinds=kinds)
+                key = f"{run_id}-{place}"
+                paths_view.show(test, found, paths, key=key, kinds=kinds, form=head.form)
             case "Training facts":
-                _facts(test, found, more, kinds, key=f"{run_id}-{place}")
+                _facts(test, found, more, kinds, head.form, key=f"{run_id}-{place}")
             case "Groups":
-                _groups(test, found, more)
+                _groups(test, found, more, head.form)
             case "Another run":
                 _compare(run_id, test, found, runs)
             case "Review":
@@ -123,38 +125,45 @@ def _facts(
     found: pd.DataFrame,
     more: DeltaGenerator,
     kinds: Mapping[str, str],
+    form: Form,
     *,
     key: str,
 ) -> None:
     with more.popover("Filter facts", width="stretch"):
         wanted = influence_controls.fact_filter(found)
-        form, number = influence_controls.picture()
+        drawn, number = influence_controls.picture()
     shown = filter_facts(found, wanted)
     if shown.empty:
-        states.note("No training fact passes these filters; clear one of them.")
+        states.note(
+            f"None of the {len(found):,} training facts in this report passes these filters; clear "
+            "one of them."
+        )
         return
     column = value_column(found, cosine=wanted.cosine)
     key = f"{key}-{hash(wanted)}"
     left, right = beside.columns([1, 1.3], key="facts")
     with left:
-        if form == "bars":
-            facts.bars(shown, column)
+        if drawn == "bars":
+            facts.bars(shown, column, form)
         else:
             facts.picture(test, shown, column, number=number, key=key, kinds=kinds)
     with right:
-        facts.table(shown, column, key=key)
-    facts.details(shown, column)
+        facts.table(shown, column, form, key=key)
+    facts.details(shown, column, form)
 
 
-def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator) -> None:
+def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Form) -> None:
     with more.popover("Filter facts", width="stretch"):
         wanted = influence_controls.fact_filter(found)
     by = influence_controls.grouping()
     groups = grouped(filter_facts(found, wanted), by, str(test["head"]), str(test["tail"]))
     if groups.empty:
-        states.note("No training fact passes these filters; clear one of them.")
+        states.note(
+            f"None of the {len(found):,} training facts in this report passes these filters; clear "
+            "one of them."
+        )
         return
-    chart = influence_charts.group_bars(groups)
+    chart = influence_charts.group_bars(groups, form.heading)
     st.altair_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
     absent = scored(test, found) - len(found)
     if absent > 0:

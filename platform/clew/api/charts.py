@@ -16,22 +16,26 @@ LABEL_PIXELS = 420
 Chart = alt.Chart | alt.VConcatChart
 
 
-def influence_chart(frame: pd.DataFrame, titles: Sequence[str], *, num_examples: int) -> Chart:
+def influence_chart(
+    frame: pd.DataFrame, titles: Sequence[str], heading: str, *, num_examples: int
+) -> Chart:
     """Return bars of the strongest examples, one panel for each prediction.
 
     Args:
         frame: A table of examples from `clew.api.tables`.
         titles: What is explained, one text per prediction.
+        heading: Name and unit of the scores.
         num_examples: Largest number of examples to draw for each side.
     """
     strongest = frame[frame["rank"] <= num_examples]
     panels = [
-        _panel(strongest[strongest[TEST] == number], title) for number, title in enumerate(titles)
+        _panel(strongest[strongest[TEST] == number], title, heading)
+        for number, title in enumerate(titles)
     ]
     return panels[0] if len(panels) == 1 else alt.vconcat(*panels)
 
 
-def _panel(rows: pd.DataFrame, title: str) -> alt.Chart:
+def _panel(rows: pd.DataFrame, title: str, heading: str) -> alt.Chart:
     """Return the bars of one prediction, proponents above opponents."""
     drawn = rows[["side", "rank", "influence"]].copy()
     # Two examples can have the same text; the number before the text keeps their bars separate.
@@ -40,7 +44,7 @@ def _panel(rows: pd.DataFrame, title: str) -> alt.Chart:
         alt.Chart(drawn, title=alt.Title(title, anchor="start"), height=alt.Step(BAR_PIXELS))
         .mark_bar()
         .encode(
-            x=alt.X("influence:Q", title="influence (TracIn)"),
+            x=alt.X("influence:Q", title=heading),
             y=alt.Y("example:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_PIXELS)),
             color=alt.Color("side:N", scale=SIDES, title=None),
             tooltip=["example:N", "side:N", "rank:Q", alt.Tooltip("influence:Q", format=".4g")],

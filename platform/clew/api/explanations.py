@@ -18,6 +18,7 @@ from clew.errors import ConfigError, DataError, quoted
 from clew.extras import extra
 from clew.files import working_folder
 from clew.runs.influence_columns import CHECKPOINT_PREFIX, PART_PREFIX
+from clew.runs.influence_forms import ESTIMATE, Form, form_of
 from clew.runs.influence_report import InfluenceReport
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
 from clew.workflows.explaining.trace_sequence import trace_sequences
@@ -40,9 +41,13 @@ class Attribution:
     """An explanation: the training examples that influenced a prediction most.
 
     A row is a training fact for graphs, and a training window for text and image sequences.
-    Examples that lowered the loss of the explained prediction are its *proponents*; examples that
-    raised it are its *opponents*. `influence` is the size of this effect, to first order. Compare
-    scores only within one prediction, because their size depends on learning rates and checkpoints.
+    Examples that made the explained prediction more likely are its *proponents*; examples that made
+    it less likely are its *opponents*. `influence` is in the form that `form` names, with its unit:
+    by default, for most graph models, `kronecker`, the inner product of whitened gradients divided
+    by the length of the example's own. It has no unit, so compare it only within one prediction.
+
+    The arithmetic is exact. What a score says about training without an example is an estimate;
+    `clew validate-influence` measures how good it is for a model.
     """
 
     report: Report = field(repr=False)
@@ -50,6 +55,13 @@ class Attribution:
     run_id: str | None
     """Id of the run, of kind `trace`, that records the explanation; None if it is not recorded."""
     _frame: pd.DataFrame = field(repr=False)
+
+    @property
+    def form(self) -> Form:
+        """Name (`key`), `unit` and `meaning` of the numbers in the column `influence`."""
+        if isinstance(self.report, InfluenceReport):
+            return form_of(self.report.settings)
+        return self.report.form
 
     @property
     def proponents(self) -> pd.DataFrame:
@@ -86,7 +98,8 @@ class Attribution:
         with extra("ui"):
             from clew.api.charts import influence_chart
 
-        return influence_chart(self._frame, self._titles(), num_examples=num_examples)
+        heading = self.form.heading
+        return influence_chart(self._frame, self._titles(), heading, num_examples=num_examples)
 
     def _side(self, side: str) -> pd.DataFrame:
         """Return the rows of one side with the readable columns."""
@@ -113,7 +126,8 @@ class Attribution:
                 rows = table[table[TEST] == number].drop(columns=TEST).head(SHOWN_ROWS)
                 shown = rows.to_html(index=False, border=0) if len(rows) else "<p>none</p>"
                 parts.append(f"<h5>{name}</h5>{shown}")
-        return f"{''.join(parts)}<p>{html.escape(self.report.sign)}</p>"
+        said = (self.report.sign, self.form.sentence, ESTIMATE)
+        return f"{''.join(parts)}{''.join(f'<p>{html.escape(text)}</p>' for text in said)}"
 
 
 def attribute(
@@ -126,7 +140,9 @@ def attribute(
     top_k: int = 20,
     overrides: Mapping[str, object] | None = None,
 ) -> Attribution:
-    """Find the training examples behind a prediction (TracIn), and record the result as a run.
+    """Find the training examples behind a prediction, and record the result as a run.
+
+    Scores are those of TracIn or a form of it (`influence.score`), summed over all checkpoints.
 
     The arguments determine what is explained: triples of a graph, the continuation of a prompt, or,
     with neither, a window of image frames.

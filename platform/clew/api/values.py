@@ -39,8 +39,8 @@ def value_facts(
     Returns:
         A table with a row for each training fact, the most helpful first. The columns are
         `train_index`, the labels `head`, `relation` and `tail`, the names `head_id`, `relation_id`
-        and `tail_id`, and `value`: how much the weight of the fact lowers the sum of the losses, to
-        first order.
+        and `tail_id`, and `value`: how much the weight of the fact lowers the sum of the losses, in
+        nats for each unit of weight, to first order.
 
     Raises:
         UsageError: If the model, the triples or their weights cannot be used, or the training

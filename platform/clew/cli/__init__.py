@@ -11,13 +11,14 @@ import click
 
 from clew import __version__
 from clew.cli import explanations, models, project, training
+from clew.cli.options import CONTEXT
 from clew.errors import UsageError
 
 UNDER_TORCHRUN = ("train", "predict", "tracin", "batch-tracin")
 """Commands whose processes share the work; with other commands, each process would do all of it."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings=CONTEXT)
 @click.version_option(__version__)
 @click.pass_context
 def cli(context: click.Context) -> None:

@@ -286,7 +286,7 @@ class ValueFactsOptions(Options):
 
 @command(ValueFactsOptions)
 def value_facts(options: ValueFactsOptions) -> int:
-    """Find the training facts that help or harm many predictions together.
+    """Find the facts that help or harm many predictions.
 
     The sum of their losses is differentiated through the whole training, in one pass.
     """

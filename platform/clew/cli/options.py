@@ -26,6 +26,12 @@ from clew.names import KIND_TRAIN, NEWEST
 if TYPE_CHECKING:
     from clew.workflows.cluster import ClusterRequest
 
+CONTEXT = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 100,
+    "token_normalize_func": lambda name: name.replace("_", "-"),  # scripts may write underscores
+}
+"""How click reads every command and shows its help."""
 ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
 
 
@@ -213,17 +219,22 @@ class Verb(click.Command):
             callback=lambda **given: function(options.read(name, given)),
             params=params,
             help=function.__doc__,
+            context_settings=CONTEXT,
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Stop an option with an optional value from taking an assignment as its value."""
-        may_stand_alone = [o for o in self.declared if o.alone and not o.switch]
-        alone = {spelling: o.alone for o in may_stand_alone for spelling in spellings(o.name)}
+        alone = {dashed(o.name): o.alone for o in self.declared if o.alone and not o.switch}
         words = [
-            f"{word}={alone[word]}" if word in alone and ASSIGNMENT.match(following) else word
+            f"{word}={value}" if value and ASSIGNMENT.match(following) else word
             for word, following in zip(args, [*args[1:], ""], strict=False)
+            for value in [alone.get(word.replace("_", "-"))]
         ]
-        return super().parse_args(ctx, words)
+        try:
+            return super().parse_args(ctx, words)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves it out of an option without its value
+            raise
 
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -234,18 +245,13 @@ def command(options: type[O]) -> Callable[[Callable[[O], int]], Verb]:
     return lambda function: Verb(options, function)
 
 
-def spellings(name: str) -> list[str]:
-    """Return the name of an option with dashes and, for older scripts, with underscores."""
-    return list(dict.fromkeys([dashed(name), f"--{name}"]))
-
-
 def _click_option(option: DeclaredOption) -> click.Option:
     settings: dict[str, Any] = {"default": "", "help": option.help, "hidden": option.hidden}
     if option.switch:
         settings |= {"is_flag": True, "flag_value": "true"}
     elif option.alone:
         settings |= {"is_flag": False, "flag_value": option.alone}
-    return click.Option([*spellings(option.name), option.name], **settings)
+    return click.Option([dashed(option.name), option.name], **settings)
 
 
 def _settings_option() -> click.Option:

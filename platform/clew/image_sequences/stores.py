@@ -43,9 +43,10 @@ SIDES_OVER_CHANNELS = 4
 class StoredArray(Protocol):
     """What the three libraries share."""
 
-    shape: tuple[int, ...]
-    dtype: Any
-
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
     def __getitem__(self, place: Any) -> Any:
         """Read values."""
         ...
@@ -164,7 +165,7 @@ def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
         # A path as text could be the address of another machine.
         store = zarr.storage.LocalStore(path, read_only=True)
         group = zarr.open_group(store, mode="r", use_consolidated=False)
-        arrays = {name: group[name] for name in names if name in group}
+        arrays: dict[str, Any] = {name: group[name] for name in names if name in group}
         attributes = dict(group.attrs)
     except Exception as error:  # Zarr raises many error types for invalid metadata
         raise DataError(f"{path}: not a readable Zarr group ({described(error)})") from None

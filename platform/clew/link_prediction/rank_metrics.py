@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,10 @@ SIDES: tuple[Side, ...] = ("head", "tail")
 HITS_AT = (1, 3, 10)
 
 Ranks = Float64[np.ndarray, " query"]
+
+
+def _hits(k: int, ranks: Ranks) -> Ranks:
+    return 1.0 * (ranks <= k)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class RankingResult:
         terms: dict[str, Callable[[Ranks], Ranks]] = {
             names.MRR: lambda ranks: 1.0 / ranks,
             names.MEAN_RANK: lambda ranks: ranks,
-            **{names.hits_at(k): lambda ranks, k=k: 1.0 * (ranks <= k) for k in HITS_AT},
+            **{names.hits_at(k): partial(_hits, k) for k in HITS_AT},
         }
         sides = [side for side in SIDES if name.endswith(f"_{side}")] or SIDES
         term = terms.get(name.removesuffix("_head").removesuffix("_tail"))

@@ -44,7 +44,7 @@ TERM_COLUMNS = (
 """Parquet: the columns of the CSV file in snake case, dictionary-encoded strings."""
 
 SCORE_COLUMN = "tracin_score"
-"""Parquet: the influence, float64."""
+"""Parquet: the influence, float64, in the form that the JSON file names under `form`."""
 COSINE_COLUMN = "cosine"
 """Parquet: influence divided by the norms of both gradients; absent if it was not computed."""
 SPREAD_COLUMN = "spread"
@@ -56,7 +56,8 @@ TEST_INDEX_COLUMN = "test_index"
 TRAIN_INDEX_COLUMN = "train_index"
 """Parquet: row of the training triple in the training data, from 0, int64."""
 RANK_COLUMN = "rank"
-"""Parquet: rank among the test triple's candidates in descending order of score, from 1, int32."""
+"""Parquet: position among the test triple's candidates in descending order of score, from 1, int32:
+the strongest opponent is last. Every other rank counts its own side, strongest first."""
 ID_COLUMNS = (
     "test_head_id",
     "test_rel_id",

@@ -20,6 +20,7 @@ from pydantic_core import core_schema
 
 from clew.errors import DataError, described, quoted
 from clew.files import replacing
+from clew.runs.influence_forms import form_of
 from clew.runs.validation_record import ValidationSummary
 
 R = TypeVar("R")
@@ -57,7 +58,7 @@ class TripleRecord:
 
 @dataclass(frozen=True, slots=True)
 class InfluenceEntry:
-    """One training triple's influence on one test triple.
+    """One training triple's influence on one test triple, in the form `settings.score`.
 
     `rank` counts from 1 among the proponents or among the opponents, strongest first. Both
     `by_checkpoint` and `by_part` add up to `influence`. For an ensemble, `influence` is the mean
@@ -80,11 +81,13 @@ class InfluenceEntry:
 class ScoredTriple:
     """One test triple.
 
-    `score` is the model's score of the triple (a logit), and `rank` is the filtered rank of the
-    explained answer (ties count half), both at the last checkpoint. With direction `both`, they are
-    means over tail and head; in version 1 of the schema, they belong to the tail. `truncated` is
-    True if more training triples were scored than the two lists of an `ExplainedTriple` contain.
-    `self_influence` is None for unrolled scores, which do not define it.
+    `score` is the model's own score of the triple (a logit), no influence; `rank` is the filtered
+    rank of the explained answer (ties count half), both at the last checkpoint. With direction
+    `both`, they are means over tail and head; in version 1 of the schema, they belong to the tail.
+    `truncated` is True if more training triples were scored than the two lists of an
+    `ExplainedTriple` contain.
+    `self_influence` is no change of a loss, see `influence_forms.SELF_INFLUENCE`; it is None for
+    unrolled scores, which do not define it.
     """
 
     test: TripleRecord
@@ -213,6 +216,7 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
     try:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             frame = _FRAME.dump_python(report)
+            frame["form"] = form_of(report.settings).as_dict()
             if report.validation is None:
                 del frame["validation"]
             if not report.model.runs:

@@ -167,7 +167,8 @@ class ValidationRecord(_Record):
             yield from ("", f"Deletions, for {self.num_deletions} test triples ranked first:")
         yield ""
         yield from _head(
-            "strongest of", [f"{number} deleted: fall of log-probability" for number in numbers]
+            "strongest of",
+            [f"{number} deleted: fall of log-probability [nats]" for number in numbers],
         )
         effects = {(e.form, e.num_facts): str(e.log_probability) for e in self.deletions}
         for form in dict.fromkeys(effect.form for effect in self.deletions):

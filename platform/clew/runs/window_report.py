@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from clew.errors import DataError, described, quoted
 from clew.files import write_whole
 from clew.names import SETTING_SEARCH, average_notes
+from clew.runs.influence_forms import NATS, UNIT_OF_THE_LOSS, Form, form_of
 
 SHOWN_CHARACTERS = 96
 TEXT_INFLUENCE_JSON = "text_influence.json"
@@ -66,6 +67,7 @@ W = TypeVar("W", bound=WindowScore)
 class WindowReport(ABC, Generic[W]):
     """An explanation: the training windows with the strongest influence on a prediction."""
 
+    loss_unit: ClassVar[str] = NATS
     explained: ClassVar[str]
     """The kind of prediction that is explained: `text` or `sequence`."""
 
@@ -87,6 +89,15 @@ class WindowReport(ABC, Generic[W]):
     settings: dict[str, Any] = field(default_factory=dict)
     sign: str
     schema_version: Literal[1] = 1
+
+    @property
+    def form(self) -> Form:
+        return form_of(self.settings or {"score": "raw"}, loss_unit=self.loss_unit)
+
+    @property
+    def listed(self) -> tuple[W, ...]:
+        """The windows that helped, strongest first, then those that opposed, strongest first."""
+        return (*self.proponents, *self.opponents)
 
     @property
     def num_scored(self) -> int:
@@ -166,6 +177,7 @@ class SequenceInfluenceReport(WindowReport[FrameWindow]):
     """
 
     explained: ClassVar[str] = "sequence"
+    loss_unit: ClassVar[str] = UNIT_OF_THE_LOSS
 
     proponents: tuple[FrameWindow, ...]
     opponents: tuple[FrameWindow, ...]

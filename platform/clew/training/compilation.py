@@ -34,7 +34,7 @@ def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch
         # A CUDA graph writes its gradients to the same memory each time, so the gradient of one
         # microbatch would be overwritten before that of the next is added to it.
         for parameter in model.parameters():
-            parameter.register_hook(torch.clone)
+            parameter.register_hook(torch.clone)  # type: ignore[no-untyped-call]
 
 
 def undo_compile(model: nn.Module) -> None:

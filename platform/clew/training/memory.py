@@ -90,7 +90,8 @@ class MemoryCleanup:
 def reset_gpu_peaks(device: torch.device) -> None:
     """Reset the allocator's peak statistics if the device is a GPU."""
     if device.type == "cuda":
-        torch.cuda.init()  # a process that has not used the GPU has no statistics to reset
+        # A process that has not used the GPU has no statistics to reset.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -10,6 +10,7 @@ from clew.errors import PromotionRefused
 from clew.files import working_folder
 from clew.link_prediction.sources import load_graph
 from clew.runs.base import Tracker
+from clew.runs.influence_forms import form_of
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.best_run import value_at_best
 from clew.runs.reading.runs import find_run
@@ -98,8 +99,9 @@ def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[s
     shown_test = min(result.report.tests, key=lambda test: test.rank)
     yield f"explained {len(result.report.tests)} test triples in {result.report.seconds:.1f} s"
     fact = in_words(shown_test.test)
-    yield f"why does {model.variant} believe: {fact}  (rank {shown_test.rank:g})"
-    yield "because training showed it"
+    yield f"{model.variant} puts this at rank {shown_test.rank:g}: {fact}"
+    yield "the training facts behind it, by an estimate; in brackets the"
+    yield form_of(result.report.settings).sentence
     for entry in shown_test.proponents[:SHOWN_PROPONENTS]:
         yield f"  {in_words(entry.train)}   ({entry.influence:+.3g})"
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from clew.files import write_whole
+from clew.runs.reading.facts import place_text
 from clew.runs.sharing.explanation import open_explanation
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
@@ -26,5 +27,6 @@ def write_report(explanation: str, test: int, output: Path, form: ReportFormat) 
     """
     check_file("--output", output)
     found = open_explanation(explanation, test)
+    rank = float(found.test["rank"])
     write_whole(output, html_report(found) if form == "html" else trapi_json(found))
-    return f"{output}: why the model believes that {found.title}"
+    return f"{output}: the training facts behind {found.title} ({place_text(rank)})"

@@ -69,8 +69,13 @@ def test_parts_and_checkpoints_add_up(files: ReportFiles) -> None:
 
 def test_facts_are_ordered(files: ReportFiles) -> None:
     facts = read_facts(files, 0)
-    assert facts["influence"].is_monotonic_decreasing
-    assert facts["rank"].tolist() == list(range(1, NUM_PAIRS + 1))
+    assert facts["place"].tolist() == list(range(1, NUM_PAIRS + 1))
+    sides = [facts[facts["influence"] > 0], facts[facts["influence"] < 0]]
+    assert [len(side) > 1 for side in sides] == [True, True]
+    assert [side["place"].iloc[0] for side in sides] == [1, len(sides[0]) + 1]
+    for side in sides:
+        assert side["influence"].abs().is_monotonic_decreasing
+        assert side["rank"].tolist() == list(range(1, len(side) + 1))
 
 
 @pytest.mark.parametrize("indent", [None, 0, 3])
@@ -192,7 +197,7 @@ def test_agreement_of_equal_and_reversed_lists(files: ReportFiles) -> None:
     assert same.spearman == pytest.approx(1.0)
     assert set(same.overlap.values()) == {1.0}
     assert same.facts["moved"].abs().sum() == 0
-    turned = facts.assign(influence=-facts["influence"], rank=len(facts) + 1 - facts["rank"])
+    turned = facts.assign(influence=-facts["influence"])
     assert agreement(facts, turned).spearman == pytest.approx(-1.0)
     assert agreement(facts, turned).overlap[10] == 0.0
 

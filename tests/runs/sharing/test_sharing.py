@@ -14,6 +14,8 @@ from reasoner_pydantic import Response
 
 from clew.__main__ import run as clew
 from clew.errors import ConfigError, TrackingError
+from clew.runs.influence_forms import ESTIMATE
+from clew.runs.reading.facts import no_path
 from clew.runs.reading.layout import COLOURS, SYMBOLS, looks
 from clew.runs.reading.reviews import Fact, Review
 from clew.runs.sharing.explanation import SharedExplanation, open_explanation
@@ -62,6 +64,9 @@ def test_a_page_says_what_was_found(explained: SharedExplanation) -> None:
         first["relation"],
         "How far to trust it",
         "not been tested",
+        explained.head.form.heading,
+        explained.head.form.meaning,
+        ESTIMATE,
         explained.model.run_id if explained.model else "?",
         "2026-01-02",
     ):
@@ -140,6 +145,8 @@ def test_the_support_graph_holds_the_proponents_with_scores(
         values = {a.get("original_attribute_name"): a["value"] for a in attributes}
         assert values["influence"] == pytest.approx(fact["influence"])
         assert values["relation"] == fact["relation_id"]
+        said = {a.get("original_attribute_name"): a.get("description") for a in attributes}
+        assert explanation.head.form.sentence in said["influence"]
     for number, path in enumerate(explanation.paths[:10], 1):
         edges = message["auxiliary_graphs"][f"path-{number}"]["edges"]
         assert edges == [f"fact-{rank}" for rank in path.ranks]
@@ -180,9 +187,23 @@ def test_the_command_writes_a_file(
     target = tmp_path / "why"
     arguments = ["report", f"--explanation={recorded.runs['trace']}", f"--output={target}"]
     assert clew([*arguments, "--test=1", f"--format={form}"]) == 0
-    assert "why the model believes that" in capsys.readouterr().out
+    assert str(target) in capsys.readouterr().out
     text = target.read_text()
     assert text.startswith("<!doctype html>" if form == "html" else "{")
+
+
+def test_a_page_without_a_path_says_what_was_searched(explained: SharedExplanation) -> None:
+    page = Page(html_report(replace(explained, paths=()), now=NOW))
+    assert no_path(explained.test, explained.facts) in page.text
+
+
+def test_opponents_come_strongest_first(explained: SharedExplanation) -> None:
+    facts = explained.facts[explained.facts["influence"] < 0]
+    assert len(facts) > 1
+    cells = re.findall(r'<td class="number against">▼ (\S+)</td>', html_report(explained, now=NOW))
+    shown = [abs(float(cell)) for cell in cells]
+    assert shown == sorted(shown, reverse=True)
+    assert shown[0] == pytest.approx(facts["influence"].abs().max(), rel=1e-3)
 
 
 def test_files_alone_are_enough(recorded: Recorded) -> None:

@@ -40,7 +40,7 @@ class FactPath:
     """A path of facts from the head of a test triple to its tail; their directions are ignored."""
 
     ranks: tuple[int, ...]
-    """Ranks of the facts, in order from the head."""
+    """Ranks of the facts among those that helped, in order from the head."""
     weakest: float
     """Influence of the weakest fact, which limits the strength of the path."""
     steps: tuple[str, ...]
@@ -96,10 +96,25 @@ def _path(facts: Sequence[Mapping[Hashable, Any]]) -> FactPath:
     )
 
 
+def by_side(rows: pd.DataFrame, column: str = "influence") -> pd.DataFrame:
+    """Return the rows that helped, strongest first, then those that opposed, strongest first."""
+    values = rows[column].to_numpy(float)
+    return rows.iloc[np.lexsort((-np.abs(values), -np.sign(values)))]
+
+
+def ranked(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows `by_side`, with `place` in the whole list and `rank` within the own side."""
+    rows = by_side(rows).reset_index(drop=True)
+    side = np.sign(rows["influence"].to_numpy(float)) if len(rows) else np.zeros(0)
+    rows.insert(0, "rank", rows.groupby(side).cumcount() + 1)
+    rows.insert(0, "place", np.arange(1, len(rows) + 1))
+    return rows
+
+
 def facts_of_paths(facts: pd.DataFrame, paths: Sequence[FactPath]) -> pd.DataFrame:
     """Return the facts of the paths without duplicates, strongest first."""
     ranks = {rank for path in paths for rank in path.ranks}
-    return facts[facts["rank"].isin(ranks)]
+    return facts[facts["rank"].isin(ranks) & (facts["influence"] > 0)]
 
 
 def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) -> str:
@@ -108,12 +123,12 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
     Args:
         test: A row of a report's tests.
         facts: The triple's training facts, most helpful first.
-        paths: The result of `find_paths`.
+        paths: The result of `find_paths`, which searches these facts only.
     """
     head, relation, tail = (str(test[key]) for key in ("head", "relation", "tail"))
     top = facts[facts["influence"] > 0].head(TOP)
     if top.empty:
-        return "No training fact made it more likely."
+        return f"None of the {searched(test, facts)} made it more likely."
     strongest = f"the {_number(len(top))} strongest facts" if len(top) > 1 else "the strongest fact"
     at_head, at_tail = (
         int(((top["head_id"] == test[end]) | (top["tail_id"] == test[end])).sum())
@@ -130,15 +145,33 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
         )
         text = f"None of {strongest} mentions {missing}"
         if 2 * same > len(top):
-            text += f": the model gives an answer that is common for {relation}"
+            text += f"; {_number(same)} of them {'has' if same == 1 else 'have'} its relation"
+            text += f", {relation}"
         text += "."
     other = ""
     if _is_itself(test, facts).any():
         text, other = f"{text} The triple is itself a training fact.", "other "
     if paths:
         return f"{text} The best {other}path from {head} to {tail}: {paths[0].sentence}."
-    steps = _number(MAX_STEPS)
-    return f"{text} No {other}path of up to {steps} helping facts connects {head} and {tail}."
+    return f"{text} {no_path(test, facts, other=other)}"
+
+
+def no_path(test: pd.Series, facts: pd.DataFrame, *, other: str = "") -> str:
+    """Return a sentence for `find_paths` without a result: what was searched, and what was not."""
+    head, tail = str(test["head"]), str(test["tail"])
+    helping = int(((facts["influence"] > 0) & ~_is_itself(test, facts)).sum())
+    among = f"the {helping:,} helping facts in this report"
+    if helping > MAX_FACTS:
+        among = f"the {MAX_FACTS:,} strongest of {among}"
+    text = f"No {other}path of up to {_number(MAX_STEPS)} of {among} connects {head} and {tail}."
+    if len(facts) < scored(test, facts) or helping > MAX_FACTS:
+        text += " The other training facts were not searched."
+    return text
+
+
+def searched(test: pd.Series, facts: pd.DataFrame) -> str:
+    count, of = len(facts), scored(test, facts)
+    return f"{count:,} facts in this report" + (f" (of {of:,} scored)" if of > count else "")
 
 
 def _is_itself(test: pd.Series, facts: pd.DataFrame) -> pd.Series:
@@ -196,7 +229,7 @@ def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> 
     values = facts["influence"].to_numpy(float)
     helping, opposing = int((values > 0).sum()), int((values < 0).sum())
     if not len(values):
-        return "No training fact was scored."
+        return f"Of {scored:,} scored training facts, the report contains none."
     of = f"Of {scored:,} training facts"
     if train_size is not None and scored < train_size:
         of += f" (selected by the filter from {train_size:,})"
@@ -222,8 +255,8 @@ class Agreement:
 
     `overlap` is, for each k, the share of the k most helpful facts that both lists have in common.
     `spearman` is the rank correlation of the influences over the facts of both lists. `facts` has
-    one row per common fact: its ranks `rank` and `other_rank`, the influences, and
-    `moved` = other_rank - rank.
+    one row per common fact: `position` and `other_position`, counted from the most helpful to the
+    most opposing fact of each list, the influences, and `moved`, the difference of the positions.
     """
 
     overlap: dict[int, float]
@@ -234,23 +267,28 @@ class Agreement:
 
 def agreement(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
     """Compare the facts of two explanations of one prediction."""
-    columns = ["rank", "influence"]
-    left = facts.drop_duplicates(TRAIN_KEY)
-    right = other.drop_duplicates(TRAIN_KEY)[[*TRAIN_KEY, *columns]]
+    columns = ["position", "influence"]
+    left, right = (_with_positions(found).drop_duplicates(TRAIN_KEY) for found in (facts, other))
+    right = right[[*TRAIN_KEY, *columns]]
     for key in TRAIN_KEY:
         left, right = left.astype({key: str}), right.astype({key: str})
     renamed = right.rename(columns={name: f"other_{name}" for name in columns})
     merged = left.merge(renamed, on=TRAIN_KEY, how="inner")
-    merged["moved"] = merged["other_rank"] - merged["rank"]
-    last_rank = merged[["rank", "other_rank"]].max(axis=1)
+    merged["moved"] = merged["other_position"] - merged["position"]
+    last = merged[["position", "other_position"]].max(axis=1)
     smaller = min(len(left), len(right))
     sizes = [size for size in OVERLAP_SIZES if size <= smaller] or ([smaller] if smaller else [])
     return Agreement(
-        overlap={size: float((last_rank <= size).sum() / size) for size in sizes},
+        overlap={size: float((last <= size).sum() / size) for size in sizes},
         spearman=_spearman(merged["influence"], merged["other_influence"]),
         common=len(merged),
         facts=merged,
     )
+
+
+def _with_positions(facts: pd.DataFrame) -> pd.DataFrame:
+    order = facts.sort_values("influence", ascending=False, kind="stable")
+    return order.assign(position=np.arange(1, len(order) + 1))
 
 
 def _spearman(values: pd.Series, others: pd.Series) -> float | None:

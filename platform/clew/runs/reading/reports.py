@@ -31,6 +31,7 @@ from clew.runs.influence_columns import (
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
 )
+from clew.runs.influence_forms import Form, form_of
 from clew.runs.influence_report import (
     CheckpointWeight,
     ReportOutline,
@@ -38,6 +39,7 @@ from clew.runs.influence_report import (
     read_explained_triple,
     read_influence_outline,
 )
+from clew.runs.reading.facts import ranked
 from clew.runs.validation_record import ValidationSummary
 from clew.spreadsheets import changed, restored
 
@@ -111,6 +113,10 @@ class ReportHead:
     validation: ValidationSummary | None = None
     problem: str = ""
 
+    @property
+    def form(self) -> Form:
+        return form_of(self.settings)
+
 
 def read_head(files: ReportFiles) -> ReportHead:
     """Return the head from the JSON file, or else only the test triples from another file.
@@ -130,11 +136,11 @@ def read_head(files: ReportFiles) -> ReportHead:
 
 
 def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
-    """Return the training facts of one test triple, most helpful first.
+    """Return the training facts of one test triple: those that helped, then those that opposed.
 
-    The columns are `TRIPLE_COLUMNS`, `rank` (from 1), `influence`, and `part_*` and `checkpoint_*`
+    The columns are `TRIPLE_COLUMNS`, `place`, `rank`, `influence`, and `part_*` and `checkpoint_*`
     as in the Parquet file. `cosine`, `spread` and `runs_agreeing` are present if the file has them.
-    The index is the position in descending order of influence, from 0.
+    Rows are in the order of `by_side`: `place` counts them from 1, and `rank` counts each side.
 
     Raises:
         DataError: The file cannot be read, or columns are missing.
@@ -147,10 +153,7 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
     columns |= {column: rows[column].astype(float) for column in numbers}
     # Build the frame at once: pandas warns if hundreds of columns are added one by one.
-    facts = pd.DataFrame(columns)
-    facts = facts.sort_values("influence", ascending=False, kind="stable", ignore_index=True)
-    facts.insert(0, "rank", np.arange(1, len(facts) + 1))
-    return facts
+    return ranked(pd.DataFrame(columns))
 
 
 def add_hops(facts: pd.DataFrame, head_id: str, tail_id: str) -> pd.DataFrame:

@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from clew import names
 from clew.biolink.curies import page_of
-from clew.runs.reading.facts import answer, evidence, facts_of_paths, scored, summary
+from clew.runs.influence_forms import ESTIMATE
+from clew.runs.reading.facts import answer, evidence, facts_of_paths, no_path, scored, summary
 from clew.runs.reading.layout import looks
 from clew.runs.sharing.explanation import SharedExplanation
 from clew.runs.sharing.picture import draw
@@ -22,8 +23,8 @@ NUM_DRAWN_FACTS = 9
 NUM_PATHS = 12
 NUM_FACTS = 25
 NO_PROOF = (
-    "Influence shows which training facts changed the model's prediction. It does not show why the "
-    "prediction is true. A model can be right for a bad reason, and wrong for a good reason."
+    "Influence estimates which training facts changed the model's prediction. It does not show why "
+    "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
 )
 UNTESTED = (
     "It has not been tested on this model whether these scores predict what happens when facts are "
@@ -127,9 +128,9 @@ def _picture(explanation: SharedExplanation) -> Markup:
 def _paths(explanation: SharedExplanation) -> Markup:
     head, tail = explanation.test["head"], explanation.test["tail"]
     if not explanation.paths:
-        return Markup(
-            "<h2>Paths</h2><p>No short path of helping facts connects {} and {}.</p>"
-        ).format(head, tail)
+        return Markup("<h2>Paths</h2><p>{}</p>").format(
+            no_path(explanation.test, explanation.facts)
+        )
     item = Markup("<li>{sentence} <span class='id'>(weakest influence {weakest:.3g})</span></li>")
     items = [
         item.format(sentence=path.sentence, weakest=path.weakest)
@@ -141,16 +142,17 @@ def _paths(explanation: SharedExplanation) -> Markup:
 def _facts(explanation: SharedExplanation) -> Markup:
     facts = explanation.facts
     helping = facts[facts["influence"] > 0].head(NUM_FACTS)
-    opposing = facts[facts["influence"] < 0].tail(NUM_FACTS // 2)[::-1]
-    parts = [Markup("<h2>Training facts</h2>")]
+    opposing = facts[facts["influence"] < 0].head(NUM_FACTS // 2)
+    form = explanation.head.form
+    parts = [Markup("<h2>Training facts</h2><p>{}</p>").format(form.sentence)]
     for title, rows in (("Made it more likely", helping), ("Made it less likely", opposing)):
         if len(rows):
             body = _joined(_fact(row) for _, row in rows.iterrows())
             parts.append(
                 Markup(
-                    "<table><thead><tr><th>Rank</th><th>{}</th><th>Influence</th></tr></thead>"
+                    "<table><thead><tr><th>Rank</th><th>{}</th><th>{}</th></tr></thead>"
                     "<tbody>{}</tbody></table><p></p>"
-                ).format(title, body)
+                ).format(title, form.heading, body)
             )
     said = summary(facts, scored(explanation.test, facts), explanation.head.train_size)
     return _joined([*parts, Markup("<p>{}</p>").format(said)])
@@ -172,7 +174,7 @@ def _fact(row: pd.Series) -> Markup:
 def _trust(explanation: SharedExplanation) -> Markup:
     head = explanation.head
     untested = UNTESTED if explanation.run else NO_TEST_IN_FILES
-    said = [NO_PROOF, head.validation.sentence if head.validation else untested]
+    said = [NO_PROOF, ESTIMATE, head.validation.sentence if head.validation else untested]
     if head.runs and "runs_agreeing" in explanation.facts:
         top = explanation.facts.head(NUM_FACTS)
         agreed = int((top["runs_agreeing"] == len(head.runs)).sum())
@@ -223,7 +225,8 @@ def _origin(explanation: SharedExplanation, now: datetime) -> Markup:
         "Run of the explanation": explanation.run.run_id if explanation.run else "",
         "Data": tags.get(names.TAG_DATASET, ""),
         "Fingerprint of the data": tags.get(names.TAG_DATA_FINGERPRINT, ""),
-        "Score": f"{settings.get('score', 'raw')}, of the {settings.get('direction', 'tail')}",
+        "Form of the influence": f"{explanation.head.form.key or 'unknown'}, of the "
+        f"{settings.get('direction', 'tail')}",
         "Version of Clew": tags.get(names.TAG_VERSION, ""),
         "Checkpoints": ", ".join(str(c.step) for c in explanation.head.checkpoints),
     }

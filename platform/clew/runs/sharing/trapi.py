@@ -2,8 +2,8 @@
 
 The predicted triple is the answer to a query. Its edge refers to support graphs: one graph of the
 strongest proponents, and one graph for each path between head and tail. Every fact in them has its
-influence as an attribute. TRAPI cannot say that a triple is denied, so denied facts are left out.
-See https://github.com/NCATSTranslator/ReasonerAPI.
+influence as an attribute, with its form and unit in the description. TRAPI cannot say that a triple
+is denied, so denied facts are left out. See https://github.com/NCATSTranslator/ReasonerAPI.
 """
 
 from collections.abc import Iterable
@@ -26,10 +26,7 @@ NUMBER = "biolink:has_quantitative_value"
 PROPONENTS = "proponents"
 MAX_PROPONENTS = 50
 MAX_PATHS = 10
-INFLUENCE_NOTE = (
-    "Change of the predicted triple's loss by training on this fact, summed over checkpoints; "
-    "positive: the fact made the prediction more likely. This is not a probability."
-)
+POSITIVE = "Positive: the fact made the prediction more likely. An estimate, and no probability."
 
 
 class Attribute(BaseModel):
@@ -166,16 +163,17 @@ def trapi_response(explanation: SharedExplanation) -> Response:
             "the explanation as html"
         )
     denied = explanation.facts["relation_id"].astype(str).map(is_denied).astype(bool)
-    facts = explanation.facts[~denied]
-    proponents = facts[facts["influence"] > 0].head(MAX_PROPONENTS)
     left_out = set(explanation.facts.loc[denied, "rank"])
     paths = [path for path in explanation.paths[:MAX_PATHS] if not left_out & set(path.ranks)]
+    helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
+    proponents = helping.head(MAX_PROPONENTS)
     ranks = {int(rank) for rank in proponents["rank"]} | {r for path in paths for r in path.ranks}
-    shown = facts[facts["rank"].isin(ranks)]
+    shown = helping[helping["rank"].isin(ranks)]
     graphs = _support_graphs(proponents, paths)
     head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
-    edges |= {_edge_id(int(fact["rank"])): _fact(fact) for _, fact in shown.iterrows()}
+    note = f"{explanation.head.form.sentence} {POSITIVE}"
+    edges |= {_edge_id(int(fact["rank"])): _fact(fact, note) for _, fact in shown.iterrows()}
     rank = float(test["rank"])
     analysis = Analysis(
         score=1 / rank if rank >= 1 else None,
@@ -201,7 +199,7 @@ def trapi_response(explanation: SharedExplanation) -> Response:
     return Response(
         message=message,
         biolink_version=terms().version,
-        description=f"Clew: why a model believes that {explanation.title}{note}",
+        description=f"Clew: the training facts behind a model's answer, {explanation.title}{note}",
     )
 
 
@@ -230,8 +228,8 @@ def _predicted(test: pd.Series, graphs: list[str]) -> Edge:
     return _edge(test, attributes)
 
 
-def _fact(fact: pd.Series) -> Edge:
-    influence = _named(NUMBER, "influence", float(fact["influence"]), INFLUENCE_NOTE)
+def _fact(fact: pd.Series, note: str) -> Edge:
+    influence = _named(NUMBER, "influence", float(fact["influence"]), note)
     rank = _named("biolink:has_count", "rank by influence", int(fact["rank"]))
     return _edge(fact, [influence, rank, *_origin("not_provided", "not_provided")])
 

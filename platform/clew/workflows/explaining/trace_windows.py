@@ -15,6 +15,7 @@ from clew.influence.windows.estimates import Searched, SearchSettings
 from clew.influence.windows.index_files import FOLDER
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.influence.windows.unrolled import UnrolledWindowTracer
+from clew.runs.influence_forms import ESTIMATE
 from clew.runs.reading.runs import keep_folder
 from clew.runs.window_report import WindowReport, WindowScore
 from clew.training.loaders import ExampleSource
@@ -201,10 +202,13 @@ class WindowTrace(Generic[R]):
 
     def table(self) -> str:
         """Return the explained prediction with its strongest proponents and opponents."""
+        form = self.report.form
         lines = [f"run {self.run_id or '(not recorded)'}", *self.report.headline()]
+        lines.append(f"  {form.heading}, of {self.report.num_scored:,} training windows:")
         for sign, windows in (("+", self.report.proponents), ("-", self.report.opponents)):
             lines += [f"  {sign} {w.influence:+.4g}  {self.report.shown(w)}" for w in windows]
-        return "\n".join([*lines, self.report.sign, *self.report.notes()])
+        said = [self.report.sign, form.sentence, ESTIMATE, *self.report.notes()]
+        return "\n".join([*lines, *said])
 
 
 def record_each(

@@ -23,6 +23,7 @@ from clew.influence.link_prediction.report import (
 from clew.influence.link_prediction.traced_run import MOMENTS
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.runs.base import Tracker
+from clew.runs.influence_forms import ESTIMATE, form_of
 from clew.runs.influence_report import (
     InfluenceEntry,
     InfluenceReport,
@@ -63,10 +64,11 @@ class TraceResult:
         lines = [f"run {self.run_id or '(not recorded)'}"]
         if self.output is not None:
             lines.append(f"files in {self.output}")
-        shared = shared_labels(self.report)
+        shared, form = shared_labels(self.report), form_of(self.report.settings)
         for test in self.report.tests:
             triple = in_words(test.test, shared)
-            lines += ["", f"{triple}   score {test.score:.4f}, rank {test.rank:g}"]
+            lines += ["", f"{triple}   model's score {test.score:.4f}, rank {test.rank:g}"]
+            lines += [f"  {form.heading}, the strongest of {test.candidates:,} training facts:"]
             for sign, entries in (("+", test.proponents), ("-", test.opponents)):
                 lines += [
                     f"  {sign} {entry.influence:+.4g}  {in_words(entry.train, shared)}"
@@ -74,8 +76,8 @@ class TraceResult:
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
         notes = names.average_notes(self.report.settings)
-        tested = [self.report.validation.sentence] if self.report.validation else []
-        return "\n".join([*lines, "", self.report.sign, *tested, *notes])
+        tested = [self.report.validation.sentence] if self.report.validation else [ESTIMATE]
+        return "\n".join([*lines, "", self.report.sign, form.sentence, *tested, *notes])
 
     def _agreement(self, entry: InfluenceEntry) -> str:
         """Return how far the runs of an ensemble agree; empty for a single run."""

@@ -69,7 +69,8 @@ class FactValues:
         best = np.argsort(-self.values, kind="stable")[:SHOWN]
         lines = [
             f"run {self.run_id or '(not recorded)'}",
-            f"values of {len(self.values)} facts for {self.num_tests} predictions together: "
+            f"values of {len(self.values)} facts for {self.num_tests} predictions together, in "
+            "nats of their loss for each unit of a fact's weight: "
             f"{int((self.values > 0).sum())} lower the loss, "
             f"{int((self.values < 0).sum())} raise it",
         ]

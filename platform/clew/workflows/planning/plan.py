@@ -128,8 +128,8 @@ def plan(
     scale = None
     if world_size > 1 and isinstance(task, LinkPrediction):
         triples = num_examples or sizes.num_triples or 1
-        size = GraphSize(task.graph.num_entities, triples // (2 if num_examples else 1) or 1)
-        scale = plan_scale(config, size, world_size)
+        graph = GraphSize(task.graph.num_entities, triples // (2 if num_examples else 1) or 1)
+        scale = plan_scale(config, graph, world_size)
     if config.training.shard_entities and isinstance(task, LinkPrediction):
         # A process needs as much as a single process with only its rows, whose gradients are not
         # summed over the processes.

@@ -98,7 +98,12 @@ class ValidationResult:
 
     def table(self) -> str:
         head = [f"run {self.run_id or '(not recorded)'}", ""]
-        note = "Means over test triples with 95 % intervals by Student's t; see docs/trust.md."
+        note = (
+            "Rank correlations (Spearman, no unit; 1 is perfect, 0 is chance) of a form's summed "
+            "scores with the rise of the test triple's loss after training without the facts; in "
+            "brackets the difference to counting siblings. Log-probabilities are in nats. Means "
+            "over test triples with 95 % intervals by Student's t; see docs/trust.md."
+        )
         return "\n".join([*head, *self.record.markdown(), "", note])
 
 

@@ -1,0 +1,116 @@
+"""What each form of the influence score is called, its unit, and what one number of it says.
+
+Every surface takes its words from here: pages, commands, reports, the Python API and the files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+NO_UNIT = "no unit"
+ESTIMATE = (
+    "The arithmetic is exact; what a score says about training without an example is an estimate, "
+    "whose accuracy `clew validate-influence` measures."
+)
+SELF_INFLUENCE = (
+    "The prediction's influence on itself, before any division by norms: the squared length of its "
+    "own gradient as this form takes it, times the learning rates, summed over the checkpoints. It "
+    "says how much there was to learn about the prediction, and is no change of a loss. Large "
+    "values are often rare, odd or wrong."
+)
+_ORDER = "Only the order and the relative size within one prediction's list mean something."
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form of the influence score, a value of `influence.score`."""
+
+    key: str
+    unit: str
+    meaning: str
+    """What one number says, in a sentence or two."""
+
+    @property
+    def heading(self) -> str:
+        """Heading of a column or an axis: `Influence (raw) [loss]`, `Influence (kronecker)`."""
+        unit = f" [{self.unit}]" if self.has_unit else ""
+        return f"Influence ({self.key}){unit}" if self.key else "Influence"
+
+    @property
+    def self_heading(self) -> str:
+        """Heading of the self-influence: `Self-influence (kronecker)`."""
+        return f"Self-influence ({self.key})" if self.key else "Self-influence"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.named}: {self.meaning}"
+
+    @property
+    def named(self) -> str:
+        """Name and unit in words: `Influence (raw), in nats`, `Influence (kronecker), no unit`."""
+        unit = f"in {self.unit}" if self.has_unit else self.unit or "unit unknown"
+        return f"{self.heading.partition(' [')[0]}, {unit}"
+
+    @property
+    def has_unit(self) -> bool:
+        return self.unit not in {NO_UNIT, ""}
+
+    def as_dict(self) -> dict[str, str]:
+        return {"name": self.key, "unit": self.unit, "meaning": self.meaning}
+
+
+NATS = "nats"
+"""Unit of the loss of triples and text."""
+UNIT_OF_THE_LOSS = "units of the loss"
+"""Unit where it depends on `loss.kind`, as for frames."""
+FORMS = {
+    form.key: form
+    for form in (
+        Form(
+            "raw",
+            NATS,
+            "TracIn as published, the fall of the prediction's loss by plain gradient descent on "
+            "this fact at the run's learning rates, to first order, summed over the checkpoints. "
+            "It can be far larger than the loss itself if training did not take such steps.",
+        ),
+        Form(
+            "cosine",
+            NO_UNIT,
+            "raw divided by the lengths of both gradients, from -1 to 1: how far training on this "
+            "fact and on the prediction pull in the same direction.",
+        ),
+        Form(
+            "deflated",
+            NO_UNIT,
+            "how far this fact's gradient, without what all facts share, points to a lower loss of "
+            f"the prediction, divided by that gradient's length. {_ORDER}",
+        ),
+        Form(
+            "kronecker",
+            NO_UNIT,
+            "how far this fact's gradient, whitened so that directions which are large in every "
+            "gradient count less, points to a lower loss of the prediction, divided by that "
+            f"gradient's length. {_ORDER}",
+        ),
+        Form(
+            "preconditioned",
+            NATS,
+            "the fall of the prediction's loss by Adam's steps on this fact, to first order, "
+            "summed over the checkpoints.",
+        ),
+        Form(
+            "unrolled",
+            NATS,
+            "minus the derivative of the prediction's loss by the fact's weight (1 in training) "
+            "through the whole training: what this run's prediction would lose for each unit of "
+            "weight taken away, to first order.",
+        ),
+    )
+}
+UNKNOWN = Form("", "", "the file does not say in which form; only the order means something.")
+
+
+def form_of(settings: Mapping[str, Any], *, loss_unit: str = NATS) -> Form:
+    """Return the form of a report by its settings; the oldest reports have raw scores only."""
+    form = FORMS.get(str(settings.get("score", "raw")), UNKNOWN) if settings else UNKNOWN
+    return replace(form, unit=loss_unit) if form.has_unit else form

@@ -1,0 +1,135 @@
+"""Wrong usage ends with code 2 before anything is read, in lines that a terminal shows whole."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from clew.__main__ import run as run_command
+from clew.cli import cli
+from clew.cli.options import Verb, dashed
+
+FRAMES = ("predict", "--model=none", "--frames=f", "--output=o")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("data", "--kgx=D", "--output-dir=O", "--pack=P"),
+            "--pack is given with --kgx; make the data set first",
+        ),
+        (("data", "--name=umls", "--qualifiers"), "--qualifiers is given without --kgx"),
+        (("data", "--name=umls", "--seed=5"), "--seed is given without --kgx"),
+        (
+            ("data", "--name=umls", "--valid-fraction=0.3"),
+            "--valid-fraction is given without --kgx",
+        ),
+        (
+            ("trace-text", "--model=none", "--prompts=F", "--continuation=x"),
+            "--prompts and --continuation are both given",
+        ),
+        (
+            ("trace-text", "--model=none", "--prompts=F", "--prompt=x"),
+            "--prompts and --prompt are both given",
+        ),
+        ((*FRAMES, "--conformal=0.8"), "the option for the intervals of frames is --confidence"),
+        (("trace-sequence", "--model=none", "--frame=²"), "expected numbers of frames"),
+        (("report", "--explanation=~nosuch/x", "--output=o"), "~nosuch/x"),
+        (("ui", "--port=99999"), "65535"),
+        (("ui", "--port=0"), "--port"),
+        (
+            ("pretokenize", "--dataset=d", "--tokenizer=bpe", "--vocabulary-size=-5"),
+            "258",
+        ),
+    ],
+)
+def test_one_line_says_what_to_do(
+    tracking_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command(list(arguments)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("clew: error: ")
+    assert message in line
+
+
+def test_empty_options_of_kgx_are_not_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `mlflow run` passes them."""
+    empty = ("--kgx=", "--qualifiers=", "--valid-fraction=", "--test-fraction=", "--seed=")
+    assert run_command(["data", "--name=umls", *empty]) == 0
+    assert "umls" in capsys.readouterr().out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(params=[60, 120])
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv("COLUMNS", str(request.param))
+    return int(request.param)
+
+
+def shown(words: list[str], monkeypatch: pytest.MonkeyPatch, *, code: int) -> list[str]:
+    """Run a command as if on a terminal, and return the lines that it shows."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert run_command(words) == code
+    return terminal.getvalue().splitlines()
+
+
+def test_no_command_shows_the_help(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = shown([], monkeypatch, code=2)
+    assert alone == shown(["--help"], monkeypatch, code=0)
+    assert {line.split()[0] for line in alone if line.startswith("  ")} >= set(cli.commands)
+    assert max(map(len, alone)) <= width
+
+
+@pytest.mark.parametrize("verb", cli.commands)
+def test_help_fits_the_terminal(verb: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown([verb, "--help"], monkeypatch, code=0)
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("verb", cli.commands)
+@pytest.mark.parametrize("wrong", ["--unheard-of", "--hlep", "value", "word"])
+def test_wrong_usage_names_the_usage_and_the_help(
+    verb: str, wrong: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = cli.commands[verb]
+    assert isinstance(command, Verb)
+    if wrong == "value":  # an option without its value
+        wrong = next((dashed(o.name) for o in command.declared if not o.alone), "--none-has-one")
+    if wrong == "word" and command.is_configured:
+        wrong = "--no-word-is-wrong"
+    lines = shown([verb, wrong], monkeypatch, code=2)
+    assert lines[0].startswith(f"Usage: clew {verb} ")
+    assert f"clew {verb} --help" in lines[1]
+    assert max(map(len, lines)) <= width
+
+
+def test_a_misspelt_option_brings_its_likely_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["train", "--num_epoch=3"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert "--num-epoch" in line.split("'")
+    assert "--num-epochs" in line.split("'")
+    assert "--num_epochs" not in line
+
+
+@pytest.mark.parametrize("verb", ["batch-tracin", "batch_tracin"])
+def test_underscores_stand_for_dashes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command([verb, "--model_path=x", "--no-such"]) == 2
+    assert run_command([verb, "--top_k", "--help"]) == 2  # the value of the option
+    assert run_command([verb, "--help"]) == 0
+    assert "_" not in "".join(
+        line.split()[0] for line in capsys.readouterr().out.splitlines() if "  --" in line
+    )
