@@ -48,14 +48,9 @@ SHAPES_ARE_CHECKED = {
         "varying_scan",
     ],
     "clew.influence": ["factors", "scores", "summation", "link_prediction"],
-    "clew.influence.unrolled": ["engine", "facts"],
-    "clew.influence.windows": [
-        "checkpoint",
-        "condensing",
-        "estimates",
-        "indexing",
-        "projections",
-    ],
+    "clew.influence.retraining": ["measures", "outcomes"],
+    "clew.influence.unrolled": ["engine", "linearization"],
+    "clew.influence.windows": ["index_files", "indexing", "tracer"],
     "clew.link_prediction": [
         "models",
         "losses",
@@ -68,7 +63,6 @@ SHAPES_ARE_CHECKED = {
         "rank_metrics",
         "ranking",
     ],
-    "clew.validation": ["baselines", "dropped_facts", "experiment", "measures", "outcomes"],
     "clew.language_modeling": ["model", "loss", "perplexity", "generation"],
     "clew.image_sequences": [
         "model",
@@ -163,7 +157,7 @@ def pages_of_one_store() -> None:
     """Clear the caches of pages: a dashboard has one store, but tests use many."""
     if streamlit := sys.modules.get("streamlit"):
         streamlit.cache_data.clear()
-    if loaded := sys.modules.get("clew.ui.data.models"):
+    if loaded := sys.modules.get("clew.ui.components.models"):
         for kept in (loaded.vocabulary, loaded.champion_vocabulary, loaded._examples):
             kept.clear()
 

@@ -24,6 +24,7 @@ OF_EXTRAS = (
         "triton",
     ),
     "tensorboard",
+    "reasoner_pydantic",
 )
 PROGRAM = f"""
 import json, pkgutil, sys

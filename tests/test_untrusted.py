@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clew import text_blocks
+from clew import input_files as text_blocks
 from clew.errors import DataError
-from clew.image_sequences.files import COLUMNS, read_frames
-from clew.image_sequences.handed_in import handed_in_frames
+from clew.image_sequences.files import COLUMNS, handed_in_frames, read_frames
 from clew.language_modeling.documents import plan_units, read_unit
 from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.given_negatives import read_given_negatives
-from clew.runs.influence_columns import SCORE_COLUMN, TERM_COLUMNS, TEST_INDEX_COLUMN
+from clew.runs.influence_forms import SCORE_COLUMN, TERM_COLUMNS, TEST_INDEX_COLUMN
 from clew.runs.reading.handed_in import admitted
 from clew.untrusted import MEMORY_MIB, LimitedReader, read_limited
 from tests.image_sequences.sequence_files import METADATA, sequence_columns, write_hdf5

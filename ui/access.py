@@ -20,11 +20,9 @@ ROLES: tuple[Role, ...] = get_args(Role)
 Action = Literal[
     "ask",
     "explain",
-    "plan",
     "upload",
     "review",
     "decide",
-    "save views",
     "check",
     "promote",
     "roll back",
@@ -34,11 +32,9 @@ ACTIONS: Mapping[Action, Role] = MappingProxyType(
     {
         "ask": "reviewer",
         "explain": "reviewer",
-        "plan": "reviewer",
         "upload": "reviewer",
         "review": "reviewer",
         "decide": "reviewer",
-        "save views": "reviewer",
         "check": "promoter",
         "promote": "promoter",
         "roll back": "promoter",

@@ -9,7 +9,7 @@ from pathlib import Path
 import streamlit as st
 
 from clew.errors import ClewError
-from clew.ui.components import sign_in
+from clew.ui.components import basics
 
 ASSETS = Path(__file__).parent / "assets"
 PAGES = {
@@ -46,7 +46,7 @@ def fetch_pages() -> None:
 
     def fetch() -> None:
         with suppress(ClewError):
-            import_module("clew.ui.data.comparison").preset()
+            import_module("clew.ui.components.comparison_table").preset()
         for name in PAGES:
             import_module(f"clew.ui.views.{name}")
 
@@ -57,7 +57,7 @@ def fetch_pages() -> None:
 
 st.set_page_config(page_title="Clew", page_icon=str(ASSETS / "icon.png"), layout="wide")
 st.logo(str(ASSETS / "logo.svg"), size="large")
-sign_in.require()
+basics.require()
 st.navigation(
     [
         st.Page(

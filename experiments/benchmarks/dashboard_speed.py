@@ -22,7 +22,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from clew.folders import cache_folder
+from clew.files import cache_folder
 from clew.runs import store
 from experiments.benchmarks.harness import median, print_table, write_results
 from tests.browser.dashboard import Dashboard, chromium, serving, wait_for

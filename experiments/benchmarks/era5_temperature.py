@@ -28,8 +28,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clew.config.load import load
-from clew.workflows.leave_one_out import train_each_group
+from clew.config.load import load, with_settings
+from clew.config.schema import RunConfig
+from clew.image_sequences.errors import RegressionResult
+from clew.image_sequences.splits import group_names, load_table
+from clew.runs.reading.runs import fetched
+from clew.workflows.train import train
 from experiments.benchmarks.harness import COMMIT, RESULTS, ROOT, print_table, write_results
 from experiments.image_sequences.era5 import convert
 
@@ -67,6 +71,16 @@ KEPT = (
 )  # fmt: skip
 
 
+def train_each_group(config: RunConfig) -> RegressionResult:
+    """Train with each group as the test group in turn; return all predictions together."""
+    parts = []
+    for group in group_names(load_table(config.data)):
+        run_id = train(with_settings(config, {"data.test_group": group})).run_id
+        with fetched(run_id, "evaluation/test_predictions.parquet") as path:
+            parts.append(RegressionResult.read(path))
+    return RegressionResult.together(parts)
+
+
 def run_cell(architecture: str, setting: str, seed: int, data: Path) -> dict[str, Any]:
     """Train one model for each block, and return the errors over all blocks."""
     config = load(
@@ -84,10 +98,11 @@ def run_cell(architecture: str, setting: str, seed: int, data: Path) -> dict[str
     started = time.perf_counter()
     result = train_each_group(config)
     row: dict[str, Any] = {"architecture": architecture, "setting": setting, "seed": seed}
-    row |= {name: result.metrics[f"test/{name}"] for name in KEPT}
+    metrics = result.metrics("test")
+    row |= {name: metrics[f"test/{name}"] for name in KEPT}
     row["blocks"] = [
         {"block": block["group"], "windows": block["windows"], "mae": block["mae"]}
-        for block in result.groups
+        for block in result.by_group()
     ]
     return row | {"seconds": time.perf_counter() - started}
 

@@ -25,21 +25,26 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.link_prediction.triples import KnowledgeGraph, Triples
-from clew.validation.baselines import random_scores, siblings, touching
-from clew.validation.measures import Interval, strongest
-from clew.validation.outcomes import Examiner, Outcomes
-from clew.validation.retraining import (
+from clew.influence.retraining.measures import (
+    Interval,
+    random_scores,
+    siblings,
+    strongest,
+    touching,
+)
+from clew.influence.retraining.outcomes import Examiner, Outcomes
+from clew.influence.retraining.retraining import (
     NOTHING,
     KeptRetrainings,
     Retrainer,
     Retraining,
     train_missing,
 )
+from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.validate_influence import identity
+from clew.workflows.explaining.validation_plan import scores_by_form
 from clew.workflows.train import train
-from clew.workflows.validating.experiment import scores_by_form
-from clew.workflows.validating.validate_influence import identity
 from experiments.benchmarks.harness import print_table, write_results
 
 NAME = "influence_kelpie"

@@ -28,12 +28,11 @@ from scipy.sparse import csr_matrix, diags
 
 from clew.config.load import load
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.influence.retraining.measures import Interval, adamic_adar, siblings, touching
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
-from clew.validation.baselines import adamic_adar, siblings, touching
-from clew.validation.measures import Interval
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.validation_plan import FORMS, Matrix, scores_by_form
 from clew.workflows.train import train
-from clew.workflows.validating.experiment import FORMS, Matrix, scores_by_form
 from experiments.benchmarks.harness import print_table, write_results
 
 NAME = "influence_mechanisms"

@@ -20,22 +20,22 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.validation.measures import Interval, datamodelling_scores
-from clew.validation.retraining import KeptRetrainings
+from clew.influence.retraining.measures import Interval, datamodelling_scores
+from clew.influence.retraining.retraining import KeptRetrainings
 from clew.workflows.explaining.trace_source import open_trace_source
-from clew.workflows.train import train
-from clew.workflows.validating.experiment import (
+from clew.workflows.explaining.validate_influence import (
+    ValidationRequest,
+    identity,
+    validate_influence,
+)
+from clew.workflows.explaining.validation_plan import (
     UNROLLED,
     ValidationPlan,
     choose_tests,
     random_subsets,
     scores_by_form,
 )
-from clew.workflows.validating.validate_influence import (
-    ValidationRequest,
-    identity,
-    validate_influence,
-)
+from clew.workflows.train import train
 from experiments.benchmarks.harness import write_results
 
 NAME = "influence_unrolled"

@@ -32,11 +32,11 @@ from sklearn.metrics import (  # type: ignore[import-untyped]
 
 from clew.config.load import load
 from clew.influence.scores import Explanation
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.ranking import rank_triples
 from clew.link_prediction.sources import BUNDLED
 from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triples import FilterIndex
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.value_facts import ValueRequest, value_facts
 from clew.workflows.model_source import load_source, open_model

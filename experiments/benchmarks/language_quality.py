@@ -33,10 +33,10 @@ from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.files import write_whole
+from clew.influence.retraining.measures import Interval
 from clew.language_modeling.model import EigenstateLM
 from clew.training.memory import keep_allocator_pages
 from clew.training.setup import count_parameters
-from clew.validation.measures import Interval
 from experiments.benchmarks.harness import SHORT_COMMIT, print_table, write_results
 from experiments.language_modeling.transformer import Transformer
 

@@ -91,8 +91,7 @@ def step(name: str, folder: Path) -> dict[str, float]:
 
 def _pack(folder: Path) -> dict[str, float]:
     pack_graph("generated", GraphFiles(folder / "train.txt"), folder / "packed")
-    size = sum(path.stat().st_size for path in (folder / "packed").iterdir())
-    return {"disk_gib": size / GIB}
+    return {"disk_gib": (folder / "packed").stat().st_size / GIB}
 
 
 def _open(folder: Path) -> dict[str, float]:

@@ -19,11 +19,10 @@ import torch
 
 from clew.config.data import TripleData
 from clew.config.graph_models import ConvEModel
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.sources import load_graph
-from clew.link_prediction.triples import SPLITS, KnowledgeGraph
+from clew.link_prediction.triples import SPLITS, FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.memory import keep_allocator_pages

@@ -30,7 +30,6 @@ import torch
 
 from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
-from clew.link_prediction.answers import Query
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
@@ -39,6 +38,7 @@ from clew.link_prediction.model_folder import (
     write_model_folder,
 )
 from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.prediction import Query
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.names import TASK_LINK_PREDICTION
 from clew.runs.hardware import GIB

@@ -20,9 +20,8 @@ import torch
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.influence.link_prediction.tracin import Tracer
-from clew.link_prediction.answers import Query
 from clew.link_prediction.model_folder import load_graph_model
-from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.prediction import Predictor, Query
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.runs.hardware import process_peak_gib, reset_process_peak

@@ -19,13 +19,12 @@ import torch
 from clew.config.graph_models import ConvEModel
 from clew.config.load import from_mapping
 from clew.layers.products import product
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.losses.score_tiles import chunk_size
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.ranking import RankingSettings, rank_triples
-from clew.link_prediction.triples import KnowledgeGraph, no_triples
+from clew.link_prediction.triples import FilterIndex, KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.memory import keep_allocator_pages

@@ -33,7 +33,7 @@ from clew.config.load import load
 from clew.config.schema import RunConfig
 from clew.files import write_whole
 from clew.image_sequences.task import SequenceRegression
-from clew.influence.windows.estimates import SearchSettings
+from clew.influence.windows.indexing import SearchSettings
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
@@ -84,7 +84,7 @@ def configuration(subject: str, folder: Path, steps: int) -> RunConfig:
     data = folder / "era5"
     if not data.exists():
         convert(Path(os.environ["CLEW_DATA"]) / GRIB, data)
-    single = {"data.path": str(data), "data.leave_one_group_out": False}
+    single = {"data.path": str(data)}
     return load(ROOT / "experiments/image_sequences/era5.yaml", short | single)
 
 

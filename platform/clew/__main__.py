@@ -15,7 +15,7 @@ from types import FrameType
 
 import click
 
-from clew.errors import ClewError, UsageError, of_the_system, printable
+from clew.errors import ClewError, UsageError, described, of_the_system, printable
 from clew.processes import (
     collect_garbage_rarely,
     end_at_second_signal,
@@ -101,7 +101,7 @@ def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def prepare_environment() -> None:
-    from clew.runs.processor import prepare_threads  # `clew.runs` sets the variables of MLflow
+    from clew.runs.hardware import prepare_threads  # `clew.runs` sets the variables of MLflow
 
     prepare_threads(os.environ)
 
@@ -109,7 +109,6 @@ def prepare_environment() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error becomes one line on standard error."""
     from clew.cli import cli
-    from clew.runs.base import keeping_reason
 
     # An option with an empty value counts as not given, because `mlflow run` passes every option.
     given = [word for word in arguments if not re.fullmatch(r"--[\w-]+=", word)]
@@ -135,6 +134,36 @@ def run(arguments: list[str]) -> int:
             raise
         return _report(str(found), found.exit_code)
     return result if isinstance(result, int) else 0
+
+
+@contextmanager
+def keeping_reason() -> Iterator[None]:
+    """Keep with its runs why a command ends, also before a tracker exists for the run.
+
+    Every run that the command opened and that has not ended is ended, and so is the run that
+    `mlflow run` opened for this command.
+    """
+    from clew.runs.base import OPEN, outcome_of  # `clew.runs` sets the variables of MLflow
+
+    # Under torchrun, each process has the variable; the main one records the run.
+    run_id = os.environ.get("MLFLOW_RUN_ID") if os.environ.get("RANK", "0") == "0" else None
+    before = set(OPEN)
+    try:
+        yield
+    except BaseException as error:
+        for tracker in OPEN - before:
+            tracker.__exit__(type(error), error, error.__traceback__)
+        if run_id:
+            try:
+                from clew.runs.mlflow_store import end_unused_run
+
+                end_unused_run(run_id, *outcome_of(error))
+            except Exception as problem:
+                said = described(problem)
+                logging.getLogger("clew").warning(
+                    "run %s does not say why it ended: %s", run_id, said
+                )
+        raise
 
 
 @contextmanager

@@ -24,8 +24,9 @@ import difflib
 import errno
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
@@ -218,3 +219,20 @@ def of_the_system(error: OSError) -> ClewError | None:
             name = os.path.dirname(name)  # a temporary folder does not exist any more
         where = f"{name[-200:] or '.'}: "
     return kind(f"{where}{os.strerror(number)}; {advice[number]}. {_MOVED_BY}")
+
+
+@contextmanager
+def extra(
+    name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard", "trapi"],
+) -> Iterator[None]:
+    """Wrap imports of packages that an extra installs.
+
+    Raises:
+        UsageError: If a package is not installed; the message names the extra that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"the package {error.name} is not installed; install it with pip install 'clew[{name}]'"
+        ) from None

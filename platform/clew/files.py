@@ -1,8 +1,9 @@
-"""Writes files and folders that are either complete or absent, and makes temporary folders."""
+"""Writes files and folders that are whole or absent; temporary folders; typed paths."""
 
 import ctypes
 import fcntl
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from clew.errors import ClewError
+from clew.errors import ClewError, ConfigError
 
 WORK_PREFIX = "clew-work-"
 WORK_LOCK = ".lock"
@@ -140,3 +141,42 @@ def _remove_lock_last(folder: Path) -> None:
                 with suppress(OSError):
                     remove(path)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+DATA_VARIABLE = "CLEW_DATA"
+"""Environment variable that names the folder of named data sets."""
+
+
+def expanded(path: str | Path) -> Path:
+    """Return a path with `~` replaced by the home folder, if there is one."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user
+
+
+def as_typed(path: Path) -> str:
+    """Return a path for a printed command: absolute, for any folder, and quoted for a shell."""
+    return shlex.quote(str(path.absolute()))
+
+
+def data_folder() -> Path | None:
+    """Return the folder of named data sets; None if `CLEW_DATA` is not set."""
+    root = os.environ.get(DATA_VARIABLE)
+    return expanded(root) if root else None
+
+
+def check_data_name(name: str) -> str:
+    """Return a data set's name, after checking that it stays in the folder of named data sets.
+
+    Raises:
+        ConfigError: If the name leads out of that folder.
+    """
+    if os.path.isabs(name) or ".." in Path(name).parts:
+        raise ConfigError(
+            f"data.name is {name!r}, which leads out of ${DATA_VARIABLE}; give a name in that "
+            "folder, or the path of the data instead"
+        )
+    return name
+
+
+def cache_folder(kind: str) -> Path:
+    """Return the user's cache folder for one kind of files, which can be deleted at any time."""
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "clew" / kind

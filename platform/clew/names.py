@@ -6,6 +6,10 @@ cannot differ.
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from clew.errors import ConfigError, quoted
 
 EXPERIMENT = "clew"
 PARAMETER_PREFIX = "cfg."
@@ -119,10 +123,6 @@ VALIDATION_FORCED = "forced"
 ALIAS_CHAMPION = "champion"
 ALIAS_PREVIOUS = "previous"
 ALIAS_CHALLENGER = "challenger"
-
-# Tags of an experiment
-TAG_VIEW_PREFIX = "clew.view."
-"""Prefix of the name of a saved view of the page Compare."""
 
 # Metrics of training
 TRAIN_LOSS = "train/loss"
@@ -268,3 +268,76 @@ LIST_DATA_SET_PREFIX = "# data set: "
 LIST_FINGERPRINT_PREFIX = "# fingerprint: "
 LIST_APOSTROPHES_PREFIX = "# apostrophes: "
 LIST_ORIGIN = (LIST_DATA_SET_PREFIX, LIST_FINGERPRINT_PREFIX, LIST_APOSTROPHES_PREFIX)
+
+
+Direction = Literal["larger", "smaller"]
+"""Which values of a metric are better.
+
+The two lists are patterns of a key's last part, or of its last two parts if the pattern contains a
+slash. The parts before them (`champion/`, `ratio/<variant>/`) do not change the direction. Metrics
+of ranks have the side as a suffix, and errors of baselines have the baseline's name as a prefix.
+"""
+
+_SMALLER = (
+    LOSS,
+    LOSS_AT.format(k="*"),
+    MEAN_RANK,
+    f"{MEAN_RANK}_*",
+    GIVEN.format(name=MEAN_RANK),
+    PERPLEXITY,
+    BITS_PER_BYTE,
+    MAE,
+    BASELINE_MAE.format(baseline="*"),
+    RMSE,
+    ABS_ERROR_QUANTILE.format(k="*"),
+    INTERVAL_HALF_WIDTH,
+    "time/*",
+    "memory/*",
+    TRAIN_SKIPPED_STEPS,
+    INFLUENCE_SECONDS_PER_TEST,
+    INFLUENCE_HALF_PRECISION_ERROR,
+)
+_LARGER = (
+    MRR,
+    f"{MRR}_*",
+    GIVEN.format(name=MRR),
+    GIVEN.format(name=HITS_AT.format(k="*")),
+    CLASSIFICATION.format(name="*"),
+    HITS_AT.format(k="*"),
+    R2,
+    "throughput/*",
+    INFLUENCE_PAIRS_PER_SECOND,
+    INFLUENCE_HALF_PRECISION_SPEARMAN,
+    INFLUENCE_LDS_SAME_SEED,
+    INFLUENCE_LDS_OTHER_SEEDS,
+    INFLUENCE_DELETION_DROP,
+)
+
+
+def direction_of(key: str) -> Direction | None:
+    """Return whether larger or smaller values of a metric are better.
+
+    None if neither is better (a bias, a coverage, a learning rate), or if the metric is unknown.
+    """
+    parts = key.split("/")
+    last = (parts[-1], "/".join(parts[-2:]))
+    if any(fnmatchcase(part, pattern) for part in last for pattern in _SMALLER):
+        return "smaller"
+    if any(fnmatchcase(part, pattern) for part in last for pattern in _LARGER):
+        return "larger"
+    return None
+
+
+def maximizes(key: str) -> bool:
+    """Return whether larger values of a metric are better, to choose by this metric.
+
+    Raises:
+        ConfigError: If neither larger nor smaller values are known to be better.
+    """
+    direction = direction_of(key)
+    if direction is None:
+        raise ConfigError(
+            f"metric {quoted(key)} cannot be used to choose: neither larger nor smaller values are "
+            f"known to be better; use another metric, such as {metric('valid', MRR)}"
+        )
+    return direction == "larger"

@@ -1,168 +1,154 @@
-"""A process that imports everything once and then forks for each command that it is asked to run.
+"""The work of the dashboard's jobs; this module is imported once, by the process that forks them.
 
-    python -m clew.warm
-
-A new Python process spends seconds on importing torch and MLflow; a fork of this process spends
-none. Requests are lines of JSON on standard input. Reports about the commands are lines of JSON on
-standard output. This process ends when its input ends; the commands continue.
-
-This process never computes: a fork has only the thread that forked, so this process must not start
-other threads.
+A new Python process spends seconds on importing torch and MLflow; a fork spends none. The process
+that imports this module never computes and starts no threads: a fork has only its main thread.
 """
 
-import atexit
 import gc
+import json
+import logging
 import os
 import signal
 import sys
-import threading
 import traceback
-from contextlib import suppress
-from importlib import import_module
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
-from pydantic import BaseModel
-
-from clew.__main__ import main as run_command
-from clew.__main__ import prepare_environment
 from clew.processes import collect_garbage_rarely
+from clew.runs.hardware import prepare_threads
 
-PRELOADED = (
-    "torch._dynamo",  # every optimizer imports it
-    "clew.cli.explanations",
-    "clew.cli.models",
-    "clew.workflows.predict",
-    "clew.workflows.predict_frames",
-    "clew.workflows.predict_text",
-    "clew.workflows.promote",
-    "clew.workflows.predict",
-    "clew.workflows.explaining.tracin",
+collect_garbage_rarely()
+prepare_threads(os.environ)  # before torch is imported
+
+# ruff: noqa: E402
+import torch._dynamo  # noqa: F401 - every optimizer imports it
+
+from clew.config.load import from_mapping
+from clew.errors import ClewError, of_the_system, printable
+from clew.language_modeling.model import Sampling
+from clew.runs.mlflow_store import preload_databases
+from clew.ui.work import (
+    FIRST_ANSWER_FILE,
+    PREDICTIONS_FILE,
+    AskedFrames,
+    AskedText,
+    Preparation,
+    Promotion,
+    Question,
+    Rollback,
+    Training,
+    Why,
 )
-HELD = {signal.SIGCHLD, signal.SIGTERM}
+from clew.workflows.explaining import tracin
+from clew.workflows.predict import asked as query
+from clew.workflows.predict import predict
+from clew.workflows.predict_frames import predict_frames
+from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.promote import PromotionRequest, promote, rollback
+from clew.workflows.train import train
+
+preload_databases()
+gc.freeze()  # else a collection in a fork copies all of this memory
+
+Say = Callable[[str], None]
 
 
-class Request(BaseModel):
-    """A command to run."""
+def run(asked: object, folder: Path) -> int:
+    """Do what is asked, and return the exit code that the command line would have.
 
-    job_id: str
-    arguments: list[str]
-    """Arguments of `clew`."""
-    environment: dict[str, str]
-    """Variables in addition to the environment of this process."""
-    cwd: Path
-    folder: Path
-    """Folder for the files `stdout` and `stderr`."""
-
-
-class Report(BaseModel):
-    """A report that a command started or ended."""
-
-    job_id: str
-    pid: int
-    exit_code: int | None = None
-    """None if the command started; negative if a signal ended it."""
-
-    def send(self) -> None:
-        """Write the report as one line, short enough for a single atomic write."""
-        os.write(1, self.model_dump_json().encode() + b"\n")
-
-
-class Forks:
-    """The commands that are running."""
-
-    def __init__(self) -> None:
-        self._running: dict[int, str] = {}
-
-    def start(self, request: Request) -> None:
-        """Fork a child that runs the command; the child never returns from this method."""
-        # Signals are blocked until the child is registered, because it can end immediately.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-            become(request)
-            run_and_end()
-        self._running[pid] = request.job_id
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-
-    def collect(self, number: int, frame: FrameType | None) -> None:
-        """Report the commands that have ended; this is the handler of SIGCHLD."""
-        while self._running:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            code = os.waitstatus_to_exitcode(status)
-            Report(job_id=self._running.pop(pid), pid=pid, exit_code=code).send()
-
-
-def become(request: Request) -> None:
-    """Turn this fork into an independent process for one command.
-
-    The fork itself reports that it started. If the parent process is killed at that moment, the
-    program that requested the command still knows which process to stop.
+    Results are lines in the file `stdout` of the folder, messages go to standard error.
     """
-    os.setsid()
-    Report(job_id=request.job_id, pid=os.getpid()).send()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    streams = (
-        os.open(os.devnull, os.O_RDONLY),
-        os.open(request.folder / "stdout", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-        os.open(request.folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-    )
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)  # the old one has read ahead
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.environ.update(request.environment)
-    os.chdir(request.cwd)
-    sys.argv = ["clew", *request.arguments]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # so that a run is closed
+    sys.argv = ["clew"]
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    shown = logging.StreamHandler(sys.stderr)
+    shown.setFormatter(logging.Formatter("clew: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[shown], force=True)
+    logging.getLogger("clew").setLevel(logging.INFO)
+    with (folder / "stdout").open("w", encoding="utf-8", buffering=1) as file:
+
+        def say(text: str) -> None:
+            file.write(text)
+            file.flush()
+
+        try:
+            perform(asked, folder, say)
+        except ClewError as error:
+            return _ended(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            return _ended("interrupted", 130)
+        except OSError as error:
+            if (found := of_the_system(error)) is not None:
+                return _ended(str(found), found.exit_code)
+            traceback.print_exc()
+            return 1
+        except Exception:
+            traceback.print_exc()
+            return 1
+    return 0
 
 
-def run_and_end() -> NoReturn:
-    """Run the command, run its exit functions, and end the process.
-
-    A normal exit of the interpreter clears every imported module, which takes more than half a
-    second. `multiprocessing` ends its forks in the same way as this function.
-    """
-    code: object = 1
-    try:
-        run_command()
-        code = 0
-    except SystemExit as end:
-        code = end.code or 0
-    except BaseException:  # a traceback, as the interpreter shows it
-        traceback.print_exc()
-    finally:
-        with suppress(BaseException):  # a second interruption, or a closed output
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+def _ended(message: str, exit_code: int) -> int:
+    sys.stderr.write(f"clew: error: {printable(' '.join(message.split()))}\n")
+    return exit_code
 
 
-def preload() -> None:
-    for name in PRELOADED:
-        import_module(name)
-    import_module("clew.runs.mlflow_store").preload_databases()
+def perform(asked: object, folder: Path, say: Say) -> None:
+    """Call the function of a workflow, and say its results."""
 
+    def tell(content: object) -> None:
+        say(json.dumps(content) + "\n")
 
-def main() -> None:
-    """Serve requests until the input ends."""
-    collect_garbage_rarely()
-    prepare_environment()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is for the dashboard
-    preload()
-    gc.freeze()  # else a collection in a fork, above all the last one, copies all of this memory
-    forks = Forks()
-    signal.signal(signal.SIGCHLD, forks.collect)
-    for line in sys.stdin:
-        forks.start(Request.model_validate_json(line))
+    def progress(done: int, total: int) -> None:
+        tell({"done": done, "total": total})
 
-
-if __name__ == "__main__":
-    main()
+    match asked:
+        case Question():
+            tell(
+                predict(
+                    asked.model,
+                    [query(asked.head, asked.relation, asked.tail)],
+                    top_k=asked.top_k,
+                    filter_known=asked.only_new,
+                    level=asked.level,
+                ).as_dict()
+            )
+        case AskedText():
+            sampling = Sampling(asked.temperature, top_p=asked.top_p)
+            request = TextRequest(asked.prompt, asked.max_tokens, sampling, asked.seed)
+            for piece in predict_text(asked.model, request):
+                say(piece)
+        case AskedFrames():
+            output = folder / PREDICTIONS_FILE
+            tell(
+                predict_frames(
+                    asked.model, folder / asked.path, output, confidence=asked.confidence
+                ).as_dict()
+            )
+        case Why():
+            test = folder / "test.txt"  # names can have any characters
+            test.write_text(f"{asked.head}\t{asked.relation}\t{asked.tail}\n", encoding="utf-8")
+            result = tracin.tracin(
+                asked.model,
+                str(test),
+                {"influence.direction": asked.end},
+                first_answer=folder / FIRST_ANSWER_FILE,
+                progress=progress,
+            )
+            tell(result.as_dict())
+        case Preparation():
+            tracin.prepare(asked.model, {})
+        case Promotion():
+            wanted = PromotionRequest(
+                run_id=asked.run_id, name=asked.name, dry_run=asked.dry_run, force=asked.force
+            )
+            made = promote(wanted, lambda check: tell(asdict(check)))
+            tell({"result": made.as_dict()})
+        case Rollback():
+            tell({"result": rollback(asked.name).as_dict()})
+        case Training():
+            tell({"run_id": train(from_mapping(asked.config)).run_id})
+        case _:
+            raise TypeError(f"no work is known for {type(asked).__name__}")

@@ -149,7 +149,7 @@ def test_a_table_of_triples_is_explained_row_by_row(why: clew.Attribution, champ
 
 def hostile(why: clew.Attribution) -> clew.Attribution:
     """Return an explanation with one fact and no opponent, whose names contain markup."""
-    from clew.api.tables import triple_table
+    from clew.api.explanations import triple_table
 
     assert isinstance(why.report, InfluenceReport)
     (test,) = why.report.tests

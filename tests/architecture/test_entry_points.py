@@ -11,8 +11,8 @@ import yaml
 
 from clew.__main__ import run
 from clew.cli import UNDER_TORCHRUN, cli
+from clew.cli.options import flagged_fields
 from clew.cli.reference import PROGRAM, written_files
-from clew.config.flags import flagged_fields
 from clew.errors import ConfigError
 
 OF_THE_COMMAND_LINE_ALONE = {"runs", "sync", "ui"}

@@ -28,7 +28,7 @@ STEPS = [
     (["clew.runs.store", "clew.runs.influence_report"], ["torch", "mlflow", "streamlit"]),
     (["clew.runs.base"], ["torch", "mlflow", "streamlit"]),
     (["clew.runs.reading"], ["torch", "streamlit"]),
-    (["clew.ui.views", "clew.ui.components", "clew.ui.data"], ["torch"]),
+    (["clew.ui.views", "clew.ui.components"], ["torch"]),
     (["clew.training.checkpoints"], ["torch"]),
 ]
 PROGRAM = """

@@ -106,7 +106,8 @@ def check_mlflow(words: list[str]) -> None:
 
 def check_python(words: list[str]) -> None:
     if words[0] == "-m" and words[1].startswith("experiments."):
-        assert (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file()
+        module = ROOT / words[1].replace(".", "/")
+        assert module.with_suffix(".py").is_file() or (module / "__main__.py").is_file()
     check_files(words)
 
 

@@ -99,12 +99,7 @@ class Attack:
                 path = self.folder / f"{name}-influence/influence.json"
                 return json.loads(path.read_text())["tests"]
             case "data":
-                packed = self.folder / f"{name}-packed"
-                files = sorted(path for path in packed.rglob("*") if path.is_file())
-                return {
-                    str(path.relative_to(packed)): sha256(path.read_bytes()).hexdigest()
-                    for path in files
-                }
+                return sha256((self.folder / f"{name}-packed").read_bytes()).hexdigest()
             case _:
                 client = MlflowClient(self.uri)
                 version = client.get_model_version_by_alias(name, "champion")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from streamlit.testing.v1 import AppTest
 
-from clew.ui.data.jobs import Jobs
+from clew.ui.components.jobs import Jobs
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import scalars, texts
 from tests.attack.material import Material

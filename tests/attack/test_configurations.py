@@ -8,8 +8,8 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from clew.config.files import presets, spaces, studies
 from clew.config.load import flatten, from_mapping, load, parse_assignments, to_yaml
-from clew.config.presets import presets, spaces, studies
 from clew.config.schema import RunConfig
 from clew.config.search_space import load_space
 from clew.config.study import load_study

@@ -1,5 +1,6 @@
 """Further cases that the attack found: manifests, leftover files, stores, journals, servers."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +14,17 @@ import torch
 
 from clew.config.load import load
 from clew.errors import CheckpointError, ClewError, ConfigError, TrackingError
-from clew.influence.unrolled.progress_files import KeptInFile
-from clew.runs.forwarder import sync_spool
-from clew.runs.influence_report import read_influence_outline
-from clew.runs.messages import MESSAGES, Unreadable
+from clew.influence.retraining.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
+from clew.influence.unrolled.passes import KeptInFile
+from clew.runs.delivery import sync_spool
+from clew.runs.influence_report import TextInfluenceReport, read_influence_outline
+from clew.runs.reading.results import read_study
 from clew.runs.reading.run_details import read_by_relation
-from clew.runs.reading.studies import read_study
+from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
+from clew.runs.spool import RECORDS, Unreadable
 from clew.runs.store import creation_lock
-from clew.runs.window_report import TextInfluenceReport
 from clew.training.history import last_step
 from clew.training.manifest import MANIFEST_FILE, read_manifest
-from clew.validation.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
     SETTINGS_FILE,
@@ -154,8 +155,8 @@ def test_studies_that_are_none(
 )  # fmt: skip
 def test_messages_that_no_store_can_take(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="validation error"):
-        MESSAGES.validate_python(change)
-    assert isinstance(MESSAGES.validate_python({"kind": "unreadable", "line": "", "reason": ""}),
+        RECORDS.validate_python(change)
+    assert isinstance(RECORDS.validate_python({"kind": "unreadable", "line": "", "reason": ""}),
                       Unreadable)  # fmt: skip
 
 
@@ -177,6 +178,15 @@ def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) ->
     require_one_line(result.problem or "")
 
 
+@pytest.mark.parametrize(
+    "table",
+    [{"columns": [{}], "data": [[1]]}, {"columns": ["a"], "index": [[1]], "data": [[1]]},
+     {"columns": 7, "data": []}],
+)  # fmt: skip
+def test_a_table_whose_columns_have_no_names(table: dict[str, object]) -> None:
+    assert "is not a list of names" in (_fault_in_table(table) or "")
+
+
 @pytest.mark.parametrize("read", [read_influence_outline, TextInfluenceReport.read])
 def test_versions_without_end_are_shown_in_part(
     tmp_path: Path, read: Callable[[Path], object]
@@ -192,6 +202,28 @@ def test_ranks_that_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     pq.write_table(pa.table(columns), path)
     monkeypatch.setattr("clew.runs.reading.runs.download_artifact", lambda *_: path)
     refused(lambda: read_by_relation("0" * 32, "test"), "not a table of ranks")
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", "7", "[" * 100_000, ""])
+def test_an_answer_that_is_no_object(text: str) -> None:
+    async def nothing(*_: object) -> None:
+        return None
+
+    code, line = Door(nothing, "rows", frozenset(), frozenset())._told(text)
+    assert code == "BAD_REQUEST"
+    require_one_line(line)
+    assert io.StringIO(line).readline() == line
+
+
+@pytest.mark.parametrize("given", ["x", "inf", "nan", "0", "-1", "1e999"])
+def test_a_limit_of_requests_that_is_no_size(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVED_PATH, "model")
+    monkeypatch.setenv(LIMIT_VARIABLE, given)
+    with pytest.raises(
+        SystemExit, match=f"CLEW_REQUEST_MIB='{given}'; expected a number of MiB"
+    ) as caught:
+        close_door("rows", frozenset(), frozenset())
+    require_one_line(str(caught.value))
 
 
 def test_a_frame_model_without_end_is_not_built() -> None:

@@ -12,11 +12,11 @@ import zstandard
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from clew.link_prediction.exclusion import leave_out
 from clew.link_prediction.given_negatives import read_given_negatives
+from clew.link_prediction.sources import leave_out
 from clew.link_prediction.triple_files import GraphFiles, read_graph
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.workflows.explaining.given_triples import read_test_triples, usable
+from clew.workflows.explaining.trace_source import read_test_triples, usable
 from clew.workflows.predict import read_queries
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts

@@ -16,8 +16,10 @@ from hypothesis.strategies import DrawFn
 from safetensors.torch import save_file
 
 from clew.config.data import TokenData
+from clew.influence.retraining.outcomes import Outcomes
+from clew.influence.retraining.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.influence.unrolled.adjoints import Adjoint
-from clew.influence.unrolled.progress_files import KeptInFile, Unfinished
+from clew.influence.unrolled.passes import KeptInFile, Unfinished
 from clew.influence.windows.index_files import (
     DIRECTIONS_FILE,
     FOLDER,
@@ -31,13 +33,10 @@ from clew.influence.windows.index_files import (
     write_manifest,
 )
 from clew.language_modeling.documents import plan_units
-from clew.language_modeling.pack_parts import tokenize_unit
-from clew.language_modeling.pack_settings import PackSettings
+from clew.language_modeling.pretokenize import PackSettings, tokenize_unit
 from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
 from clew.training.history import last_step
-from clew.validation.outcomes import Outcomes
-from clew.validation.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
     SETTINGS_FILE,

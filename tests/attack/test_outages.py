@@ -8,8 +8,8 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.runs import store
-from clew.runs.forwarder import sync_spool
-from clew.runs.journal import list_journals
+from clew.runs.delivery import sync_spool
+from clew.runs.spool import list_spools
 from tests.attack.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy
 from tests.workflows.test_tracking_server import (
     Server,
@@ -55,7 +55,7 @@ def test_nothing_is_lost_or_doubled(
         tracker.flush()
     tracker.finish("FINISHED")
     for _ in range(MOST_SYNCS):
-        if not list_journals(store.spool_root()):
+        if not list_spools(store.spool_root()):
             break
         sync_spool()
     assert proxy.num_faults > 0

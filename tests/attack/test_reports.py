@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from clew.runs.influence_report import (
+    TextInfluenceReport,
     read_explained_triple,
     read_influence_json,
     read_influence_outline,
@@ -22,7 +23,6 @@ from clew.runs.sharing.explanation import open_explanation
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
 from clew.runs.validation_record import read_validation
-from clew.runs.window_report import TextInfluenceReport
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, damaged_value, values
 from tests.attack.material import Material

@@ -4,12 +4,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from clew.image_sequences.requests import WindowPredictor
-from clew.language_modeling.generation import Sampling
-from clew.language_modeling.model_folder import load_text_folder
-from clew.language_modeling.writer import continuation
-from clew.link_prediction.answers import Query
+from clew.image_sequences.prediction import WindowPredictor
+from clew.language_modeling.model import Sampling
+from clew.language_modeling.writer import continuation, load_text_folder
 from clew.link_prediction.model_folder import load_predictor
+from clew.link_prediction.prediction import Query
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import damaged_value, texts, values
 from tests.attack.material import Material
@@ -53,7 +52,7 @@ def test_prompts(material: Material) -> None:
 
 
 def test_windows_of_frames(material: Material) -> None:
-    predictor = WindowPredictor.load(material.model("frames"))
+    predictor = WindowPredictor(material.model("frames"))
     images = [[[[280.0] * 13] * 9]] * 3
     scalars = [[45.0, 180.0, 10.0]] * 3
 

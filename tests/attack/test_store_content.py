@@ -1,4 +1,4 @@
-"""Hostile content of a shared store: reviews, decisions, views, studies, names."""
+"""Hostile content of a shared store: reviews, decisions, studies, names."""
 
 import io
 import json
@@ -15,16 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from clew import names
-from clew.errors import ClewError
-from clew.runs import store
-from clew.runs.reading import run_details, saved_views, studies
-from clew.runs.reading.decisions import decisions_csv, read_decisions, settled, wrong_facts_tsv
-from clew.runs.reading.disagreements import find_disagreements
+from clew.runs.reading import results, run_details
+from clew.runs.reading.disagreements import find_disagreements, settled, wrong_facts_tsv
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.reviews import (
     DataOrigin,
     count_verdicts,
-    latest_of_each,
     read_reviews,
     reviews_csv,
 )
@@ -53,8 +49,6 @@ CLAIM = {
     "measured": {"value": 0.5, "low": 0.4, "high": 0.6},
 }  # fmt: skip
 STUDY = {"study": "precision", "machine": "x", "commit": "0" * 40, "claims": [CLAIM, CLAIM]}
-VIEW = {"schema_version": 1, "address": "runs=a,b&quality=valid/mrr", "person": "ada",
-        "created": "2026-01-01T00:00:00+00:00"}  # fmt: skip
 
 
 @pytest.fixture
@@ -81,17 +75,15 @@ def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
     written(artifacts / "reviews/good.json", json.dumps(good).encode())
 
     def show() -> None:
-        found, decided = read_reviews(run_id), read_decisions(run_id)
-        for problem in (*found.problems, *decided.problems):
+        found = read_reviews(run_id)
+        for problem in found.problems:
             require_one_line(problem)
         assert found.records
-        reviews = latest_of_each(found.records)
-        ours = [each for each in reviews if each.run_id == run_id]
-        count_verdicts(settled(reviews, decided.records), "relation")
-        find_disagreements(ours, [d for d in decided.records if d.run_id == run_id], [run])
-        for text in (reviews_csv(reviews), decisions_csv(decided.records)):
-            text.encode()
-        wrong_facts_tsv(reviews, origin, decided.records).encode()
+        ours = [each for each in found.records if each.run_id == run_id]
+        count_verdicts(settled(found.records), "relation")
+        find_disagreements(ours, [run])
+        reviews_csv(found.records).encode()
+        wrong_facts_tsv(found.records, origin).encode()
 
     def case(draw: DrawFn) -> None:
         for name, record in (("reviews", REVIEW), ("decisions", DECISION)):
@@ -104,34 +96,11 @@ def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
 
 def test_studies(material: Material, artifacts: Path) -> None:
     def show() -> None:
-        studies.read_study(material.trace_run)
+        results.read_study(material.trace_run)
 
     def case(draw: DrawFn) -> None:
-        written(artifacts / studies.STUDY_FILE, draw(damaged_json(STUDY)))
+        written(artifacts / results.STUDY_FILE, draw(damaged_json(STUDY)))
         attempt(show)
-
-    fuzz(0.002, case)
-
-
-def test_saved_views(artifacts: Path) -> None:
-    def show() -> None:
-        found = saved_views.list_views()
-        for problem in found.problems:
-            require_one_line(problem)
-        for view in found.views:
-            _ = view.parameters, view.run_ids
-
-    def case(draw: DrawFn) -> None:
-        name = draw(st.one_of(st.just("mine"), st.text("abc-_. /\\$", min_size=1, max_size=9)))
-        text = draw(damaged_json(VIEW)).decode("utf-8", "replace")[:4_900]
-        key = names.TAG_VIEW_PREFIX + name
-        try:
-            with store.using("a view"):
-                client().set_experiment_tag("1", key, text)
-        except ClewError:
-            return  # MLflow refuses the text
-        attempt(show)
-        client().delete_experiment_tag("1", key)
 
     fuzz(0.002, case)
 

@@ -18,12 +18,10 @@ from hypothesis.strategies import DrawFn
 
 from clew.config.data import TokenData
 from clew.language_modeling.documents import plan_units, read_unit
-from clew.language_modeling.generation import Sampling
-from clew.language_modeling.model_folder import load_text_folder
-from clew.language_modeling.state_file import read_paused
+from clew.language_modeling.model import Sampling
 from clew.language_modeling.tokenizers import FileTokenizer, train_bpe
 from clew.language_modeling.tokens import load_tokens
-from clew.language_modeling.writer import TextWriter
+from clew.language_modeling.writer import TextWriter, load_text_folder, read_paused
 from clew.workflows.explaining.trace_text import read_texts
 from clew.workflows.predict_text import read_prompt
 from tests.attack.cases import attempt, fuzz, replaced

@@ -3,6 +3,7 @@
 python -m tests.browser.held_training FOLDER OPTION...
 """
 
+import importlib
 import os
 import subprocess
 import sys
@@ -46,9 +47,7 @@ def held_trainings(uri: str, folder: Path, options: list[str]) -> Iterator[Calla
 
 def main(folder: Path, options: list[str]) -> None:
     """Fork one training per seed, and exit with the code of the children."""
-    from clew.warm import preload
-
-    preload()
+    importlib.import_module("clew.warm")  # what a training needs, once for both
     hold(folder)
     children = [fork(seed, options) for seed in SEEDS]
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]

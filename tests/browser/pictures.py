@@ -32,7 +32,7 @@ def addresses() -> dict[str, str]:
         "influence": f"/influence?run={explained}&fact=1",
         "reviews": "/reviews",
         "models": "/models",
-        "studies": "/studies?view=Memory",
+        "studies": "/studies",
         "ask": "/ask?new=true",
     }
 

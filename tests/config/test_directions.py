@@ -3,9 +3,9 @@
 import pytest
 
 from clew import names
-from clew.config.directions import direction_of, maximizes
-from clew.config.kinds import TASK_KINDS
+from clew.config.schema import TASK_KINDS
 from clew.errors import ConfigError
+from clew.names import direction_of, maximizes
 
 FOLDERS = ("train/", "time/", "throughput/", "memory/", "influence/")
 RECORDED = sorted(

@@ -16,10 +16,11 @@ from clew.image_sequences.baselines import baseline_predictions, ridge_predictio
 from clew.image_sequences.errors import (
     RegressionResult,
     conformal_half_width,
+    draw_attention,
     group_half_widths,
     quality,
+    write_regression_report,
 )
-from clew.image_sequences.report import draw_attention, write_regression_report
 from clew.image_sequences.splits import load_sequences
 from clew.image_sequences.windows import SequenceWindows
 from tests.image_sequences.sequence_files import (

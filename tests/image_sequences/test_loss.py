@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from clew.config.loss import HuberLoss, MaeLoss, MseLoss, WeightedHuberMaeLoss
-from clew.image_sequences.loss import huber, regression_losses
+from clew.image_sequences.task import huber, regression_losses
 
 ERRORS = torch.tensor([-3.0, -0.5, 0.0, 0.25, 2.0])
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from clew.config.image_sequences import ArchitectureName, SequenceRegressionModel
-from clew.image_sequences.model import SequenceRegressor, SequenceShape
-from clew.image_sequences.temporal_heads import graph_edges
+from clew.image_sequences.model import SequenceRegressor, SequenceShape, graph_edges
 
 ARCHITECTURES = get_args(ArchitectureName)
 

@@ -9,7 +9,7 @@ from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.scores import Scored
 from clew.influence.summation import MeanOfRuns
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.influence_columns import ENSEMBLE_CSV_COLUMNS
+from clew.runs.influence_forms import ENSEMBLE_CSV_COLUMNS
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.training.manifest import CheckpointRecord, list_checkpoints
 from clew.workflows.explaining.trace_source import mean_checkpoints

@@ -5,7 +5,7 @@ import pytest
 from clew.config.load import load
 from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
-from clew.influence.link_prediction.verification import require_defined, with_chosen_form
+from clew.influence.link_prediction.traced_run import require_defined, with_chosen_form
 from clew.link_prediction.task import LinkPrediction
 from tests.oracles.test_influence_sum import random_graph
 

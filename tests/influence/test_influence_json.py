@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from clew.errors import DataError
-from clew.runs.influence_columns import CSV_COLUMNS, TERM_COLUMNS
-from clew.runs.influence_forms import FORMS, form_of
+from clew.runs.influence_forms import CSV_COLUMNS, FORMS, TERM_COLUMNS, form_of
 from clew.runs.influence_report import (
     CheckpointWeight,
     ExplainedTriple,

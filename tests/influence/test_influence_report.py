@@ -11,7 +11,7 @@ from clew.influence.link_prediction.report import Findings, ReportSource, build_
 from clew.influence.scores import Explanation, Scored
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.influence_columns import CSV_COLUMNS
+from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, read_influence_json
 from clew.runs.reading.report_files import ReportFiles
 from clew.runs.reading.reports import read_facts

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clew.influence.unrolled.adjoints import Adjoint
-from clew.influence.unrolled.progress_files import KeptInFile, Unfinished
+from clew.influence.unrolled.passes import KeptInFile, Unfinished
 from tests.runs.test_full_disk import largest_file
 
 

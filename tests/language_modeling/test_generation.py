@@ -13,11 +13,9 @@ from torch import Tensor
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import CheckpointError, DataError
-from clew.language_modeling.generation import Sampling, TextState, read_text, write_text
-from clew.language_modeling.model import EigenstateLM
-from clew.language_modeling.state_file import PausedText, read_paused
+from clew.language_modeling.model import EigenstateLM, Sampling, TextState, read_text, write_text
 from clew.language_modeling.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer, train_bpe
-from clew.language_modeling.writer import TextPieces
+from clew.language_modeling.writer import PausedText, TextPieces, read_paused
 
 VOCABULARY = 13
 END = 12

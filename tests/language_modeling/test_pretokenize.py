@@ -17,11 +17,10 @@ import tokenizers
 import zstandard
 
 from clew.errors import DataError, UsageError
-from clew.language_modeling import documents, pack_parts
+from clew.language_modeling import documents
 from clew.language_modeling import pretokenize as module
-from clew.language_modeling.pack_settings import PackSettings
 from clew.language_modeling.packed_tokens import TOKENS_FILE, open_packed
-from clew.language_modeling.pretokenize import pretokenize
+from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokenizers import END_OF_TEXT, ByteTokenizer, load_tokenizer
 
 END = 256
@@ -146,7 +145,7 @@ def test_units_that_are_done_are_not_tokenized_again(
     path.write_text("some words\n" * 100)
     monkeypatch.setattr(module, "plan_units", lambda d: documents.plan_units(d, unit_bytes=100))
     expected = pretokenize(settings(path), tmp_path / "whole")
-    read, calls = pack_parts.read_unit, []
+    read, calls = module.read_unit, []
 
     def failing(unit: documents.Unit, column: str):
         calls.append(unit.start)
@@ -154,7 +153,7 @@ def test_units_that_are_done_are_not_tokenized_again(
             raise KeyboardInterrupt
         return read(unit, column)
 
-    monkeypatch.setattr(pack_parts, "read_unit", failing)
+    monkeypatch.setattr(module, "read_unit", failing)
     with pytest.raises(KeyboardInterrupt):
         pretokenize(settings(path), output)
     assert not (output / "manifest.json").exists()
@@ -168,15 +167,15 @@ def test_a_killed_run_goes_on(tmp_path: Path):
     path.write_text("some words in a line\n" * 2000)
     program = f"""
 import os, signal, sys
-from clew.language_modeling import documents, pack_parts, pretokenize as m
+from clew.language_modeling import documents, pretokenize as m
 m.plan_units = lambda d: documents.plan_units(d, unit_bytes=2000)
-read = pack_parts.read_unit
+read = m.read_unit
 parts = m.Path({str(output / "parts")!r})
 def until_killed(unit, column):
     if "killed" in sys.argv and len(list(parts.glob("*.json"))) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return read(unit, column)
-pack_parts.read_unit = until_killed
+m.read_unit = until_killed
 m.pretokenize(m.PackSettings({str(path)!r}, 8), m.Path({str(output)!r}))
 """
     environment = os.environ | {"PYTHONPATH": "platform"}

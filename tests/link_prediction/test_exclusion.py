@@ -8,10 +8,9 @@ import pytest
 from clew.config.data import TripleData
 from clew.config.load import load
 from clew.errors import DataError
-from clew.link_prediction.exclusion import leave_out
-from clew.link_prediction.sources import load_graph
+from clew.link_prediction.sources import leave_out, load_graph
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.reading.decisions import exclusion_list, wrong_facts_tsv
+from clew.runs.reading.disagreements import exclusion_list, wrong_facts_tsv
 from clew.runs.reading.reviews import DataOrigin, Fact, Review
 
 

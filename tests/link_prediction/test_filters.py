@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clew.link_prediction import filters
-from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction import triples as triples_module
+from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 
 triples_of = st.lists(
     st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 9)), max_size=40
@@ -29,14 +28,14 @@ def as_array(rows: list) -> np.ndarray:
 
 
 @settings(deadline=None)
-@pytest.mark.parametrize("largest_key", [filters.LARGEST_KEY, 10])
+@pytest.mark.parametrize("largest_key", [triples_module.LARGEST_KEY, 10])
 @given(
     rows=triples_of, queries=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), max_size=9)
 )
 def test_lookup_is_that_of_a_dictionary(largest_key: int, rows: list, queries: list) -> None:
     triples = as_array(rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filters, "LARGEST_KEY", largest_key)
+        patch.setattr(triples_module, "LARGEST_KEY", largest_key)
         index = FilterIndex.from_triples(triples, num_relations=4)
     known = tails_by_query(triples)
     asked = np.array(queries, np.int64).reshape(-1, 2)

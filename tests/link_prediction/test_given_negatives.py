@@ -8,10 +8,17 @@ from hypothesis import strategies as st
 
 from clew.config.graph_models import DistMultModel, RESCALModel, TransEModel
 from clew.errors import DataError
-from clew.link_prediction.classification import ClassificationQuality, Thresholds, best_threshold
-from clew.link_prediction.given_negatives import rank_given, read_given_negatives
+from clew.link_prediction.given_negatives import (
+    ClassificationQuality,
+    Thresholds,
+    best_threshold,
+    rank_given,
+    read_given_negatives,
+    score_heads,
+    score_tails,
+    score_triples,
+)
 from clew.link_prediction.models.base import GraphModel, build_graph_model
-from clew.link_prediction.triple_scores import score_heads, score_tails, score_triples
 from clew.link_prediction.vocabulary import Vocabulary
 
 ENTITIES, RELATIONS = 9, 3
@@ -36,7 +43,7 @@ def one(model: GraphModel, head: int, relation: int, tail: int) -> float:
 @pytest.mark.parametrize("kind", [TransEModel, DistMultModel])
 @pytest.mark.parametrize("at_once", [1, 5, 1000])
 def test_scores_of_candidates_are_the_model_s(inverses, kind, at_once, monkeypatch):
-    monkeypatch.setattr("clew.link_prediction.triple_scores.SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr("clew.link_prediction.given_negatives.SCORES_AT_ONCE", at_once)
     model = model_of(inverses=inverses, kind=kind).train()
     candidates = np.arange(20).reshape(4, 5) % ENTITIES
     tails = score_tails(model, TRIPLES, candidates)
@@ -53,7 +60,7 @@ def test_scores_of_candidates_are_the_model_s(inverses, kind, at_once, monkeypat
 
 
 def test_a_query_s_activations_count_as_much_as_gathered_rows(monkeypatch):
-    monkeypatch.setattr("clew.link_prediction.triple_scores.SCORES_AT_ONCE", 64)
+    monkeypatch.setattr("clew.link_prediction.given_negatives.SCORES_AT_ONCE", 64)
     model, sizes = model_of(inverses=True, kind=RESCALModel), []
     queries = model.queries
     monkeypatch.setattr(model, "queries", lambda h, r: sizes.append(len(h)) or queries(h, r))

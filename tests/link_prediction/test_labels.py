@@ -5,8 +5,7 @@ import json
 import pytest
 
 from clew.errors import DataError
-from clew.link_prediction.dictionaries import read_dictionary
-from clew.link_prediction.labels import read_edge_map, read_labels
+from clew.link_prediction.dictionaries import read_dictionary, read_edge_map, read_labels
 from clew.link_prediction.vocabulary import Vocabulary
 
 ENTITIES = Vocabulary.from_names("entity", ["Q1", "Q2", "Q3"])

@@ -1,26 +1,26 @@
-"""Packed triples equal the triples of the files, and a folder is complete or does not exist."""
+"""Packed triples equal the triples of the files, and a file is complete or does not exist."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from clew.__main__ import run as run_command
 from clew.config.load import load
 from clew.errors import ConfigError, DataError
-from clew.link_prediction import fields, packed, triples
+from clew.link_prediction import fields, triple_files, triples
 from clew.link_prediction.fields import read_coded, stream_coded
-from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.packed import MANIFEST, pack_graph, read_packed
+from clew.link_prediction.packed import KEY, pack_graph, read_packed
 from clew.link_prediction.sources import BUNDLED, files_of_folder
 from clew.link_prediction.triple_files import TRIPLE, GraphFiles, read_graph
-from clew.link_prediction.triples import SPLITS
+from clew.link_prediction.triples import SPLITS, FilterIndex
 
 UMLS = files_of_folder(BUNDLED / "umls")
 
@@ -31,7 +31,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triples, "BLOCK_ROWS", 700)
     monkeypatch.setattr(fields, "MERGED_BLOCKS", 2)
     monkeypatch.setattr(
-        packed,
+        triple_files,
         "stream_coded",
         lambda paths, layout, write: stream_coded(paths, layout, write, block_bytes=9_000),
     )
@@ -64,14 +64,17 @@ def test_a_packed_graph_is_that_of_its_files(tmp_path: Path) -> None:
     for split in SPLITS:
         np.testing.assert_array_equal(found.split(split), graph.split(split))
         assert not found.split(split).flags.owndata, "they lie on the disk"
-    assert sorted(path.name for path in (tmp_path / "umls").iterdir()) == [
-        "entities.parquet",
-        MANIFEST,
-        "relations.parquet",
-        "test.arrow",
-        "train.arrow",
-        "valid.arrow",
-    ]
+    assert list(tmp_path.iterdir()) == [tmp_path / "umls"]
+
+
+def test_kinds_and_synonyms_are_packed_too(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a\tlikes\tb\n")
+    (tmp_path / "names.tsv").write_text("a\tAda\tPerson\tLovelace|Byron\nb\tBob\t\t\n")
+    files = GraphFiles(tmp_path / "train.txt", entity_labels=tmp_path / "names.tsv")
+    found = pack_graph("g", files, tmp_path / "packed").entities
+    assert [found.label(id) for id in range(2)] == ["Ada", "Bob"]
+    assert found.category_array.to_pylist() == ["Person", None]
+    assert found.synonym_array.to_pylist() == ["Lovelace|Byron", None]
 
 
 def test_dictionaries_and_a_missing_split(tmp_path: Path) -> None:
@@ -113,34 +116,58 @@ def test_known_answers_of_questions_are_those_of_all(tmp_path: Path) -> None:
     assert len(nothing.lookup(both[:1, 0], both[:1, 1])[0]) == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (
-            lambda folder: (folder / MANIFEST).unlink(),
-            "no packed.json; expected a folder written by",
-        ),
-        (lambda folder: (folder / MANIFEST).write_text("{"), "not written by clew data --pack"),
-        (lambda folder: edit(folder, format=2), "format 2, expected 1; pack the data set again"),
-        (lambda folder: edit(folder, fingerprint="0" * 16), "was changed since it was packed"),
-        (lambda folder: os.truncate(folder / "train.arrow", 900), "cannot be read"),
-        (lambda folder: (folder / "test.arrow").unlink(), "cannot be read"),
-        (lambda folder: (folder / "relations.parquet").unlink(), "no such file"),
-    ],
-)
-def test_a_damaged_folder_is_one_line(tmp_path: Path, change: Any, complaint: str) -> None:
-    folder = tmp_path / "umls"
-    pack_graph("umls", UMLS, folder)
-    change(folder)
-    with pytest.raises(DataError, match=complaint) as error:
-        read_packed(folder)
-    assert str(folder) in str(error.value)
+def rewritten(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    """Write a packed file again after a change."""
+    table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+    changed = change(table)
+    path.unlink()  # it is mapped
+    with pa.ipc.new_file(str(path), changed.schema) as writer:
+        writer.write_table(changed)
+
+
+def said(**values: object) -> Callable[[pa.Table], pa.Table]:
+    def change(table: pa.Table) -> pa.Table:
+        content = json.loads(table.schema.metadata[KEY]) | values
+        return table.replace_schema_metadata({KEY: json.dumps(content)})
+
+    return change
+
+
+def no_relations(table: pa.Table) -> pa.Table:
+    empty = pa.array([[]], table.schema.field("relations").type)
+    return table.set_column(4, table.schema.field("relations"), empty)
+
+
+DAMAGES: list[Callable[[Path], object]] = [
+    lambda path: path.write_text("{"),
+    lambda path: os.truncate(path, 9_000),
+    lambda path: path.unlink(),
+    lambda path: rewritten(path, said(format=3)),
+    lambda path: rewritten(path, said(format="x")),
+    lambda path: rewritten(path, said(fingerprint="0" * 16)),
+    lambda path: rewritten(path, no_relations),
+    lambda path: rewritten(path, lambda table: table.drop_columns(["test"])),
+    lambda path: rewritten(path, lambda table: table.replace_schema_metadata(None)),
+    lambda path: rewritten(path, lambda table: table.slice(0, 0)),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_one_line(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    path = tmp_path / "umls"
+    pack_graph("umls", UMLS, path)
+    damage(path)
+    with pytest.raises(DataError) as error:
+        read_packed(path)
+    assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def edit(folder: Path, **values: object) -> None:
-    content = json.loads((folder / MANIFEST).read_text()) | values
-    (folder / MANIFEST).write_text(json.dumps(content))
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "packed.json").write_text("{}")
+    with pytest.raises(DataError) as error:
+        read_packed(tmp_path)
+    assert "clew data --train ... --pack FILE" in str(error.value)
 
 
 KILLED = """
@@ -149,40 +176,37 @@ from pathlib import Path
 from clew.link_prediction import packed
 from clew.link_prediction.sources import BUNDLED, files_of_folder
 
-def write(path, triples):
-    if path.name == "test.arrow":
-        os.kill(os.getpid(), signal.SIGKILL)
-    original(path, triples)
+def write(path, graph):
+    path.write_bytes(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
 
-original, packed._write_triples = packed._write_triples, write
+packed._write = write
 packed.pack_graph("umls", files_of_folder(BUNDLED / "umls"), Path(sys.argv[1]))
 """
 
 
-def test_a_packing_that_was_killed_leaves_no_folder_and_the_next_one_clears_up(
+def test_a_packing_that_was_killed_leaves_no_file_and_the_next_one_clears_up(
     tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "umls"
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False)
+    path = tmp_path / "umls"
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
     assert ended.returncode == -signal.SIGKILL
-    assert [path.name[:6] for path in tmp_path.iterdir()] == [".umls."], "beside it"
-    with pytest.raises(DataError, match=r"no packed\.json"):
-        read_packed(folder)
-    pack_graph("umls", UMLS, folder)
-    assert list(tmp_path.iterdir()) == [folder]
+    assert [found.name[:6] for found in tmp_path.iterdir()] == [".umls."], "beside it"
+    pack_graph("umls", UMLS, path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_command_packs_and_refuses_what_it_cannot_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = Path("packed graph")
+    folder = Path("packed graph.arrow")
     assert run_command(["data", "--name=umls", f"--pack={folder}"]) == 0
     out = capsys.readouterr().out
     assert "triples of train       5,216" in out
     assert f"train on it: clew train data.packed='{tmp_path / folder}'" in out
     assert run_command(["data", "--name=umls", f"--pack={folder}"]) == 2
-    assert "already exists; give a new folder, or remove it" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     config = load("link_prediction/umls", {"data.packed": str(folder)})
     assert (config.data.name, config.data.packed) == (None, str(folder))  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"data\.test and data\.packed given"):

@@ -10,9 +10,7 @@ import torch
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, DataError
-from clew.link_prediction.answers import Query
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     RELATIONS_FILE,
@@ -22,7 +20,8 @@ from clew.link_prediction.model_folder import (
     write_model_folder,
 )
 from clew.link_prediction.models.conve import ConvE
-from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.prediction import Predictor, Query
+from clew.link_prediction.triples import FilterIndex
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.checkpoints import write_checkpoint
 from clew.training.manifest import MODEL_FILE, Manifest

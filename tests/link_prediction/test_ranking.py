@@ -9,11 +9,10 @@ from pykeen.evaluation.evaluator import create_sparse_positive_filter_, filter_s
 
 from clew.config.graph_models import ConvEModel
 from clew.errors import NonFiniteLossError
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.rank_metrics import SIDES, RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
-from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph
+from clew.link_prediction.triples import HEAD, TAIL, FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 
 NUM_ENTITIES, NUM_RELATIONS, DIM = 60, 5, 12

@@ -10,11 +10,15 @@ import pytest
 
 from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
-from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.sources import BUNDLED, load_graph, named_data_sets
-from clew.link_prediction.summary import GraphSummary, describe
+from clew.link_prediction.sources import (
+    BUNDLED,
+    GraphSummary,
+    describe,
+    load_graph,
+    named_data_sets,
+)
 from clew.link_prediction.triple_batches import KvsAllExamples
-from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 
 TRAIN = "a\tlikes\tb\nb\tlikes\tc\n"
 

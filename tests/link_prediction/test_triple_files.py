@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clew.errors import DataError
-from clew.link_prediction.summary import describe
+from clew.link_prediction.sources import describe
 from clew.link_prediction.triple_files import GraphFiles, count_duplicates, read_graph, read_triples
 from clew.link_prediction.triples import KnowledgeGraph, add_inverses
 

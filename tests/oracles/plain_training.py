@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clew.config.optimizer import Adagrad, Adam, AdamW
 from clew.config.schema import RunConfig
+from clew.config.training import Adagrad, Adam, AdamW
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import add_inverses
 from clew.training.seeding import seed_everything

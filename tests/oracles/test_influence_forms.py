@@ -38,8 +38,8 @@ from clew.influence.link_prediction.traced_run import (
 )
 from clew.influence.link_prediction.trunk import Scorer
 from clew.layers.products import MatrixProduct
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel, build_graph_model
+from clew.link_prediction.triples import FilterIndex
 from clew.training.checkpoints import load_model
 from clew.training.manifest import list_checkpoints
 from clew.training.sharding.rows import OwnRows, RowShard

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from clew.layers.training_mode import observed_statistics
-from clew.link_prediction.models import patch_convolution
-from clew.link_prediction.models.patch_convolution import projected_maps
+from clew.link_prediction.models import conve
+from clew.link_prediction.models.conve import projected_maps
 
 
 def layers(channels, kernel, *, size=(8, 6), bias, dtype):
@@ -47,7 +47,7 @@ def test_equals_the_layers(kernel, bias, dropout, activation, dtype, tolerance, 
     options = {"dropout": dropout, "activation": activation}
     torch.manual_seed(2)
     x = torch.randn(7, 1, 8, 6, dtype=dtype) * 2 + 0.5
-    monkeypatch.setattr(patch_convolution, "_BLOCK_ROWS", 3)
+    monkeypatch.setattr(conve, "_BLOCK_ROWS", 3)
     own, other = (layers(5, kernel, bias=bias, dtype=dtype) for _ in range(2))
     for _ in range(2):  # update the running statistics twice
         actual = run(projected_maps, x, *own, **options)
@@ -65,7 +65,7 @@ def test_equals_the_layers(kernel, bias, dropout, activation, dtype, tolerance, 
 def test_second_derivatives_are_those_of_the_layers(bias, activation, monkeypatch):
     torch.manual_seed(3)
     x = torch.randn(7, 1, 8, 6, dtype=torch.float64) * 2 + 0.5
-    monkeypatch.setattr(patch_convolution, "_BLOCK_ROWS", 3)
+    monkeypatch.setattr(conve, "_BLOCK_ROWS", 3)
     found = []
     for function in (projected_maps, one_after_another):
         modules = layers(5, (3, 2), bias=bias, dtype=torch.float64)

@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.language_modeling.generation import Sampling, generate
-from clew.language_modeling.loss import token_losses
-from clew.language_modeling.model import EigenstateLM
-from clew.language_modeling.perplexity import Perplexity, loss_by_position, measure_perplexity
+from clew.language_modeling.loss import (
+    Perplexity,
+    loss_by_position,
+    measure_perplexity,
+    token_losses,
+)
+from clew.language_modeling.model import EigenstateLM, Sampling, generate
 
 CPU = torch.device("cpu")
 VOCABULARY = 9

@@ -7,19 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from clew.link_prediction.losses.negatives import (
-    Negatives,
-    NegativeSampler,
-    degree_weights,
-    expected_draws,
-)
 from clew.link_prediction.losses.one_vs_all import (
     LossFunction,
     OneVsAll,
     one_vs_all_row_losses,
     smoothed_targets,
 )
-from clew.link_prediction.losses.sampled import EntityRows, Sample, sampled_row_losses
+from clew.link_prediction.losses.sampled import (
+    EntityRows,
+    Negatives,
+    NegativeSampler,
+    Sample,
+    degree_weights,
+    expected_draws,
+    sampled_row_losses,
+)
 
 FUNCTIONS = get_args(LossFunction)
 BATCH, ENTITIES, DIM = 6, 40, 5
@@ -219,6 +221,6 @@ def test_more_draws_than_entities_are_all_of_them():
 
 
 def test_weights_count_both_ends_of_every_triple(monkeypatch):
-    monkeypatch.setattr("clew.link_prediction.losses.negatives._BLOCK_TRIPLES", 2)
+    monkeypatch.setattr("clew.link_prediction.losses.sampled._BLOCK_TRIPLES", 2)
     triples = np.array([[0, 0, 1], [0, 1, 2], [0, 0, 0]], np.int32)
     np.testing.assert_allclose(degree_weights(triples, 4), np.array([5, 2, 2, 1]) ** 0.75)

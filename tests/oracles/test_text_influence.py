@@ -118,5 +118,5 @@ def test_only_the_continuation_counts(trained: Any):
     losses = token_losses(model(batch.inputs), model.embedding.weight, batch.targets.contiguous())
     torch.testing.assert_close(task.loss(model, batch).total, losses[0, 1:].sum())
     for prompt, continuation in (("", "x"), ("x", "")):
-        with pytest.raises(DataError, match="expected text in both"):
+        with pytest.raises(DataError):
             continuation_batch(task.splits.tokenizer, prompt, continuation)

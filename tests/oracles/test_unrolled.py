@@ -15,8 +15,8 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.influence.link_prediction.unrolled import TripleFacts, UnrolledTracer, triples_loss
 from clew.influence.unrolled.engine import Unrolling
-from clew.influence.unrolled.facts import ExampleFacts
-from clew.influence.unrolled.progress_files import KeptInFile
+from clew.influence.unrolled.linearization import ExampleFacts
+from clew.influence.unrolled.passes import KeptInFile
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import Triples

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
 from clew.influence.unrolled.engine import Unrolling
-from clew.influence.unrolled.facts import ExampleFacts
+from clew.influence.unrolled.linearization import ExampleFacts
 from clew.training.replay import Replay
 from clew.training.task import LossSum
 from clew.workflows.tasks import build_task

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from clew.influence.factors import Explicit, Outer, TableRows, explicit
-from clew.influence.windows.condensing import in_full, is_cheaper_in_full
-from clew.influence.windows.estimates import SearchSettings
-from clew.influence.windows.index_files import FOLDER, INDEX_FILE, WINDOWS_FILE
-from clew.influence.windows.projections import SharedDirections
+from clew.influence.factors import Explicit, Outer, TableRows, explicit, in_full, is_cheaper_in_full
+from clew.influence.windows.index_files import FOLDER, INDEX_FILE, WINDOWS_FILE, SharedDirections
+from clew.influence.windows.indexing import SearchSettings
 from clew.influence.windows.tracer import WindowTracer
 from clew.language_modeling.tokens import TokenBatch, continuation_batch
 from clew.layers import products

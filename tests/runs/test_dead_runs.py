@@ -41,5 +41,6 @@ def die(tracker: MlflowTracker) -> None:
         tracker._sampling.join()
     tracker._forwarder._closing.set()
     tracker._forwarder.join()
-    tracker._journal.close(keep=True)
+    tracker._log.end()
+    tracker._spool.close(keep=True)
     tracker._ended = True

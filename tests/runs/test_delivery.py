@@ -12,16 +12,17 @@ from mlflow.exceptions import MlflowException
 
 from clew.runs import delivery
 from clew.runs.delivery import Delivery, RunGoneError, groups
-from clew.runs.journal import Journal, JournalEntry
-from clew.runs.messages import (
+from clew.runs.spool import (
     Artifact,
     Checkpoint,
     DataSet,
+    Entry,
     Finish,
-    Message,
     Metrics,
     Origin,
     Params,
+    Record,
+    Spool,
     Tags,
 )
 from clew.training import manifest
@@ -44,22 +45,22 @@ MESSAGES = st.lists(
 )
 
 
-def entries(messages: list[Message]) -> list[JournalEntry]:
-    return [JournalEntry(message, end) for end, message in enumerate(messages)]
+def entries(messages: list[Record]) -> list[Entry]:
+    return [Entry(message, end) for end, message in enumerate(messages)]
 
 
 @given(MESSAGES)
-def test_groups_keep_the_order(messages: list[Message]) -> None:
-    seen: list[Message] = []
+def test_groups_keep_the_order(messages: list[Record]) -> None:
+    seen: list[Record] = []
     for group in groups(entries(messages)):
-        assert messages[group[-1].end] is group[-1].message
-        seen += [entry.message for entry in group]
-        assert len(group) == 1 or not any(isinstance(e.message, Artifact) for e in group)
+        assert messages[group[-1].end] is group[-1].record
+        seen += [entry.record for entry in group]
+        assert len(group) == 1 or not any(isinstance(e.record, Artifact) for e in group)
     assert seen == messages
 
 
 def test_many_small_messages_become_one_group() -> None:
-    messages: list[Message] = [Metrics({"loss": 0.5}, step, step) for step in range(2500)]
+    messages: list[Record] = [Metrics({"loss": 0.5}, step, step) for step in range(2500)]
     assert [len(group) for group in groups(entries(messages))] == [1000, 1000, 500]
 
 
@@ -97,11 +98,11 @@ def client(tracking_store: Path) -> MlflowClient:
 
 
 @pytest.fixture
-def journal(client: MlflowClient, checkpoint_folder: Path, tmp_path: Path) -> Iterator[Journal]:
+def journal(client: MlflowClient, checkpoint_folder: Path, tmp_path: Path) -> Iterator[Spool]:
     """Return a journal with messages of every kind for a new run."""
     experiment = client.create_experiment("clew", (tmp_path / "mlartifacts").as_uri())
     run_id = client.create_run(experiment).info.run_id
-    journal = Journal.create(tmp_path / "spool", Origin(client.tracking_uri, run_id, experiment))
+    journal = Spool.create(tmp_path / "spool", Origin(client.tracking_uri, run_id, experiment))
     journal.append(Params({"cfg.a": "1"}))
     journal.append(Tags({"clew.unit": "K"}))
     for step in range(5):
@@ -139,7 +140,7 @@ WHOLE = Kept(
 )
 
 
-def test_everything_arrives(client: MlflowClient, journal: Journal) -> None:
+def test_everything_arrives(client: MlflowClient, journal: Spool) -> None:
     assert Delivery(client, journal).send_waiting() == 12
     assert list(journal.waiting()) == []
     assert list((journal.folder / "files").iterdir()) == []
@@ -147,10 +148,10 @@ def test_everything_arrives(client: MlflowClient, journal: Journal) -> None:
     assert client.get_run(journal.origin.run_id).info.end_time == 2000
 
 
-def test_everything_sent_twice_is_there_once(client: MlflowClient, journal: Journal) -> None:
-    first = [entry.message for entry in journal.waiting()]
+def test_everything_sent_twice_is_there_once(client: MlflowClient, journal: Spool) -> None:
+    first = [entry.record for entry in journal.waiting()]
     Delivery(client, journal).send_waiting()
-    repeated = Journal.create(journal.folder.parent / "again", journal.origin)
+    repeated = Spool.create(journal.folder.parent / "again", journal.origin)
     for message in first:
         if not isinstance(message, Artifact | Checkpoint):  # their staged files are gone
             repeated.append(message)
@@ -175,7 +176,7 @@ def test_everything_sent_twice_is_there_once(client: MlflowClient, journal: Jour
     ],
 )
 def test_a_call_that_fails_loses_and_doubles_nothing(
-    client: MlflowClient, journal: Journal, method: str, call: int, after: bool
+    client: MlflowClient, journal: Spool, method: str, call: int, after: bool
 ) -> None:
     broken = BrokenClient(client, method, call, after=after)
     with pytest.raises(MlflowException, match="connection"):
@@ -187,7 +188,7 @@ def test_a_call_that_fails_loses_and_doubles_nothing(
 
 
 def test_a_refused_message_goes_aside_and_the_others_arrive(
-    client: MlflowClient, journal: Journal
+    client: MlflowClient, journal: Spool
 ) -> None:
     journal.append(Params({"cfg.b": "2", "cfg.c": "3"}))
     journal.append(Params({"cfg.a": "another value"}))
@@ -201,7 +202,7 @@ def test_a_refused_message_goes_aside_and_the_others_arrive(
 
 
 def test_one_refused_message_does_not_take_its_neighbours_along(
-    client: MlflowClient, journal: Journal
+    client: MlflowClient, journal: Spool
 ) -> None:
     Delivery(client, journal).send_waiting()
     journal.append(Tags({"clew.before": "yes"}))
@@ -214,7 +215,7 @@ def test_one_refused_message_does_not_take_its_neighbours_along(
     assert journal.num_refused == 1
 
 
-def test_what_is_for_a_deleted_run_stays(client: MlflowClient, journal: Journal) -> None:
+def test_what_is_for_a_deleted_run_stays(client: MlflowClient, journal: Spool) -> None:
     client.delete_run(journal.origin.run_id)
     with pytest.raises(RunGoneError, match="mlflow runs restore"):
         Delivery(client, journal).send_waiting()
@@ -225,18 +226,16 @@ def test_what_is_for_a_deleted_run_stays(client: MlflowClient, journal: Journal)
 
 
 def test_a_file_taken_out_of_the_spool_does_not_block_it(
-    client: MlflowClient, journal: Journal
+    client: MlflowClient, journal: Spool
 ) -> None:
-    artifact = next(e.message for e in journal.waiting() if isinstance(e.message, Artifact))
+    artifact = next(e.record for e in journal.waiting() if isinstance(e.record, Artifact))
     (journal.folder / artifact.staged).unlink()
     Delivery(client, journal).send_waiting()
     assert journal.num_refused == 1
     assert read_run(client, journal.origin.run_id).status == "FINISHED"
 
 
-def test_weights_lie_on_the_disk_once(
-    client: MlflowClient, journal: Journal, tmp_path: Path
-) -> None:
+def test_weights_lie_on_the_disk_once(client: MlflowClient, journal: Spool, tmp_path: Path) -> None:
     Delivery(client, journal).send_waiting()
     files = [path.stat() for path in (tmp_path / "mlartifacts").rglob("model.safetensors")]
     assert len(files) == 2
@@ -244,7 +243,7 @@ def test_weights_lie_on_the_disk_once(
 
 
 def test_a_model_entry_can_be_registered_and_read(
-    client: MlflowClient, journal: Journal, tmp_path: Path
+    client: MlflowClient, journal: Spool, tmp_path: Path
 ) -> None:
     Delivery(client, journal).send_waiting()
     [model] = client.search_logged_models([journal.origin.experiment_id])

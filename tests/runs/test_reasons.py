@@ -8,12 +8,12 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clew import names
+from clew.__main__ import keeping_reason
 from clew.__main__ import run as run_command
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, TrackingError
 from clew.runs import mlflow_store
-from clew.runs.base import keeping_reason
-from clew.runs.forwarder import sync_spool
+from clew.runs.delivery import sync_spool
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.run_details import read_log
 from clew.runs.tracker import MlflowTracker

@@ -14,7 +14,7 @@ from clew.errors import TrackingError
 from clew.runs import store
 from clew.runs.reading import runs
 from clew.runs.store import connect
-from clew.ui.data.runs import store_exists
+from clew.ui.components.runs import store_exists
 
 
 @pytest.fixture

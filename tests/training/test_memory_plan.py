@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.training.live_bytes import LiveBytes
+from clew.training.live_bytes import LiveBytes, TimeLimit, TookTooLong
 from clew.training.memory import apply_gradient_checkpointing
 from clew.training.memory_plan import MemoryPlanner, StepMemory, live_bytes_of_step
 from clew.training.optimizer import build_optimizer
@@ -63,6 +64,18 @@ def planned(chosen: RunConfig, sizes: DataSizes) -> Task[Any]:
 def predict(**settings: Any) -> dict[str, float]:
     chosen = config(**settings)
     return MemoryPlanner(build_task(chosen), CPU).predict(chosen).parts_gib
+
+
+def test_a_trial_without_time_ends_and_leaves_no_hook() -> None:
+    chosen = config()
+    with pytest.raises(TookTooLong):
+        live_bytes_of_step(chosen, build_task(chosen), CPU, seconds=0.0)
+    assert nn.Linear(2, 2)(torch.zeros(1, 2)).shape == (1, 2)
+
+
+def test_another_thread_does_not_run_out_of_time() -> None:
+    with TimeLimit(0.0), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(nn.Linear(2, 2), torch.zeros(1, 2)).result().shape == (1, 2)
 
 
 def test_live_bytes_are_those_of_tensors_that_somebody_holds() -> None:

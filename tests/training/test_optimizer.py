@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clew.config.optimizer import SGD, Adagrad, Adam, AdamW, OptimizerConfig
+from clew.config.training import SGD, Adagrad, Adam, AdamW, OptimizerConfig
 from clew.training.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
 
 

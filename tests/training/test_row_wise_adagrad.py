@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from clew.config.optimizer import Adagrad
+from clew.config.training import Adagrad
 from clew.training.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
 
 

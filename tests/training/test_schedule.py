@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
-from clew.config.optimizer import PlateauSchedule
+from clew.config.training import PlateauSchedule
 from clew.training.schedule import Exponential, Plateau, WarmupCosine, is_better
 
 

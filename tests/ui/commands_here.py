@@ -1,17 +1,15 @@
-"""Runs the pages' commands in the test, which decides when each starts and is seen to end."""
+"""Does the work of the pages' jobs in the test, which decides when each is seen to end."""
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from clew.__main__ import run
+from clew import warm
+from clew.errors import ClewError
 from clew.ui import access
-from clew.ui.components import job_view
-from clew.ui.data import jobs as jobs_module
-from clew.ui.data.jobs import Job
-from clew.ui.data.warm_process import Command
+from clew.ui.components import jobs
+from clew.ui.components.jobs import Job
 
 
 class CommandsHere:
@@ -19,52 +17,50 @@ class CommandsHere:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
-        self.asked: list[tuple[Job, list[str]]] = []
-        monkeypatch.setattr(jobs_module, "jobs", lambda: self)
-        monkeypatch.setattr(job_view, "SECONDS_AT_FIRST", 0.0)
+        self.asked: list[Job] = []
+        monkeypatch.setattr(jobs, "jobs", lambda: self)
+        monkeypatch.setattr(jobs, "SECONDS_AT_FIRST", 0.0)
 
     @property
     def last(self) -> Job:
         """The last requested job."""
-        return self.asked[-1][0]
+        return self.asked[-1]
 
     def start(
         self,
-        arguments: Sequence[str],
+        asked: object,
         *,
         title: str,
         action: access.Action,
-        files: Mapping[str, str | bytes] | None = None,
+        files: Mapping[str, bytes] | None = None,
     ) -> Job:
-        """Store a command and write its files."""
+        """Store a request and write its files."""
         person = access.authorize(action)
         job_id = f"{len(self.asked):012x}"
-        folder = self.folder / job_id
-        folder.mkdir(parents=True)
+        job = Job(job_id, title, self.folder / job_id, action, asked, person)
+        job.folder.mkdir(parents=True)
         for name, content in (files or {}).items():
-            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-        job = Job(job_id, title, folder, Command(folder), action, person)
-        placed = [argument.replace("{folder}", str(folder)) for argument in arguments]
-        self.asked.append((job, placed))
+            (job.folder / name).write_bytes(content)
+        self.asked.append(job)
         return job
 
     def find(self, job_id: str) -> Job | None:
         """Return a job by its id."""
-        return next((job for job, _ in self.asked if job.job_id == job_id), None)
+        return next((job for job in self.asked if job.job_id == job_id), None)
 
     def warm_up(self) -> None:
         """Do nothing."""
 
     def run_last(self, *, report: bool = True) -> Job:
-        """Run the last requested command; without `report` it still counts as running."""
-        job, arguments = self.asked[-1]
-        with (
-            (job.folder / "stdout").open("w") as out,
-            (job.folder / "stderr").open("w") as errors,
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(errors),
-        ):
-            exit_code = run(arguments)
+        """Do the last requested work; without `report` it still counts as running."""
+        job, exit_code = self.last, 0
+        with (job.folder / "stdout").open("w") as out:
+            try:
+                warm.perform(job.asked, job.folder, out.write)
+            except ClewError as error:
+                (job.folder / "stderr").write_text(f"clew: error: {error}\n")
+                exit_code = error.exit_code
         if report:
-            job.process.report(0, exit_code)
+            job.exit_code = exit_code
+            job.ended.set()
         return job

@@ -124,6 +124,11 @@ def fill(recorded: Recorded, folder: Path) -> Recorded:
                 "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = ?",
                 (str(time.time() - age_seconds), run_id, names.TAG_HEARTBEAT),
             )
+        for table in ("metrics", "latest_metrics"):  # a metric is a sign of life too
+            base.execute(
+                f"UPDATE {table} SET timestamp = ? WHERE run_uuid = ?",
+                (int(1000 * (time.time() - 4000)), stuck),
+            )
     return Recorded(folder, {**store.runs, "stuck": stuck, "alive": alive})
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew import names
-from clew.runs.influence_columns import (
+from clew.runs.influence_forms import (
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
     PART_PREFIX,

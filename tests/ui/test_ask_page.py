@@ -10,10 +10,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
-from clew.ui.components import answers, ask_controls, job_view
-from clew.ui.data import jobs, questions
-from clew.ui.data.models import ModelNames
-from clew.ui.data.questions import Question, Why
+from clew.runs.reading.models import ModelNames
+from clew.ui.components import answers, jobs
+from clew.ui.views import ask
+from clew.ui.work import Question, Why
 from tests.recorded import MODEL, UMLS, Recorded
 from tests.ui.conftest import Open, no_surprise, shown
 
@@ -37,18 +37,18 @@ class Started:
     """Replaces the child processes that the page starts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[str, object]] = []
+        self.calls: list[object] = []
         self.prepared: set[str] = set()
         self.called: list[str] = []
         self.job = Job()
-        monkeypatch.setattr(job_view, "show", self.show)
-        monkeypatch.setattr(questions, "predict", self.start)
-        monkeypatch.setattr(questions, "trace", self.start)
-        monkeypatch.setattr(questions, "prepare_reasons", lambda m, run: self.prepared.add(m))
+        monkeypatch.setattr(jobs, "show", self.show)
+        monkeypatch.setattr(answers, "predict", self.start)
+        monkeypatch.setattr(answers, "trace", self.start)
+        monkeypatch.setattr(answers, "prepare_reasons", lambda m, run: self.prepared.add(m))
         monkeypatch.setattr(jobs, "find", self.find)
 
-    def start(self, model: str, what: object, *, called: str = "") -> Job:
-        self.calls.append((model, what))
+    def start(self, asked: object, *, called: str = "") -> Job:
+        self.calls.append(asked)
         self.called.append(called)
         return self.job
 
@@ -89,19 +89,19 @@ def test_an_explanation_is_called_by_the_labels_of_its_triple(
         relations=(("biolink:treats", "treats"),),
     )
     triple = ("MESH:D013409", "biolink:treats", "MESH:D000152")
-    called = ask_controls.triple_text(triple, labels)
+    called = ask.triple_text(triple, labels)
     assert called == "sulfacetamide · treats · Acne vulgaris"
-    assert ask_controls.triple_text(("", *triple[1:]), labels).startswith("what? · treats")
+    assert ask.triple_text(("", *triple[1:]), labels).startswith("what? · treats")
 
     titles: list[str] = []
 
     class Jobs:
-        def start(self, arguments: list[str], *, title: str, **more: object) -> Job:
+        def start(self, asked: object, *, title: str, **more: object) -> Job:
             titles.append(title)
             return Job()
 
     monkeypatch.setattr(jobs, "jobs", Jobs)
-    questions.trace(CHAMPION, Why(*triple, "tail"), called=called)
+    answers.trace(Why(*triple, "tail", CHAMPION), called=called)
     assert titles == ["Explain sulfacetamide · treats · Acne vulgaris"]
 
 
@@ -110,12 +110,12 @@ def test_a_link_whose_answer_is_gone_asks_again(
 ) -> None:
     question = {"h": "steroid", "r": "affects", "for": "tail,eicosanoid", "top": "7"}
     app = page("ask", many.uri, answer="gone", why="gone too", **question)
-    asked = Question("steroid", "affects", "", 7, only_new=False, level=0.9)
-    assert started.calls == [(CHAMPION, asked)]
+    asked = Question(CHAMPION, "steroid", "affects", "", 7, only_new=False, level=0.9)
+    assert started.calls == [asked]
     assert app.query_params["answer"] == JOB_ID
     press(app, "Explain again")
-    meant = Why("steroid", "affects", "eicosanoid", "tail")
-    assert started.calls[1:] == [(CHAMPION, meant)]
+    meant = Why("steroid", "affects", "eicosanoid", "tail", CHAMPION)
+    assert started.calls[1:] == [meant]
     assert started.called[1:] == ["steroid · affects · eicosanoid"]
     page("ask", many.uri, answer="gone", h="no such name", r="affects")
     page("ask", many.uri, answer="gone", r="affects")
@@ -142,9 +142,9 @@ def test_the_empty_end_is_asked_for(page: Open, many: Recorded, started: Started
     assert started.prepared == {CHAMPION}, "reasons are prepared while answers are read"
     app.selectbox(key="ask-head").set_value("eicosanoid").run()
     press(app, "Ask")
-    assert [call for _, call in started.calls] == [
-        Question("", "affects", "steroid", 10, only_new=False, level=0.9),
-        Question("eicosanoid", "affects", "steroid", 10, only_new=False, level=0.9),
+    assert started.calls == [
+        Question(CHAMPION, "", "affects", "steroid", 10, only_new=False, level=0.9),
+        Question(CHAMPION, "eicosanoid", "affects", "steroid", 10, only_new=False, level=0.9),
     ]
     assert app.query_params["h"] == "eicosanoid"
     assert app.query_params["t"] == "steroid"
@@ -159,7 +159,7 @@ def test_it_begins_with_three_questions_about_what_the_champion_learned(
     assert labels[0].endswith("what\\?")
     assert labels[1].startswith("what\\?")
     press(app, "why")
-    ((_, asked),) = started.calls
+    (asked,) = started.calls
     assert isinstance(asked, Question)
     lines = UMLS.joinpath("train.txt").read_text(encoding="utf-8").splitlines()
     assert f"{asked.head}\t{asked.relation}\t{asked.tail}" in lines
@@ -189,9 +189,9 @@ def test_answers_of_the_command_are_shown_and_explained_from_their_end(
     for end in ("tail", "head"):
         (button,) = [b for b in app.button if b.label == f"Why this rank as {end}?"]
         no_surprise(button.click().run())
-    explained = [call for _, call in started.calls if isinstance(call, Why)]
+    explained = [call for call in started.calls if isinstance(call, Why)]
     triple = ("eicosanoid", "affects", "steroid")
-    assert explained == [Why(*triple, "tail"), Why(*triple, "head")]
+    assert explained == [Why(*triple, "tail", CHAMPION), Why(*triple, "head", CHAMPION)]
 
 
 def test_a_link_to_an_explanation_ticks_its_answer(
@@ -214,7 +214,7 @@ def test_the_answer_set_is_marked_and_its_coverage_shown(
     started.answer(*question, "--conformal=0.8", capsys=capsys)
     triple = {"h": "eicosanoid", "r": "affects", "t": "steroid"}
     app = page("ask", many.uri, answer="gone", set="80 %", **triple)
-    ((_, asked),) = started.calls
+    (asked,) = started.calls
     assert isinstance(asked, Question)
     assert asked.level == 0.8
     assert "In the set" in app.dataframe[0].value
@@ -224,7 +224,7 @@ def test_the_answer_set_is_marked_and_its_coverage_shown(
     assert len(said) == 2
     assert re.search(r"(, |would be )(not )?in the answer set", shown(app))
     page("ask", many.uri, answer="gone", set="none", **triple)
-    assert started.calls[-1][1] == Question(*triple.values(), 10, only_new=False, level=None)
+    assert started.calls[-1] == Question(CHAMPION, *triple.values(), 10, only_new=False, level=None)
 
 
 def test_a_guess_comes_with_a_warning(
@@ -240,8 +240,8 @@ def test_a_guess_comes_with_a_warning(
 def large_box() -> None:
     import streamlit as st
 
-    from clew.ui.components.entity_box import entity_box
-    from clew.ui.data.models import ModelNames
+    from clew.runs.reading.models import ModelNames
+    from clew.ui.views.ask import entity_box
 
     terms = (*((f"Q{i}", f"thing {i}") for i in range(12_000)), ("Q1a", "Thing 7"))
     synonyms = {"Q8": ("gadget", "Apparatus"), "Q9": ("old gadget",)}

@@ -12,11 +12,10 @@ from streamlit.testing.v1 import AppTest
 
 from clew.__main__ import run as run_command
 from clew.errors import UsageError
-from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model import Sampling
 from clew.ui import access
-from clew.ui.components import ask_frames
-from clew.ui.data import jobs as jobs_module
-from clew.ui.data.jobs import Job, Jobs
+from clew.ui.components import ask_windows, jobs
+from clew.ui.components.jobs import Job, Jobs
 from clew.workflows.predict_frames import predict_frames
 from clew.workflows.predict_text import TextRequest, predict_text
 from tests.image_sequences.sequence_files import METADATA, sequence_columns, write_folder
@@ -51,7 +50,7 @@ def started(
         return found[-1]
 
     own.start = remember  # type: ignore[method-assign]
-    monkeypatch.setattr(jobs_module, "jobs", lambda: own)
+    monkeypatch.setattr(jobs, "jobs", lambda: own)
     yield found
     own.close()
 
@@ -75,14 +74,14 @@ def test_a_text_is_continued_as_by_the_command(
     assert [job.state for job in started] == ["done"]
     request = TextRequest("<b>3</b> green", 30, Sampling(0.7), 3)
     expected = "".join(predict_text(f"models:/{PLAYS}@champion", request))
-    assert started[0].output() == expected + "\n"
+    assert started[0].output() == expected
     assert "&lt;b&gt;3&lt;/b&gt; green<mark>" in shown(app)
     assert app.get("download_button")
     assert app.query_params["prompt"] == "<b>3</b> green"
     link = {"prompt": "<b>3</b> green", "answer": "gone"} | settings
     page("ask", champions.uri, model=PLAYS, **link)
     started[1].wait()
-    assert started[1].output() == expected + "\n"
+    assert started[1].output() == expected
 
 
 @pytest.mark.slow
@@ -197,7 +196,7 @@ class File:
 def test_an_upload_is_stored_under_the_names_of_the_command(
     names: list[str], stored: list[str]
 ) -> None:
-    assert list(ask_frames.uploaded([File(name) for name in names])) == stored
+    assert list(ask_windows.uploaded([File(name) for name in names])) == stored
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ def test_an_upload_is_stored_under_the_names_of_the_command(
 )
 def test_other_files_are_refused_in_one_line(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace(".", r"\.")):
-        ask_frames.uploaded([File(name) for name in names])
+        ask_windows.uploaded([File(name) for name in names])
 
 
 def marks(spec: dict[str, object]) -> list[str]:
@@ -223,5 +222,5 @@ def test_a_chart_has_a_band_where_there_are_intervals(intervals: bool) -> None:
     width = 1.0 if intervals else np.nan
     values = np.arange(4.0)
     frame = pd.DataFrame({"last_frame": range(4), "group": list("aabb"), "prediction": values})
-    spec = ask_frames.chart(frame.assign(lower=values - width, upper=values + width), "x [km]")
+    spec = ask_windows.chart(frame.assign(lower=values - width, upper=values + width), "x [km]")
     assert marks(spec.to_dict()) == (["area", "line"] if intervals else ["line"])

@@ -17,8 +17,8 @@ import streamlit as st
 from clew import names
 from clew.runs.reading import comparison, layout
 from clew.runs.sharing import picture
-from clew.ui.components import charts, comparison_table, graph, influence_charts, palette
-from clew.ui.data.comparison import points as points_of
+from clew.ui.components import basics, charts, comparison_table, graph, influence_charts
+from clew.ui.components.comparison_table import points as points_of
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -92,7 +92,11 @@ def test_costs_begin_at_zero_at_least_and_names_stay_in_the_picture(points: pd.D
 
 @pytest.mark.parametrize(
     ("key", "front", "mark"),
-    [("test/mrr", ["b"], "✗ "), ("test/mean_rank_tail", ["a", "b"], "✓ "), ("test/bias", [], "")],
+    [
+        ("valid/mrr", ["b"], "✗ "),
+        ("valid/mean_rank_tail", ["a", "b"], "✓ "),
+        ("valid/bias", [], ""),
+    ],
 )
 def test_front_and_marks_go_by_what_is_better(key: str, front: list[str], mark: str) -> None:
     groups = [comparison.Group("a", ("a", "a2")), comparison.Group("b", ("b", "b2"))]
@@ -166,7 +170,7 @@ def test_many_groups_reuse_colours() -> None:
     spec = checked(charts.curves(frame, key="train/loss", order=order, by_time=False))
     scale = spec["encoding"]["color"]["scale"]
     assert scale["domain"] == order
-    assert scale["range"] == [*palette.CATEGORIES, *palette.CATEGORIES[:3]]
+    assert scale["range"] == [*basics.CATEGORIES, *basics.CATEGORIES[:3]]
 
 
 def test_memory_bars_are_in_the_order_of_the_table() -> None:
@@ -213,7 +217,7 @@ def test_fact_bars_show_signs_in_three_ways(facts: pd.DataFrame) -> None:
     assert [row["fact"][0] for row in drawn] == ["▲"] * 3 + ["▼"] * 4
     assert [row["rank"] for row in drawn if row["chosen"]] == [2]
     encoding = chart.to_dict()["encoding"]
-    assert encoding["color"]["scale"]["range"] == [palette.FOR, palette.AGAINST]
+    assert encoding["color"]["scale"]["range"] == [basics.FOR, basics.AGAINST]
     assert encoding["y"]["sort"] == [row["place"] for row in drawn]
     assert len(set(encoding["y"]["sort"])) == len(facts), "facts that read the same stay apart"
 
@@ -252,7 +256,7 @@ def test_the_graph_has_an_edge_for_each_fact(explained: pd.Series, facts: pd.Dat
     values = [link["value"] for link in series["links"][1:]]
     assert values == ["▲ inhibits"] * 3 + ["▼ inhibits"] * 4
     colours = {link["lineStyle"]["color"] for link in series["links"][1:4]}
-    assert colours == {palette.FOR}
+    assert colours == {basics.FOR}
     assert [link["label"]["show"] for link in series["links"][1:]] == [False, True, *[False] * 5]
     widths = [link["lineStyle"]["width"] for link in series["links"][1:]]
     assert widths[0] == 5.0

@@ -3,20 +3,11 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from clew.runs.reading.decisions import read_decisions
 from clew.runs.reading.disagreements import find_disagreements
-from clew.runs.reading.reviews import append_review
-from clew.ui.data.influence import facts_of, report_head, report_of_run
-from clew.ui.data.reviews import (
-    Fact,
-    Review,
-    Verdict,
-    add_review,
-    decisions_of_all,
-    fact_of,
-    reviews_of,
-)
-from clew.ui.data.runs import runs_by_id
+from clew.runs.reading.reviews import Fact, Review, Verdict, append_review, read_reviews
+from clew.ui.components.explanations import facts_of, report_head, report_of_run
+from clew.ui.components.review_form import add_review, fact_of, reviews_of
+from clew.ui.components.runs import runs_by_id
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, no_surprise, shown
 
@@ -47,6 +38,10 @@ def disagree(store: Recorded) -> None:
     judge(store, "Grace", "implausible", wrong=(a_fact(store),))
 
 
+def final(store: Recorded) -> list[Review]:
+    return [each for each in read_reviews(store.runs["trace"]).records if each.final]
+
+
 def states_of(app: AppTest) -> list[str]:
     return [str(state) for state in app.dataframe[0].value["State"]]
 
@@ -63,9 +58,7 @@ def key_of(app: AppTest) -> str:
 def keys(page: Open, store: Recorded) -> list[str]:
     """Return the addresses of the disagreements, in the order of the table."""
     run_id = store.runs["trace"]
-    found = find_disagreements(
-        reviews_of(run_id).records, decisions_of_all([run_id]).records, runs_by_id([run_id])
-    )
+    found = find_disagreements(reviews_of(run_id).records, runs_by_id([run_id]))
     return [each.key for each in found]
 
 
@@ -99,14 +92,11 @@ def test_a_fact_is_decided_and_the_decision_revised(page: Open, store: Recorded)
     app = decide(app, "wrong", "Barbara")
     assert sorted(states_of(app)) == ["? open", "✗ wrong"]
     assert list(app.dataframe[-1].value["Decided by"]) == ["Barbara"]
-    kept = read_decisions(store.runs["trace"]).records
-    assert [(each.person, each.verdict) for each in kept] == [
+    assert [(each.reviewer, each.said) for each in final(store)] == [
         ("Edsger", "right"),
         ("Barbara", "wrong"),
     ]
     assert "before:" in shown(app)
-    labels = [button.proto.label for button in app.get("download_button")]
-    assert "⤓ Decisions (CSV)" in labels
 
 
 def test_an_explanation_is_decided_and_shown_with_the_reviews(page: Open, store: Recorded) -> None:
@@ -124,7 +114,7 @@ def test_nobody_decides_without_a_name(page: Open, store: Recorded, person: str)
     disagree(store)
     app = decide(page("reviews", store.uri, decide=keys(page, store)[0]), "unsure", person)
     assert any("names who decided" in error.value for error in app.error)
-    assert read_decisions(store.runs["trace"]).records == ()
+    assert final(store) == []
 
 
 def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) -> None:
@@ -136,7 +126,7 @@ def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) ->
     append_review(review(store, "Grace", "plausible"))
     app = decide(app, "unsure")
     assert any("there is nothing to decide" in error.value for error in app.error)
-    assert read_decisions(store.runs["trace"]).records == ()
+    assert final(store) == []
 
 
 def test_one_run_lists_its_own_disagreements(page: Open, store: Recorded) -> None:

@@ -38,8 +38,8 @@ def trained(
 def box(run_id: str) -> None:
     import streamlit as st
 
-    from clew.ui.components.entity_box import entity_box
-    from clew.ui.data.models import vocabulary
+    from clew.ui.components.models import vocabulary
+    from clew.ui.views.ask import entity_box
 
     known = vocabulary(run_id)
     st.code(entity_box("Head", "box", known, start="", placeholder="") or "nothing")

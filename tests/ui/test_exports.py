@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from clew.ui.components import exports
+from clew.ui.components import tables
 from tests.recorded import Recorded
 from tests.ui.conftest import Open
 
@@ -25,7 +25,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
             text = content if isinstance(content, str) else content()
             files[name] = list(csv.reader(io.StringIO(text)))
 
-    monkeypatch.setattr(exports, "button", button)
+    monkeypatch.setattr(tables, "download", button)
     return files
 
 
@@ -58,5 +58,5 @@ def test_windows_of_text_have_plain_headings(page: Open, many: Recorded, given: 
 
 def test_a_table_as_csv(given: Given) -> None:
     frame = pd.DataFrame({"Text": ["=1+1", "a,b"], "Number": [1.5, np.nan]})
-    exports.table(frame, "table.csv")
+    tables.export(frame, "table.csv")
     assert given["table.csv"] == [["Text", "Number"], ["'=1+1", "1.5"], ["a,b", ""]]

@@ -11,8 +11,8 @@ from mlflow.entities import Metric, Run
 from clew import names
 from clew.runs.reading.metrics import progress_of
 from clew.runs.reading.runs import find_run, last_sign_of_life, state_of
-from clew.ui.data.run_page import curves_of, metric_table, repeating_commands
-from clew.ui.data.runs import counts
+from clew.ui.components.run_report import curves_of, metric_table, repeating_commands
+from clew.ui.components.runs import counts
 from clew.workflows.list_runs import list_runs
 from tests.ui.conftest import Open, shown
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clew.ui.components import comparison_table, markup
-from clew.ui.data.comparison import Comparison, Group
+from clew.runs.reading.comparison import Comparison, Group
+from clew.ui.components import basics, comparison_table
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = [
@@ -26,19 +26,19 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_html_is_escaped(name: str) -> None:
-    html = markup.triple(name, "treats", name)
+    html = basics.triple(name, "treats", name)
     assert "<script" not in html
     assert html.count("<b>") == 2
-    assert markup.fill("<i>{x}</i>", x=name).startswith("<i>")
+    assert basics.fill("<i>{x}</i>", x=name).startswith("<i>")
 
 
 def test_values_cannot_fill_other_places() -> None:
-    assert markup.fill("<i>{a}{b}</i>", a="{b}", b="<b>") == "<i>{b}&lt;b&gt;</i>"
+    assert basics.fill("<i>{a}{b}</i>", a="{b}", b="<b>") == "<i>{b}&lt;b&gt;</i>"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_markdown_is_escaped(name: str) -> None:
-    text = markup.markdown(name)
+    text = basics.markdown(name)
     assert "\n" not in text
     assert re.search(r"(?<!\\)[<\[*_`$!#~|]", text.replace("\\\\", "")) is None
     assert ":smile:" not in text
@@ -51,14 +51,14 @@ def test_the_comparison_is_escaped() -> None:
 
 
 def test_html_comes_from_one_place() -> None:
-    """Only `markup` creates HTML; all other code passes only `Markup` to `st.html`."""
+    """Only `basics` creates HTML; all other code passes only `Markup` to `st.html`."""
     found = []
     for path in (ROOT / "ui").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "unsafe_allow_html" not in text, path
-        if path.name != "markup.py":
+        if path.name != "basics.py":
             found += [(path.name, call) for call in re.findall(r"st\.html\((.*)", text)]
-    known = ("title)", "markup.triple(", "html(comparison, change, picked)")
+    known = ("title)", "basics.triple(", "html(comparison, change, picked)")
     assert all(call.startswith(known) for _, call in found), found
 
 

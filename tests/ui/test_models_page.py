@@ -7,7 +7,7 @@ import pytest
 from clew import names
 from clew.runs.reading.models import Version
 from clew.ui.components import answers, glossary
-from clew.ui.components.model_tables import lineage_pairs, measured, recorded_numbers
+from clew.ui.views.models import lineage_pairs, measured, recorded_numbers
 from tests.recorded import FORCED, MODEL, Recorded
 from tests.ui.conftest import Open, shown
 
@@ -69,7 +69,7 @@ def test_the_name_is_of_the_data_and_what_was_promoted_is_shown(
     assert app.selectbox(key="model").value == "clew <i>x"
     (name,) = (box for box in app.text_input if box.label == "Model name")
     assert name.value == MODEL
-    monkeypatch.setattr("clew.ui.components.job_view.find", lambda job_id: Job())
+    monkeypatch.setattr("clew.ui.components.jobs.find", lambda job_id: Job())
     app = page("models", registered.uri, model="clew <i>x", job="j1")
     assert app.selectbox(key="model").value == "clew-second"
     app.selectbox(key="model").set_value("clew <i>x").run()

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from clew import names
 from clew.runs.reading import search
 from clew.runs.reading.report_files import report_files
-from clew.ui.data import runs
+from clew.ui.components import runs
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
 from tests.ui.conftest import Open, shown
 from tests.ui.seed_many import MODELS, copy_run, large_store
@@ -67,6 +67,7 @@ def test_the_overview_counts_states(page: Open, many: Recorded) -> None:
         "▶ Running": "1",
         "⚠ Stuck": "1",
         "✓ Finished": str(states["FINISHED"]),
+        "■ Stopped": str(states["KILLED"]),
         "✗ Failed": "1",
     }
     assert states["RUNNING"] == 2
@@ -214,7 +215,7 @@ def test_a_table_and_its_files_say_what_their_numbers_are(
 ) -> None:
     given: dict[str, str] = {}
     monkeypatch.setattr(
-        "clew.ui.components.exports.button",
+        "clew.ui.components.tables.download",
         lambda label, text, name, kind: given.update({name: text}),
     )
     runs = ",".join((many.runs["fp32 0"], many.runs["bf16 0"]))
@@ -228,8 +229,8 @@ def test_a_table_and_its_files_say_what_their_numbers_are(
     more = page("compare", many.uri, runs=runs)
     more.multiselect(key="more").set_value(["test/hits_at_10", "valid/mrr"]).run()
     assert shown(more).count("Hits@10, test") == 1
-    assert shown(more).count("best value") == 2, "valid/mrr is the quality, and has one column"
-    assert "Hits@10, test, best value mean" in given["comparison.csv"]
+    assert shown(more).count("best value") == 1, "valid/mrr is the quality, and has one column"
+    assert "Hits@10, test, last value mean" in given["comparison.csv"]
     assert "Total time" in shown(more)
     assert "Quality, last" in page("overview", many.uri).dataframe[0].value
 
@@ -254,7 +255,7 @@ def test_an_explanation_is_listed_with_the_variant_of_its_model(
     assert sum("bf16, traced in fp32" in option for option in options) == 1
     trace, other = store.runs["trace"], store.runs["trace bf16"]
     app = page("influence", store.uri, run=trace, view="Another run", other=other)
-    assert "Rank, bf16, traced in fp32" in app.dataframe[-1].value
+    assert "Position, bf16, traced in fp32" in app.dataframe[-1].value
     assert "bf16, traced in fp32" in shown(page("run", store.uri, id=trace))
 
 
@@ -307,9 +308,9 @@ def test_an_explanation_with_every_fact(page: Open, many: Recorded) -> None:
 
 
 def numbers_of(settings: dict[str, float]) -> None:
-    from clew.ui.components import prediction
+    from clew.ui.components import facts
 
-    prediction.notes(settings)
+    facts.notes(settings)
 
 
 @pytest.mark.parametrize("kept", [{}, {"ema_decay": 0.99}])
@@ -320,7 +321,7 @@ def test_scores_that_are_not_of_the_average_say_so(kept: dict[str, float]) -> No
 
 
 def test_a_report_of_the_strongest_facts_says_so() -> None:
-    from clew.ui.components.prediction import summary
+    from clew.runs.reading.facts import summary
 
     facts = pd.DataFrame({"influence": [2.0, 1.0, -1.0]})
     assert summary(facts, 5216).startswith("Of 5,216 training facts, the report contains only")
@@ -336,7 +337,7 @@ def test_a_report_of_the_strongest_facts_says_so() -> None:
 def test_siblings_share_the_relation_and_either_end(
     page: Open, many: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clew.ui.data.influence import facts_of, report_head, report_of_run
+    from clew.ui.components.explanations import facts_of, report_head, report_of_run
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", many.uri)
     files = report_of_run(many.runs["trace hostile"])

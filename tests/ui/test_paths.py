@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from clew.runs.reading import facts as reading
-from clew.ui.data.influence import facts_of, report_head, report_of_run
-from clew.ui.data.influence import strongest as strongest_of
+from clew.ui.components.explanations import facts_of, report_head, report_of_run
+from clew.ui.components.explanations import strongest as strongest_of
 from tests.recorded import Recorded
 
 Triple = tuple[str, str, str]

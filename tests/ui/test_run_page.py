@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from clew import names
 from clew.runs.reading.run_details import lineage, list_data, list_files, read_by_relation
 from clew.runs.reading.runs import find_run
-from clew.ui.data.run_page import mlflow_page
+from clew.ui.components.run_report import mlflow_page
 from tests.recorded import MODEL, Recorded
 from tests.runs.kept import read_run
 from tests.ui.conftest import Open, shown
@@ -61,7 +61,7 @@ def test_what_another_command_started_is_not_shown_as_typed(many: Recorded) -> N
         from clew.names import TAG_COMMAND
         from clew.runs.reading.runs import find_run
         from clew.ui.components import run_report
-        from clew.ui.data.run_page import MlflowPage
+        from clew.ui.components.run_report import MlflowPage
 
         run = replace(find_run(run_id), tags={TAG_COMMAND: typed})
         run_report.commands(run, "", MlflowPage("http://127.0.0.1:5000", ""))
@@ -164,8 +164,8 @@ def test_mlflow_shows_the_run_among_experiments(many: Recorded, monkeypatch) -> 
 
 
 def test_a_table_of_metrics_without_any(many: Recorded, monkeypatch) -> None:
-    from clew.ui.data import run_page
+    from clew.ui.components import run_report
 
     run = find_run(many.runs["failed"])
-    monkeypatch.setattr(run_page, "curves_of", lambda run: {})
-    assert isinstance(run_page.metric_table(run), pd.DataFrame)
+    monkeypatch.setattr(run_report, "curves_of", lambda run: {})
+    assert isinstance(run_report.metric_table(run), pd.DataFrame)

@@ -7,9 +7,9 @@ import pytest
 
 from clew import names
 from clew.config.load import load
-from clew.runs.influence_columns import VALUES_CSV_COLUMNS
+from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.validation_record import DatamodellingScore, DeletionEffect, Measured
-from clew.ui.data.run_results import correlations
+from clew.ui.components.results import correlations
 from clew.workflows.trial_files import write_best, write_trials
 from clew.workflows.trials import TrialRecord
 from tests.recorded import Recorded

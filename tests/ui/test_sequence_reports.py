@@ -7,13 +7,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew import names
-from clew.runs.window_report import (
+from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     SequenceInfluenceReport,
 )
-from clew.ui.data.influence import report_of_upload
-from clew.ui.data.windows import sequence_windows
+from clew.ui.components.explanations import report_of_upload
+from clew.ui.components.windows import sequence_windows
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown
 
@@ -49,11 +49,11 @@ def test_windows_come_in_order_of_their_influence(report: SequenceInfluenceRepor
 def content(report: str, picture: str) -> None:
     from pathlib import Path
 
-    from clew.runs.window_report import SequenceInfluenceReport
-    from clew.ui.components import sequence_report
+    from clew.runs.influence_report import SequenceInfluenceReport
+    from clew.ui.components import windows
 
     found = SequenceInfluenceReport.read(Path(report))
-    sequence_report.show(found, Path(picture) if picture else None)
+    windows.show_sequence(found, Path(picture) if picture else None)
 
 
 @pytest.mark.parametrize("with_picture", [True, False])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clew.ui import serve
-from clew.ui.data import runs
+from clew.ui.components import runs
 
 
 def test_a_store_that_is_not_there_is_not_created(

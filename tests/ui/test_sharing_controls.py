@@ -3,7 +3,7 @@
 import pandas as pd
 
 from clew.runs.reading.layout import COLOURS, looks
-from clew.ui.components import graph, prediction
+from clew.ui.components import facts, graph
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown
 
@@ -41,13 +41,13 @@ def test_kinds_are_symbols_and_colours() -> None:
 
 def test_identifiers_are_links_only_to_known_databases() -> None:
     test, _ = rows()
-    line = str(prediction.identifiers(test, {"X:2": "<b>Disease</b>"}))
+    line = str(facts.identifiers(test, {"X:2": "<b>Disease</b>"}))
     assert 'href="https://meshb.nlm.nih.gov/record/ui?ui=D1"' in line
     assert line.count("<a ") == 1
     assert "&lt;b&gt;Disease&lt;/b&gt;" in line
     same = test.copy()
     same["head"], same["head_id"], same["tail"], same["tail_id"] = "virus", "virus", "a", "a"
-    assert str(prediction.identifiers(same, {})) == ""
+    assert str(facts.identifiers(same, {})) == ""
 
 
 def luminance(colour: str) -> float:

@@ -20,8 +20,8 @@ PAGE = """
 import streamlit as st
 from streamlit import config
 from clew.ui import access
-from clew.ui.components import sign_in
-sign_in.require()
+from clew.ui.components import basics
+basics.require()
 st.title("inside")
 st.caption(f"as {access.person()!r}")
 """

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import streamlit as st
 
-from clew.ui.components import runs_table, tables
+from clew.ui.components import tables
 
 FRAME = pd.DataFrame({"Run": ["first", "second", "third"]})
 IDS = ("a", "b", "c")
@@ -59,4 +59,4 @@ def test_the_name_of_an_explanation_fits_into_the_list_of_runs() -> None:
     name = "tracin rickettsia_or_chlamydia · causes · disease"
     frame = pd.DataFrame({"Run": [name]})
     pixels_a_character = 6.3
-    assert runs_table.columns(frame)["Run"]["width"] >= len(name) * pixels_a_character
+    assert tables.run_columns(frame)["Run"]["width"] >= len(name) * pixels_a_character

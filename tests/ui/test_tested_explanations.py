@@ -18,7 +18,7 @@ def page() -> None:
 
     from clew.runs.reading.reports import ReportHead
     from clew.runs.validation_record import ValidationSummary
-    from clew.ui.components import prediction
+    from clew.ui.components import facts
 
     found = ValidationSummary(
         run_id="r", form="raw", lds_other_seeds=0.35, lds_siblings=0.33, lds_ceiling=0.58
@@ -26,9 +26,9 @@ def page() -> None:
     ids = {"head_id": "h", "relation_id": "r", "tail_id": "t"}
     triple = {"head": "h", "relation": "r", "tail": "t", "candidates": 1, **ids}
     test = pd.Series({**triple, "rank": 1.0, "score": 2.0, "self_influence": 3.0})
-    facts = pd.DataFrame([{**triple, "place": 1, "rank": 1, "influence": 0.5}])
-    prediction.card(test, facts, [], ReportHead(pd.DataFrame(), validation=found))
-    prediction.card(test, facts, [], ReportHead(pd.DataFrame()))
+    found_facts = pd.DataFrame([{**triple, "place": 1, "rank": 1, "influence": 0.5}])
+    facts.card(test, found_facts, [], ReportHead(pd.DataFrame(), validation=found))
+    facts.card(test, found_facts, [], ReportHead(pd.DataFrame()))
 
 
 def test_the_measures_are_said_once_for_the_report_that_has_them() -> None:

@@ -9,11 +9,10 @@ import pytest
 
 from clew import names
 from clew.errors import DataError
-from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
-from clew.ui.components import influence_charts, markup
-from clew.ui.components.text_report import summary
-from clew.ui.data.influence import FactFilter, filter_rows, report_of_upload
-from clew.ui.data.windows import shared_passages, text_windows
+from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
+from clew.ui.components import basics, influence_charts
+from clew.ui.components.explanations import FactFilter, filter_rows, report_of_upload
+from clew.ui.components.windows import shared_passages, summary, text_windows
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
 from tests.ui.conftest import Open, shown
 
@@ -72,7 +71,7 @@ def test_passages_in_common(text: str, other: str, found: list[str]) -> None:
 
 
 def test_marked_text_is_escaped() -> None:
-    html = markup.marked("<b>a</b> <i>", [(0, 8)])
+    html = basics.marked("<b>a</b> <i>", [(0, 8)])
     assert html == "<mark>&lt;b&gt;a&lt;/b&gt;</mark> &lt;i&gt;"
 
 

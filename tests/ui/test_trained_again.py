@@ -11,13 +11,14 @@ from streamlit.testing.v1 import AppTest
 
 from clew import names
 from clew.errors import DataError
+from clew.runs.reading.reviews import Fact, Review
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.ui import access
-from clew.ui.components.retraining import NOISE
-from clew.ui.data.influence import facts_of, report_head, report_of_run
-from clew.ui.data.retraining import train_without
-from clew.ui.data.reviews import Fact, Review, add_review, fact_of
-from clew.ui.data.runs import runs_by_id
+from clew.ui.components.explanations import facts_of, report_head, report_of_run
+from clew.ui.components.retraining import NOISE, train_without
+from clew.ui.components.review_form import add_review, fact_of
+from clew.ui.components.runs import runs_by_id
+from clew.ui.work import Training
 from tests.recorded import UMLS, Recorded
 from tests.ui.commands_here import CommandsHere
 from tests.ui.conftest import Open, no_surprise, shown
@@ -165,8 +166,8 @@ def test_relative_paths_start_where_the_run_was_started(
     manifest.write_text(json.dumps(said), encoding="utf-8")
     (run,) = runs_by_id([store.runs["fp32 1"]])
     train_without(run, line(wrong(store)) + "\n")
-    config = yaml.safe_load((commands.last.folder / "config.yaml").read_text(encoding="utf-8"))
-    assert config["data"]["train"] == str(started / "train.txt")
+    assert isinstance(commands.last.asked, Training)
+    assert commands.last.asked.config["data"]["train"] == str(started / "train.txt")
 
 
 def test_a_configuration_that_is_gone_is_one_line(

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from clew.ui.data import questions
-from clew.ui.data.questions import Why
+from clew.ui.components import answers
+from clew.ui.work import Why
 from tests.recorded import MODEL, Recorded
 from tests.ui.commands_here import CommandsHere
 from tests.ui.conftest import no_surprise, shown
 
-WHY = Why("eicosanoid", "affects", "steroid", "tail")
+WHY = Why("eicosanoid", "affects", "steroid", "tail", f"models:/{MODEL}@champion")
 NUM_FACTS = 5216
 
 
@@ -22,9 +22,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandsHere:
 
 
 def below_why(job_id: str) -> None:
-    from clew.ui.components import answers, job_view
+    from clew.ui.components import answers, jobs
 
-    job_view.show(job_id, progress=answers.first_answer, result=answers.explanation)
+    jobs.show(job_id, progress=answers.first_answer, result=answers.explanation)
 
 
 def look(job_id: str) -> AppTest:
@@ -36,7 +36,7 @@ def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
 ) -> None:
     store = recorded.copy(tmp_path / "store")
     use(store.uri)
-    job = questions.trace(f"models:/{MODEL}@champion", WHY)
+    job = answers.trace(WHY)
     assert "First answer" not in shown(look(job.job_id)), "there is none yet"
 
     commands.run_last(report=False)
@@ -50,7 +50,7 @@ def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
     assert facts == 5
     assert "Whole answer" not in text
 
-    job.process.report(0, 0)
+    job.exit_code = 0
     text = shown(look(job.job_id))
     assert f"Whole answer**, from all {NUM_FACTS:,} training facts." in text
     assert "strongest fact" in text
@@ -63,8 +63,8 @@ def test_what_reasons_share_is_prepared_once_and_used(
 ) -> None:
     use(recorded.copy(tmp_path / "store").uri)
     model = f"models:/{MODEL}@champion"
-    job = questions.prepare_reasons(model, "0" * 32)
-    assert questions.prepare_reasons(model, "0" * 32) is job
+    job = answers.prepare_reasons(model, "0" * 32)
+    assert answers.prepare_reasons(model, "0" * 32) is job
     commands.run_last()
     assert job.state == "done"
 
@@ -82,10 +82,10 @@ def test_what_was_cancelled_says_that_the_others_were_not_compared(
 ) -> None:
     store = recorded.copy(tmp_path / "store")
     use(store.uri)
-    job = questions.trace(f"models:/{MODEL}@champion", WHY)
+    job = answers.trace(WHY)
     commands.run_last(report=False)
     job.cancelled = True
-    job.process.report(0, 130)
+    job.exit_code = 130
     text = shown(look(job.job_id))
     assert "First answer" in text
     assert "were not compared" in text

@@ -4,18 +4,21 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr, ttest_1samp
 
-from clew.link_prediction.triples import KnowledgeGraph
-from clew.link_prediction.vocabulary import Vocabulary
-from clew.validation.baselines import adamic_adar, random_scores, siblings, touching
-from clew.validation.measures import (
+from clew.influence.retraining.measures import (
     Interval,
+    adamic_adar,
     ceiling,
     datamodelling_scores,
+    random_scores,
     rank_correlations,
+    siblings,
     strongest,
+    touching,
 )
-from clew.validation.retraining import Retraining
-from clew.workflows.validating.experiment import (
+from clew.influence.retraining.retraining import Retraining
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.vocabulary import Vocabulary
+from clew.workflows.explaining.validation_plan import (
     deletions,
     expected_half_width,
     random_subsets,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from clew.influence.retraining.outcomes import Examiner
 from clew.link_prediction.task import LinkPrediction
-from clew.validation.outcomes import Examiner
 from tests.validation.test_retraining import config_of, graph_of
 
 

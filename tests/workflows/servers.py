@@ -56,29 +56,49 @@ def post(address: str, content: object, kind: str = "application/json") -> tuple
             return error.code, json.load(error)
 
 
-def refused(address: str, content: object) -> tuple[int, str]:
-    """Send an invalid request, and return the status and what is said about the mistake."""
-    status, answer = post(address, content)
-    return status, answer.get("mistake") or answer["message"]
+def refused(address: str, content: object, kind: str = "application/json") -> tuple[int, str]:
+    """Send an invalid request, and return the status and the answer's only line."""
+    status, answer = post(address, content, kind)
+    assert answer.keys() == {"error_code", "message"}
+    line = answer["message"]
+    assert len(line.splitlines()) == 1
+    assert len(line) <= 600
+    assert not any(word in line for word in ("Traceback", 'File "', "site-packages"))
+    return status, line
 
 
 FORMLESS = {
-    "no JSON": b'{"dataframe_records": [',
-    "a list": [{"x": 1}],
-    "no rows": {"params": {}},
-    "rows of another kind": {"dataframe_records": 7},
-    "ragged": {"dataframe_split": {"columns": ["a"], "data": [[1, 2]]}},
-    "no columns": {"dataframe_records": [{}]},
-    "unknown columns alone": {"dataframe_records": [{"x": 1}]},
+    "deep": (b'{"dataframe_records": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "too deeply"),
+    "rather deep": (b'{"inputs": ' + b"[" * 300 + b"]" * 300 + b"}", "expected rows"),
+    "no JSON": (b'{"dataframe_records": [', "not valid JSON (Expecting value"),
+    "no text": (b"\xff\xfe", "not valid JSON"),
+    "a list": ([{"x": 1}], "not a JSON object"),
+    "no rows": ({"params": {}}, "none of dataframe_records"),
+    "two kinds of rows": ({"inputs": [], "instances": []}, "inputs and instances"),
+    "rows of another kind": ({"dataframe_records": 7}, "expected rows"),
+    "numbers as rows": ({"dataframe_records": [1, None]}, "expected rows"),
+    "ragged": ({"dataframe_split": {"columns": ["a"], "data": [[1, 2]]}}, "expected rows"),
+    "params is a list": ({"dataframe_records": [{}], "params": [1]}, "params is not a JSON object"),
+    "no columns": ({"dataframe_records": [{}]}, "expected rows"),
+    "unknown columns alone": ({"dataframe_records": [{"x": 1}]}, "expected rows"),
 }
-"""Invalid requests that every model refuses."""
+"""Invalid requests that every model refuses, and words of the answer."""
 
 
 def check_formless(address: str) -> None:
-    """Send malformed requests; none is answered."""
-    for name, content in FORMLESS.items():
-        status, _ = post(address, content)
-        assert (name, status) == (name, 400)
+    """Send malformed requests, and check that the server still answers after them."""
+    for name, (content, said) in FORMLESS.items():
+        status, line = refused(address, content)
+        assert (name, status) == (name, 400), line
+        assert said in line, name
+    large = json.dumps({"dataframe_records": [{"x": "y" * 50_000_000}]}).encode()
+    status, line = refused(address, large)
+    assert (status, line) == (413, "the request is larger than 16 MiB; send fewer rows at once")
+    for kind in ("text/csv", "application/vnd.apache.parquet"):
+        status, line = refused(address, b'"\x00\n1,2\n1,2,3\n', kind)
+        assert (kind, status) == (kind, 400), line
+    status, line = refused(address, {"inputs": []}, "text/html")
+    assert status == 415
 
 
 @contextmanager

@@ -26,8 +26,7 @@ from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.model_folder import write_model_folder
 from clew.link_prediction.sources import load_graph
 from clew.training.sharding.exchange import Exchange
-from clew.workflows.explaining.batch_tracin import batch_tracin
-from clew.workflows.explaining.batch_work import BatchRequest
+from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.predict import predict, read_queries
 from clew.workflows.train import train

@@ -12,8 +12,7 @@ from clew.errors import CheckpointError
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.runs import download_artifact
 from clew.training.manifest import MODEL_FILE
-from clew.workflows.explaining.batch_tracin import batch_tracin
-from clew.workflows.explaining.batch_work import BatchRequest
+from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.export import export
 from clew.workflows.predict import asked, predict

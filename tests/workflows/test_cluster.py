@@ -21,8 +21,7 @@ from clew.runs.influence_report import read_influence_json
 from clew.workflows import cluster as cluster_module
 from clew.workflows.cluster import ClusterRequest, opened_cluster
 from clew.workflows.compare import compare
-from clew.workflows.explaining.batch_tracin import batch_tracin
-from clew.workflows.explaining.batch_work import BatchRequest
+from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.train import train
 from clew.workflows.tune import TuneRequest, tune
 from tests.workflows.ray_cluster import FEW, die, kill_in_the_middle

@@ -25,7 +25,7 @@ def test_files_are_described_and_packed(
     assert said["num_entities"] == "3"
     assert (said["num_train"], said["num_valid"], said["num_test"]) == ("3", "1", "0")
     assert run(["data", *files, f"--pack={tmp_path / 'packed'}"]) == 0
-    assert (tmp_path / "packed").is_dir()
+    assert (tmp_path / "packed").is_file()
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,11 @@ def test_a_sigterm_within_a_callback_ends_a_command_too() -> None:
 
 
 HANGING = """
-import itertools, sys, time
+import itertools, signal, sys, time
 from clew import __main__ as program, processes
 
+# A shell that starts tests in the background lets them ignore this signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 processes.STOPPED_WITHIN_SECONDS = 0.5
 
 def busy(arguments):

@@ -21,7 +21,7 @@ from clew.link_prediction.models.conve import ConvE
 from clew.workflows.export import export, export_program
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import open_predictor
-from tests.workflows.trained import TrainedStore
+from tests.workflows.trained import StoredRun, TrainedStore
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +127,16 @@ def test_a_program_that_answers_otherwise_is_not_kept(
     assert not check.exported
     assert "its results differ by" in check.reason
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["text", "sequences"])
+def test_only_graph_models_are_exported(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    run: StoredRun = request.getfixturevalue(kind)
+    with pytest.raises(ConfigError):
+        export(run.run_id, tmp_path / "files")
+    assert not (tmp_path / "files").exists()
 
 
 def test_command_line_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,10 +21,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clew.__main__ import run as run_command
+from clew.cli.options import flagged_fields
 from clew.config.eigenstate import PRESETS
-from clew.config.flags import flagged_fields
+from clew.config.files import presets
 from clew.config.load import from_mapping
-from clew.config.presets import presets
 from clew.runs import store
 from clew.training.checkpointing import Checkpointer
 from tests.workflows.guide_commands import Block, Command, blocks, commands, lines_of

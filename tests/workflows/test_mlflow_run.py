@@ -28,11 +28,13 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def mlflow_run(project: Path, *parameters: str) -> subprocess.CompletedProcess[str]:
+def mlflow_run(
+    project: Path, *parameters: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     words = [word for parameter in parameters for word in ("-P", parameter)]
     return subprocess.run(
-        [str(MLFLOW), "run", ".", "-e", "train", *words],
-        cwd=project,
+        [str(MLFLOW), "run", "." if cwd is None else str(project), "-e", "train", *words],
+        cwd=cwd or project,
         env={"PATH": "/usr/bin:/bin", "HOME": str(project.parent), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -64,11 +66,17 @@ def test_training_with_mixed_precision(project: Path) -> None:
     assert not (project / "mlruns").exists()
 
 
-def test_a_wrong_value_ends_the_run_with_one_line(project: Path) -> None:
-    done = mlflow_run(project, "num_epochs=abc")
+def test_a_wrong_value_ends_the_run_with_one_line_and_the_reason(
+    project: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = mlflow_run(project, "num_epochs=abc", cwd=elsewhere)
     assert done.returncode == 1, "MLflow's own, where the command ended with 2"
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("clew: error:")]
     assert "num_epochs" in line
     assert "abc" in line
     (run,) = runs_of(project)
     assert run.info.status == "FAILED"
+    assert "abc" in run.data.tags["clew.stopped_because"]
+    assert list(elsewhere.iterdir()) == []

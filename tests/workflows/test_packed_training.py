@@ -8,8 +8,7 @@ from clew.link_prediction.packed import pack_graph
 from clew.link_prediction.sources import BUNDLED, files_of_folder
 from clew.runs.reading.runs import find_run
 from clew.workflows.evaluate import evaluate
-from clew.workflows.explaining.batch_tracin import batch_tracin
-from clew.workflows.explaining.batch_work import BatchRequest
+from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
 

@@ -22,14 +22,13 @@ from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.devices import find_device
 from clew.training.distributed import World
-from clew.training.hardware import Hardware
+from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows.planning import memory_guard
 from clew.workflows.planning.memory_guard import resolve_batch_size
 from clew.workflows.planning.plan import plan
 from clew.workflows.planning.planned_task import DataSizes
-from clew.workflows.resume import runs_with
 from clew.workflows.tasks import build_task
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
@@ -282,7 +281,8 @@ def test_the_run_says_what_the_hardware_does_not_do(
         "optimizations.torch_compile is false in this run",
         "use_mixed_precision",
     ]
-    assert [run.run_id for run in runs_with(config)] == [result.run_id]  # --resume finds it
+    fitted, _ = fit_to_hardware(config, Hardware.of(CPU))
+    assert run.tags[names.TAG_CONFIG_HASH] == fitted.config_hash  # --resume finds it
     assert set(plan(changed()).remarks) == {warnings[1]}  # of the variant with mixed precision
     with pytest.raises(ConfigError):
         train(config, strict=True)

@@ -10,7 +10,7 @@ import torch
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
-from clew.link_prediction.answers import Query
+from clew.link_prediction.prediction import Query
 from clew.link_prediction.sources import load_graph
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.workflows.model_source import load_source, open_model

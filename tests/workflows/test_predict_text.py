@@ -13,8 +13,7 @@ import torch
 from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
-from clew.language_modeling.generation import Sampling
-from clew.language_modeling.model import EigenstateLM
+from clew.language_modeling.model import EigenstateLM, Sampling
 from clew.language_modeling.writer import encode_prompt
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import load_source, open_model

@@ -22,7 +22,8 @@ from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.manifest import MANIFEST_FILE, MODEL_FILE
 from clew.workflows.gate import Check, Gate
-from clew.workflows.model_source import find_version, open_version
+from clew.workflows.model_source import open_version
+from clew.workflows.open_run import find_version
 from clew.workflows.promote import (
     PromotionRequest,
     promote,

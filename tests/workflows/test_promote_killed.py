@@ -80,3 +80,23 @@ def test_a_promotion_that_was_cut_off_is_whole_when_repeated(
         assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_PASSED
         step += 1
     assert step > len(WRITES)
+
+
+def test_another_promotion_ends_what_one_left_that_was_cut_off(
+    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version without a verdict gets one even if nobody repeats the command."""
+    champion("left", trained.weak)
+    client = MlflowClient()
+    with monkeypatch.context() as patch:
+        before_each(patch, cut_off_after(3))
+        with pytest.raises(CutOff):
+            promote(PromotionRequest(trained.strong, name="left"))
+    version = Registry.connect().version("left", "2")
+    assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_PENDING
+    promote(PromotionRequest(trained.other, name="elsewhere"))
+    version = Registry.connect().version("left", "2")
+    assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
+    run = client.get_run(version.tags[names.TAG_PROMOTE_RUN])
+    assert run.info.status == "KILLED"
+    assert names.TAG_DECISION in run.data.tags

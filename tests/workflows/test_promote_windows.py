@@ -9,8 +9,7 @@ import pytest
 from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import PromotionRefused, TrackingError, UsageError
-from clew.image_sequences.model_folder import HELD_OUT_FILE
-from clew.image_sequences.requests import WindowPredictor
+from clew.image_sequences.prediction import HELD_OUT_FILE, WindowPredictor
 from clew.runs.reading.runs import find_run
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
@@ -123,7 +122,7 @@ def test_requests_that_cannot_be_answered_say_why(sequences: StoredRun, tmp_path
     promote(PromotionRequest(sequences.run_id, name="asked"))
     registry = Registry.connect()
     folder = registry.download(registry.version("asked", "1"), tmp_path) / "artifacts" / "model"
-    predictor, columns = WindowPredictor.load(folder), new_frames()
+    predictor, columns = WindowPredictor(folder), new_frames()
     images, scalars = columns["images"][:3, None].tolist(), columns["scalars"][:3].tolist()
     found = predictor.predict(images, scalars)
     frames = write_folder(tmp_path / "new", columns)
@@ -139,7 +138,7 @@ def test_requests_that_cannot_be_answered_say_why(sequences: StoredRun, tmp_path
         with pytest.raises(UsageError, match=message):
             predictor.predict(*bad)
     (folder / HELD_OUT_FILE).unlink()
-    without = WindowPredictor.load(folder)
+    without = WindowPredictor(folder)
     assert without.predict(images, scalars) == {"prediction": found["prediction"]}
     with pytest.raises(
         UsageError, match=r"confidence is 0\.8, but this model has too few held-out"

@@ -8,7 +8,7 @@ import pytest
 
 import clew
 from clew.errors import ConfigError
-from clew.language_modeling.generation import Sampling
+from clew.language_modeling.model import Sampling
 from clew.workflows.predict_frames import predict_frames
 from clew.workflows.predict_text import TextRequest, predict_text
 from tests.image_sequences.sequence_files import write_folder

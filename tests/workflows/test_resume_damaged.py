@@ -160,7 +160,7 @@ def test_where_every_checkpoint_is_damaged_the_reasons_are_in_one_line(
 ) -> None:
     for path in (stopped.root / "checkpoints").iterdir():
         cut(path / "training.json")
-    with pytest.raises(CheckpointError, match="has no checkpoint to resume from") as caught:
+    with pytest.raises(CheckpointError) as caught:
         stopped.find(tmp_path / "downloads")
     line = str(caught.value)
     assert all(f"epoch-000{n}/training.json: changed or damaged" in line for n in (1, 2, 3))

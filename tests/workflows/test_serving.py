@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from clew.errors import PromotionRefused, TrackingError
-from clew.link_prediction.answers import Query
 from clew.link_prediction.model_folder import load_predictor
-from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.prediction import Predictor, Query
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
-from clew.workflows.model_source import SERVED_FOLDER
+from clew.workflows.open_run import SERVED_FOLDER
 from clew.workflows.predict import asked, predict
 from clew.workflows.promote import PromotionRequest, promote, rollback
 from clew.workflows.train import train
@@ -84,16 +83,18 @@ QUERY = {"head": "cell", "relation": "part_of"}
         ({"head": "cell", "relation": "part_off"}, {}, "did you mean 'part_of'"),
         ({"head": "cell", "tail": "cell", "relation": "part_of"}, {}, "either a head"),
         ({"relation": "part_of"}, {}, "either a head"),
-        ({"head": "cell"}, {}, "Model is missing inputs ['relation']"),
-        ({"head": 7, "relation": "part_of"}, {}, ""),
-        ({"head": ["cell"], "relation": {"a": 1}}, {}, ""),
+        (QUERY | {"tial": "cell"}, {}, "a row has 'tial'; did you mean 'tail'? valid: "),
+        ({"head": "cell"}, {}, "Model is missing inputs ['relation']; expected rows"),
+        ({"head": 7, "relation": "part_of"}, {}, "expected rows with the texts relation"),
+        ({"head": ["cell"], "relation": {"a": 1}}, {}, "expected rows with the texts relation"),
         (QUERY, {"top_k": None}, "top_k: expected a whole number; expected rows"),
         (QUERY, {"top_k": 0}, "top_k: expected at least 1"),
-        (QUERY, {"top_k": 10**30}, ""),
+        (QUERY, {"top_k": 10**30}, "expected rows"),
         (QUERY, {"top_k": "ten"}, "top_k"),
         (QUERY, {"top_k": 2.5}, "top_k"),
         (QUERY, {"filter_known": "no"}, "filter_known"),
         (QUERY, {"filter_known": None}, "filter_known: expected true or false"),
+        (QUERY, {"topk": 5}, "params has 'topk'; did you mean 'top_k'? valid: "),
     ],
 )
 def test_a_bad_request_says_what_is_wrong(
@@ -106,6 +107,23 @@ def test_a_bad_request_says_what_is_wrong(
 
 def test_a_request_without_form_is_refused(served: str) -> None:
     check_formless(served)
+    status, line = refused(served, {"dataframe_records": []})
+    assert status == 400
+    assert line.startswith("dataframe_records is empty; expected rows with the texts relation")
+    status, line = refused(served, {"dataframe_records": [QUERY], "top_k": 1})
+    assert status == 400
+    assert line.startswith("top_k is outside params; put it into params; expected")
+    wrong = QUERY | {"kind": "x"}
+    table = {"columns": list(wrong), "data": [list(wrong.values())]}
+    for rows in (
+        {"dataframe_split": table},
+        {"inputs": {name: [value] for name, value in wrong.items()}},
+        {"inputs": [QUERY, wrong]},
+        {"instances": [wrong]},
+    ):
+        status, line = refused(served, rows)
+        assert status == 400
+        assert line.startswith("a row has 'kind'; valid: head, relation, tail; expected")
     status, line = refused(served, {"dataframe_records": [QUERY] * 1001})
     assert (status, line) == (400, "1001 rows; expected at most 1000 in one request")
     assert post(served, {"dataframe_records": ROWS})[0] == 200

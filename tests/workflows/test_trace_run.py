@@ -7,7 +7,7 @@ import torch
 
 from clew import names
 from clew.runs.reading.runs import find_run
-from clew.workflows import linked_run
+from clew.workflows import training_run
 from clew.workflows.explaining.tracin import tracin
 from tests.recorded import Recorded
 from tests.workflows.trained import TrainedStore
@@ -29,8 +29,8 @@ def test_gpu_memory_is_recorded_from_the_beginning_of_the_run(
     trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reset: list[torch.device] = []
-    monkeypatch.setattr(linked_run, "reset_gpu_peaks", reset.append)
-    monkeypatch.setattr(linked_run, "gpu_peaks", lambda device: GPU_PEAKS)
+    monkeypatch.setattr(training_run, "reset_gpu_peaks", reset.append)
+    monkeypatch.setattr(training_run, "gpu_peaks", lambda device: GPU_PEAKS)
     result = tracin(trained.weak, "steroid,interacts_with,eicosanoid", {})
     assert result.run_id is not None
     assert find_run(result.run_id).metrics.items() >= GPU_PEAKS.items()

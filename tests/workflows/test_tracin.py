@@ -16,17 +16,16 @@ from clew import names
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
-from clew.folders import cache_folder
+from clew.files import cache_folder
 from clew.influence.link_prediction import traced_run
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
-from clew.runs.influence_columns import CSV_COLUMNS
+from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence_json
 from clew.training.manifest import MANIFEST_FILE
-from clew.workflows.explaining import batch_work
+from clew.workflows.explaining import batch_tracin as batch_work
 from clew.workflows.explaining import tracin as tracing
-from clew.workflows.explaining.batch_tracin import BatchResult, batch_tracin
-from clew.workflows.explaining.batch_work import BatchRequest
+from clew.workflows.explaining.batch_tracin import BatchRequest, BatchResult, batch_tracin
 from clew.workflows.explaining.trace_source import GivenFiles
 from clew.workflows.explaining.tracin import tracin
 from tests.edited import edit_manifest

@@ -10,10 +10,9 @@ from mlflow import MlflowClient
 from clew import names
 from clew.errors import ConfigError
 from clew.link_prediction.sources import BUNDLED
-from clew.runs.influence_columns import ENSEMBLE_CSV_COLUMNS
+from clew.runs.influence_forms import ENSEMBLE_CSV_COLUMNS
 from clew.runs.influence_report import read_influence_json
-from clew.workflows.explaining.batch_tracin import batch_tracin
-from clew.workflows.explaining.batch_work import BatchRequest
+from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config

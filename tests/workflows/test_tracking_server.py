@@ -16,10 +16,10 @@ from mlflow import MlflowClient
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
 from clew.runs import store
-from clew.runs.forwarder import Pace, sync_spool
-from clew.runs.journal import list_journals
+from clew.runs.delivery import Pace, sync_spool
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading import runs
+from clew.runs.spool import list_spools
 from clew.runs.tracker import MlflowTracker
 from tests.runs.kept import read_run
 
@@ -132,7 +132,7 @@ def everything_is_there(run_id: str, *, steps: int, epochs: list[int], folder: P
         path = runs.download_artifact(run_id, f"checkpoints/epoch-{epoch:04}", folder / "read")
         weights = (path / "model.safetensors").read_bytes()
         assert weights == b"weights of epoch %d" % epoch
-    assert list_journals(store.spool_root()) == []
+    assert list_spools(store.spool_root()) == []
 
 
 def test_a_run_goes_to_the_server_whole(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_server_dies_in_the_middle_and_comes_back(
     train(tracker, 100, 200)
     keep_checkpoint(tracker, tmp_path, 10)
     tracker.flush()
-    assert [path.name for path in list_journals(store.spool_root())] == [tracker.run_id]
+    assert [path.name for path in list_spools(store.spool_root())] == [tracker.run_id]
     train(tracker, 200, 250)
     server.start()
     train(tracker, 250, 300)
@@ -225,7 +225,7 @@ def test_a_server_that_hangs_does_not_hold_the_program(
         train(tracker, 0, 100)
         keep_checkpoint(tracker, tmp_path, 5)
         tracker.finish("FINISHED")
-        assert len(list_journals(store.spool_root())) == 1
+        assert len(list_spools(store.spool_root())) == 1
     finally:
         server.resume()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
@@ -247,7 +247,7 @@ def test_no_server_at_the_start_is_one_line(
     assert "\n" not in str(caught.value)
     with pytest.raises(TrackingError, match="does not answer"):
         runs.find_run("0" * 32)
-    assert list_journals(store.spool_root()) == []
+    assert list_spools(store.spool_root()) == []
 
 
 def test_a_password_in_the_address_is_in_no_file_and_no_line(
@@ -260,7 +260,7 @@ def test_a_password_in_the_address_is_in_no_file_and_no_line(
     server.kill()
     train(tracker, 10, 20)
     tracker.finish("FINISHED")
-    [folder] = list_journals(store.spool_root())
+    [folder] = list_spools(store.spool_root())
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert (folder / "run.json") in files
     assert not [path for path in files if b"pass-word" in path.read_bytes()]
@@ -269,4 +269,4 @@ def test_a_password_in_the_address_is_in_no_file_and_no_line(
     assert "does not answer" in (result.problem or "")
     assert "pass-word" not in f"{caplog.text}{result}"
     [result] = sync_spool()
-    assert (result.problem, list_journals(store.spool_root())) == (None, [])
+    assert (result.problem, list_spools(store.spool_root())) == (None, [])

@@ -16,11 +16,10 @@ from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_report import read_influence_json
 from clew.training.checkpoints import OPTIMIZER_FILE, TRAINING_STATE_FILE
 from clew.training.manifest import MANIFEST_FILE
-from clew.workflows.explaining.trace_source import open_trace_source
-from clew.workflows.explaining.trace_unrolled import prepare
+from clew.workflows.explaining.trace_source import open_trace_source, prepare
 from clew.workflows.explaining.tracin import tracin
+from clew.workflows.explaining.validation_plan import EVERY_FORM, FORMS
 from clew.workflows.train import train
-from clew.workflows.validating.experiment import EVERY_FORM, FORMS
 from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore, small_config
 

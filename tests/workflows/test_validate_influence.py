@@ -13,26 +13,26 @@ from click.testing import CliRunner
 from clew import names
 from clew.cli import cli
 from clew.errors import ConfigError, TrackingError
+from clew.influence.retraining.outcomes import Examiner
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.reports import ReportFiles, read_head
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.validation_record import Measured, ValidationSummary, read_validation
-from clew.validation.outcomes import Examiner
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.train import train
-from clew.workflows.validating.experiment import (
+from clew.workflows.explaining.validate_influence import (
+    ValidationRequest,
+    ValidationResult,
+    validate_influence,
+)
+from clew.workflows.explaining.validation_plan import (
     FORMS,
     ValidationPlan,
     choose_tests,
     plan_experiment,
 )
-from clew.workflows.validating.validate_influence import (
-    ValidationRequest,
-    ValidationResult,
-    validate_influence,
-)
+from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,7 @@ import clew
 from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import DataError
-from clew.link_prediction.exclusion import leave_out
-from clew.link_prediction.sources import BUNDLED
+from clew.link_prediction.sources import BUNDLED, leave_out
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin

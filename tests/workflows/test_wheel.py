@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clew.config.presets import presets
+from clew.config.files import presets
 from tests.browser.dashboard import wait_for
 from tests.ports import free_port
 from tests.recorded import run_id_in
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 PRESETS = """
 from clew.config.load import load
-from clew.config.presets import SHIPPED, presets
+from clew.config.files import SHIPPED, presets
 from clew.config.search_space import load_space
 from clew.config.study import load_study
 

@@ -10,7 +10,7 @@ from clew.config.data import TripleData
 from clew.errors import CheckpointError
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import KnowledgeGraph
-from clew.runs.reading.decisions import wrong_facts_tsv
+from clew.runs.reading.disagreements import wrong_facts_tsv
 from clew.runs.reading.reviews import (
     Fact,
     Review,

@@ -1,33 +1,99 @@
-"""Answers of a model on the page Ask, the triple that was asked about, and the reasons for one.
+"""Questions to models and their answers: triples, and the reasons for one; each is a job.
 
 The reasons come first from the facts near the triple, then from all facts.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from clew.errors import ClewError
+from clew.errors import ClewError, DataError, described
+from clew.runs.reading.facts import evidence, place_text, scored
+from clew.runs.reading.models import ModelNames
+from clew.runs.reading.reports import ReportFiles
 from clew.ui import access
-from clew.ui.components import address, exports, links, markup, palette, states, tables
-from clew.ui.data import questions
-from clew.ui.data.influence import (
-    ReportFiles,
-    evidence,
+from clew.ui.components import basics, jobs, tables
+from clew.ui.components.explanations import (
     facts_of,
     paths_of,
-    place_text,
     report_head,
     report_of_run,
-    scored,
     triple_at,
 )
-from clew.ui.data.jobs import Job
-from clew.ui.data.models import ModelNames
-from clew.ui.data.questions import End, Why
+from clew.ui.components.jobs import Job
+from clew.ui.work import (
+    FIRST_ANSWER_FILE,
+    PREDICTIONS_FILE,
+    AskedFrames,
+    AskedText,
+    End,
+    Preparation,
+    Question,
+    Why,
+)
+
+
+def predict(asked: Question) -> Job:
+    """Start asking a model for the most likely entities, or for the rank of a triple."""
+    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask")
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def prepare_reasons(model: str, run_id: str) -> Job:
+    """Start the work that all explanations of a champion share, while a person reads answers.
+
+    The result is cached, so that this runs once per champion.
+
+    Args:
+        model: The URI of the champion.
+        run_id: The champion's training run.
+
+    Raises:
+        UsageError: Too many jobs are running.
+    """
+    return jobs.jobs().start(Preparation(model), title=f"Prepare {run_id}", action="ask")
+
+
+def continue_text(asked: AskedText) -> Job:
+    """Start a job that prints the continuation of a prompt."""
+    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask")
+
+
+def predict_frames(asked: AskedFrames, files: Mapping[str, bytes]) -> Job:
+    """Start predicting from frames; `files` are those of an upload, by their path in its folder."""
+    if files:
+        access.authorize("upload")
+    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
+
+
+def predictions_of(job: Job) -> pd.DataFrame:
+    """Return the values that a job has predicted from frames, one row per window.
+
+    Raises:
+        DataError: The file is missing or cannot be read.
+    """
+    path = job.folder / PREDICTIONS_FILE
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
+
+
+def trace(why: Why, *, called: str = "") -> Job:
+    """Start tracing a triple to its training facts; `called` is the triple with its labels."""
+    title = f"Explain {called or ' · '.join((why.head, why.relation, why.tail))}"
+    return jobs.jobs().start(why, title=title, action="explain")
+
+
+def first_answer_of(job: Job) -> Path | None:
+    """Return the file that explains a triple by the facts near it, None if there is none yet."""
+    path = job.folder / FIRST_ANSWER_FILE
+    return path if path.is_file() else None
+
 
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4
@@ -55,7 +121,7 @@ def answers(job: Job, vocabulary: ModelNames, explain: Explain, beside: DeltaGen
     if job.state != "done" or content is None:
         return
     for note in content.get("notes", []):
-        states.note(str(note))
+        basics.note(str(note))
     for number, prediction in enumerate(content.get("predictions", [])):
         _prediction(prediction, vocabulary, explain, beside, key=f"{job.job_id}-{number}")
 
@@ -73,11 +139,11 @@ def _prediction(
     relation, entity = str(prediction.get("relation", "")), str(prediction.get(given, ""))
     label, entities = dict(vocabulary.relations).get(relation), dict(vocabulary.entities)
     shown = {given: entities.get(entity, entity), end: "?"}
-    st.html(markup.triple(shown["head"], label or relation, shown["tail"]))
+    st.html(basics.triple(shown["head"], label or relation, shown["tail"]))
     if prediction.get("warning"):
-        states.warning(str(prediction["warning"]))
+        basics.warning(str(prediction["warning"]))
     if isinstance(answer_set := prediction.get("answer_set"), dict):
-        st.markdown(markup.markdown(answer_set.get("sentence", "")))
+        st.markdown(basics.markdown(answer_set.get("sentence", "")))
 
     def why(answer: dict[str, Any]) -> Why:
         other = str(answer.get(end, ""))
@@ -95,7 +161,7 @@ def _prediction(
         if ticked:
             why_button("Why?", why(ticked[0]), explain, key=f"why-{key}")
         else:
-            article = "another" if address.text("why") else "a"
+            article = "another" if basics.address("why") else "a"
             st.caption(f"Tick {article} {end} to ask why.")
 
 
@@ -115,7 +181,7 @@ def _about(asked: dict[str, Any], end: str) -> None:
         in_set=_in_set(asked.get("in_set"), known),
         known=told[known],
     )
-    st.markdown(markup.markdown(text))
+    st.markdown(basics.markdown(text))
 
 
 def _in_set(in_set: bool | None, known: bool | None) -> str:
@@ -135,7 +201,7 @@ def percent(probability: float) -> str:
 
 def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
     shown = frame(found, end)
-    exports.table(shown, f"answers_{end}.csv")
+    tables.export(shown, f"answers_{end}.csv")
     return tables.ticked(
         shown,
         found,
@@ -157,7 +223,7 @@ def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str
 
 def _explained(found: Sequence[dict[str, Any]], end: str) -> dict[str, Any] | None:
     """Return the answer whose explanation is in the address, None if it is not in `found`."""
-    wanted = address.text("why") and address.text("for")
+    wanted = basics.address("why") and basics.address("for")
     return next((answer for answer in found if wanted == f"{end},{answer.get(end)}"), None)
 
 
@@ -196,19 +262,19 @@ def _start(explain: Explain, why: Why) -> None:
     try:
         explain(why)
     except ClewError as error:
-        st.toast(markup.markdown(str(error)), icon="⚠️")
+        st.toast(basics.markdown(str(error)), icon="⚠️")
 
 
 def explain_again(why: Why, explain: Explain) -> None:
     """Offer to make the explanation of a link again, because this dashboard has lost it."""
-    st.html(markup.triple(why.head, why.relation, why.tail))
-    states.note("If this explanation was finished, it is on the page Influence; or make it again.")
+    st.html(basics.triple(why.head, why.relation, why.tail))
+    basics.note("If this explanation was finished, it is on the page Influence; or make it again.")
     why_button("Explain again", why, explain, key="explain-again")
 
 
 def first_answer(job: Job) -> None:
     """Show the explanation from the facts near the triple, until all facts have been compared."""
-    path = questions.first_answer_of(job)
+    path = first_answer_of(job)
     if path is None or job.state == "done":
         return
     files = ReportFiles(json=path)
@@ -219,7 +285,7 @@ def first_answer(job: Job) -> None:
     fate = "are still being compared" if job.state == "running" else "were not compared"
     st.markdown(
         f"**First answer**, from the {near:,} training facts with "
-        f"{markup.markdown(test['head'])} or {markup.markdown(test['tail'])}. The other "
+        f"{basics.markdown(test['head'])} or {basics.markdown(test['tail'])}. The other "
         f"{others:,} {fate}; there may be stronger ones."
     )
     _strongest(facts)
@@ -231,32 +297,32 @@ def explanation(job: Job) -> None:
         return
     run_id = job.run_id()
     if not run_id:
-        states.note("Done: the explanation is the newest one on the page Influence.")
+        basics.note("Done: the explanation is the newest one on the page Influence.")
         return
-    with states.guarded("The explanation"):
+    with basics.guarded("The explanation"):
         files = report_of_run(run_id)
         head = report_head(files)
         test, facts = triple_at(head, 0), facts_of(files, 0)
         st.markdown(
             f"**Whole answer**, from all {scored(test, facts):,} training facts. "
-            + markup.markdown(evidence(test, facts, paths_of(files, 0)))
+            + basics.markdown(evidence(test, facts, paths_of(files, 0)))
         )
         _strongest(facts)
-    links.to("influence", "Read the explanation", run=run_id)
+    basics.link("influence", "Read the explanation", run=run_id)
 
 
 def _strongest(facts: pd.DataFrame) -> None:
     """List the facts that made the triple more likely, the strongest first."""
     helping = facts[facts["influence"] > 0].head(NUM_FACTS)
     if helping.empty:
-        states.note("None of them made it more likely.")
+        basics.note("None of them made it more likely.")
         return
     items = [
-        markup.fill(
+        basics.fill(
             _FACT,
-            symbol=palette.sign_symbol(float(fact["influence"])),
-            triple=markup.triple(fact["head"], fact["relation"], fact["tail"]),
+            symbol=basics.sign_symbol(float(fact["influence"])),
+            triple=basics.triple(fact["head"], fact["relation"], fact["tail"]),
         )
         for _, fact in helping.iterrows()
     ]
-    markup.show(_FACTS, items=markup.join(items))
+    basics.show(_FACTS, items=basics.join(items))

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from clew import names
-from clew.ui.components import glossary, palette
+from clew.ui.components import basics, glossary
 
 HEIGHT = 320
 
@@ -54,7 +54,7 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
             "mark": {
                 "type": "line",
                 "strokeDash": [5, 4],
-                "color": palette.REFERENCE,
+                "color": basics.REFERENCE,
                 "interpolate": "step-after",
             },
             "encoding": {"x": x, "y": y, "order": number("cost")},
@@ -95,7 +95,7 @@ def _with_deviations(points: pd.DataFrame) -> pd.DataFrame:
 
 
 def _names_beside(encoding: Spec) -> list[Spec]:
-    text = {"type": "text", "fontSize": 12, "color": palette.ink()}
+    text = {"type": "text", "fontSize": 12, "color": basics.ink()}
     return [
         {
             "transform": [{"filter": f"datum.above == {above} && datum.early == {early}"}],
@@ -126,7 +126,7 @@ def _padded(points: pd.DataFrame) -> Spec:
 
 
 def _colours(count: int) -> list[str]:
-    return [palette.CATEGORIES[place % len(palette.CATEGORIES)] for place in range(count)]
+    return [basics.CATEGORIES[place % len(basics.CATEGORIES)] for place in range(count)]
 
 
 def curves(
@@ -181,7 +181,7 @@ def curves(
 
 def memory_bars(frame: pd.DataFrame, *, order: list[str]) -> Spec:
     """Return bars of peak memory; rows `group, kind, gib`."""
-    colours = {"range": [palette.CATEGORIES[0], palette.CATEGORIES[5]]}
+    colours = {"range": [basics.CATEGORIES[0], basics.CATEGORIES[5]]}
     return {
         "data": frame,
         "height": {"step": 40, "for": "position"},

@@ -1,29 +1,30 @@
-"""The training facts of an explanation: table, graph and bars that share one selection.
+"""A prediction in words, and its training facts: table, graph and bars with one selection.
 
 The place of the selected fact is in the address under `fact`. A click in one of them changes the
 address, and the others are drawn again.
 """
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 import streamlit as st
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from clew.runs.influence_forms import Form
-from clew.ui.components import (
-    address,
-    exports,
-    glossary,
-    graph,
-    influence_charts,
-    markup,
-    palette,
-    tables,
-)
-from clew.ui.data.influence import checkpoint_columns, part_columns, strongest
-from clew.ui.data.runs import number_text
+from clew.biolink import is_denied, page_of
+from clew.names import average_notes
+from clew.runs.influence_forms import ESTIMATE, SELF_INFLUENCE, Form
+from clew.runs.reading.facts import FactPath, answer, evidence, scored, summary
+from clew.runs.reading.metrics import number_text
+from clew.runs.reading.reports import ReportHead
+from clew.runs.sharing.explanation import SharedExplanation
+from clew.runs.sharing.html_report import html_report
+from clew.runs.sharing.trapi import trapi_json
+from clew.ui.components import basics, glossary, graph, influence_charts, tables
+from clew.ui.components.explanations import checkpoint_columns, part_columns, strongest
+from clew.ui.components.graph import NO_KINDS
 
 MAX_ROWS = 1000
 NUM_BARS = 16
@@ -35,12 +36,12 @@ _EFFECT = (
 
 def selected(facts: pd.DataFrame) -> int | None:
     """Return the place of the selected fact, None if it is not among `facts`."""
-    place = address.number("fact")
+    place = basics.address_number("fact")
     return place if place is not None and (facts["place"] == place).any() else None
 
 
 def _select(place: int | None) -> None:
-    address.write("fact", place)
+    basics.write_address("fact", place)
     st.session_state["fact-version"] = st.session_state.get("fact-version", 0) + 1
 
 
@@ -62,7 +63,7 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
         st.caption(
             f"The {len(shown):,} strongest of {len(facts):,} facts; search or filter for others."
         )
-    exports.table(facts, "facts.csv")
+    tables.export(facts, "facts.csv")
 
 
 def _frame(facts: pd.DataFrame, column: str, form: Form) -> pd.DataFrame:
@@ -70,7 +71,7 @@ def _frame(facts: pd.DataFrame, column: str, form: Form) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             "Rank": facts["rank"].to_numpy(),
-            "±": [palette.sign_symbol(value) for value in values],
+            "±": [basics.sign_symbol(value) for value in values],
             glossary.score(column, form).label: values,
             "Head": facts["head"].astype(str).to_numpy(),
             "Relation": facts["relation"].astype(str).to_numpy(),
@@ -157,9 +158,9 @@ def details(facts: pd.DataFrame, column: str, form: Form) -> None:
         st.caption("Click an edge of the graph or tick a row to see details of one fact.")
         return
     row: pd.Series = facts[facts["place"] == place].iloc[0]
-    markup.show(
+    basics.show(
         '<div class="clew-card"><h3>{triple}</h3>{effect}</div>',
-        triple=markup.triple(row["head"], row["relation"], row["tail"]),
+        triple=basics.triple(row["head"], row["relation"], row["tail"]),
         effect=effect(row, column, form, of="prediction"),
     )
     splits(row, form)
@@ -168,10 +169,10 @@ def details(facts: pd.DataFrame, column: str, form: Form) -> None:
 def effect(row: pd.Series, column: str, form: Form, *, of: str) -> Markup:
     """Return in words how a fact or a window changed a prediction, or whatever `of` names."""
     value = float(row[column])
-    return markup.fill(
+    return basics.fill(
         _EFFECT,
         kind="clew-for" if value > 0 else "clew-against",
-        symbol=palette.sign_symbol(value),
+        symbol=basics.sign_symbol(value),
         effect=f"made the {of} more likely" if value > 0 else "made it less likely",
         column=glossary.score(column, form).label,
         value=number_text(value),
@@ -192,3 +193,98 @@ def splits(row: pd.Series, form: Form) -> None:
             split = influence_charts.split_frame(row, found, by_part=by_part)
             chart = influence_charts.share_bars(split, title)
             place.altair_chart(chart, width="stretch", alt=f"Bars: {title}")
+
+
+CHECKPOINTS = "Saved states of the model over which the influence is summed."
+
+_CARD = (
+    '<div class="clew-card"><h2>{triple} <span class="clew-small clew-muted">{numbers}</span></h2>'
+    '<p class="clew-small clew-ids">{ids}</p>'
+    '<p>{answer} {evidence}</p><p class="clew-muted clew-small">{why} '
+    '<span title="{meaning}">{form}</span></p></div>'
+)
+_NUMBER = '<span title="{help}">{label} {value}</span>'
+_LINK = '<a href="{page}" target="_blank" rel="noreferrer">{text}</a>'
+
+
+def card(
+    test: pd.Series,
+    facts: pd.DataFrame,
+    paths: Sequence[FactPath],
+    head: ReportHead,
+    kinds: Mapping[str, str] = NO_KINDS,
+) -> None:
+    """Show what the model predicts, the numbers, and the reasons in sentences."""
+    basics.show(
+        _CARD,
+        triple=basics.triple(test["head"], test["relation"], test["tail"]),
+        numbers=_numbers(test, head),
+        ids=identifiers(test, kinds),
+        answer=answer(test, head.settings),
+        evidence=evidence(test, facts, paths),
+        why=summary(facts, scored(test, facts), head.train_size),
+        form=f"{head.form.named}, an estimate.",
+        meaning=f"{head.form.sentence} {ESTIMATE}",
+    )
+    if head.validation is not None:
+        basics.note(head.validation.sentence)
+    notes(head.settings)
+
+
+def _numbers(test: pd.Series, head: ReportHead) -> Markup:
+    form = head.form
+    shown = [
+        ("rank", test["rank"], glossary.RANK),
+        ("model's score", test["score"], glossary.SCORE),
+        (form.self_heading.lower(), test["self_influence"], SELF_INFLUENCE),
+        ("checkpoints", len(head.checkpoints) or math.nan, CHECKPOINTS),
+    ]
+    return basics.join(
+        [
+            basics.fill(_NUMBER, label=label, value=number(float(value)), help=explanation)
+            for label, value, explanation in shown
+        ],
+        " · ",
+    )
+
+
+def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
+    """Return the identifiers of a triple's ends, with their kinds; empty if they add nothing.
+
+    An identifier of a known database is a link to its page there.
+    """
+    ends = (
+        _identifier(str(test[f"{end}_id"]), str(test[end]), kinds.get(str(test[f"{end}_id"]), ""))
+        for end in ("head", "tail")
+    )
+    return basics.join([end for end in ends if end], " · ")
+
+
+def _identifier(key: str, name: str, kind: str) -> Markup:
+    page = page_of(key)
+    shown = basics.fill(_LINK, page=page, text=key) if page else escape(key)
+    parts = [shown] if page or key != name else []
+    return basics.join([*parts, escape(kind)] if kind else parts, ", ")
+
+
+def share(shown: SharedExplanation) -> None:
+    """Offer an explanation as an HTML page and as a TRAPI message."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
+    page, message = "Report to mail (HTML)", "TRAPI message (JSON)"
+    tables.download(page, lambda: html_report(shown), f"{name}.html", "text/html")
+    if not is_denied(str(shown.test["relation_id"])):  # TRAPI cannot state a denial
+        tables.download(message, lambda: trapi_json(shown), f"{name}.json", "application/json")
+    st.caption("The report is one file: picture, paths, facts, how far to trust them.")
+
+
+def notes(settings: Mapping[str, Any]) -> None:
+    """Show a note if the numbers of an explanation are not those of the averaged parameters."""
+    for note in average_notes(settings):
+        basics.note(note)
+
+
+def number(value: float | None) -> str:
+    """Return a number in a readable form, a dash if there is none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.0f}" if value.is_integer() else number_text(value, 3)

@@ -7,16 +7,19 @@ same.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from clew.ui.components import markup, palette
-from clew.ui.data.sharing import (
-    NO_KINDS,
+from clew import names
+from clew.errors import ClewError
+from clew.runs.influence_forms import Form
+from clew.runs.reading.facts import FactPath, facts_of_paths, no_path
+from clew.runs.reading.layout import (
     PLAIN,
     Position,
     looks,
@@ -25,7 +28,14 @@ from clew.ui.data.sharing import (
     positions,
     short_text,
 )
+from clew.runs.reading.reports import ReportHead
+from clew.runs.sharing.explanation import SharedExplanation, triple_of
+from clew.ui.components import basics, tables
+from clew.ui.components.models import vocabulary
+from clew.ui.components.review_form import reviews_of
+from clew.ui.components.runs import run_by_id
 
+NO_KINDS: Mapping[str, str] = MappingProxyType({})
 HEIGHT = 440
 MAX_EDGES = 60
 NUM_LABELLED = 3
@@ -68,11 +78,11 @@ def show(
     entities = {str(test["head_id"]), str(test["tail_id"])}
     entities |= {str(key) for end in ("head_id", "tail_id") for key in facts[end]}
     marks = [
-        markup.fill(_MARK, colour=look.colour, mark=look.mark, kind=kind)
+        basics.fill(_MARK, colour=look.colour, mark=look.mark, kind=kind)
         for kind, look in looks(kinds, entities).items()
     ]
     if marks:
-        markup.show('<p class="clew-legend clew-small">{marks}</p>', marks=markup.join(marks, " "))
+        basics.show('<p class="clew-legend clew-small">{marks}</p>', marks=basics.join(marks, " "))
 
 
 def spec(
@@ -186,10 +196,10 @@ def _style(is_end: bool, symbol: str, colour: str) -> dict[str, Any]:
     """Return the style of an entity by its kind; `colour` is empty if the kind is not known."""
     size = 18 if is_end else 10
     if not colour:
-        plain = palette.HIGHLIGHT if is_end else palette.NEUTRAL
+        plain = basics.HIGHLIGHT if is_end else basics.NEUTRAL
         shape = "roundRect" if is_end else "circle"
         return {"symbol": shape, "symbolSize": size, "itemStyle": {"color": plain}}
-    rim = {"borderColor": palette.HIGHLIGHT, "borderWidth": 3} if is_end else {}
+    rim = {"borderColor": basics.HIGHLIGHT, "borderWidth": 3} if is_end else {}
     return {"symbol": symbol, "symbolSize": size + 2, "itemStyle": {"color": colour} | rim}
 
 
@@ -237,7 +247,7 @@ def _test_edge(test: pd.Series) -> dict[str, Any]:
         "value": f"{test['relation']}?",
         # Curved: the straight line is for facts and for entities between the ends.
         "lineStyle": {
-            "color": palette.HIGHLIGHT,
+            "color": basics.HIGHLIGHT,
             "width": 3,
             "type": "dashed",
             "opacity": 1,
@@ -272,9 +282,9 @@ def _fact_edges(
             {
                 "source": source,
                 "target": target,
-                "value": f"{palette.sign_symbol(value)} {short_text(str(fact['relation']))}",
+                "value": f"{basics.sign_symbol(value)} {short_text(str(fact['relation']))}",
                 "lineStyle": {
-                    "color": palette.sign_colour(value),
+                    "color": basics.sign_colour(value),
                     "width": 1.0 + 4.0 * abs(value) / largest + (2.0 if chosen else 0.0),
                     "opacity": 1.0 if chosen else 0.55 if selected else 0.85,
                     "curveness": bent or 0.12 * (seen[pair] - 1),
@@ -297,3 +307,122 @@ def clicked_row(selection: Any) -> int | None:
             if group.get("data_type") == "edge" and index >= 1:
                 return int(index) - 1
     return None
+
+
+NUM_DRAWN = 8
+"""How many paths are drawn; a selected path further down is drawn too."""
+
+
+def show_paths(
+    test: pd.Series,
+    facts: pd.DataFrame,
+    paths: Sequence[FactPath],
+    *,
+    key: str,
+    kinds: Mapping[str, str],
+    form: Form,
+) -> None:
+    """Show paths as a picture next to their sentences; a click on either selects one."""
+    if not paths:
+        basics.note(f"{no_path(test, facts)} Single facts are under Training facts.")
+        return
+    place = basics.address_number("path") or 0
+    place = place if place < len(paths) else 0
+    left, right = basics.columns([1.3, 1], key="paths")
+    with left:
+        _picture(test, facts, paths, place, key=f"{key}-paths-{place}", kinds=kinds)
+    with right:
+        _path_table(paths, place, form, key=f"{key}-sentences-{place}")
+
+
+def _picture(
+    test: pd.Series,
+    facts: pd.DataFrame,
+    paths: Sequence[FactPath],
+    place: int,
+    *,
+    key: str,
+    kinds: Mapping[str, str],
+) -> None:
+    drawn = [*paths[:NUM_DRAWN], *([paths[place]] if place >= NUM_DRAWN else [])]
+
+    def take(fact: int | None) -> None:
+        if fact is not None:
+            through = (number for number, path in enumerate(paths) if fact in path.ranks)
+            basics.write_address("path", next(through))
+
+    show(
+        test,
+        facts_of_paths(facts, drawn),
+        column="influence",
+        selected=paths[place].ranks,
+        kinds=kinds,
+        key=key,
+        take=take,
+        alt="Graph of the paths of training facts between the two ends of the test triple",
+    )
+
+
+def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) -> None:
+    tables.tick_one(
+        pd.DataFrame(
+            {
+                "Path": [path.sentence for path in paths],
+                "Weakest": [path.weakest for path in paths],
+                "Ranks": [", ".join(map(str, path.ranks)) for path in paths],
+            }
+        ),
+        range(len(paths)),
+        key=key,
+        chosen=place,
+        take=lambda ticked: basics.write_address("path", ticked or 0),
+        alt="Paths between the two ends, the strongest first",
+        column_config={
+            "Path": st.column_config.TextColumn(
+                width="large", help="Its facts, starting at the head, each as in the data."
+            ),
+            "Weakest": st.column_config.NumberColumn(
+                format="%.4g",
+                width=70,
+                help=f"{form.heading} of its weakest fact; the paths are in this order.",
+            ),
+            "Ranks": st.column_config.TextColumn(
+                width=80, help="Places of its facts among those that helped."
+            ),
+        },
+        most=HEIGHT - 90,
+    )
+    steps = (basics.markdown(step) for step in paths[place].steps)
+    st.markdown("\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1)))
+
+
+def kinds_of(head: ReportHead) -> Mapping[str, str]:
+    """Return the kinds of entities, from the run of the explained model; none if it is gone."""
+    try:
+        return vocabulary(head.run_id).kinds if head.run_id else NO_KINDS
+    except ClewError:
+        return NO_KINDS
+
+
+def shared(
+    run_id: str,
+    head: ReportHead,
+    test: pd.Series,
+    facts: pd.DataFrame,
+    paths: Sequence[FactPath],
+) -> SharedExplanation:
+    """Return the content of a shared explanation; `run_id` is empty for files from the disk."""
+    run = run_by_id(run_id)
+    source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
+    triple = triple_of(test)
+    reviews = reviews_of(run_id).records if run else ()
+    return SharedExplanation(
+        test,
+        facts,
+        tuple(paths),
+        head,
+        run,
+        run_by_id(source),
+        kinds=kinds_of(head),
+        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
+    )

@@ -1,20 +1,23 @@
 """Charts of explanations: bars with a sign, parts and checkpoints, agreement, verdicts."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import altair as alt
 import pandas as pd
+import streamlit as st
 
-from clew.ui.components import glossary, palette
+from clew.runs.reading.facts import Agreement
+from clew.ui.components import basics, glossary
 
 MAX_RANKS = 1000
 """How many facts are drawn by their positions in two explanations."""
-SIGNS = alt.Scale(domain=["helps", "opposes"], range=[palette.FOR, palette.AGAINST])
+SIGNS = alt.Scale(domain=["helps", "opposes"], range=[basics.FOR, basics.AGAINST])
 ABOVE = alt.Legend(title=None, orient="top")
 
 
 def _by_name(column: str, order: list[str]) -> alt.Y:
-    axis = alt.Axis(labelLimit=260, labelOverlap=False, labelColor=palette.ink())
+    axis = alt.Axis(labelLimit=260, labelOverlap=False, labelColor=basics.ink())
     return alt.Y(f"{column}:N", sort=order, title=None, axis=axis)
 
 
@@ -46,7 +49,7 @@ def fact_bars(facts: pd.DataFrame, column: str, title: str, selected: int | None
     """
     values = facts[column].to_numpy(float)
     texts = [
-        f"{palette.sign_symbol(value)} {text}"
+        f"{basics.sign_symbol(value)} {text}"
         for value, text in zip(values, fact_texts(facts), strict=True)
     ]
     frame = pd.DataFrame({"fact": texts, "rank": facts["rank"].to_numpy(), "value": values})
@@ -61,7 +64,7 @@ def fact_bars(facts: pd.DataFrame, column: str, title: str, selected: int | None
         labelPadding=-4,
         labelOffset=1,
         labelLimit=560,
-        labelColor=palette.ink(),
+        labelColor=basics.ink(),
         labelOverlap=False,
         ticks=False,
         domain=False,
@@ -90,7 +93,7 @@ def share_bars(shares: pd.DataFrame, title: str) -> alt.Chart:
     """Return how a fact's influence splits; rows `part, value` in the order to show."""
     frame = shares.assign(
         sign=_signs(shares["value"]),
-        text=[f"{palette.sign_symbol(value)} {value:.3g}" for value in shares["value"]],
+        text=[f"{basics.sign_symbol(value)} {value:.3g}" for value in shares["value"]],
     )
     chart: alt.Chart = (
         alt.Chart(frame)
@@ -178,12 +181,12 @@ def rank_scatter(facts: pd.DataFrame, names: tuple[str, str]) -> alt.LayerChart:
     scale = alt.Scale(domain=[1, largest], type="symlog")
     diagonal = (
         alt.Chart(pd.DataFrame({"position": [1, largest], "other": [1, largest]}))
-        .mark_line(strokeDash=[4, 4], color=palette.REFERENCE)
+        .mark_line(strokeDash=[4, 4], color=basics.REFERENCE)
         .encode(x=alt.X("position:Q", scale=scale), y=alt.Y("other:Q", scale=scale))
     )
     dots = (
         alt.Chart(frame)
-        .mark_circle(size=45, opacity=0.7, color=palette.FOR)
+        .mark_circle(size=45, opacity=0.7, color=basics.FOR)
         .encode(
             x=alt.X("position:Q", title=f"Position in {names[0]}", scale=scale),
             y=alt.Y("other:Q", title=f"Position in {names[1]}", scale=scale),
@@ -200,9 +203,9 @@ def rank_scatter(facts: pd.DataFrame, names: tuple[str, str]) -> alt.LayerChart:
 
 def verdict_bars(frame: pd.DataFrame) -> alt.Chart:
     """Return the verdicts by relation or by run; rows `group, verdict, reviews`."""
-    shown = frame.assign(verdict=[f"{palette.VERDICT_SYMBOLS[v]} {v}" for v in frame["verdict"]])
-    domain = [f"{symbol} {verdict}" for verdict, symbol in palette.VERDICT_SYMBOLS.items()]
-    scale = alt.Scale(domain=domain, range=list(palette.VERDICT_COLOURS.values()))
+    shown = frame.assign(verdict=[f"{basics.VERDICT_SYMBOLS[v]} {v}" for v in frame["verdict"]])
+    domain = [f"{symbol} {verdict}" for verdict, symbol in basics.VERDICT_SYMBOLS.items()]
+    scale = alt.Scale(domain=domain, range=list(basics.VERDICT_COLOURS.values()))
     chart: alt.Chart = (
         alt.Chart(shown)
         .mark_bar()
@@ -229,3 +232,67 @@ def split_frame(row: pd.Series, columns: list[str], *, by_part: bool) -> pd.Data
     else:
         labels = [f"step {column.rpartition('_')[2]}" for column in columns]
     return pd.DataFrame({"part": labels, "value": [float(row[column]) for column in columns]})
+
+
+MAX_MOVED = 200
+HEIGHT = 320
+
+
+def show_agreement(found: Agreement, names: tuple[str, str]) -> None:
+    """Show the agreement in numbers, as a picture and as a table."""
+    shown = [(f"Top {size} in both", f"{share:.0%}") for size, share in found.overlap.items()]
+    columns = st.columns(len(shown) + 2)
+    spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
+    columns[0].metric("Spearman", spearman, help=glossary.SPEARMAN, border=True)
+    columns[1].metric(
+        "Common facts", f"{found.common:,}", help="Facts that both reports contain.", border=True
+    )
+    for column, (label, value) in zip(columns[2:], shown, strict=True):
+        column.metric(label, value, help=glossary.OVERLAP, border=True)
+    if not found.common:
+        return
+    left, right = st.columns(2)
+    left.altair_chart(
+        rank_scatter(found.facts, names),
+        width="stretch",
+        alt=f"Points: the position of each fact in {names[0]} against that in {names[1]}",
+    )
+    right.dataframe(
+        moved(found, names),
+        alt="The facts that moved most",
+        hide_index=True,
+        height=HEIGHT,
+        column_config=_columns(names),
+    )
+
+
+def moved(found: Agreement, names: tuple[str, str]) -> pd.DataFrame:
+    """Return the facts that moved most, of those near the top of either explanation."""
+    near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
+    facts = found.facts[near]
+    order = facts["moved"].abs().sort_values(ascending=False, kind="stable").index[:MAX_MOVED]
+    facts = facts.loc[order]
+    return pd.DataFrame(
+        {
+            "Training fact": fact_texts(facts),
+            f"Position, {names[0]}": facts["position"].to_numpy(),
+            f"Position, {names[1]}": facts["other_position"].to_numpy(),
+            "Moved": facts["moved"].to_numpy(),
+        }
+    )
+
+
+def _columns(names: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "Training fact": st.column_config.TextColumn(width="large"),
+        **{
+            f"Position, {name}": st.column_config.NumberColumn(
+                help="Counted from the most helpful fact to the most opposing one."
+            )
+            for name in names
+        },
+        "Moved": st.column_config.NumberColumn(
+            format="%+d",
+            help=f"How many places lower the fact is in {names[1]} than in {names[0]}.",
+        ),
+    }

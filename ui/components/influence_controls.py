@@ -11,11 +11,12 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew import names
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
+from clew.runs.reading.runs import RunRecord
 from clew.ui import access
-from clew.ui.components import address, exports, glossary, tables
-from clew.ui.components.runs_table import utc
-from clew.ui.data.influence import FactFilter, Side, filter_tests
-from clew.ui.data.runs import RunRecord, variants_of
+from clew.ui.components import basics, glossary, tables
+from clew.ui.components.explanations import FactFilter, Side, filter_tests
+from clew.ui.components.runs import variants_of
+from clew.ui.components.tables import utc
 
 ALL = "all"
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
@@ -72,16 +73,16 @@ def other_run(runs: Sequence[RunRecord], run_id: str) -> str:
 def _run(
     label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
 ) -> str:
-    box, linked = f"{key}-box", address.text(key)
+    box, linked = f"{key}-box", basics.address(key)
     labels = run_labels(runs, linked=linked)
     options = ["", *labels] if optional else list(labels)
     wanted = linked if linked or optional else st.session_state.get(box)
     st.session_state[box] = wanted if wanted in options else next(iter(options), None)
 
     def write() -> None:
-        address.write(key, st.session_state[box])
+        basics.write_address(key, st.session_state[box])
         for place in ("test", "fact", "path") if key == "run" else ():
-            address.write(place, None)
+            basics.write_address(place, None)
 
     chosen = st.selectbox(
         label,
@@ -99,7 +100,7 @@ def test_triple(tests: pd.DataFrame, form: Form) -> int | None:
     if len(tests) == 1:
         return int(str(tests.index[0]))
     label = f"Explained triples: {len(tests):,}"
-    with st.expander(label, expanded=bool(address.text("find") or address.text("testrel"))):
+    with st.expander(label, expanded=bool(basics.address("find") or basics.address("testrel"))):
         return _choose_test(tests, form)
 
 
@@ -123,7 +124,7 @@ def _choose_test(tests: pd.DataFrame, form: Form) -> int | None:
 
 def _tests_table(found: pd.DataFrame, form: Form) -> int:
     places = [int(place) for place in found.index]
-    linked = address.number("test")
+    linked = basics.address_number("test")
     place = linked if linked in places else places[0]
     frame = found[["head", "relation", "tail", "rank", "score", "self_influence", "candidates"]]
     called = {"score": SCORE, "self_influence": form.self_heading, "candidates": "Facts scored"}
@@ -145,22 +146,22 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
         most=TESTS_HEIGHT,
         placeholder="–",
     )
-    exports.table(found, "explained_triples.csv")
+    tables.export(found, "explained_triples.csv")
     return place
 
 
 def open_test(place: int) -> None:
     """Let the page explain another test triple, without a selected fact or path."""
-    address.write("test", place)
-    address.write("fact", None)
-    address.write("path", None)
+    basics.write_address("test", place)
+    basics.write_address("fact", None)
+    basics.write_address("path", None)
 
 
 def section(*, reviewable: bool, paths: bool) -> str:
     """Let a person choose which part of an explanation is shown: paths first, if there are any."""
     sections = ["Paths", "Training facts", "Groups", "Another run"]
     sections += ["Review"] if reviewable else []
-    first = sections[0] if paths and not address.text("fact") else sections[1]
+    first = sections[0] if paths and not basics.address("fact") else sections[1]
     chosen = st.segmented_control(
         "Show",
         sections,

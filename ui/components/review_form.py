@@ -1,29 +1,125 @@
-"""The form in which a reviewer judges an explanation."""
+"""Reviews: the cached records, what a person writes, and the form for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import pandas as pd
 import streamlit as st
+from markupsafe import Markup
 
-from clew.errors import ClewError
-from clew.ui import access
-from clew.ui.components import markup, palette, sign_in, states
-from clew.ui.components.influence_charts import fact_texts
-from clew.ui.components.review_tables import said
-from clew.ui.data.influence import strongest
-from clew.ui.data.reviews import (
+from clew import names
+from clew.errors import ClewError, DataError
+from clew.runs.reading.disagreements import CHOICES, decision_on, find_disagreements
+from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,
+    Kept,
     Review,
-    add_review,
-    decision_on,
-    decisions_of_all,
-    fact_of,
+    append_review,
     latest_of_each,
-    reviews_of,
+    read_reviews,
 )
+from clew.runs.reading.runs import RunRecord
+from clew.runs.reading.search import RunQuery
+from clew.ui import access
+from clew.ui.components import basics
+from clew.ui.components.explanations import strongest
+from clew.ui.components.influence_charts import fact_text, fact_texts
+from clew.ui.components.runs import runs_page
 
+NUM_LATEST = 50
+NUM_PER_PAGE = 200
+MAX_CACHED = 1024
+
+
+def explains_triples(run: RunRecord) -> bool:
+    """Return whether a run explains triples; explanations of texts and frames have no reviews."""
+    kind, task = run.tags.get(names.TAG_KIND), run.tags.get(names.TAG_TASK)
+    return (kind, task) == (names.KIND_TRACE, names.TASK_LINK_PREDICTION)
+
+
+def reviewable_runs() -> list[RunRecord]:
+    """Return the latest runs that explain triples, and all older ones with a review.
+
+    The newest comes first. In old stores, where reviewed runs are not marked, only the latest show.
+    """
+    query = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)
+    found = list(runs_page(query, size=NUM_LATEST).runs)
+    query, number, more = replace(query, reviewed=True), 0, True
+    while more:
+        page = runs_page(query, number, size=NUM_PER_PAGE)
+        found += page.runs
+        number, more = number + 1, page.more
+    each = {run.run_id: run for run in found}
+    return sorted(each.values(), key=lambda run: run.started_ms, reverse=True)
+
+
+@st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
+def reviews_of(run_id: str) -> Kept:
+    return read_reviews(run_id)
+
+
+def reviews_of_all(run_ids: Iterable[str]) -> Kept:
+    """Return the reviews of several runs together."""
+    found = [reviews_of(run_id) for run_id in run_ids]
+    return Kept(
+        tuple(review for kept in found for review in kept.records),
+        tuple(problem for kept in found for problem in kept.problems),
+    )
+
+
+def add_decision(
+    key: str, verdict: str, person: str, comment: str, runs: Sequence[RunRecord]
+) -> Review:
+    """Write a person's final review of a disagreement, after reading the store again.
+
+    Args:
+        key: The key of the disagreement.
+        verdict: One of the `CHOICES` for its kind.
+        person: Who decided, if nobody has to sign in.
+        comment: The reason.
+        runs: The runs whose reviews are searched for the disagreement.
+
+    Raises:
+        AccessError: The person may not decide.
+        DataError: The reviewers no longer disagree, the verdict is invalid, or `person` is empty.
+    """
+    person = access.authorize("decide") or person
+    for run in runs:
+        reviews_of.clear(run.run_id)
+    found = find_disagreements(reviews_of_all(run.run_id for run in runs).records, runs)
+    about = next((each for each in found if each.key == key), None)
+    if about is None:
+        raise DataError(f"no reviewers disagree about {key} any more; there is nothing to decide")
+    if verdict not in CHOICES[about.about]:
+        expected = ", ".join(CHOICES[about.about])
+        raise DataError(f"the decision is {verdict!r}; expected one of {expected}")
+    written = append_review(about.final_review(verdict, person, comment))
+    reviews_of.clear(written.run_id)
+    return written
+
+
+def add_review(review: Review) -> Review:
+    """Write a review to its run; a signed-in person is its reviewer."""
+    person = access.authorize("review")
+    written = append_review(replace(review, reviewer=person or review.reviewer))
+    reviews_of.clear(review.run_id)
+    return written
+
+
+def fact_of(row: pd.Series) -> Fact:
+    """Return a row of a frame of triples as a fact."""
+    return Fact(
+        *(str(row[key]) for key in ("head_id", "relation_id", "tail_id")),
+        *(str(row[key]) for key in ("head", "relation", "tail")),
+    )
+
+
+_SAID = (
+    '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
+    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
+)
 NUM_FACTS = 20
 CONVINCING = "convincing"
 WRONG = "wrong"
@@ -66,7 +162,7 @@ def form(run_id: str, test: pd.Series, facts: pd.DataFrame) -> None:
         )
         st.session_state[f"{key}-ticked"] = ticked
         comment = comment_box("Comment", key)
-        reviewer = sign_in.name_box()
+        reviewer = basics.name_box()
         st.markdown(
             "**Is this a plausible reason to believe the triple?** A verdict saves the review."
         )
@@ -107,7 +203,7 @@ def verdict_buttons(
     with st.container(horizontal=True):
         for number, verdict in enumerate(verdicts, start=1):
             if st.button(
-                f"{palette.OPINION_SYMBOLS[verdict]} {verdict}",
+                f"{basics.OPINION_SYMBOLS[verdict]} {verdict}",
                 key=f"{key}-{verdict}",
                 help=meanings[verdict],
                 disabled=not access.may(action),
@@ -122,7 +218,7 @@ def _ticks(facts: pd.DataFrame) -> pd.DataFrame:
         {
             CONVINCING: False,
             WRONG: False,
-            "±": [palette.sign_symbol(value) for value in facts["influence"]],
+            "±": [basics.sign_symbol(value) for value in facts["influence"]],
             "Training fact": fact_texts(facts),
         },
         index=range(len(facts)),
@@ -138,23 +234,37 @@ def _save(review: Review) -> None:
     try:
         add_review(review)
     except ClewError as error:
-        states.problem("The review", str(error), done="saved")
+        basics.problem("The review", str(error), done="saved")
         return
     st.success("Saved with the run. A later review of yours counts instead of this one.")
 
 
 def earlier(run_id: str, test: pd.Series) -> None:
     """Show earlier reviews of this explanation, and the decision, if there is one."""
-    triple = fact_of(test).triple
-    items = [
-        said(each.verdict, each.verdict, each.reviewer or "somebody", each.created, each.comment)
-        for each in latest_of_each(reviews_of(run_id).records)
-        if each.test.triple == triple
-    ]
-    if not items:
-        return
-    made = decision_on(triple, decisions_of_all([run_id]).records)
-    if made is not None:
-        words = f"decided: {made.verdict}"
-        items.append(said(made.verdict, words, made.person, made.created, made.comment))
-    markup.show_list(items)
+    triple, reviews = fact_of(test).triple, reviews_of(run_id).records
+    shown = [each for each in latest_of_each(reviews) if each.test.triple == triple]
+    items = [said(each, each.said) for each in shown]
+    if shown and (made := decision_on(triple, reviews)) is not None:
+        items.append(said(made, f"decided: {made.said}"))
+    basics.show_list(items)
+
+
+def said(review: Review, words: str) -> Markup:
+    """Return a review as an item of a list: its verdict in words, by whom, why."""
+    return basics.fill(
+        _SAID,
+        symbol=basics.OPINION_SYMBOLS[review.said],
+        said=words,
+        who=review.reviewer or "somebody",
+        when=basics.minute(review.created),
+        comment=review.comment,
+    )
+
+
+def triple_text(fact: Fact) -> str:
+    """Return a triple in words."""
+    return fact_text(
+        fact.head_label or fact.head,
+        fact.relation_label or fact.relation,
+        fact.tail_label or fact.tail,
+    )

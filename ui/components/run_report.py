@@ -1,37 +1,133 @@
-"""The parts of a run's page: what it is, its metrics, ranks by relation, files, relatives, log."""
+"""One run: its summary, curves, files, data, log and related runs."""
 
+from dataclasses import dataclass
 from functools import partial
+from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.ui.components import (
-    address,
-    charts,
-    exports,
-    glossary,
-    links,
-    markup,
-    palette,
-    states,
-    tables,
-)
-from clew.ui.components.runs_table import duration, utc
-from clew.ui.data.run_page import (
-    Lineage,
-    MlflowPage,
-    RunData,
-    RunFile,
-)
-from clew.ui.data.runs import (
-    RunRecord,
+from clew.names import direction_of
+from clew.runs import store
+from clew.runs.reading.metrics import (
     headline_key,
     number_text,
-    state_of,
-    variants_of,
+    pick_values,
+    run_histories,
     whole_number,
 )
+from clew.runs.reading.run_details import (
+    Lineage,
+    RunData,
+    RunFile,
+    lineage,
+    list_data,
+    list_files,
+    read_by_relation,
+    read_log,
+)
+from clew.runs.reading.runs import RunRecord, state_of
+from clew.ui.components import basics, charts, glossary, tables
+from clew.ui.components.runs import variants_of
+from clew.ui.components.tables import duration, utc
+
+SECONDS_FRESH = 10
+DEFAULT_MLFLOW_ADDRESS = "http://127.0.0.1:5000"
+EXPERIMENT_MODE = "workflowType=machine_learning"
+"""MLflow's pages have two modes; this one has runs, metrics and models in its menu."""
+
+
+@dataclass(frozen=True)
+class MlflowPage:
+    """The address of MLflow's page of a run, and the command that serves it, if one is needed."""
+
+    address: str
+    command: str
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=32, show_spinner=False)
+def curves_of(run: RunRecord) -> dict[str, pd.DataFrame]:
+    """Return the curves of all metrics, by key: rows `run_id, step, seconds, value`."""
+    return run_histories(run)
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
+def files_of(run_id: str) -> list[RunFile]:
+    """Return a run's files, by path."""
+    return list_files(run_id)
+
+
+@st.cache_data(ttl=60, max_entries=64, show_spinner=False)
+def data_of(run_id: str) -> list[RunData]:
+    """Return the data sets that a run read."""
+    return list_data(run_id)
+
+
+@st.cache_data(ttl=SECONDS_FRESH, max_entries=64, show_spinner=False)
+def lineage_of(run: RunRecord) -> Lineage:
+    """Return the sources of a run and what was made from it."""
+    return lineage(run)
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def by_relation(run_id: str, split: str) -> pd.DataFrame:
+    """Return the quality of each side of each relation, the most frequent relation first."""
+    order = ["num_queries", "label", "side"]
+    return read_by_relation(run_id, split).sort_values(order, ascending=[False, True, True])
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def _log(run_id: str) -> str:
+    return read_log(run_id)
+
+
+def metric_table(run: RunRecord) -> pd.DataFrame:
+    """Return one row per metric, its key as index: `last`, `best`, `trend`, `values` (how many)."""
+    rows = {}
+    for key, curve in curves_of(run).items():
+        best = pick_values(curve, key, "best") if direction_of(key) else {}
+        rows[key] = {
+            "last": run.metrics[key],
+            "best": best.get(run.run_id),
+            "trend": [float(value) for value in curve["value"]],
+            "values": len(curve),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["last", "best", "trend", "values"])
+
+
+def log_of(run_id: str) -> str:
+    """Return the log of a run, empty if it keeps none."""
+    kept = any(file.path == names.ARTIFACT_LOG for file in files_of(run_id))
+    return _log(run_id) if kept else ""
+
+
+def repeating_commands(run: RunRecord) -> str:
+    """Return the commands that repeat a training, empty if it keeps no configuration of Clew."""
+    if run.tags.get(names.TAG_KIND) != names.KIND_TRAIN:
+        return ""
+    if not any(file.path == names.ARTIFACT_CONFIG_YAML for file in files_of(run.run_id)):
+        return ""
+    folder = f"run-{run.run_id[:8]}"
+    return (
+        f"mlflow artifacts download --run-id {run.run_id} "
+        f"--artifact-path {names.ARTIFACT_CONFIG_YAML} --dst-path {folder}\n"
+        f"clew train --config {folder}/{names.ARTIFACT_CONFIG_YAML}"
+    )
+
+
+def mlflow_page(run: RunRecord) -> MlflowPage:
+    """Return where MLflow shows a run: on the tracking server, or on one that must be started.
+
+    The path opens the run among experiments rather than among traces of language models.
+    """
+    uri = store.tracking_uri()
+    is_served = store.database_path(uri) is None and uri.startswith(("http://", "https://"))
+    base = store.public_address(uri) if is_served else DEFAULT_MLFLOW_ADDRESS
+    run_path = f"experiments/{quote(run.experiment_id)}/runs/{quote(run.run_id)}"
+    command = "" if is_served else f"mlflow ui --backend-store-uri {store.address(uri)}"
+    return MlflowPage(f"{base}/#/{run_path}?{EXPERIMENT_MODE}", command)
+
 
 MAX_HEIGHT = 430
 FACTS = (
@@ -65,7 +161,7 @@ def summary(run: RunRecord, data: list[RunData]) -> None:
     counts = {tag: whole_number(tags.get(tag, "")) for tag in COUNTS}
     tags |= {tag: f"{number:,}" for tag, number in counts.items() if number is not None}
     rows = [
-        ("State", f"{palette.STATE_SYMBOLS[state]} {state}"),
+        ("State", f"{basics.STATE_SYMBOLS[state]} {state}"),
         ("Because", tags.get(names.TAG_STOPPED_BECAUSE, "")),
         ("Started (UTC)", utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S")),
         ("Took", duration(run)),
@@ -74,10 +170,10 @@ def summary(run: RunRecord, data: list[RunData]) -> None:
         ("Run id", run.run_id),
     ]
     line = '<tr><th scope="row">{label}</th><td class="clew-wrap">{value}</td></tr>'
-    body = markup.join([markup.fill(line, label=k, value=v) for k, v in rows if v])
-    markup.show('<table class="clew-facts"><tbody>{body}</tbody></table>', body=body)
+    body = basics.join([basics.fill(line, label=k, value=v) for k, v in rows if v])
+    basics.show('<table class="clew-facts"><tbody>{body}</tbody></table>', body=body)
     for warning in run.tags.get(names.TAG_WARNINGS, "").splitlines():
-        states.warning(warning)
+        basics.warning(warning)
 
 
 def _data_text(found: RunData, run: RunRecord) -> str:
@@ -106,11 +202,11 @@ def metrics(run: RunRecord, table: pd.DataFrame, curves: dict[str, pd.DataFrame]
     The chosen metric is in the address under `metric`.
     """
     if table.empty:
-        states.note("This run recorded no metrics.")
+        basics.note("This run recorded no metrics.")
         return
     shown = table.assign(group=[_group(key) for key in table.index])
     shown = shown.loc[sorted(shown.index, key=lambda key: _place(run, str(key)))]
-    wanted = address.text("metric")
+    wanted = basics.address("metric")
     chosen = wanted if wanted in shown.index else _first_curve(shown)
     left, right = st.columns([1.15, 1])
     with left:
@@ -153,7 +249,7 @@ def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
         keys,
         key=f"metrics-{hash(tuple(keys))}-{chosen}",
         chosen=chosen,
-        take=partial(address.write, "metric"),
+        take=partial(basics.write_address, "metric"),
         alt="Metrics of the run",
         column_config={
             "Metric": st.column_config.TextColumn(width="medium"),
@@ -171,11 +267,11 @@ def _metric_table(shown: pd.DataFrame, chosen: str) -> None:
 
 def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
     words = glossary.words(key)
-    st.markdown(f"**{markup.markdown(words.label)}**: {markup.markdown(words.help)}")
+    st.markdown(f"**{basics.markdown(words.label)}**: {basics.markdown(words.help)}")
     kind = run.tags.get(names.TAG_KIND, "")
     counted = glossary.place_on_curve(key, kind)
     if len(curve) < 2:
-        states.note(f"It has one value ({counted.lower()}: {int(curve['step'].iloc[-1]):,}).")
+        basics.note(f"It has one value ({counted.lower()}: {int(curve['step'].iloc[-1]):,}).")
         return
     name = run.name or run.run_id[:8]
     frame = curve.assign(run=name, group=name)
@@ -211,34 +307,34 @@ def relations(frame: pd.DataFrame) -> None:
     shown = frame[[*columns]].rename(columns=headings)
     configured = {headings[name]: config for name, config in columns.items()}
     tables.show(shown, alt="Ranks by relation", column_config=configured, most=MAX_HEIGHT)
-    exports.table(shown, "ranks_by_relation.csv")
+    tables.export(shown, "ranks_by_relation.csv")
 
 
 def relatives(found: Lineage) -> None:
     """Show links to the sources of the run and to what was made from it."""
     if not (found.sources or found.results or found.versions):
-        states.note("It comes from no other run, and nothing has been made from it yet.")
+        basics.note("It comes from no other run, and nothing has been made from it yet.")
     for source in found.sources:
-        links.to(
+        basics.link(
             "run", f"{source.how} {source.run.name or source.run.run_id[:8]}", id=source.run.run_id
         )
     for version in found.versions:
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
-        links.to(
+        basics.link(
             "models", f"{version.model} version {version.version}{aliases}", model=version.model
         )
     for result in found.results:
         run = result.run
         day = utc(run.started_ms).strftime("%Y-%m-%d %H:%M")
-        links.to("run", f"{result.how}: {run.name or run.run_id[:8]}, {day}", id=run.run_id)
+        basics.link("run", f"{result.how}: {run.name or run.run_id[:8]}, {day}", id=run.run_id)
         if run.tags.get(names.TAG_KIND) == names.KIND_TRACE:
-            links.to("influence", "its explanations", run=run.run_id)
+            basics.link("influence", "its explanations", run=run.run_id)
 
 
 def files(found: list[RunFile]) -> None:
     """Show the run's files with their sizes."""
     if not found:
-        states.note("This run keeps no files.")
+        basics.note("This run keeps no files.")
         return
     frame = pd.DataFrame(
         {"File": [f.path for f in found], "Size [KiB]": [f.size_bytes / 1024 for f in found]}
@@ -261,7 +357,7 @@ def configuration(run: RunRecord) -> None:
     )
     if frame.empty:
         other = "" if run.is_foreign else "; the run of its model has one"
-        states.note(f"This run has no configuration{other}.")
+        basics.note(f"This run has no configuration{other}.")
         return
     tables.show(frame, alt="Configuration of the run", most=MAX_HEIGHT)
 
@@ -269,6 +365,6 @@ def configuration(run: RunRecord) -> None:
 def log(text: str) -> None:
     """Show the log of the run."""
     if not text:
-        states.note("This run has no log.")
+        basics.note("This run has no log.")
         return
     st.code(text, language=None, height=MAX_HEIGHT, wrap_lines=True)

@@ -1,38 +1,30 @@
 """Ask: a champion's answers and the reasons for one, its text, or its predictions."""
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
 import streamlit as st
 
 from clew import names
 from clew.errors import UsageError
-from clew.ui.components import (
-    address,
-    answers,
-    ask_controls,
-    ask_frames,
-    ask_text,
-    beside,
-    job_view,
-    markup,
-    states,
-)
-from clew.ui.data import jobs, models, questions
-from clew.ui.data.models import ModelNames, RegisteredModel
-from clew.ui.data.questions import End, Why
+from clew.runs.reading.models import Entry, ModelNames, RegisteredModel, complete
+from clew.ui import access
+from clew.ui.components import answers, ask_windows, basics, jobs, models
+from clew.ui.work import End, Question, Why
 
 PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
 
 def render() -> None:
     """Show the page."""
-    markup.style()
+    basics.style()
     st.title("Ask", anchor=False)
-    with states.guarded("The registered models"):
+    with basics.guarded("The registered models"):
         champions = [model for model in models.models() if model.champion is not None]
         if not champions:
-            states.nothing(
+            basics.nothing(
                 "No model to ask yet",
                 "No registered model has a champion. Promote a run on the page Models, or with "
                 "this command.",
@@ -40,7 +32,7 @@ def render() -> None:
             )
             return
         jobs.jobs().warm_up()
-        model = ask_controls.model(champions)
+        model = choose_model(champions)
         task = models.task(model)
         if task == names.TASK_LANGUAGE_MODELING:
             _text(model)
@@ -51,41 +43,41 @@ def render() -> None:
 
 
 def _text(model: RegisteredModel) -> None:
-    with states.guarded("The text"):
-        asked = ask_text.question(again=_is_gone())
+    with basics.guarded("The text"):
+        asked = ask_windows.asked_text(models.champion_uri(model), again=_is_gone())
         if asked is not None:
-            _show_next(model, questions.continue_text(models.champion_uri(model), asked))
-        if answer_id := address.text("answer"):
-            job_view.show(answer_id, progress=ask_text.written, result=ask_text.download)
+            _show_next(model, answers.continue_text(asked))
+        if answer_id := basics.address("answer"):
+            jobs.show(answer_id, progress=ask_windows.written, result=ask_windows.download_text)
 
 
 def _frames(model: RegisteredModel) -> None:
-    with states.guarded("The predictions"):
-        asked = ask_frames.question(again=_is_gone())
+    with basics.guarded("The predictions"):
+        asked = ask_windows.asked_frames(models.champion_uri(model), again=_is_gone())
         if asked is not None:
-            _show_next(model, questions.predict_frames(models.champion_uri(model), asked))
-        if answer_id := address.text("answer"):
-            job_view.show(answer_id, result=ask_frames.predictions)
+            _show_next(model, answers.predict_frames(*asked))
+        if answer_id := basics.address("answer"):
+            jobs.show(answer_id, result=ask_windows.predictions)
 
 
 def _is_gone() -> bool:
     """Whether the address names an answer that this dashboard no longer has."""
-    answer_id = address.text("answer")
+    answer_id = basics.address("answer")
     return bool(answer_id) and jobs.find(answer_id) is None
 
 
 def _show_next(model: RegisteredModel, job: jobs.Job) -> None:
     """Put a job into the address, so that the page shows its answer."""
-    address.write("model", model.name)
-    address.write("answer", job.job_id)
+    basics.write_address("model", model.name)
+    basics.write_address("answer", job.job_id)
     st.rerun()
 
 
 def _graph(model: RegisteredModel) -> None:
-    with states.guarded("The model's names"):
+    with basics.guarded("The model's names"):
         vocabulary = models.champion_vocabulary(model)
         _question(model, vocabulary)
-        with states.guarded("The answer"):
+        with basics.guarded("The answer"):
             _answers(model, vocabulary)
 
 
@@ -95,55 +87,275 @@ def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
     The address can be an old link: if its answer is gone, its question is asked again.
     """
     gone = _is_gone()
-    asked = ask_controls.question(vocabulary, again=gone)
+    asked = asked_question(models.champion_uri(model), vocabulary, again=gone)
     if asked is not None:
-        job = questions.predict(models.champion_uri(model), asked)
+        job = answers.predict(asked)
         with suppress(UsageError):  # too many commands run: the first explanation is slower
-            questions.prepare_reasons(models.champion_uri(model), models.champion_run(model))
+            answers.prepare_reasons(models.champion_uri(model), models.champion_run(model))
         if not gone:
-            address.write("why", None)
+            basics.write_address("why", None)
         _show_next(model, job)
 
 
 def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
-    answer_id = address.text("answer")
+    answer_id = basics.address("answer")
     if not answer_id:
-        ask_controls.examples(models.examples(model), vocabulary)
+        show_examples(models.examples(model), vocabulary)
         return
 
     def explain(meant: Why) -> None:
-        called = ask_controls.triple_text((meant.head, meant.relation, meant.tail), vocabulary)
-        job = questions.trace(models.champion_uri(model), meant, called=called)
-        address.write("why", job.job_id)
-        address.write("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
+        called = triple_text((meant.head, meant.relation, meant.tail), vocabulary)
+        job = answers.trace(replace(meant, model=models.champion_uri(model)), called=called)
+        basics.write_address("why", job.job_id)
+        basics.write_address("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
 
     # The reasons are next to the answers, so that a long table does not push them out of view.
-    left, right = beside.columns([1.2, 1], key="reasons", gap="medium")
+    left, right = basics.columns([1.2, 1], key="reasons", gap="medium")
     with left:
-        job_view.show(
-            answer_id, result=lambda job: answers.answers(job, vocabulary, explain, right)
-        )
+        jobs.show(answer_id, result=lambda job: answers.answers(job, vocabulary, explain, right))
     with right:
         _reasons(explain)
 
 
 def _reasons(explain: answers.Explain) -> None:
-    if why_id := address.text("why"):
+    if why_id := basics.address("why"):
         st.header("Why?", anchor=False)
         meant = _meant()
         if jobs.find(why_id) is None and meant is not None:
             answers.explain_again(meant, explain)
         else:
-            job_view.show(why_id, progress=answers.first_answer, result=answers.explanation)
+            jobs.show(why_id, progress=answers.first_answer, result=answers.explanation)
 
 
 def _meant() -> Why | None:
     """Return the triple that the address asks to explain, None if there is none."""
-    end, _, answer = address.text("for").partition(",")
+    end, _, answer = basics.address("for").partition(",")
     if end not in ("head", "tail") or not answer:
         return None
-    ends = {"head": address.text("h"), "tail": address.text("t")} | {end: answer}
-    relation = address.text("r")
+    ends = {"head": basics.address("h"), "tail": basics.address("t")} | {end: answer}
+    relation = basics.address("r")
     if not (ends["head"] and relation and ends["tail"]):
         return None
     return Why(ends["head"], relation, ends["tail"], cast(End, end))
+
+
+HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
+MODEL = "ask-model"
+LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
+ASK_NOW = "now"
+"""In the address, represents the answer to a question that has just been chosen."""
+
+
+def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
+    """Let a person choose the model to ask.
+
+    After the first question the address names the model, even the only one, so that a link still
+    asks the same model once there are others. If it is gone, another model is not asked instead.
+    """
+    by_name = {model.name: model for model in found}
+    linked = basics.address("model")
+    if linked in by_name:
+        st.session_state[MODEL] = linked
+    elif linked:
+        basics.warning(f"The address names the model {linked}, which has no champion here.")
+        _forget_answer()
+    if len(found) == 1:
+        return found[0]
+    chosen = st.selectbox("Model", list(by_name), key=MODEL, on_change=_choose_model)
+    return by_name[chosen] if chosen in by_name else found[0]
+
+
+def _choose_model() -> None:
+    basics.write_address("model", st.session_state[MODEL])
+    _forget_answer()
+
+
+def _forget_answer() -> None:
+    for key in ("answer", "why", "for"):
+        basics.write_address(key, None)
+
+
+def asked_question(model: str, vocabulary: ModelNames, *, again: bool) -> Question | None:
+    """Let a person fill in a question; return it when they send it.
+
+    With `again`, return the question in the address at once, if the model knows its names.
+    """
+    linked = _linked(vocabulary) if again else None
+    first, second, third, fourth, fifth = st.columns([2.4, 2, 2.4, 1, 1.1])
+    with first:
+        head = entity_box(
+            "Head", HEAD, vocabulary, start=basics.address("h"), placeholder="what …?"
+        )
+    with second:
+        relation = _relation(vocabulary)
+    with third:
+        tail = entity_box(
+            "Tail", TAIL, vocabulary, start=basics.address("t"), placeholder="… what?"
+        )
+    top_k = int(fourth.number_input("Answers", 1, 200, 10, key="top", bind="query-params"))
+    level = LEVELS[
+        fifth.selectbox(
+            "Answer set",
+            list(LEVELS),
+            key="set",
+            bind="query-params",
+            help="Mark a set of answers that has the new answer with at least this "
+            "probability: calibrated on validation data, measured on test data.",
+        )
+    ]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        ready = bool(relation and (head or tail)) and access.may("ask")
+        sent = st.button("Ask", type="primary", key="ask", disabled=not ready)
+        only_new = st.toggle(
+            "New answers only",
+            key="new",
+            bind="query-params",
+            help="Leave out answers that the training data have.",
+        )
+        st.caption("Leave one end empty to ask for it, or fill in both to ask about that triple.")
+    if linked is not None:
+        return Question(model, *linked, top_k, only_new, level)
+    if not sent:
+        return None
+    for key, value in (("h", head), ("r", relation), ("t", tail)):
+        basics.write_address(key, value)
+    return Question(model, head, relation, tail, top_k, only_new, level)
+
+
+def _linked(vocabulary: ModelNames) -> tuple[str, str, str] | None:
+    """Return head, relation and tail of the address, None if the model cannot be asked that."""
+    head, relation, tail = (basics.address(key) for key in ("h", "r", "t"))
+    names = {name for name, _ in vocabulary.entities} | {""}
+    known = head in names and tail in names and relation in dict(vocabulary.relations)
+    return (head, relation, tail) if known and (head or tail) else None
+
+
+def _relation(vocabulary: ModelNames) -> str:
+    labels = dict(vocabulary.relations)
+    if RELATION not in st.session_state and basics.address("r") in labels:
+        st.session_state[RELATION] = basics.address("r")
+    chosen = st.selectbox(
+        "Relation",
+        list(labels),
+        key=RELATION,
+        format_func=lambda name: shown(name, labels[name]),
+        filter_mode="contains",
+    )
+    return chosen or ""
+
+
+def show_examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> None:
+    """Offer example questions; an empty end is the one that is asked for."""
+    if not found:
+        return
+    st.header("For example", anchor=False)
+    for number, (head, relation, tail) in enumerate(found):
+        text = triple_text((head, relation, tail), vocabulary)
+        why = " – how likely is it, and why?" if head and tail else ""
+        st.button(
+            basics.markdown(text + why),
+            key=f"example-{number}",
+            on_click=_take,
+            disabled=not access.may("ask"),
+            args=((head, relation, tail),),
+        )
+
+
+def triple_text(triple: tuple[str, str, str], vocabulary: ModelNames) -> str:
+    """Return a triple as text with its labels; an empty end becomes `what?`."""
+    entities, relations = dict(vocabulary.entities), dict(vocabulary.relations)
+    head, relation, tail = triple
+    ends = [entities.get(end, end) or "what?" for end in (head, tail)]
+    return f"{ends[0]} · {relations.get(relation, relation)} · {ends[1]}"
+
+
+def _take(asked: tuple[str, str, str]) -> None:
+    keys = ((HEAD, "h"), (RELATION, "r"), (TAIL, "t"))
+    for (state, key), value in zip(keys, asked, strict=True):
+        st.session_state[state] = value or None
+        basics.write_address(key, value)
+    basics.write_address("answer", ASK_NOW)
+
+
+MAX_LISTED = 10_000
+"""Entries that the browser gets; in a larger graph, the server looks up what a person types."""
+MAX_MATCHES = 12
+SEPARATOR = "\n"
+"""Between the name of an entity and its synonym, in the value of an option."""
+
+
+def entity_box(
+    label: str, key: str, vocabulary: ModelNames, *, start: str, placeholder: str
+) -> str:
+    """Show the box and return the name of the chosen entity, empty if none is.
+
+    Args:
+        label: Text above the box.
+        key: Key of the box; `st.session_state[key]` is what was chosen or typed.
+        vocabulary: The entities.
+        start: Name of the entity that is chosen at first, if the vocabulary has it.
+        placeholder: Text in the empty box.
+    """
+    entries = {_value(entry): entry for entry in vocabulary.entries}
+    if key not in st.session_state and start in entries:
+        st.session_state[key] = start
+    listed = list(entries)[:MAX_LISTED]
+    if (chosen := st.session_state.get(key)) in entries and chosen not in listed:
+        listed.append(chosen)  # the browser sends back an option's text; this maps it to the entry
+    synonyms = ", of a synonym" if vocabulary.synonyms else ""
+    typed = st.selectbox(
+        label,
+        listed,
+        index=None,
+        key=key,
+        format_func=lambda value: entry_text(entries[value]) if value in entries else str(value),
+        filter_mode="contains",
+        accept_new_options=len(entries) > MAX_LISTED,
+        placeholder=placeholder,
+        help=f"Type any part of a name{synonyms} or of an id; the model knows "
+        f"{len(vocabulary.entities):,}.",
+    )
+    if not typed or typed in entries:
+        return (typed or "").partition(SEPARATOR)[0]
+    return _looked_up(typed, key, vocabulary)
+
+
+def _value(entry: Entry) -> str:
+    return f"{entry.name}{SEPARATOR}{entry.synonym}" if entry.synonym else entry.name
+
+
+def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
+    matches = complete(vocabulary.entries, text, MAX_MATCHES)
+    wanted = text.strip().casefold()
+    exact = [entry for entry in matches if wanted in map(str.casefold, entry.texts)]
+    found = {entry.name: entry for entry in exact or matches}
+    if not found:
+        basics.note(f"No name, synonym or id contains {text!r}.")
+    if len(found) < 2:
+        return next(iter(found), "")
+    kinds = dict.fromkeys(
+        sorted((entry.kind for entry in found.values()), key=lambda k: (not k, k))
+    )
+    chosen = st.pills(
+        "Which one?",
+        [name for kind in kinds for name, entry in found.items() if entry.kind == kind],
+        key=f"{key}-which",
+        format_func=lambda name: entry_text(found[name]) if name in found else str(name),
+    )
+    return chosen or ""
+
+
+def entry_text(entry: Entry) -> str:
+    """Return the text of an entity: its kind and the matching synonym, if any, and its label.
+
+    The kind comes first, because lists have no headings and cut long text.
+    """
+    text = shown(entry.name, entry.label)
+    if entry.synonym:
+        text = f"{entry.synonym} = {text}"
+    return f"{entry.kind}: {text}" if entry.kind else text
+
+
+def shown(name: str, label: str) -> str:
+    """Return the label of an entity or a relation, and its name if that differs."""
+    return label if name == label else f"{label}  ({name})"

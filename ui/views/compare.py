@@ -1,80 +1,80 @@
 """Compare: cost and quality of precision, checkpointing and compilation, against a reference."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import streamlit as st
 
 from clew import names
-from clew.ui.components import (
-    address,
-    charts,
-    compare_controls,
-    comparison_table,
-    glossary,
-    markup,
-    runs_table,
-    states,
-    view_controls,
-)
-from clew.ui.data.comparison import (
+from clew.runs.reading.comparison import (
+    IGNORED_PARAMETERS,
+    MODEL_KIND,
     Comparison,
+    Preset,
+    distinct_labels,
+    setting_name,
+)
+from clew.runs.reading.metrics import Pick
+from clew.runs.reading.runs import RunRecord
+from clew.ui.components import basics, charts, comparison_table, glossary, tables
+from clew.ui.components.comparison_table import (
+    Change,
     Setting,
     compared,
+    curve_metrics,
     curves,
     memory,
     parameter_table,
     picked_texts,
     points,
     preset,
-    views,
+    quality_metrics,
+    reference_of,
 )
-from clew.ui.data.runs import RunRecord, has_runs, runs_by_id
+from clew.ui.components.runs import has_runs, runs_by_id
 
 MAX_RUNS = 60
 
 
 def render() -> None:
     """Show the page."""
-    markup.style()
+    basics.style()
     st.title("Compare", anchor=False)
-    place = st.container()
-    with states.guarded("The comparison"):
+    with basics.guarded("The comparison"):
         if not has_runs():
-            states.empty_store()
+            basics.empty_store()
             return
-        saved = views()
-        view = view_controls.opened(saved)
-        wanted = address.texts("runs")[:MAX_RUNS]
+        wanted = basics.addresses("runs")[:MAX_RUNS]
         runs = runs_by_id(wanted)
-        view_controls.missing_runs(view, wanted, len(runs))
+        if gone := len(wanted) - len(runs):
+            basics.warning(
+                f"{gone} of {len(wanted)} runs are not in the store any more; they are left out."
+            )
         _choose(runs)
         if runs:
             _comparison(runs)
-        # Last, because every widget must first put its value into the address that is saved.
-        with place:
-            view_controls.bar(saved, view, runs)
 
 
 def _choose(runs: Sequence[RunRecord]) -> None:
-    compare_controls.preset_button(preset())
+    preset_button(preset())
     with st.expander("Choose runs", expanded=not runs):
-        query = runs_table.run_query(runs_table.experiment(), kinds=False)
-        ticked = runs_table.choose(query, key="compare")
+        query = tables.run_query(tables.experiment(), kinds=False)
+        ticked = tables.choose_runs(query, key="compare")
         if ticked is not None:
-            compare_controls.take_over(ticked, [run.run_id for run in runs])
+            take_over(ticked, [run.run_id for run in runs])
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
     _different_data(runs)
-    setting = compare_controls.setting(runs)
+    setting = choose_setting(runs)
     comparison = compared(runs, setting)
-    change = compare_controls.change()
+    change = choose_change()
     comparison_table.show(comparison, change, picked_texts(setting))
-    with states.guarded("The pictures of cost and quality"):
+    with basics.guarded("The pictures of cost and quality"):
         _costs(comparison, setting)
-    with states.guarded("The curves"):
+    with basics.guarded("The curves"):
         _curves(runs, comparison)
-    with states.guarded("The parameters"):
+    with basics.guarded("The parameters"):
         _parameters(runs, comparison)
 
 
@@ -86,7 +86,7 @@ def _different_data(runs: Sequence[RunRecord]) -> None:
     }
     if len(data) > 1:
         called = ", ".join(sorted(set(data.values())))
-        states.note(f"These runs use different data ({called}): compare only their costs.")
+        basics.note(f"These runs use different data ({called}): compare only their costs.")
 
 
 def _costs(comparison: Comparison, setting: Setting) -> None:
@@ -99,10 +99,10 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
     )
     for column, title, key in pictures:
         with column:
-            st.header(title, anchor=False, help=compare_controls.FRONT_HELP)
+            st.header(title, anchor=False, help=FRONT_HELP)
             shown = points(comparison, key, setting.quality)
             if shown.empty:
-                states.note("No run has both numbers.")
+                basics.note("No run has both numbers.")
                 continue
             spec = charts.quality_against_cost(shown, cost_key=key, quality_key=setting.quality)
             alt = f"Points: {title[0].lower()}{title[1:]}"
@@ -117,10 +117,10 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
 
 def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
     st.header("Curves", anchor=False)
-    wanted = compare_controls.curve(runs)
+    wanted = choose_curve(runs)
     frame = curves(runs, wanted.key, weight=wanted.smoothing, groups=comparison.groups)
     if frame.empty:
-        states.note(f"No run has values of {wanted.key}.")
+        basics.note(f"No run has values of {wanted.key}.")
         return
     order = [group.label for group in comparison.groups]
     spec = charts.curves(
@@ -136,9 +136,207 @@ def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
 
 def _parameters(runs: Sequence[RunRecord], comparison: Comparison) -> None:
     st.header("Parameters that differ", anchor=False)
-    ignore, everything = compare_controls.parameters(runs)
+    ignore, everything = choose_parameters(runs)
     frame = parameter_table(runs, comparison.groups, ignore=ignore, everything=everything)
     if frame.empty:
-        states.note("All of the chosen runs have the same parameters.")
+        basics.note("All of the chosen runs have the same parameters.")
         return
     st.dataframe(frame, alt="Parameters that differ", hide_index=True, placeholder="–")
+
+
+PRESET_HELP = (
+    "The newest training setting that was run in several variants, each with the same seeds. "
+    "The reference is plain float32, if it was run."
+)
+FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
+PICKS: dict[str, Pick] = {"best": "best", "last": "last", "at a step": "step"}
+CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Which curves are shown, and how."""
+
+    key: str
+    by_time: bool
+    smoothing: float
+    logarithmic: bool
+
+
+def preset_button(found: Preset | None) -> None:
+    """Show the button that compares precisions and checkpointing, and which runs it takes."""
+
+    def choose() -> None:
+        basics.write_address("runs", [run.run_id for run in found.runs] if found else None)
+        basics.write_address("ref", None)
+
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button(
+            "FP32 / FP16 / checkpointing",
+            key="preset",
+            type="primary",
+            on_click=choose,
+            disabled=found is None,
+            help=PRESET_HELP if found else "Needs two finished variants of one training setting.",
+        )
+        if found is not None:
+            basics.note(preset_text(found))
+
+
+def preset_text(found: Preset) -> str:
+    """Return the setting, the variants and the seeds of the preset, in words."""
+    first = found.runs[0]
+    called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(MODEL_KIND, "")]
+    called += [first.tags.get(names.TAG_DEVICE, "")]
+    called += [f"{setting_name(key)} {value or 'unset'}" for key, value in found.apart.items()]
+    variants = list(dict.fromkeys(run.tags[names.TAG_VARIANT] for run in found.runs))
+    each = len(found.runs) // len(variants)
+    seeds = f"{each} of each, no seed in common"
+    if found.seeds:
+        seeds = f"seed{'s' if each > 1 else ''} {', '.join(found.seeds)} of each"
+    return f"{' · '.join(filter(None, called))}: {', '.join(variants)}; {seeds}"
+
+
+def take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
+    """Show the buttons that compare the ticked runs, alone or with those already chosen."""
+    together = list(dict.fromkeys([*chosen, *ticked]))
+    with st.container(horizontal=True):
+        st.button(
+            f"Compare {len(ticked)} ticked",
+            key="replace",
+            disabled=not ticked,
+            on_click=basics.write_address,
+            args=("runs", list(ticked)),
+        )
+        if chosen:
+            st.button(
+                f"Add to the {len(chosen)} chosen",
+                key="add",
+                disabled=not ticked,
+                on_click=basics.write_address,
+                args=("runs", together),
+            )
+            st.button("Choose none", key="none", on_click=basics.write_address, args=("runs", None))
+
+
+def choose_setting(runs: Sequence[RunRecord]) -> Setting:
+    """Let a person set reference, quality metric and how values are picked."""
+    labels = distinct_labels(runs)
+    first, second, third, fourth = st.columns([1.7, 1.7, 2, 1.7], vertical_alignment="bottom")
+    ids = [run.run_id for run in runs]
+    linked = basics.address("ref")
+    reference = first.selectbox(
+        "Reference",
+        ids,
+        index=ids.index(linked if linked in ids else reference_of(runs)),
+        format_func=lambda run_id: labels[run_id],
+        help="Every other row is compared with this run, or its group if seeds are together.",
+    )
+    basics.write_address("ref", None if reference == reference_of(runs) else reference)
+    metrics = quality_metrics(runs)
+    quality = second.selectbox(
+        "Quality", metrics, key="quality", bind="query-params", format_func=glossary.label
+    )
+    pick = third.segmented_control(
+        "Value",
+        list(PICKS),
+        key="pick",
+        default="best",
+        required=True,
+        bind="query-params",
+        help="The value of the quality's curve: the best (for bias or coverage the last), the "
+        "last, or the last up to a step.",
+    )
+    grouped = fourth.toggle(
+        "Seeds together",
+        value=True,
+        key="seeds",
+        bind="query-params",
+        help="Runs that differ only in seed are one row: mean ± standard deviation.",
+    )
+    further = st.multiselect(
+        "More columns",
+        metrics,
+        key="more",
+        bind="query-params",
+        format_func=glossary.label,
+        placeholder="other measures of quality",
+    )
+    step = None
+    if pick == "at a step":
+        step = int(st.number_input("Step", 0, value=1000, key="step", bind="query-params"))
+    return Setting(
+        quality=quality or "",
+        reference=reference,
+        pick=PICKS.get(pick or "best", "best"),
+        step=step,
+        by_seed=grouped,
+        further=tuple(further),
+    )
+
+
+def choose_change() -> Change:
+    """Let a person choose how changes against the reference are written."""
+    chosen = st.segmented_control(
+        "Change against the reference",
+        list(CHANGES),
+        key="change",
+        default="ratios",
+        required=True,
+        bind="query-params",
+        help="✓ marks a better value, ✗ a worse one. Grey: the change is no larger than the "
+        "variation over seeds, or that variation is unknown because one side has a single seed. "
+        "A metric such as bias, which should be neither large nor small, has no mark.",
+    )
+    return CHANGES[chosen or "ratios"]
+
+
+def choose_curve(runs: Sequence[RunRecord]) -> Curve:
+    """Let a person choose the curves."""
+    metrics = curve_metrics(runs)
+    usual = next((key for key in quality_metrics(runs) if key.startswith("valid/")), None)
+    first, second, third, fourth = st.columns([2.2, 1.5, 2, 1], vertical_alignment="bottom")
+    key = first.selectbox(
+        "Metric",
+        metrics,
+        index=metrics.index(usual) if usual else 0,
+        key="curve",
+        bind="query-params",
+        format_func=glossary.label,
+    )
+    axis = second.segmented_control(
+        "Over",
+        ["steps", "time"],
+        key="over",
+        default="steps",
+        required=True,
+        bind="query-params",
+    )
+    smoothing = third.slider(
+        "Smoothing",
+        0.0,
+        0.98,
+        0.0,
+        0.02,
+        key="smooth",
+        bind="query-params",
+        help="Weight of earlier values in each point; 0 shows the recorded values.",
+    )
+    logarithmic = fourth.toggle("Log scale", key="log", bind="query-params")
+    return Curve(key or "", axis == "time", smoothing, logarithmic)
+
+
+def choose_parameters(runs: Sequence[RunRecord]) -> tuple[list[str], bool]:
+    """Let a person choose which parameters are left out, and whether equal ones are shown."""
+    first, second = st.columns([4, 1], vertical_alignment="bottom")
+    keys = sorted({key for run in runs for key in run.params})
+    ignored = first.multiselect(
+        "Ignore",
+        keys,
+        default=[key for key in IGNORED_PARAMETERS if key in keys],
+        key="ignore",
+        bind="query-params",
+        format_func=lambda key: key.removeprefix("cfg."),
+        help="Parameters that are left out of the table.",
+    )
+    return ignored, second.toggle("Equal ones too", key="equal", bind="query-params")

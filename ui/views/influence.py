@@ -9,24 +9,20 @@ from streamlit.delta_generator import DeltaGenerator
 from clew.names import TAG_TASK
 from clew.runs import store
 from clew.runs.influence_forms import Form
+from clew.runs.influence_report import SequenceInfluenceReport
+from clew.runs.reading.facts import agreement, scored
+from clew.runs.reading.reports import ReportFiles
+from clew.runs.reading.runs import RunRecord
 from clew.ui.components import (
-    agreement_view,
-    beside,
+    basics,
     facts,
+    graph,
     influence_charts,
     influence_controls,
-    markup,
-    prediction,
     review_form,
-    review_queue,
-    sequence_report,
-    states,
-    text_report,
+    windows,
 )
-from clew.ui.components import paths as paths_view
-from clew.ui.data.influence import (
-    ReportFiles,
-    agreement,
+from clew.ui.components.explanations import (
     facts_of,
     filter_facts,
     grouped,
@@ -35,34 +31,33 @@ from clew.ui.data.influence import (
     report_of_run,
     report_of_upload,
     same_test,
-    scored,
     trace_runs,
     triple_at,
     value_column,
     with_validation,
 )
-from clew.ui.data.runs import RunRecord, variants_of
-from clew.ui.data.sharing import kinds_of, shared
-from clew.ui.data.windows import SequenceInfluenceReport, text_report_of
+from clew.ui.components.graph import kinds_of, shared
+from clew.ui.components.runs import variants_of
+from clew.ui.components.windows import text_report_of
 
 TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
 
 
 def render() -> None:
     """Show the page."""
-    markup.style()
+    basics.style()
     title, chooser = st.columns([1, 3.6], vertical_alignment="bottom")
     title.title("Influence", anchor=False)
-    with states.guarded("The list of explanations"):
+    with basics.guarded("The list of explanations"):
         runs = trace_runs()
         if not runs:
-            states.nothing(
+            basics.nothing(
                 "No explanations yet",
                 f"The tracking store {store.in_use()} has no finished trace run. This command "
                 "makes one; or ask a question on the page Ask and press Why?",
                 commands=TRACE_COMMAND,
             )
-        with states.guarded("This explanation"):
+        with basics.guarded("This explanation"):
             with chooser:
                 source = influence_controls.source(runs)
             if isinstance(source, dict):
@@ -77,16 +72,16 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     `run_id` is empty for files from the disk.
     """
     if files.text is not None:
-        text_report.show(text_report_of(files), key=run_id)
+        windows.show_text(text_report_of(files), key=run_id)
         return
     if files.sequence is not None:
-        sequence_report.show(SequenceInfluenceReport.read(files.sequence), files.picture)
+        windows.show_sequence(SequenceInfluenceReport.read(files.sequence), files.picture)
         return
     head = report_head(files)
     if run_id:
         head = with_validation(head)
     if head.problem:
-        states.warning(
+        basics.warning(
             f"{head.problem}. This page shows the other files, without ranks and scores."
         )
     place = influence_controls.test_triple(head.tests, head.form)
@@ -95,17 +90,17 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     test, found = triple_at(head, place), facts_of(files, place)
     paths = paths_of(files, place)
     kinds = kinds_of(head)
-    prediction.card(test, found, paths, head, kinds)
+    facts.card(test, found, paths, head, kinds)
     left, more, share = st.columns([4, 1, 0.7])
-    with share.popover("Share", width="stretch"), states.guarded("What can be shared"):
-        prediction.share(shared(run_id, head, test, found, paths))
+    with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
+        facts.share(shared(run_id, head, test, found, paths))
     with left:
         section = influence_controls.section(reviewable=bool(run_id), paths=bool(paths))
-    with states.guarded(section):
+    with basics.guarded(section):
         match section:
             case "Paths":
                 key = f"{run_id}-{place}"
-                paths_view.show(test, found, paths, key=key, kinds=kinds, form=head.form)
+                graph.show_paths(test, found, paths, key=key, kinds=kinds, form=head.form)
             case "Training facts":
                 _facts(test, found, more, kinds, head.form, key=f"{run_id}-{place}")
             case "Groups":
@@ -116,7 +111,6 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
                 above = st.container()  # filled last, so that it counts the review just saved
                 review_form.form(run_id, test, found)
                 with above:
-                    review_queue.bar(run_id, head.tests, place)
                     review_form.earlier(run_id, test)
 
 
@@ -134,14 +128,14 @@ def _facts(
         drawn, number = influence_controls.picture()
     shown = filter_facts(found, wanted)
     if shown.empty:
-        states.note(
+        basics.note(
             f"None of the {len(found):,} training facts in this report passes these filters; clear "
             "one of them."
         )
         return
     column = value_column(found, cosine=wanted.cosine)
     key = f"{key}-{hash(wanted)}"
-    left, right = beside.columns([1, 1.3], key="facts")
+    left, right = basics.columns([1, 1.3], key="facts")
     with left:
         if drawn == "bars":
             facts.bars(shown, column, form)
@@ -158,7 +152,7 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Fo
     by = influence_controls.grouping()
     groups = grouped(filter_facts(found, wanted), by, str(test["head"]), str(test["tail"]))
     if groups.empty:
-        states.note(
+        basics.note(
             f"None of the {len(found):,} training facts in this report passes these filters; clear "
             "one of them."
         )
@@ -167,7 +161,7 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Fo
     st.altair_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
     absent = scored(test, found) - len(found)
     if absent > 0:
-        states.note(
+        basics.note(
             f"Sums of the {len(found):,} facts in this report; the other {absent:,} scored facts "
             "are not in it. A report made with --top-k=0 has all of them."
         )
@@ -182,11 +176,11 @@ def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRe
     files = report_of_run(other_id)
     place = same_test(report_head(files).tests, test)
     if place is None:
-        states.note("That run does not explain this triple.")
+        basics.note("That run does not explain this triple.")
         return
     variants = variants_of(runs)
     labels = {run.run_id: variants[run.run_id] or run.name for run in runs}
     names = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
     if names[0] == names[1]:
         names = ("this run", "the other run")
-    agreement_view.show(agreement(found, facts_of(files, place)), names)
+    influence_charts.show_agreement(agreement(found, facts_of(files, place)), names)

@@ -1,88 +1,352 @@
 """Models: the registered models, the version that answers questions, and promotion."""
 
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pandas as pd
 import streamlit as st
 
-from clew.ui.components import (
-    address,
-    job_view,
-    links,
-    markup,
-    model_controls,
-    model_tables,
-    states,
-)
-from clew.ui.data import models
-from clew.ui.data.models import RegisteredModel, Version
-from clew.ui.data.runs import run_by_id
+from clew import names
+from clew.config.schema import TASK_KINDS
+from clew.runs.reading.metrics import number_text
+from clew.runs.reading.models import RegisteredModel, Version
+from clew.runs.reading.search import RunQuery
+from clew.ui import access
+from clew.ui.components import basics, glossary, jobs, models, tables
+from clew.ui.components.influence_controls import run_labels
+from clew.ui.components.jobs import Job
+from clew.ui.components.runs import run_by_id, runs_page
+from clew.ui.components.tables import utc
+from clew.ui.work import Promotion
 
 REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
 
 
 def render() -> None:
     """Show the page."""
-    markup.style()
+    basics.style()
     st.title("Models", anchor=False)
-    with states.guarded("The promotion"):
+    with basics.guarded("The promotion"):
         _job()
     chosen: RegisteredModel | None = None
-    with states.guarded("The registered models"):
+    with basics.guarded("The registered models"):
         found = models.models()
-        chosen = model_controls.model(found) if found else None
+        chosen = choose_model(found) if found else None
         if chosen is None:
-            states.nothing(
+            basics.nothing(
                 "No registered models yet",
                 "Promote a run below or with this command: its best checkpoint becomes a model.",
                 commands=REGISTER_COMMAND,
             )
         else:
             _model(chosen)
-    with states.guarded("The promotion of a run"):
+    with basics.guarded("The promotion of a run"):
         _promote()
 
 
 def _model(model: RegisteredModel) -> None:
     current = models.champion(model)
     if current is not None:
-        model_tables.champion(model, current)
+        show_champion(model, current)
     st.header("Versions", anchor=False)
-    ticked = model_tables.versions(models.versions(model))
+    ticked = choose_version(models.versions(model))
     if ticked is not None:
         _version(ticked)
-    if model_controls.roll_back(model):
-        address.write("job", models.roll_back(model.name).job_id)
+    if roll_back_button(model):
+        basics.write_address("job", models.roll_back(model.name).job_id)
         st.rerun()
 
 
 def _version(version: Version) -> None:
-    model_tables.lineage(version)
+    lineage(version)
     if version.run is not None:
         with st.container(horizontal=True):
-            links.to("compare", "Its training run", runs=version.run_id)
-            links.to("ask", "Ask the champion", model=version.model)
+            basics.link("compare", "Its training run", runs=version.run_id)
+            basics.link("ask", "Ask the champion", model=version.model)
 
 
 def _promote() -> None:
     """Let a person promote a run, or only check whether it can be promoted."""
     st.header("Promote a run", anchor=False)
-    wanted = model_controls.promotion()
+    wanted = asked_promotion()
     if wanted is None:
         return
     if run_by_id(wanted.run_id) is None:
         message = f"no run {wanted.run_id} in the store; it may have been deleted"
-        states.problem("The run", message, done="promoted")
+        basics.problem("The run", message, done="promoted")
         return
-    job = models.promote(
-        wanted.run_id,
-        wanted.name,
-        dry_run=wanted.dry_run,
-        force=wanted.force,
-    )
-    address.write("job", job.job_id)
+    basics.write_address("job", models.promote(wanted).job_id)
     st.rerun()
 
 
 def _job() -> None:
     """Show the promotion that was started last, with its checks one by one."""
-    job_id = address.text("job")
+    job_id = basics.address("job")
     if job_id:
-        job_view.show(job_id, progress=model_tables.checks, result=model_tables.outcome)
+        jobs.show(job_id, progress=checks, result=outcome)
+
+
+NUM_CANDIDATES = 100
+
+
+def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
+    """Let a person choose a registered model."""
+    by_name = {model.name: model for model in found}
+    chosen = st.selectbox("Registered model", list(by_name), key="model", bind="query-params")
+    return by_name[chosen] if chosen in by_name else found[0]
+
+
+def roll_back_button(model: RegisteredModel) -> bool:
+    """Let a person roll back to the previous version; return whether they confirmed it."""
+    previous = model.aliases.get(names.ALIAS_PREVIOUS)
+    if previous is None or model.champion is None:
+        return False
+    with st.popover(f"Roll back to version {previous}"):
+        st.markdown(
+            f"Version {previous} answers questions again; version {model.champion} becomes "
+            "*previous*. A second rollback undoes this."
+        )
+        return st.button(
+            "Roll back now",
+            key="rollback",
+            type="primary",
+            disabled=not access.may("roll back"),
+        )
+
+
+def asked_promotion() -> Promotion | None:
+    """Let a person choose a run and a name; return what they ask for, once they do.
+
+    The default name comes from the run's data.
+    """
+    runs = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
+    linked = basics.address("candidate")
+    labels = run_labels(runs, linked=linked)
+    options = list(labels)
+    first, second, third = st.columns([3, 2, 2], vertical_alignment="bottom")
+    run_id = first.selectbox(
+        "Run",
+        options,
+        index=options.index(linked) if linked else 0 if options else None,
+        format_func=lambda run_id: labels[run_id],
+        help="Finished training runs, the newest first. The run's best checkpoint is promoted.",
+    )
+    run = run_by_id(run_id or "")
+    data = run.tags.get(names.TAG_DATASET, "") if run is not None else ""
+    wanted = second.text_input(
+        "Model name",
+        value=names.default_model_name(data),
+        placeholder="clew-umls",
+        key=f"as-{run_id}",
+    )
+    force = third.text_input(
+        "Overrule, with a reason",
+        key="force",
+        help="Checks that are not final can be overruled; the reason is recorded with the version.",
+    )
+    ready = bool(run_id and wanted.strip())
+    with st.container(horizontal=True):
+        check = st.button(
+            "Check only",
+            key="dry",
+            disabled=not (ready and access.may("check")),
+            help="Runs every check and writes nothing.",
+        )
+        promote = st.button(
+            "Promote",
+            key="promote",
+            type="primary",
+            disabled=not (ready and access.may("promote")),
+        )
+    if not (check or promote):
+        return None
+    return Promotion(run_id or "", wanted.strip(), dry_run=check, force=force.strip())
+
+
+QUALITY = tuple(
+    names.metric(split, kind.metrics[0])
+    for kind in TASK_KINDS.values()
+    for split in ("valid", "test")
+)
+"""Quality of models of each task: what chose them, and what it is on the test split."""
+LINEAGE = {
+    "Task": names.TAG_TASK,
+    "Data": names.TAG_DATASET,
+    "Data fingerprint": names.TAG_DATA_FINGERPRINT,
+    "Configuration": names.TAG_CONFIG_HASH,
+    "Commit": names.TAG_COMMIT,
+    "Commit of the promotion": names.TAG_PACKAGE_COMMIT,
+    "Version of Clew": names.TAG_VERSION,
+    "Device": names.TAG_DEVICE,
+    "Checkpoint, optimizer step": names.TAG_CHECKPOINT_STEP,
+    "Weights": names.TAG_WEIGHTS,
+    "Temperature of its probabilities": names.TAG_TEMPERATURE,
+    "Half width of its intervals": names.TAG_HALF_WIDTH,
+    "Promoted by run": names.TAG_PROMOTE_RUN,
+    "Refused because": names.TAG_REFUSED_BECAUSE,
+    "Decided by": names.TAG_GATE_METRIC,
+    "Decided on": names.TAG_GATE_SPLIT,
+    "Examples compared": names.TAG_GATE_EXAMPLES,
+    "Interval of the difference": names.TAG_GATE_INTERVAL,
+    "Promoted by": names.TAG_PROMOTED_BY,
+    "Compared by": names.TAG_GATE_METRIC,
+    "Compared on": names.TAG_GATE_EXAMPLES,
+    "Improvement, interval": names.TAG_GATE_INTERVAL,
+    "Rolled back by": names.TAG_ROLLED_BACK_BY,
+    "Overruled because": names.TAG_FORCED_BECAUSE,
+}
+"""Labels for the origin of a version, and the tags that have the values."""
+_CARD = (
+    '<div class="clew-card"><h2>{name} <span class="clew-badge">champion</span></h2>'
+    "<p>Version <b>{version}</b> answers questions under <code>{uri}</code>.</p>"
+    '<p class="clew-muted">{detail}</p></div>'
+)
+_CHECK = (
+    '<li><span class="clew-mark {kind}">{mark}</span><b>{name}</b> '
+    '<span class="clew-muted clew-wrap">{detail}</span></li>'
+)
+_ORIGIN = (
+    '<div class="clew-scroll" tabindex="0" role="region" aria-label="Origin">'
+    '<table class="clew-table">{rows}</table></div>'
+)
+_PAIR = '<tr><td>{key}</td><td style="text-align:left" class="clew-wrap">{value}</td></tr>'
+
+
+def show_champion(model: RegisteredModel, version: Version) -> None:
+    """Show which version answers questions, and how good it is."""
+    basics.show(
+        _CARD,
+        name=model.name,
+        version=version.version,
+        uri=models.champion_uri(model),
+        detail=" · ".join(
+            [*_qualities(version), f"registered {utc(version.created_ms):%Y-%m-%d %H:%M}"]
+        ),
+    )
+
+
+def measured(version: Version) -> dict[str, float]:
+    """Return the metrics of a version that its promotion measured, or else those of its run."""
+    found = {}
+    for key, value in version.tags.items():
+        if key.startswith(names.TAG_METRIC_PREFIX):
+            with suppress(ValueError):  # people can edit tags
+                found[key.removeprefix(names.TAG_METRIC_PREFIX)] = float(value)
+    return found or dict(version.run.metrics if version.run is not None else {})
+
+
+def _qualities(version: Version) -> list[str]:
+    metrics = measured(version)
+    return [
+        f"{glossary.words(key).label} {number_text(metrics[key])}"
+        for key in QUALITY
+        if key in metrics
+    ]
+
+
+def choose_version(found: Sequence[Version]) -> Version | None:
+    """Show a model's versions and return the one that a person ticked."""
+    frame = pd.DataFrame([_row(version) for version in found])
+    ticked = tables.ticked(
+        frame.dropna(axis="columns", how="all"),
+        found,
+        alt="Versions of the model",
+        key=f"versions-{hash(tuple((v.model, v.version) for v in found))}",
+        placeholder="–",
+        column_config={
+            "Aliases": st.column_config.TextColumn(
+                help="champion answers questions; previous did before it; challenger was refused "
+                "by the checks."
+            ),
+            "Validation": st.column_config.TextColumn(
+                help="The results of the promotion's checks."
+            ),
+            "Registered (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+            "Epoch [s]": st.column_config.NumberColumn(format="%.4g"),
+        }
+        | {
+            glossary.label(key): st.column_config.NumberColumn(
+                format="%.4f", help=glossary.words(key).help
+            )
+            for key in QUALITY
+        },
+    )
+    return ticked[0] if ticked else None
+
+
+def _row(version: Version) -> dict[str, object]:
+    run, metrics = version.run, measured(version)
+    row: dict[str, object] = {
+        "Version": version.version,
+        "Aliases": ", ".join(version.aliases),
+        "Validation": version.tags.get(names.TAG_VALIDATION, ""),
+        "Run": "deleted" if run is None else run.name,
+        "Variant": "" if run is None else run.tags.get(names.TAG_VARIANT, ""),
+    }
+    row |= {glossary.label(key): metrics.get(key) for key in QUALITY}
+    row["Registered (UTC)"] = utc(version.created_ms)
+    return row
+
+
+def lineage(version: Version) -> None:
+    """Show where a version came from: its run, data, code and other tags."""
+    pairs = lineage_pairs(version)
+    rows = [basics.fill(_PAIR, key=key, value=value) for key, value in pairs.items()]
+    basics.show(_ORIGIN, rows=basics.join(rows))
+    numbers = recorded_numbers(version)
+    if len(numbers):
+        with st.expander(f"All {len(numbers)} recorded numbers"):
+            tables.show(numbers, alt="Recorded numbers")
+
+
+def lineage_pairs(version: Version) -> dict[str, str]:
+    """Return what is known about a version's origin, by label."""
+    tags = dict(version.tags) | (dict(version.run.tags) if version.run is not None else {})
+    pairs = {"Run": version.run_id or "unknown"}
+    pairs |= {label: tags[tag] for label, tag in LINEAGE.items() if tag in tags}
+    shown = {*LINEAGE.values(), names.TAG_SOURCE_RUN, names.TAG_VALIDATION}
+    return pairs | {
+        key.removeprefix("clew."): value
+        for key, value in sorted(version.tags.items())
+        if key not in shown and not key.startswith(names.TAG_METRIC_PREFIX)
+    }
+
+
+def recorded_numbers(version: Version) -> pd.DataFrame:
+    """Return the metrics that were recorded with a version when it was promoted."""
+    found = {
+        key.removeprefix(names.TAG_METRIC_PREFIX): value
+        for key, value in sorted(version.tags.items())
+        if key.startswith(names.TAG_METRIC_PREFIX)
+    }
+    labels = [glossary.label(key) for key in found]
+    return pd.DataFrame({"Metric": labels, "Key": list(found), "Value": list(found.values())})
+
+
+def checks(job: Job) -> None:
+    """Show the checks of a promotion that have been made so far."""
+    items = [
+        basics.fill(
+            _CHECK,
+            kind="clew-for" if event["passed"] else "clew-against",
+            mark="✓" if event["passed"] else "✗",
+            name=event.get("name", ""),
+            detail=event.get("detail", ""),
+        )
+        for event in job.events()
+        if "passed" in event
+    ]
+    basics.show_list(items)
+
+
+def outcome(job: Job) -> None:
+    """Show the result of a promotion or a rollback, and choose its model, but only once."""
+    for event in job.events():
+        result = event.get("result")
+        if isinstance(result, dict):
+            models.forget()
+            if st.session_state.get("outcome") != job.job_id:
+                st.session_state["outcome"] = job.job_id
+                if result.get("name") in {model.name for model in models.models()}:
+                    st.session_state["model"] = result["name"]
+            st.success(f"✓ {basics.markdown(result.get('outcome', 'done'))}")

@@ -1,28 +1,33 @@
 """Overview: how many runs in which state, what is running now, and the latest runs."""
 
+import time
+
 import streamlit as st
 
 from clew import names
-from clew.ui.components import links, live, markup, runs_table, states
-from clew.ui.data.runs import counts, has_runs, runs_by_id
+from clew.runs.reading.metrics import EpochProgress, headline_key, number_text
+from clew.runs.reading.runs import RunRecord, last_heartbeat, last_sign_of_life, state_of
+from clew.ui.components import basics, glossary, tables
+from clew.ui.components.runs import counts, has_runs, live_runs, progress, runs_by_id
+from clew.ui.components.tables import seconds_text
 
 
 def render() -> None:
     """Show the page."""
-    markup.style()
+    basics.style()
     title, experiment = st.columns([3, 1], vertical_alignment="bottom")
     title.title("Overview", anchor=False)
-    with states.guarded("The overview"):
+    with basics.guarded("The overview"):
         if not has_runs():
-            states.empty_store()
+            basics.empty_store()
             return
         with experiment:
-            experiment_ids = runs_table.experiment()
+            experiment_ids = tables.experiment()
         _numbers(experiment_ids)
-        live.section(experiment_ids)
+        running_now(experiment_ids)
         st.header("Runs", anchor=False)
-        query = runs_table.run_query(experiment_ids)
-        chosen = runs_table.choose(query, key="overview", trends=True)
+        query = tables.run_query(experiment_ids)
+        chosen = tables.choose_runs(query, key="overview", trends=True)
         if chosen is not None:
             _actions(chosen)
 
@@ -51,11 +56,85 @@ def _actions(run_ids: list[str]) -> None:
         return
     with st.container(horizontal=True):
         if len(runs) == 1:
-            links.to("run", "Open this run", id=runs[0].run_id)
+            basics.link("run", "Open this run", id=runs[0].run_id)
         if len(trained) > 1:
             ids = ",".join(run.run_id for run in trained)
-            links.to("compare", f"Compare {len(trained)} runs", runs=ids)
+            basics.link("compare", f"Compare {len(trained)} runs", runs=ids)
         if traced:
-            links.to("influence", "Read explanations", run=traced[0].run_id)
+            basics.link("influence", "Read explanations", run=traced[0].run_id)
         if len(trained) == 1:
-            links.to("models", "Promote this run", candidate=trained[0].run_id)
+            basics.link("models", "Promote this run", candidate=trained[0].run_id)
+
+
+SECONDS_BETWEEN = 5
+MAX_SHOWN = 8
+
+
+def running_now(experiment_ids: tuple[str, ...]) -> None:
+    """Show the runs that are marked as running; nothing if there are none."""
+    runs = live_runs(experiment_ids)
+    if not runs:
+        return
+    st.header("Now", anchor=False)
+    alive = any(state_of(run) == "running" for run in runs)
+    known = frozenset(run.run_id for run in runs)
+    st.fragment(_runs, run_every=SECONDS_BETWEEN if alive else None)(experiment_ids, known)
+
+
+def _runs(experiment_ids: tuple[str, ...], known: frozenset[str]) -> None:
+    """Show the runs; once one of the `known` runs has ended, reload the whole page."""
+    with basics.guarded("The progress of runs"):
+        runs = sorted(live_runs(experiment_ids), key=lambda run: state_of(run) == "stuck")
+        if known - {run.run_id for run in runs}:
+            st.rerun()
+        for run in runs[:MAX_SHOWN]:
+            _running(run)
+        if len(runs) > MAX_SHOWN:
+            st.caption(f"and {len(runs) - MAX_SHOWN} more")
+
+
+def _running(run: RunRecord) -> None:
+    done = progress(run)
+    title = basics.fill(
+        "<b>{name}</b> <span class='clew-muted clew-small'>{detail}</span>",
+        name=run.name or run.run_id[:8],
+        detail=_detail(run, done),
+    )
+    st.html(title)
+    if state_of(run) == "stuck":
+        _stuck(run)
+        return
+    if done is not None:
+        left = done.seconds_left
+        rest = f" · about {seconds_text(left)} to go" if left else ""
+        st.progress(done.share, text=f"{done.share:.0%}{rest}")
+    if last_heartbeat(run) is None:
+        said = "last metric" if run.last_metric_ms else "started"
+        ago = seconds_text(time.time() - last_sign_of_life(run))
+        st.caption(f"{said} {ago} ago; it sends no heartbeats, so whether it is alive is not known")
+
+
+def _stuck(run: RunRecord) -> None:
+    """Warn that a run is silent, and show what to do.
+
+    Only a training resumes from a checkpoint. A trial of a search keeps none; its search continues.
+    """
+    silent = seconds_text(time.time() - last_sign_of_life(run))
+    said = f"Stuck: silent for {silent}. Its process has probably died"
+    if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN and names.TAG_TRIAL not in run.tags:
+        command = f"clew train --resume {run.run_id}"
+        basics.warning(f"{said}; this command continues from its last checkpoint:", command=command)
+    elif typed := run.tags.get(names.TAG_COMMAND):
+        basics.warning(f"{said}; start it again:", command=typed)
+    else:
+        basics.warning(f"{said}.")
+
+
+def _detail(run: RunRecord, done: EpochProgress | None) -> str:
+    parts = [run.tags.get(names.TAG_VARIANT, ""), run.tags.get(names.TAG_DATASET, "")]
+    if done is not None:
+        parts.append(f"epoch {done.epochs:.3g} of {done.total_epochs:.3g}")
+    key = headline_key(run)
+    if key in run.metrics:
+        parts.append(f"{glossary.words(key).label} {number_text(run.metrics[key])}")
+    return " · ".join(part for part in parts if part)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from clew.api.tables import FACT, TEST
+from clew.api.explanations import FACT, TEST
 
 FOR, AGAINST = "#1F88CB", "#D55E00"
 """Okabe and Ito's blue (a little lighter) and vermilion, a pair safe for colour-blind people."""
@@ -22,7 +22,7 @@ def influence_chart(
     """Return bars of the strongest examples, one panel for each prediction.
 
     Args:
-        frame: A table of examples from `clew.api.tables`.
+        frame: A table of examples from `clew.api.explanations`.
         titles: What is explained, one text per prediction.
         heading: Name and unit of the scores.
         num_examples: Largest number of examples to draw for each side.

@@ -18,11 +18,9 @@ from clew.api.predictions import (
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError, quoted
 from clew.image_sequences.errors import CONFIDENCE
-from clew.language_modeling.generation import Sampling
-from clew.language_modeling.model_folder import TextModel
-from clew.language_modeling.writer import continuation
-from clew.link_prediction.answers import Query
-from clew.link_prediction.prediction import Predictor
+from clew.language_modeling.model import Sampling
+from clew.language_modeling.writer import TextModel, continuation
+from clew.link_prediction.prediction import Predictor, Query
 from clew.runs.reading.search import run_meant
 from clew.workflows.evaluate import EvaluateResult
 from clew.workflows.evaluate import evaluate as evaluate_model

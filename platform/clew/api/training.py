@@ -20,7 +20,6 @@ from clew.errors import ConfigError, quoted, reason_of
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact
 from clew.spreadsheets import restored
-from clew.workflows.leave_one_out import leaves_one_out, train_each_group
 from clew.workflows.planning.plan import MemoryPlan
 from clew.workflows.planning.plan import plan as plan_memory
 from clew.workflows.train import train as train_once
@@ -127,8 +126,7 @@ def train(
     if epochs is not None:
         given["training.num_epochs"] = epochs
     settings = read_configuration(config, given)
-    run = train_each_group if leaves_one_out(settings) else train_once
-    result = run(settings, output_dir=None if output_dir is None else Path(output_dir))
+    result = train_once(settings, output_dir=None if output_dir is None else Path(output_dir))
     return Run(result.run_id, result.variant, result.metrics)
 
 

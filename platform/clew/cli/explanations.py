@@ -103,7 +103,7 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
 def batch_tracin(options: BatchTracinOptions) -> int:
     """Explain many predictions; resumable. Only training triples near each are scored."""
     from clew.workflows.explaining import batch_tracin as workflow
-    from clew.workflows.explaining.batch_work import BatchRequest
+    from clew.workflows.explaining.batch_tracin import BatchRequest
     from clew.workflows.explaining.trace_source import GivenFiles
 
     request = BatchRequest(
@@ -253,7 +253,7 @@ class ValidateInfluenceOptions(Options):
 @command(ValidateInfluenceOptions)
 def validate_influence(options: ValidateInfluenceOptions) -> int:
     """Test a model's explanations. It trains again without facts and compares."""
-    from clew.workflows.validating import validate_influence as workflow
+    from clew.workflows.explaining import validate_influence as workflow
 
     chosen = options.model_dump() | {
         "drop": [float(part) for part in (options.drop or "0.05,0.5").split(",")],

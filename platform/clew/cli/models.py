@@ -125,7 +125,7 @@ def _answer(options: PredictOptions) -> None:
 
 
 def _continue(options: PredictOptions) -> None:
-    from clew.language_modeling.generation import Sampling
+    from clew.language_modeling.model import Sampling
     from clew.workflows.predict_text import TextRequest, predict_text, read_prompt
 
     prompt = options.prompt
@@ -224,7 +224,7 @@ class ExportOptions(Options):
 
 @command(ExportOptions)
 def export(options: ExportOptions) -> int:
-    """Export a model as a torch.export program. A graph model also gives its embeddings."""
+    """Export a graph model as a torch.export program, with its named embeddings."""
     from clew.workflows.export import export as run_export
 
     click.echo(run_export(options.model, options.output_dir).table())

@@ -2,7 +2,7 @@
 
 Each field of such a class is an option of the command line and a parameter of MLproject; its
 docstring is the help text. Configuration settings that have their own option
-(`clew.config.flags`) are added automatically. `clew.cli.reference` writes MLproject and the
+(`clew.cli.options`) are added automatically. `clew.cli.reference` writes MLproject and the
 reference page from the same declarations.
 """
 
@@ -18,13 +18,17 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from clew.config.base import Section
-from clew.config.flags import flagged_fields
 from clew.config.load import parse_assignments
 from clew.errors import ConfigError, quoted, reason_of
 from clew.names import KIND_TRAIN, NEWEST
 
 if TYPE_CHECKING:
     from clew.workflows.cluster import ClusterRequest
+import functools
+
+from clew.config.base import Flag
+from clew.config.load import section_classes
+from clew.config.schema import RunConfig
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -299,3 +303,32 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
             bar.close()
 
     return show
+
+
+@dataclass(frozen=True)
+class FlaggedField:
+    """A field that has its own option."""
+
+    name: str
+    """Name of the option, with underscores."""
+    key: str
+    """Key of the configuration, `section.name`."""
+    field: FieldInfo
+    flag: Flag
+
+
+@functools.cache
+def flagged_fields(verb: str) -> tuple[FlaggedField, ...]:
+    """Return the fields that have an option in a command, in the order of the schema.
+
+    A field that several classes of a section share becomes one option.
+    """
+    found: dict[str, FlaggedField] = {}
+    for section in RunConfig.model_fields:
+        for choice in section_classes(section):
+            for name, field in choice.model_fields.items():
+                for flag in (mark for mark in field.metadata if isinstance(mark, Flag)):
+                    if verb in flag.verbs:
+                        key = f"{section}.{name}"
+                        found.setdefault(name, FlaggedField(name, key, field, flag))
+    return tuple(found.values())

@@ -31,8 +31,8 @@ class DataOptions(Options):
     test: str = ""
     """File of test triples, with --train."""
     pack: Path | None = None
-    """Pack the triples into this new folder; with data.packed=FOLDER, training then reads them from
-    the disk."""
+    """Pack the triples into this new file; with data.packed=FILE, training then reads them from the
+    disk."""
     kgx: Path | None = None
     """Make a data set from this folder with nodes and edges in KGX (TSV or JSON Lines)."""
     output_dir: Path | None = None
@@ -58,7 +58,7 @@ class DataOptions(Options):
         if self.kgx is not None and self.pack is not None:
             raise ValueError(
                 "--pack is given with --kgx; make the data set first, then pack its files with "
-                "`clew data --train ... --pack FOLDER`"
+                "`clew data --train ... --pack FILE`"
             )
         if self.kgx is None and (alone := sorted(self.model_fields_set & KGX_ONLY)):
             raise ValueError(f"{dashed(alone[0])} is given without --kgx; only --kgx uses it")
@@ -119,7 +119,7 @@ class PretokenizeOptions(Options):
 @command(PretokenizeOptions)
 def pretokenize(options: PretokenizeOptions) -> int:
     """Pack a text into tokens, once. A killed command continues where it stopped."""
-    from clew.language_modeling.pack_settings import PackSettings
+    from clew.language_modeling.pretokenize import PackSettings
     from clew.workflows.pretokenize import pretokenize_corpus
 
     settings = PackSettings(**options.model_dump(exclude={"output", "num_proc", "force"}))
@@ -164,7 +164,7 @@ class NoOptions(Options):
 @command(NoOptions)
 def sync(options: NoOptions) -> int:
     """Send the records that the tracking server missed. They were kept on this machine."""
-    from clew.runs.forwarder import sync_spool
+    from clew.runs.delivery import sync_spool
 
     results = sync_spool()
     for result in results:

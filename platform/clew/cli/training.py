@@ -61,15 +61,12 @@ class TrainOptions(Configured):
 def train(options: TrainOptions) -> int:
     """Train a model. ASSIGNMENTS are more settings, section.key=value."""
     from clew.workflows import train as workflow
-    from clew.workflows.leave_one_out import leaves_one_out, train_each_group
 
     if options.resume:
         result = _resumed(options)
     else:
-        settings = load(options.config, options.overrides)
-        run = train_each_group if leaves_one_out(settings) else workflow.train
-        result = run(
-            settings,
+        result = workflow.train(
+            load(options.config, options.overrides),
             output_dir=options.output_dir,
             checkpoint_dir=options.checkpoint_dir,
             parent_run_id=options.parent_run or None,
@@ -88,7 +85,6 @@ def train(options: TrainOptions) -> int:
 def _resumed(options: TrainOptions) -> "TrainResult":
     """Continue the given run, the newest unfinished run, or a run in a folder of checkpoints."""
     from clew.workflows import resume
-    from clew.workflows.leave_one_out import leaves_one_out, train_each_group
     from clew.workflows.outputs import check_new_folder
     from clew.workflows.train import resume as resume_from
 
@@ -101,14 +97,6 @@ def _resumed(options: TrainOptions) -> "TrainResult":
         )
     if is_named:
         check_new_folder("--checkpoint-dir", folder)
-    elif has_config and leaves_one_out(settings := load(options.config, overrides)):
-        return train_each_group(
-            settings,
-            resumes=True,
-            output_dir=options.output_dir,
-            checkpoint_dir=folder,
-            strict=options.strict,
-        )
 
     def find(downloads: Path) -> resume.ResumePoint:
         if is_named:

@@ -28,7 +28,7 @@ class TripleData(Section):
     name: str | None = None
     """A named data set: `umls` is bundled, others are folders under `$CLEW_DATA`."""
     packed: str | None = None
-    """Folder written by `clew data --pack` (instead of `name`); its triples stay on the disk."""
+    """File written by `clew data --pack` (instead of `name`); its triples stay on the disk."""
     train: Annotated[str | None, TRAIN_FLAG] = None
     """File of training triples (instead of `name`)."""
     valid: Annotated[str | None, TRAIN_FLAG] = None
@@ -62,7 +62,7 @@ class TripleData(Section):
             shown = " and ".join(given) if given else "none of data.name, data.train, data.packed"
             raise ValueError(
                 f"{shown} given; give exactly one of them: a named data set (for example umls), a "
-                "file of training triples, or a folder written by clew data --pack"
+                "file of training triples, or a file written by clew data --pack"
             )
         if self.packed is not None:
             _refuse_files(self)
@@ -73,7 +73,7 @@ def _refuse_files(data: TripleData) -> None:
     for key in ("valid", "test", "entity_to_id", "relation_to_id"):
         if getattr(data, key):
             raise ValueError(
-                f"data.{key} and data.packed given, but a packed folder has its own splits and "
+                f"data.{key} and data.packed given, but a packed file has its own splits and "
                 f"ids; leave data.{key} out, or give it to clew data --pack"
             )
 

@@ -61,8 +61,7 @@ class ImageSequenceData(Section):
     and `valid/` metrics are computed on the test group. These metrics must not choose anything, so
     `evaluation.every_epochs` must be `training.num_epochs` or more."""
     leave_one_group_out: bool = False
-    """Train one model per group, with that group as the test group, and report all groups
-    together."""
+    """Removed: train once for each group, with `data.test_group`."""
     horizontal_flip: bool = False
     """Mirror half of the training windows left to right, including their azimuths."""
     shown_windows: int = Field(default=0, ge=0)
@@ -74,6 +73,19 @@ class ImageSequenceData(Section):
     @property
     def source(self) -> str:
         return self.name or self.path or ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, content: Any) -> Any:
+        """Refuse a setting that is gone; configurations of older runs have it as false."""
+        if isinstance(content, dict) and "leave_one_group_out" in content:
+            content = dict(content)
+            if content.pop("leave_one_group_out"):
+                raise ValueError(
+                    "leave_one_group_out is gone; train once for each group, with "
+                    "data.test_group=GROUP (docs/train.md, each group in turn)"
+                )
+        return content
 
     @model_validator(mode="after")
     def _settings_fit(self) -> "ImageSequenceData":
@@ -100,10 +112,10 @@ class ImageSequenceData(Section):
                 f"validation_group is {quoted(self.validation_group)}, but hold_out_validation is "
                 "false; leave one of them out"
             )
-        if self.leave_one_group_out and (self.test_group or self.validation_group):
+        if self.leave_one_group_out:
             raise ValueError(
-                "leave_one_group_out uses each group in turn as the test group; leave out "
-                "test_group and validation_group"
+                "leave_one_group_out was removed; train once for each group with "
+                "data.test_group=GROUP (docs/train.md shows how), and leave this setting out"
             )
         return self
 

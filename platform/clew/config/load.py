@@ -10,11 +10,8 @@ from pydantic.fields import FieldInfo
 
 from clew.config.base import Section
 from clew.config.data import TripleData
-from clew.config.flat_keys import spread_flat_keys
-from clew.config.kinds import TaskKind, fitting_kinds
-from clew.config.presets import find_configuration
-from clew.config.schema import RunConfig
-from clew.config.yaml_text import parse_yaml, read_yaml
+from clew.config.files import find_configuration, parse_yaml, read_yaml
+from clew.config.schema import RunConfig, TaskKind, fitting_kinds
 from clew.errors import ConfigError, described, quoted, reason_of, similar_name, valid_names
 
 Overrides = Mapping[str, Any]
@@ -277,3 +274,53 @@ def _valid_keys(location: list[str], kinds: list[str]) -> list[str]:
     if len(location) > 2 and location[1] in kinds:
         classes = [c for c in classes if _kind_of(c) == location[1]]
     return list(classes[0].model_fields)
+
+
+FLAT_KEYS: dict[str, str] = {
+    "architecture": "model.architecture",
+    "memory_optimized": "model.channels",
+    "temporal_frames": "data.temporal_frames",
+    "batch_size": "training.batch_size",
+    "epochs": "training.num_epochs",
+    "gradient_checkpointing": "optimizations.use_gradient_checkpointing",
+    "torch_compile": "optimizations.torch_compile",
+    "torch_compile_mode": "optimizations.torch_compile_mode",
+}
+"""Top-level key to configuration key."""
+FULL_CHANNELS, REDUCED_CHANNELS = (64, 128, 256), (32, 64, 128)
+IMPLIED_KINDS = {"data": "image_sequences", "model": "sequence_regression"}
+
+
+def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a raw configuration with its short keys moved into their sections.
+
+    Raises:
+        ConfigError: If a setting is given by both keys, or if its value or its section is invalid.
+    """
+    spread = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
+    flat = {name: spread.pop(name) for name in FLAT_KEYS if name in spread}
+    if not flat:
+        return spread
+    for section, kind in IMPLIED_KINDS.items():
+        _section(spread, section, name=next(iter(flat))).setdefault("kind", kind)
+    for name, value in flat.items():
+        section, _, key = FLAT_KEYS[name].partition(".")
+        target = _section(spread, section, name=name)
+        if key in target:
+            raise ConfigError(
+                f"{name} and {section}.{key} are both given and mean the same; remove one of them"
+            )
+        if name == "memory_optimized":
+            if not isinstance(value, bool):
+                raise ConfigError(f"memory_optimized is {quoted(value)}; expected true or false")
+            target[key] = REDUCED_CHANNELS if value else FULL_CHANNELS
+        else:
+            target[key] = value
+    return spread
+
+
+def _section(content: dict[str, Any], section: str, *, name: str) -> dict[str, Any]:
+    target = content.setdefault(section, {})
+    if not isinstance(target, dict):
+        raise ConfigError(f"{section} is {quoted(target)}; expected keys, because {name} is given")
+    return target

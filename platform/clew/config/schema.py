@@ -1,26 +1,37 @@
-"""The complete configuration of a run: ten sections that are checked against each other."""
+"""The complete configuration of a run: ten sections, and which of their kinds fit together."""
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
 from clew.config.data import DataConfig, TripleData
-from clew.config.eigenstate import EigenstateLMModel
+from clew.config.eigenstate import PRESET_COMPANIONS, EigenstateLMModel
 from clew.config.graph_models import (
+    GRAPH_MODELS,
     ConvEModel,
     FactorizationSettings,
     GraphModelConfig,
     GraphModelSettings,
 )
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
-from clew.config.kinds import check_kinds, fill_sections
 from clew.config.loss import EntityLoss, LossConfig, OneVsAllLoss
-from clew.config.optimizer import Adagrad, Adam, ConstantSchedule, OptimizerConfig, ScheduleConfig
 from clew.config.services import EvaluationConfig, InfluenceConfig, TrackingConfig
-from clew.config.training import AUTO_BATCH_SIZE, OptimizationsConfig, TrainingConfig
+from clew.config.training import (
+    AUTO_BATCH_SIZE,
+    Adagrad,
+    Adam,
+    ConstantSchedule,
+    OptimizationsConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainingConfig,
+)
+from clew.errors import quoted, valid_names
 
 ModelConfig = Annotated[
     GraphModelConfig | EigenstateLMModel | SequenceRegressionModel, Field(discriminator="kind")
@@ -138,13 +149,7 @@ class RunConfig(Section):
                 )
 
     def _refuse_unused_groups(self, data: ImageSequenceData) -> None:
-        """Refuse held-out groups that are never tested, or that choose the model and test it."""
-        tested = self.evaluation.enabled and self.evaluation.test_after_training
-        if data.leave_one_group_out and not tested:
-            raise ValueError(
-                "data.leave_one_group_out reports the tests of all groups; set evaluation.enabled "
-                "and evaluation.test_after_training to true"
-            )
+        """Refuse a held-out group that chooses the model and tests it."""
         if not data.hold_out_validation:
             self._refuse_choice_by_test()
 
@@ -175,3 +180,85 @@ class RunConfig(Section):
         content = self.model_dump(mode="json", exclude={"tracking"})
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class TaskKind:
+    """The kinds that fit one kind of data; the first of each is the default."""
+
+    models: tuple[str, ...]
+    losses: tuple[str, ...]
+    metrics: tuple[str, ...]
+    """Names of the validation metrics, without the split."""
+    sizes: tuple[str, ...]
+    """Sizes that describe the data when memory is planned without reading them."""
+
+
+TASK_KINDS = {
+    "triples": TaskKind(
+        models=GRAPH_MODELS,
+        losses=("one_vs_all", "kvs_all"),
+        metrics=("mrr", "hits_at_1", "hits_at_3", "hits_at_10", "mean_rank"),
+        sizes=("num_entities", "num_relations"),
+    ),
+    "tokens": TaskKind(
+        models=("eigenstate_lm",),
+        losses=("language",),
+        metrics=("bits_per_byte", "perplexity", "loss"),
+        sizes=("vocabulary_size",),
+    ),
+    "image_sequences": TaskKind(
+        models=("sequence_regression",),
+        losses=("huber", "mae", "mse", "weighted_huber_mae"),
+        metrics=("mae", "rmse", "r2"),
+        sizes=("frame_shape",),
+    ),
+}
+"""Maps each kind of data to the kinds that fit it."""
+
+
+def fitting_kinds(content: Mapping[str, Any]) -> TaskKind | None:
+    """Return the kinds that fit the data of a raw configuration; None if the data are unknown."""
+    data = content.get("data")
+    return TASK_KINDS.get(str(data.get("kind", "triples"))) if isinstance(data, dict) else None
+
+
+def fill_sections(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a raw configuration with the missing values that its data and model preset imply.
+
+    These are the sections `model` and `loss`, `evaluation.metric`, and the keys of other sections
+    that a preset of the model sets.
+    """
+    filled = {k: dict(v) if isinstance(v, dict) else v for k, v in content.items()}
+    if (fitting := fitting_kinds(filled)) is not None:
+        filled.setdefault("model", {"kind": fitting.models[0]})
+        filled.setdefault("loss", {"kind": fitting.losses[0]})
+        _fill(filled, "evaluation", {"metric": f"valid/{fitting.metrics[0]}"})
+    model = filled.get("model")
+    preset = model.get("preset") if isinstance(model, dict) else None
+    for section, values in PRESET_COMPANIONS.get(str(preset), {}).items():
+        _fill(filled, section, values)
+    return filled
+
+
+def _fill(content: dict[str, Any], section: str, values: dict[str, Any]) -> None:
+    given = content.get(section, {})
+    if isinstance(given, dict):
+        content[section] = values | given
+
+
+def check_kinds(data: str, model: str, loss: str, metric: str) -> None:
+    """Refuse sections that do not fit together.
+
+    Raises:
+        ValueError: If the model, the loss or the metric does not fit the data.
+    """
+    fitting = TASK_KINDS[data]
+    for section, given, valid in (("model", model, fitting.models), ("loss", loss, fitting.losses)):
+        if given not in valid:
+            raise ValueError(
+                f"{section}.kind is {given!r}, but data.kind {data!r} needs {' or '.join(valid)}"
+            )
+    metrics = [f"valid/{name}" for name in fitting.metrics]
+    if metric not in metrics:
+        raise ValueError(f"evaluation.metric is {quoted(metric)}; {valid_names(metric, metrics)}")

@@ -7,8 +7,8 @@ from typing import get_args
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
+from clew.config.files import find_space
 from clew.config.load import read_section, with_settings
-from clew.config.presets import find_space
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, printable
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from clew.config.base import EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
-from clew.config.directions import maximizes
+from clew.names import maximizes
 
 Question = Literal["tail", "head", "both"]
 """Which answer of a triple is explained: its tail, its head or both."""

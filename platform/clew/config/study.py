@@ -9,10 +9,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
+from clew.config.files import find_configuration, find_study, read_yaml
 from clew.config.load import from_mapping, read_section
-from clew.config.presets import find_configuration, find_study
 from clew.config.schema import RunConfig
-from clew.config.yaml_text import read_yaml
 from clew.errors import ConfigError, quoted
 
 INFLUENCE_PREFIX = "influence."

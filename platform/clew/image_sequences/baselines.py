@@ -34,10 +34,7 @@ def baseline_predictions(
 ) -> dict[str, np.ndarray]:
     """Return the predictions of each baseline for the test windows.
 
-    Args:
-        train: Windows to fit.
-        test: Windows to predict.
-        change: Whether the network predicts differences from the present value.
+    With `change`, the network predicts differences from the present value.
     """
     mean = train.targets.mean()
     values = {"mean": np.full(len(test), mean)}
@@ -174,13 +171,8 @@ def _choose_penalty(kernel: np.ndarray, targets: np.ndarray, groups: np.ndarray)
 def _features(windows: SequenceWindows, pixel_means: np.ndarray | None) -> np.ndarray:
     """Return scalars and pixels of all frames, `(window, feature)`, float64.
 
-    If pixels can be missing, the share of finite pixels in each channel is also a feature, because
-    a network can see which pixels are finite.
-
-    Args:
-        windows: Windows to read.
-        pixel_means: Values that replace pixels that are not finite, `(channel, height, width)`;
-            None if all pixels are finite.
+    If pixels can be missing, `pixel_means` replace them, and the share of finite pixels in each
+    channel is also a feature, because a network can see which pixels are finite.
     """
     parts = []
     for start in range(0, len(windows), WINDOWS_AT_ONCE):

@@ -16,28 +16,35 @@ target.
 """
 
 import hashlib
+import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import ConfigError, DataError, described, quoted
-from clew.folders import DATA_VARIABLE, check_data_name, data_folder, expanded
+from clew.errors import ConfigError, DataError, quoted
+from clew.files import DATA_VARIABLE, check_data_name, data_folder, expanded
 from clew.image_sequences.stores import (
     HDF5_SUFFIXES,
     ZARR_SUFFIX,
     ChannelAxis,
-    FrameFile,
     FrameLayout,
     Frames,
+    FrameShape,
     check_numbers,
     check_size,
     opened,
+    values_of,
 )
 from clew.processes import ends_within
+from clew.untrusted import LimitedReader
 
 COLUMNS = ("target", "group", "scalars", "time", "present")
 MAX_GROUP = 2**53
@@ -52,7 +59,7 @@ class FrameStore(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Return (frame, channel, height, width)."""
+        """(frame, channel, height, width)."""
         ...
 
     def read(self, frames: np.ndarray) -> np.ndarray:
@@ -95,11 +102,6 @@ class FrameTable:
 
 
 def find_frames(config: ImageSequenceData) -> Path:
-    """Return the file or folder of a configuration.
-
-    Raises:
-        ConfigError: If the file or folder does not exist.
-    """
     if config.path is not None:
         path = expanded(config.path)
         if not path.exists():
@@ -127,16 +129,7 @@ def find_frames(config: ImageSequenceData) -> Path:
 def read_frames(
     path: Path, channels: ChannelAxis | None = None, *, needs_target: bool = True
 ) -> FrameTable:
-    """Read everything except the pixels, and check that the columns fit together.
-
-    Args:
-        path: HDF5 file, Zarr store or folder of arrays.
-        channels: Which axis of a frame is the channel axis; None: determined by the shape.
-        needs_target: Whether targets are required.
-
-    Raises:
-        DataError: If a column is missing, is malformed or has a wrong length.
-    """
+    """Read everything except the pixels; without `channels`, the shape says which axis they are."""
     # With a damaged heap of texts, HDF5 loops forever and cannot be interrupted
     # (https://github.com/HDFGroup/hdf5/issues/1707), so a fork of this process reads first.
     if path.is_file() and not ends_within(MAX_PROCESSOR_SECONDS, lambda: _read(path, channels)):
@@ -179,42 +172,23 @@ def _read(
     path: Path, channels: ChannelAxis | None
 ) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
     with opened(path, ("images", *COLUMNS)) as file:
-        layout = _layout(path, file, channels)
-        present = [name for name in COLUMNS if name in file.arrays]
-        for name in present:
-            _check_column(path, name, file, layout.shape[0])
-        columns = {name: _column(path, name, file) for name in present}
+        images = file.arrays["images"]
+        check_numbers(path, "images", images.dtype)
+        layout = FrameLayout.of(path, tuple(images.shape), channels)
+        check_size(path, "images", images, rows=1)
+        columns: dict[str, np.ndarray] = {}
+        for name in (name for name in COLUMNS if name in file.arrays):
+            column, rows = file.arrays[name], layout.shape[0]
+            # From the header alone: an array of any size can take no room in a file.
+            if not column.shape or column.shape[0] != rows:
+                raise DataError(
+                    f"{path}: {name} has shape {tuple(column.shape)}, images has {rows} frames; "
+                    "expected one row for each frame"
+                )
+            check_size(path, name, column, rows)
+            columns[name] = _plain(path, values_of(path, name, column, ...))
         metadata = {name: _plain(path, value) for name, value in file.attributes.items()}
         return Frames(path, layout), columns, metadata
-
-
-def _column(path: Path, name: str, file: FrameFile) -> np.ndarray:
-    try:
-        values: np.ndarray = _plain(path, np.array(file.arrays[name][...]))
-    except DataError:
-        raise
-    except Exception as error:  # codecs raise many error types for damaged chunks
-        raise DataError(f"{path}: {name} cannot be read ({described(error)})") from None
-    return values
-
-
-def _layout(path: Path, file: FrameFile, channels: ChannelAxis | None) -> FrameLayout:
-    images = file.arrays["images"]
-    check_numbers(path, "images", images.dtype)
-    layout = FrameLayout.of(path, tuple(images.shape), channels)
-    check_size(path, "images", images, rows=1)
-    return layout
-
-
-def _check_column(path: Path, name: str, file: FrameFile, num_frames: int) -> None:
-    """Check a column by its header: an array of any size can take no room in a file."""
-    column = file.arrays[name]
-    if not column.shape or column.shape[0] != num_frames:
-        raise DataError(
-            f"{path}: {name} has shape {tuple(column.shape)}, images has {num_frames} frames; "
-            "expected one row for each frame"
-        )
-    check_size(path, name, column, rows=num_frames)
 
 
 def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str, ...]:
@@ -283,3 +257,71 @@ def _scalars(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarr
             "for every frame"
         )
     return table
+
+
+PART_BYTES = 2**25
+"""Size of the pixels that the child reads at once."""
+NUMBERS = ("target", "time", "present")
+SAID = ("scalar_names", "unit", "target_name", "target_ahead")
+
+
+@contextmanager
+def handed_in_frames(path: Path, channels: ChannelAxis | None) -> Iterator[FrameTable]:
+    """Open new frames, which need no targets; their pixels can be read within the block."""
+    with LimitedReader(__name__, of=str(path)) as reader:
+        request = {"path": str(path), "channels": channels}
+        columns = reader.ask(**request)
+        said = json.loads(columns.schema.metadata[b"said"])
+        shape = tuple(said["shape"])
+        scalars = [columns[f"scalar {i}"].to_numpy() for i in range(len(said["scalar_names"]))]
+        group = np.array(columns["group"].to_pylist())
+        yield FrameTable(
+            str(path),
+            _Pixels(reader, request, shape),
+            group=group,
+            recording=group,
+            scalars=np.stack(scalars, axis=1) if scalars else np.zeros((shape[0], 0)),
+            **{name: columns[name].to_numpy() for name in NUMBERS if name in columns.column_names},
+            **{name: said[name] for name in SAID if name != "scalar_names"},
+            scalar_names=tuple(said["scalar_names"]),
+        )
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """Pixels of frames, read by the child a part at a time."""
+
+    reader: LimitedReader
+    request: dict[str, Any]
+    shape: FrameShape
+
+    def read(self, frames: np.ndarray) -> np.ndarray:
+        """Return the frames at `frames` as float32, `(frame, channel, height, width)`."""
+        pixels = np.empty((len(frames), *self.shape[1:]), np.float32)
+        step = max(1, PART_BYTES // max(1, pixels[:1].nbytes))
+        for start in range(0, len(frames), step):
+            part = frames[start : start + step]
+            found = self.reader.ask(**self.request, frames=part.tolist())["pixels"]
+            values = found.combine_chunks().flatten().to_numpy()
+            pixels[start : start + step] = values.reshape(len(part), *self.shape[1:])
+        return pixels
+
+
+@lru_cache(maxsize=1)
+def _table(path: str, channels: ChannelAxis | None) -> FrameTable:
+    return read_frames(Path(path), channels, needs_target=False)
+
+
+def answer(path: str, channels: ChannelAxis | None, frames: list[int] | None = None) -> pa.Table:
+    """Return the columns of frames, or the pixels of some, in the child."""
+    table = _table(path, channels)
+    if frames is not None:
+        pixels = table.images.read(np.array(frames))
+        return pa.table(
+            {"pixels": pa.FixedSizeListArray.from_arrays(pixels.ravel(), pixels[0].size)}
+        )
+    columns: dict[str, Any] = {name: getattr(table, name) for name in ("group", *NUMBERS)}
+    columns |= {f"scalar {i}": column for i, column in enumerate(table.scalars.T)}
+    said = {"shape": table.images.shape} | {name: getattr(table, name) for name in SAID}
+    given = {name: column for name, column in columns.items() if column is not None}
+    return pa.table(given).replace_schema_metadata({"said": json.dumps(said)})

@@ -8,18 +8,40 @@ the same too.
 
 Inputs are pixels and scalars in their own units. The scalers are buffers of the model, so that a
 checkpoint contains them. Outputs are in standard deviations of the training targets.
+
+Notable choices of the network for a frame:
+
+- GroupNorm, so that the features of a frame do not depend on its batch.
+- FiLM as x (1 + gamma) + beta, with gamma and beta initially zero (Perez et al., 2018, arXiv
+  1709.07871).
+- Every convolution halves height and width, so that no tensor as large as the frame is kept.
+- Channels last.
+- Normalisation removes the level of a frame, which is the most important feature for temperatures.
+  So the mean of the pixels and of their squares is added to the feature vector on a separate path.
+
+Heads over time turn the feature vectors of a window's frames into one vector for the window:
+
+`transformer`  attention between all frames, with learned positions
+`ssm`          the eigenstate layers of the language model, read out after the last frame
+`gnn`          attention along the edges of a graph: a patch sees its neighbours in the same frame,
+               and the same patch one frame earlier and later (after Velickovic et al., 2018, arXiv
+               1710.10903)
+`cnn`          the mean over frames
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from clew.config.eigenstate import EigenstateLMModel
 from clew.config.image_sequences import SequenceRegressionModel
-from clew.image_sequences.frame_network import FrameEncoder
-from clew.image_sequences.temporal_heads import build_head
+from clew.layers.eigenstate import EigenstateBlock
+from clew.layers.training_mode import recomputed
 
 Images = Float[Tensor, "window time channel height width"]
 WindowScalars = Float[Tensor, "window time scalar"]
@@ -37,12 +59,7 @@ class SequenceShape:
 
 
 class SequenceRegressor(nn.Module):
-    """Scalers, a network for each frame, a head over time, and a linear readout.
-
-    Args:
-        shape: Sizes that the data determine.
-        config: Validated settings with all other sizes.
-    """
+    """Scalers, a network for each frame, a head over time, and a linear readout."""
 
     image_mean: Tensor
     image_std: Tensor
@@ -119,3 +136,228 @@ class SequenceRegressor(nn.Module):
         size = self.config.frames_per_checkpoint or len(frames) // self.shape.num_frames
         pairs = zip(torch.split(frames, size), torch.split(scalars, size), strict=True)
         return torch.cat([self.encoder(group, beside) for group, beside in pairs])
+
+
+Frames = Float[Tensor, "frame channel height width"]
+Maps = Float[Tensor, "frame map row column"]
+Halved = Float[Tensor, "frame new_map new_row new_column"]
+Scalars = Float[Tensor, "frame scalar"]
+
+
+class FrameBlock(nn.Module):
+    """A convolution of stride 2, normalisation, FiLM and SiLU."""
+
+    def __init__(self, inputs: int, outputs: int, config: SequenceRegressionModel) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        self.norm: nn.Module = (
+            nn.GroupNorm(config.norm_groups, outputs)
+            if config.normalization == "group"
+            else nn.BatchNorm2d(outputs)
+        )
+
+    def forward(self, x: Maps, modulation: Float[Tensor, "frame two_channels"] | None) -> Halved:
+        """Return feature maps of half the height and width."""
+        x = self.norm(self.convolution(x))
+        if modulation is not None:
+            gamma, beta = modulation[:, :, None, None].chunk(2, dim=1)
+            x = torch.addcmul(beta, x, 1.0 + gamma)
+        return F.silu(x)
+
+
+class SpatialAttention(nn.Module):
+    """Attention over positions: the softmax of a linear score."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        # No bias: it would shift all scores of a frame equally, which does not change the softmax.
+        self.score = nn.Conv2d(channels, 1, 1, bias=False)
+
+    def weights(self, x: Maps) -> Float[Tensor, "frame row column"]:
+        scores = self.score(x).flatten(1)
+        return torch.softmax(scores, dim=1).view(x.shape[0], *x.shape[2:])
+
+    def forward(self, x: Maps) -> Float[Tensor, "frame map"]:
+        return torch.einsum("nchw,nhw->nc", x, self.weights(x))
+
+
+class FrameEncoder(nn.Module):
+    """Computes feature vectors of frames: one for each frame, or one for each patch of a frame."""
+
+    def __init__(
+        self, num_channels: int, num_scalars: int, config: SequenceRegressionModel
+    ) -> None:
+        super().__init__()
+        self.recomputes = False
+        self.patches = config.patch_grid if config.architecture == "gnn" else None
+        sizes = (num_channels, *config.channels)
+        self.widths = [2 * size for size in config.channels]
+        self.blocks = nn.ModuleList(FrameBlock(a, b, config) for a, b in itertools.pairwise(sizes))
+        self.film: nn.Sequential | None = None
+        if config.film and num_scalars:
+            last = nn.Linear(config.film_hidden, sum(self.widths))
+            nn.init.zeros_(last.weight)
+            nn.init.zeros_(last.bias)
+            self.film = nn.Sequential(nn.Linear(num_scalars, config.film_hidden), nn.SiLU(), last)
+        self.level = nn.Linear(2 * num_channels, config.width, bias=False)
+        self.attention: SpatialAttention | None = None
+        if config.spatial_attention and self.patches is None:
+            self.attention = SpatialAttention(config.width)
+
+    def forward(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
+        """Return the feature vectors of each frame's patches; one patch if there is no grid."""
+
+        def encode(x: Frames) -> Float[Tensor, "frame patch map"]:
+            return self._encode(x, scalars)
+
+        if self.recomputes and self.training and torch.is_grad_enabled():
+            return recomputed(encode, frames, within=self)
+        return encode(frames)
+
+    def _encode(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
+        maps = self.maps(frames, scalars)
+        level = self._level(frames)
+        if self.patches is not None:
+            return F.adaptive_avg_pool2d(maps, self.patches).flatten(2).mT + level
+        pooled = maps.mean((2, 3)) if self.attention is None else self.attention(maps)
+        return pooled.unsqueeze(1) + level
+
+    def _level(self, frames: Frames) -> Float[Tensor, "frame patch map"]:
+        grid = self.patches or (1, 1)
+        moments = torch.cat(
+            [F.adaptive_avg_pool2d(x, grid).flatten(2) for x in (frames, frames.square())], dim=1
+        )
+        return self.level(moments.mT)  # type: ignore[no-any-return]
+
+    def maps(self, frames: Frames, scalars: Scalars) -> Maps:
+        """Return the feature maps of the last convolution."""
+        modulations: tuple[Tensor | None, ...] = (None,) * len(self.blocks)
+        if self.film is not None:
+            modulations = torch.split(self.film(scalars), self.widths, dim=1)
+        x = frames.contiguous(memory_format=torch.channels_last)
+        for block, modulation in zip(self.blocks, modulations, strict=True):
+            x = block(x, modulation)
+        return x
+
+
+Nodes = Float[Tensor, "window node dim"]
+Steps = Float[Tensor, "window time patch dim"]
+Summary = Float[Tensor, "window dim"]
+
+
+class AttentionBlock(nn.Module):
+    """Multi-head attention and an MLP, each on a normalised copy of the residual stream."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(dim)
+        self.project = nn.Linear(dim, 3 * dim)
+        self.output = nn.Linear(dim, dim)
+        self.mlp_norm = nn.LayerNorm(dim)
+        self.expand = nn.Linear(dim, 2 * dim)
+        self.contract = nn.Linear(2 * dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Nodes, edges: Bool[Tensor, "node node"] | None = None) -> Nodes:
+        """Return the residual stream after the block; without `edges`, all nodes see each other."""
+        parts = self.project(self.attention_norm(x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=edges)
+        x = x + self.dropout(self.output(mixed.transpose(1, 2).flatten(2)))
+        added: Tensor = self.contract(F.gelu(self.expand(self.mlp_norm(x))))
+        summed: Tensor = x + self.dropout(added)
+        return summed
+
+
+class AttentionHead(nn.Module):
+    """Attention over frames, or over the graph of patches and times."""
+
+    edges: Tensor | None
+
+    def __init__(self, num_frames: int, config: SequenceRegressionModel) -> None:
+        super().__init__()
+        dim, grid = config.width, config.patch_grid if config.architecture == "gnn" else (1, 1)
+        self.time = nn.Parameter(0.02 * torch.randn(num_frames, 1, dim))
+        self.place = nn.Parameter(0.02 * torch.randn(grid[0] * grid[1], dim))
+        edges = graph_edges(num_frames, *grid) if config.architecture == "gnn" else None
+        self.register_buffer("edges", edges, persistent=False)
+        self.blocks = nn.ModuleList(
+            AttentionBlock(dim, config.heads, config.dropout) for _ in range(config.temporal_layers)
+        )
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, steps: Steps) -> Summary:
+        """Return the mean over nodes after all layers."""
+        x = (steps + self.time + self.place).flatten(1, 2)
+        for block in self.blocks:
+            x = block(x, self.edges)
+        normed: Tensor = self.norm(x)
+        return normed.mean(1)
+
+
+class EigenstateHead(nn.Module):
+    """Eigenstate layers over the frames; the output is the vector of the last frame."""
+
+    def __init__(self, num_frames: int, config: SequenceRegressionModel) -> None:
+        super().__init__()
+        settings = EigenstateLMModel(
+            d_model=config.width,
+            n_layers=config.temporal_layers,
+            num_eigenstates=config.width // 2,
+            num_heads=config.heads,
+            max_seq_len=max(2, num_frames),
+            chunk_size=num_frames,
+            mlp_ratio=2,
+            dropout=config.dropout,
+        )
+        self.blocks = nn.ModuleList(
+            EigenstateBlock(settings) for _ in range(config.temporal_layers)
+        )
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(self, steps: Steps) -> Summary:
+        """Return the normalised residual stream after the last frame."""
+        x = steps.flatten(1, 2)
+        for block in self.blocks:
+            x = block(x)[0]
+        normed: Tensor = self.norm(x)
+        return normed[:, -1]
+
+
+class MeanHead(nn.Module):
+    """The mean over frames, normalised."""
+
+    def __init__(self, config: SequenceRegressionModel) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(self, steps: Steps) -> Summary:
+        normed: Tensor = self.norm(steps.flatten(1, 2).mean(1))
+        return normed
+
+
+def build_head(num_frames: int, config: SequenceRegressionModel) -> nn.Module:
+    """Return the head that `architecture` names."""
+    match config.architecture:
+        case "transformer" | "gnn":
+            return AttentionHead(num_frames, config)
+        case "ssm":
+            return EigenstateHead(num_frames, config)
+        case "cnn":
+            return MeanHead(config)
+
+
+def graph_edges(num_frames: int, rows: int, columns: int) -> Bool[Tensor, "node node"]:
+    """Return which nodes see each other: neighbours in a frame, and a patch one frame apart.
+
+    Nodes are numbered by time, then row, then column. Every node sees itself.
+    """
+    time, row, column = torch.meshgrid(
+        torch.arange(num_frames), torch.arange(rows), torch.arange(columns), indexing="ij"
+    )
+    place = torch.stack([time.flatten(), row.flatten(), column.flatten()], dim=1)
+    apart = (place[:, None] - place[None]).abs()
+    beside = (apart[..., 0] == 0) & (apart[..., 1:].amax(-1) <= 1)
+    before = (apart[..., 0] <= 1) & (apart[..., 1:].sum(-1) == 0)
+    return beside | before

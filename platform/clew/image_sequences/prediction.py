@@ -1,21 +1,93 @@
-"""Predicts windows of frames, with intervals from the errors of held-out windows."""
+"""Predicts windows of frames, with intervals from the errors of held-out windows.
 
-from collections.abc import Callable
+A model folder has what predictions need, so that the training data are not needed:
+
+    model.safetensors  manifest.json      the checkpoint; scalers are buffers of the model
+    sequences.json                        shape, unit and names of the training data; a run keeps
+                                          it next to its checkpoints
+    held_out_errors.parquet               errors on validation and test windows, for intervals;
+                                          written when the model is promoted
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clew.config.image_sequences import ImageSequenceData
-from clew.errors import DataError
+from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
+from clew.config.load import from_mapping
+from clew.errors import CheckpointError, ConfigError, DataError, described
 from clew.files import replacing
+from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.model import SequenceRegressor
-from clew.image_sequences.model_folder import SequencesRecord
-from clew.image_sequences.scalar_encoding import ScalarEncoding
-from clew.image_sequences.windows import SequenceWindows, complete_window_ends
+from clew.image_sequences.model import SequenceRegressor, SequenceShape
+from clew.image_sequences.windows import ScalarEncoding, SequenceWindows, complete_window_ends
+from clew.training.checkpoints import copy_weights, read_model
+from clew.training.manifest import MANIFEST_FILE, read_manifest
+
+SEQUENCES_FILE = "sequences.json"
+HELD_OUT_FILE = "held_out_errors.parquet"
+Size = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+
+
+class SequencesRecord(BaseModel):
+    """The record of a run's training data."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    frames: tuple[Size, Size, Size, Size]
+    """(frame, channel, height, width)."""
+    unit: str
+    target_name: str
+    scalar_names: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "SequencesRecord":
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise DataError(
+                f"{path}: not a record of image sequences ({described(error)})"
+            ) from None
+
+
+def write_model_folder(
+    folder: Path, *, checkpoint: Path, record: Path, errors: HeldOutErrors | None
+) -> Path:
+    """Copy a checkpoint, and the `sequences.json` in the folder `record`, into a new folder."""
+    folder.mkdir(parents=True)
+    copy_weights(checkpoint, folder)
+    shutil.copy2(record / SEQUENCES_FILE, folder / SEQUENCES_FILE)
+    if errors is not None:
+        errors.write(folder / HELD_OUT_FILE)
+    return folder
+
+
+def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRegressor:
+    """Load the model of a checkpoint in evaluation mode."""
+    manifest = read_manifest(checkpoint)
+    config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
+    data, settings = config.data, config.model
+    if not (isinstance(data, ImageSequenceData) and isinstance(settings, SequenceRegressionModel)):
+        raise CheckpointError(
+            f"{checkpoint}: a {settings.kind} model on {data.kind}, expected sequence_regression "
+            "on image_sequences; only such models predict frames"
+        )
+    encoding = ScalarEncoding.from_config(record.scalar_names, data, str(checkpoint))
+    shape = SequenceShape(
+        num_frames=data.temporal_frames,
+        num_channels=record.frames[1],
+        num_scalars=encoding.size,
+        mask_channels=data.nan_pixels == "mask",
+    )
+    return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval()
 
 
 @torch.no_grad()
@@ -29,12 +101,7 @@ def predict_windows(
 ) -> np.ndarray:
     """Return predictions in the target's unit, `(window,)`, float64.
 
-    Args:
-        model: The model, in evaluation mode, on `device`.
-        windows: Windows to predict.
-        batch_size: Number of windows that go through the model at once.
-        device: Device of the model.
-        progress: Called with the number of finished windows and of all windows.
+    `progress` is called with the number of finished windows and of all windows.
     """
     parts = []
     for start in range(0, len(windows), batch_size):
@@ -52,18 +119,7 @@ def predict_windows(
 def windows_to_predict(
     table: FrameTable, record: SequencesRecord, config: ImageSequenceData, *, needs_present: bool
 ) -> SequenceWindows:
-    """Return all complete windows of new frames, after checking that the frames fit the model.
-
-    Args:
-        table: New frames; their targets, if any, are ignored.
-        record: Record of the training data.
-        config: Section `data` of the training.
-        needs_present: Whether the model predicts a change from the present value.
-
-    Raises:
-        DataError: If frames have another size or unit, if a scalar or a present value is missing,
-            or if no window is complete.
-    """
+    """Return all complete windows of new frames, which must fit the model and its settings."""
     own, trained = table.images.shape[1:], record.frames[1:]
     if own != trained:
         raise DataError(f"{table.source}: frames have {_size(own)}; expected {_size(trained)}")
@@ -78,19 +134,20 @@ def windows_to_predict(
             f"{table.source}: no scalar {missing[0]!r}, which the model was trained with; expected "
             f"{', '.join(used)}, given {', '.join(table.scalar_names) or 'none'}"
         )
-    ends = complete_window_ends(
-        table,
-        num_frames=config.temporal_frames,
-        max_gap=config.max_gap,
-        cross_groups=config.windows_cross_groups,
-    )
+    ends = complete_window_ends(table, config)
     if not len(ends):
         raise DataError(
             f"{table.source}: {table.images.shape[0]} frames, but no {config.temporal_frames} "
             "consecutive frames without a gap, which a window of the model needs"
         )
     if needs_present:
-        _check_present(table, ends)
+        if table.present is None:
+            raise DataError(
+                f"{table.source}: no present, which the model needs because it predicts the change "
+                "from it; give the target's quantity at each frame"
+            )
+        if len(unknown := ends[~np.isfinite(table.present[ends])]):
+            raise DataError(f"{table.source}: present[{unknown[0]}] is not a finite number")
     encoding = ScalarEncoding.from_config(
         table.scalar_names, config.model_copy(update={"scalars": tuple(used)}), table.source
     )
@@ -126,18 +183,76 @@ def write_predictions(
         pq.write_table(pa.table(columns).replace_schema_metadata(metadata), temporary)
 
 
-def _check_present(table: FrameTable, ends: np.ndarray) -> None:
-    """Refuse windows without a present value."""
-    if table.present is None:
-        raise DataError(
-            f"{table.source}: no present, which the model needs because it predicts the change "
-            "from it; give the target's quantity at each frame"
-        )
-    missing = ends[~np.isfinite(table.present[ends])]
-    if len(missing):
-        raise DataError(f"{table.source}: present[{missing[0]}] is not a finite number")
-
-
 def _size(shape: tuple[int, ...]) -> str:
     channels, height, width = shape
     return f"{channels} channel{'s' * (channels != 1)} of {height} x {width} pixels"
+
+
+class WindowPredictor:
+    """Predicts one window at a time, on the CPU, with the model of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._record = SequencesRecord.read(folder / SEQUENCES_FILE)
+        config = from_mapping(read_manifest(folder).config, source=str(folder)).data
+        self._model, errors = load_sequence_model(folder, self._record), folder / HELD_OUT_FILE
+        assert isinstance(config, ImageSequenceData)
+        self._errors = HeldOutErrors.read(errors) if errors.is_file() else None
+        names = self._record.scalar_names
+        self._encoding = ScalarEncoding.from_config(names, config, "the model")
+        self._refuses_nan = config.nan_pixels == "refuse"
+
+    def predict(
+        self,
+        images: Sequence[Any],
+        scalars: Sequence[Any] = (),
+        present: float | None = None,
+        *,
+        confidence: float = CONFIDENCE,
+    ) -> dict[str, float]:
+        """Return `prediction`, and `lower` and `upper` if there are intervals, in target units.
+
+        Args:
+            images: Pixels, `(time, channel, height, width)`.
+            scalars: Scalars in the order of the training data, `(time, scalar)`.
+            present: The target's quantity at the last frame, for a model that predicts its change.
+            confidence: Share of targets that the intervals should contain.
+        """
+        shape = (self._model.shape.num_frames, *self._record.frames[1:])
+        pixels = self._array("images", images, shape, finite=self._refuses_nan)
+        beside = self._array("scalars", scalars, (shape[0], len(self._record.scalar_names)))
+        with torch.no_grad():
+            encoded = torch.from_numpy(self._encoding.encode(beside)).unsqueeze(0)
+            scaled = self._model(torch.from_numpy(pixels.astype(np.float32)).unsqueeze(0), encoded)
+        value = float(scaled.double() * self._model.target_std + self._model.target_mean)
+        if self._model.config.predicts == "change":
+            value += float(self._array("present", [present], (1,))[0])
+        if not math.isfinite(value):
+            raise DataError("the prediction is not finite; a pixel or a scalar is far too large")
+        if self._errors is None:
+            if confidence != CONFIDENCE:
+                raise ConfigError(
+                    f"confidence is {confidence:g}, but this model has too few held-out windows "
+                    "for intervals; leave confidence out"
+                )
+            return {"prediction": value}
+        width = self._errors.half_width(confidence)
+        return {"prediction": value, "lower": value - width, "upper": value + width}
+
+    @staticmethod
+    def _array(
+        name: str, values: Sequence[Any], shape: tuple[int, ...], *, finite: bool = True
+    ) -> np.ndarray:
+        if 0 in shape:
+            return np.zeros(shape)
+        try:
+            found = np.array(values, dtype=np.float64)
+        except (TypeError, ValueError, OverflowError):
+            found = np.zeros(0)
+        is_finite = np.isfinite(found)
+        too_large = is_finite & (np.abs(found) > np.finfo(np.float32).max)
+        if found.shape != shape or too_large.any() or (finite and not is_finite.all()):
+            raise DataError(
+                f"{name} is not an array of {' x '.join(map(str, shape))} finite numbers, which "
+                "the model needs"
+            )
+        return found

@@ -7,8 +7,8 @@ import numpy as np
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError
 from clew.image_sequences.files import FrameTable, find_frames, read_frames
-from clew.image_sequences.scalar_encoding import ScalarEncoding
 from clew.image_sequences.windows import (
+    ScalarEncoding,
     SequenceWindows,
     find_window_ends,
     reaches_another_split,
@@ -42,20 +42,10 @@ class Scalers:
 
 
 def load_sequences(config: ImageSequenceData) -> SequenceSplits:
-    """Read a data set and split it by groups.
-
-    Raises:
-        DataError: If the data cannot be used; the message names the file and the frame.
-        ConfigError: If the configuration names a group or a scalar that does not exist.
-    """
+    """Read a data set and split it by groups."""
     table = load_table(config)
     encoding = ScalarEncoding.from_config(table.scalar_names, config, table.source)
-    ends = find_window_ends(
-        table,
-        num_frames=config.temporal_frames,
-        max_gap=config.max_gap,
-        cross_groups=config.windows_cross_groups,
-    )
+    ends = find_window_ends(table, config)
     test, valid = held_out_groups(table, config)
     split = np.where(table.group == test, "test", "train")
     held_out = "test" if valid is None else "valid"
@@ -102,11 +92,7 @@ def blocks(num_frames: int, num_blocks: int) -> np.ndarray:
 
 
 def held_out_groups(table: FrameTable, config: ImageSequenceData) -> tuple[str, str | None]:
-    """Return the test group and the validation group (None if no group is for validation).
-
-    Raises:
-        ConfigError: If a group does not exist, or too few groups are left for training.
-    """
+    """Return the test group and the validation group (None if no group is for validation)."""
     groups = group_names(table)
     for key in ("test_group", "validation_group"):
         name = getattr(config, key)
@@ -128,11 +114,7 @@ def held_out_groups(table: FrameTable, config: ImageSequenceData) -> tuple[str, 
 
 
 def check_range(table: FrameTable, smallest: float, largest: float) -> None:
-    """Check that all targets are in their declared range.
-
-    Raises:
-        DataError: If a target is outside; the message names the first one.
-    """
+    """Check that all targets are in their declared range."""
     outside = np.flatnonzero((table.target < smallest) | (table.target > largest))
     if len(outside):
         frame = int(outside[0])
@@ -145,9 +127,7 @@ def check_range(table: FrameTable, smallest: float, largest: float) -> None:
 def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:
     """Return scalers of training windows, with every frame counted once.
 
-    Args:
-        windows: Windows of training groups only.
-        change: Whether the model predicts the target's difference from the present value.
+    With `change`, the model predicts the target's difference from the present value.
     """
     table, frames = windows.table, windows.frames
     mean, std = _pixel_moments(table, frames, refuse_nan=windows.refuse_nan)
@@ -166,11 +146,7 @@ def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:
 
 
 def present_values(table: FrameTable) -> np.ndarray:
-    """Return the present value of every frame.
-
-    Raises:
-        DataError: If the data has no present values, or a frame with a target has none.
-    """
+    """Return the present value of every frame."""
     if table.present is None:
         raise DataError(
             f"{table.source}: no present, which model.predicts=change needs; give the target's "

@@ -18,8 +18,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from clew.errors import DataError, described
-from clew.extras import extra
+from clew.errors import ClewError, DataError, described, extra
 
 ChannelAxis = Literal["first", "last"]
 FrameShape = tuple[int, int, int, int]
@@ -28,6 +27,7 @@ FrameShape = tuple[int, int, int, int]
 ATTRIBUTES = ("unit", "target_name", "scalar_names", "target_ahead")
 HDF5_SUFFIXES = (".h5", ".hdf5")
 ZARR_SUFFIX = ".zarr"
+ZARR_GROUPS, ZARR_ARRAYS = ("zarr.json", ".zgroup"), ("zarr.json", ".zarray")
 METADATA_FILE = "sequences.json"
 MAX_METADATA_BYTES = 2**20
 MAX_FRAMES = 10_000_000
@@ -45,11 +45,11 @@ class StoredArray(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
     @property
     def dtype(self) -> Any: ...
-    def __getitem__(self, place: Any) -> Any:
-        """Read values."""
-        ...
+
+    def __getitem__(self, place: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -64,42 +64,25 @@ class FrameFile:
 def opened(path: Path, names: tuple[str, ...]) -> Iterator[FrameFile]:
     """Open those of the named arrays that exist; `images` must.
 
-    Raises:
-        DataError: If the file or folder cannot be read, or refers to anything outside of it; also
-            for errors within the block, which the libraries raise for damaged files.
+    What the libraries raise for damaged files, also within the block, becomes a `DataError`.
     """
-    kind = "a data set"
+    is_zarr = path.suffix == ZARR_SUFFIX or any((path / name).is_file() for name in ZARR_GROUPS)
     try:
-        if not path.is_dir():
-            with _hdf5(path) as file:
-                yield _of_hdf5(path, file, names)
-        elif path.suffix == ZARR_SUFFIX or any((path / n).is_file() for n in ZARR_GROUP_FILES):
-            kind = "an array"
-            yield _of_zarr(path, names)
-        else:
-            kind = "an array"
-            yield _of_folder(path, names)
-    except DataError:
-        raise
-    except PROBLEMS as error:
-        raise DataError(f"{path}: {kind} cannot be read ({described(error)})") from None
-
-
-PROBLEMS = (OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError)
-"""Errors that the libraries raise for a damaged file."""
-
-
-@contextmanager
-def _hdf5(path: Path) -> Iterator[Any]:
-    with extra("images"):
-        import h5py
-
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise DataError(f"{path}: not a readable HDF5 file ({described(error)})") from None
-    with file:
-        yield file
+        if path.is_dir():
+            yield (_of_zarr if is_zarr else _of_folder)(path, names)
+            return
+        with extra("images"):
+            import h5py
+        try:
+            file = h5py.File(path, "r")
+        except OSError as error:
+            raise DataError(f"{path}: not a readable HDF5 file ({described(error)})") from None
+        with file:
+            yield _of_hdf5(path, file, names)
+    except (OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
+        if isinstance(error, ClewError):
+            raise
+        raise DataError(f"{path}: a data set cannot be read ({described(error)})") from None
 
 
 def _of_hdf5(path: Path, file: Any, names: tuple[str, ...]) -> FrameFile:
@@ -149,10 +132,6 @@ def _within(path: Path, group: Any, name: str, links: int) -> Any:
     return group
 
 
-ZARR_GROUP_FILES = ("zarr.json", ".zgroup")
-ZARR_ARRAY_FILES = ("zarr.json", ".zarray")
-
-
 def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
     """Open a Zarr store of format 2 or 3; consolidated metadata are ignored."""
     with extra("zarr"):
@@ -177,7 +156,7 @@ def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
 
 
 def _refuse_links(folder: Path, *, deep: bool) -> None:
-    """Refuse links below a folder: the file behind one would be read as values."""
+    # The file behind a link would be read as values.
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             if (Path(place) / name).is_symlink():
@@ -190,7 +169,7 @@ def _refuse_links(folder: Path, *, deep: bool) -> None:
 
 
 def _refuse_pickle(array: Path) -> None:
-    for name in ZARR_ARRAY_FILES:
+    for name in ZARR_ARRAYS:
         file = array / name
         if file.is_file() and any("pickle" in text.lower() for text in _texts(_json(file))):
             raise DataError(f"{file}: the chunks are pickled, which is not allowed; store numbers")
@@ -232,11 +211,7 @@ def _of_folder(path: Path, names: tuple[str, ...]) -> FrameFile:
 
 
 def open_array(path: Path) -> np.ndarray:
-    """Map a `.npy` file of plain values into memory.
-
-    Raises:
-        DataError: If the file is not a plain NumPy array, or its size does not fit its header.
-    """
+    """Map a `.npy` file of plain values into memory."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # NumPy raises many error types for an invalid header
@@ -269,29 +244,22 @@ def _none(path: Path, what: str, names: Any) -> DataError:
     return DataError(f"{path}: no {what} (it has {', '.join(names)[:200] or 'nothing'})")
 
 
-def check_numbers(path: Path, name: str, dtype: np.dtype) -> None:
-    """Refuse types other than real numbers.
+def values_of(path: Path, name: str, array: StoredArray, place: Any) -> np.ndarray:
+    try:
+        return np.asarray(array[place])
+    except DataError:
+        raise
+    except Exception as error:  # codecs raise many error types for damaged chunks
+        raise DataError(f"{path}: {name} cannot be read ({described(error)})") from None
 
-    Raises:
-        DataError: If the type is another one.
-    """
+
+def check_numbers(path: Path, name: str, dtype: np.dtype) -> None:
     if dtype.kind not in "fiub":
-        verb = "has" if name == "target" else "have"
-        raise DataError(f"{path}: {name} {verb} type {dtype}; expected real numbers")
+        raise DataError(f"{path}: {name} have type {dtype}; expected real numbers")
 
 
 def check_size(path: Path, name: str, array: StoredArray, rows: int) -> None:
-    """Refuse a column or frames that would take too much memory, from their header alone.
-
-    Args:
-        path: The file, for the message.
-        name: The array's name.
-        array: The array.
-        rows: Number of its rows that are read at once.
-
-    Raises:
-        DataError: If the array is too large.
-    """
+    """Refuse an array of which too much is read at once, from its header: `rows`, or a chunk."""
     shapes = [(MAX_COLUMN_BYTES, (rows, *array.shape[1:]))]
     for pieces in (getattr(array, "chunks", None), getattr(array, "shards", None)):
         shapes += [(MAX_CHUNK_BYTES, pieces)] if pieces else []
@@ -313,12 +281,7 @@ class FrameLayout:
 
     @classmethod
     def of(cls, path: Path, shape: tuple[int, ...], channels: ChannelAxis | None) -> "FrameLayout":
-        """Determine the layout from a file's shape; frames without a channel axis have one channel.
-
-        Raises:
-            DataError: If the shape is not one of frames, or does not show which axis is the channel
-                axis.
-        """
+        """Determine the layout; frames without a channel axis have one channel."""
         if len(shape) not in {3, 4} or not all(shape):
             raise DataError(
                 f"{path}: images have shape {shape}; expected (frame, height, width), (frame, "
@@ -372,17 +335,13 @@ class Frames:
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return the frames at `frames` as float32, `(frame, channel, height, width)`."""
+        if self._opened is None:
+            context = opened(self.path, ("images",))
+            self._opened = context, context.__enter__().arrays["images"]
         # h5py needs ascending indices without repetitions.
         ordered, place = np.unique(frames, return_inverse=True)
-        try:
-            if self._opened is None:
-                context = opened(self.path, ("images",))
-                self._opened = context, context.__enter__().arrays["images"]
-            return self.layout.frames(np.asarray(self._opened[1][ordered])[place])
-        except DataError:
-            raise
-        except Exception as error:  # codecs raise many error types for damaged chunks
-            raise DataError(f"{self.path}: images cannot be read ({described(error)})") from None
+        pixels = values_of(self.path, "images", self._opened[1], ordered)
+        return self.layout.frames(pixels[place])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}

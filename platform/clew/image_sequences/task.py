@@ -7,20 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor, nn, where
 
 from clew import names
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
-from clew.config.loss import HuberLoss, MaeLoss, MseLoss, WeightedHuberMaeLoss
+from clew.config.loss import (
+    HuberLoss,
+    MaeLoss,
+    MseLoss,
+    RegressionLoss,
+    WeightedHuberMaeLoss,
+)
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.image_sequences.baselines import baseline_predictions, source_of
-from clew.image_sequences.errors import HeldOutErrors, RegressionResult, conformal_half_width
-from clew.image_sequences.loss import regression_losses
+from clew.image_sequences.errors import (
+    HeldOutErrors,
+    RegressionResult,
+    conformal_half_width,
+    draw_attention,
+    write_regression_report,
+)
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
-from clew.image_sequences.model_folder import SEQUENCES_FILE
-from clew.image_sequences.prediction import predict_windows
-from clew.image_sequences.report import draw_attention, write_regression_report
+from clew.image_sequences.prediction import SEQUENCES_FILE, predict_windows
 from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
 from clew.image_sequences.windows import SequenceBatch, SequenceWindows
 from clew.training.checkpoints import read_model
@@ -226,11 +236,7 @@ class SequenceRegression:
 
 
 def as_regressor(model: nn.Module) -> SequenceRegressor:
-    """Return a model with its type checked.
-
-    Raises:
-        TypeError: If the model is not a SequenceRegressor.
-    """
+    """Return a model with its type checked."""
     if not isinstance(model, SequenceRegressor):
         raise TypeError(f"expected a SequenceRegressor, {type(model).__name__} given")
     return model
@@ -243,3 +249,33 @@ def set_scalers(model: SequenceRegressor, scalers: Scalers) -> None:
             getattr(model, name).copy_(torch.from_numpy(getattr(scalers, name)))
         model.target_mean.fill_(scalers.target_mean)
         model.target_std.fill_(scalers.target_std)
+
+
+Errors = Float[Tensor, "example"]
+
+
+def regression_losses(errors: Errors, config: RegressionLoss) -> Errors:
+    """Return the loss of each example, in float32 or the precision of `errors` if that is higher.
+
+    Args:
+        errors: Prediction minus target, in standard deviations of the training targets.
+        config: Settings of the loss.
+    """
+    errors = errors.float() if errors.dtype.itemsize < 4 else errors
+    match config:
+        case MaeLoss():
+            return errors.abs()
+        case MseLoss():
+            return errors.square()
+        case HuberLoss():
+            return huber(errors, config.delta)
+        case WeightedHuberMaeLoss():
+            heavy = huber(errors, config.delta)
+            heavy = heavy * where(errors < 0, config.under_weight, 1.0)
+            return config.alpha * heavy + (1.0 - config.alpha) * errors.abs().pow(config.gamma)
+
+
+def huber(errors: Errors, delta: float) -> Errors:
+    """Return e^2 / 2 up to |e| = delta, and delta (|e| - delta / 2) beyond (Huber, 1964)."""
+    size = errors.abs()
+    return where(size <= delta, 0.5 * errors.square(), delta * (size - 0.5 * delta))

@@ -8,9 +8,68 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clew.errors import DataError
+from clew.config.image_sequences import ImageSequenceData
+from clew.errors import ConfigError, DataError
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.scalar_encoding import ScalarEncoding
+
+
+@dataclass(frozen=True)
+class ScalarEncoding:
+    """Which scalars of the file are used, and how each scalar is encoded."""
+
+    columns: tuple[int, ...]
+    """Column of each used scalar in the file."""
+    kinds: tuple[str, ...]
+    """`plain`, `azimuth` or `zenith`, one for each used scalar."""
+
+    @classmethod
+    def from_config(
+        cls, names: tuple[str, ...], config: ImageSequenceData, source: str
+    ) -> "ScalarEncoding":
+        """Select the scalars of a file by name."""
+        used = names if config.scalars is None else config.scalars
+        for key, valid in (("scalars", names), ("azimuth_scalars", used), ("zenith_scalars", used)):
+            for name in getattr(config, key) or ():
+                if name not in valid:
+                    raise ConfigError(
+                        f"data.{key} names {name!r}; expected one of "
+                        f"{', '.join(valid) or 'none'} ({source})"
+                    )
+        kinds = {name: "plain" for name in used}
+        kinds |= dict.fromkeys(config.azimuth_scalars, "azimuth")
+        kinds |= dict.fromkeys(config.zenith_scalars, "zenith")
+        return cls(tuple(names.index(name) for name in used), tuple(kinds[name] for name in used))
+
+    @property
+    def size(self) -> int:
+        return sum(2 if kind == "azimuth" else 1 for kind in self.kinds)
+
+    def encode(self, scalars: np.ndarray) -> np.ndarray:
+        """Return encoded scalars `(..., size)`, float32, for a file's rows `(..., scalar)`."""
+        parts = []
+        for column, kind in zip(self.columns, self.kinds, strict=True):
+            value = scalars[..., column]
+            match kind:
+                case "azimuth":
+                    parts += [np.sin(np.radians(value)), np.cos(np.radians(value))]
+                case "zenith":
+                    parts.append(np.cos(np.radians(value)))
+                case _:
+                    parts.append(value)
+        if not parts:
+            return np.zeros((*scalars.shape[:-1], 0), dtype=np.float32)
+        return np.stack(parts, axis=-1).astype(np.float32)
+
+    def mirrored(self, encoded: Tensor) -> Tensor:
+        """Return encoded scalars of images mirrored left to right.
+
+        A direction a, clockwise from the top of the image, becomes 360 degrees - a. Its sine
+        changes sign; its cosine and all other scalars stay the same.
+        """
+        signs = [
+            sign for kind in self.kinds for sign in ((-1.0, 1.0) if kind == "azimuth" else (1.0,))
+        ]
+        return encoded * torch.tensor(signs, dtype=encoded.dtype, device=encoded.device)
 
 
 @dataclass(frozen=True)
@@ -85,11 +144,7 @@ class SequenceWindows:
         return replace(self, ends=self.ends[chosen])
 
     def batch(self, indices: np.ndarray) -> SequenceBatch:
-        """Return the windows at `indices`.
-
-        Raises:
-            DataError: If a pixel is not finite and the configuration does not allow this.
-        """
+        """Return the windows at `indices`."""
         ends = self.ends[indices]
         frames = ends[:, None] + np.arange(1 - self.num_frames, 1)
         # Windows overlap, so each distinct frame is read only once.
@@ -106,11 +161,7 @@ class SequenceWindows:
 
 
 def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> np.ndarray:
-    """Return pixels of frames, `(frame, channel, height, width)`.
-
-    Raises:
-        DataError: If `refuse_nan` is true and a pixel is not finite.
-    """
+    """Return pixels of frames, `(frame, channel, height, width)`."""
     pixels = table.images.read(frames)
     if refuse_nan and not np.isfinite(pixels).all():
         place, *pixel = np.argwhere(~np.isfinite(pixels))[0].tolist()
@@ -121,39 +172,26 @@ def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> 
     return pixels
 
 
-def complete_window_ends(
-    table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
-) -> np.ndarray:
-    """Return the last frames of all windows that cross no gap and, unless allowed, no group.
-
-    Raises:
-        DataError: If time does not increase within a group.
-    """
-    breaks = _breaks(table, max_gap=max_gap, cross_groups=cross_groups)
+def complete_window_ends(table: FrameTable, config: ImageSequenceData) -> np.ndarray:
+    """Return the last frames of all windows that cross no gap and, unless allowed, no group."""
+    breaks = _breaks(table, max_gap=config.max_gap, cross_groups=config.windows_cross_groups)
     starts = np.maximum.accumulate(np.where(breaks, np.arange(len(breaks)), 0))
-    ends: np.ndarray = np.flatnonzero(np.arange(len(breaks)) - starts >= num_frames - 1)
+    long_enough = np.arange(len(breaks)) - starts >= config.temporal_frames - 1
+    ends: np.ndarray = np.flatnonzero(long_enough)
     return ends
 
 
-def find_window_ends(
-    table: FrameTable, *, num_frames: int, max_gap: float | None, cross_groups: bool
-) -> np.ndarray:
-    """Return the last frames of the complete windows that end at a target.
-
-    Raises:
-        DataError: If a group has no window, or time does not increase within a group.
-    """
-    complete = complete_window_ends(
-        table, num_frames=num_frames, max_gap=max_gap, cross_groups=cross_groups
-    )
+def find_window_ends(table: FrameTable, config: ImageSequenceData) -> np.ndarray:
+    """Return the last frames of the complete windows that end at a target."""
+    complete = complete_window_ends(table, config)
     ends: np.ndarray = complete[np.isfinite(table.target[complete])]
     for group in dict.fromkeys(table.group.tolist()):
         if group not in table.group[ends]:
             own = np.flatnonzero(table.group == group)
             raise DataError(
                 f"{table.source}: group {group!r} (frames {own[0]} to {own[-1]}) has no "
-                f"{num_frames} consecutive frames without a gap that end at a target; lower "
-                "data.temporal_frames, raise data.max_gap, or remove the group"
+                f"{config.temporal_frames} consecutive frames without a gap that end at a target; "
+                "lower data.temporal_frames, raise data.max_gap, or remove the group"
             )
     return ends
 
@@ -199,12 +237,7 @@ def reaches_another_split(
     has no time. The frames after a window are checked in order, up to the target's time and as long
     as time increases; if time decreases, another recording starts. If the last frame of a window
     has no time, the time of the target is unknown, and the window counts as reaching another split.
-
-    Args:
-        table: All frames.
-        ends: Last frame of each window, `(window,)`.
-        split: Split of each frame, `(frame,)`.
-        ahead: Time from a window's last frame to its target, above 0.
+    `ends` are the last frames of the windows, and `split` has the split of each frame.
     """
     time = table.time if table.time is not None else np.arange(len(split), dtype=np.float64)
     reaches: np.ndarray = ~np.isfinite(time[ends])

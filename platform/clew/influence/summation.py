@@ -178,11 +178,7 @@ class MeanOfRuns:
 
 
 def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
-    """Return the checkpoints' learning-rate weights.
-
-    Raises:
-        CheckpointError: There are no checkpoints, or all weights are 0.
-    """
+    """Return the checkpoints' learning-rate weights."""
     if not checkpoints:
         raise CheckpointError(
             "the run has no checkpoints; influence is a sum over them. Train with "

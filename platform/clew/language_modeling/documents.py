@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew.errors import DataError, described, quoted
-from clew.folders import expanded
-from clew.text_blocks import COMPRESSIONS, check_ratio
+from clew.files import expanded
+from clew.input_files import COMPRESSIONS, check_ratio
 
 UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
 SUFFIXES: dict[str, UnitKind] = {
@@ -67,11 +67,7 @@ class Piece:
 
 
 def plan_units(dataset: str, *, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
-    """Divide a text file, a folder of files or a Hugging Face data set into units.
-
-    Raises:
-        DataError: The data set does not exist, or a folder contains no text file.
-    """
+    """Divide a text file, a folder of files or a Hugging Face data set into units."""
     path = expanded(dataset)
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and _kind_of(p) is not None)
@@ -123,12 +119,7 @@ def _line_cuts(path: Path, unit_bytes: int) -> list[int]:
 
 
 def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:
-    """Yield the text of a unit in order.
-
-    Raises:
-        DataError: The unit cannot be read, a line is not JSON, text is not UTF-8, or the text
-            column is missing.
-    """
+    """Yield the text of a unit in order."""
     match unit.kind:
         case "text":
             yield from _read_text(unit)

@@ -73,11 +73,7 @@ def is_packed(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
-    """Read and check a manifest.
-
-    Raises:
-        DataError: The manifest is missing, or this version cannot read it.
-    """
+    """Read and check a manifest."""
     path = folder / name
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
@@ -155,12 +151,7 @@ class PackedTokens:
 
 
 def open_packed(folder: Path, tokenizer: Tokenizer | None = None) -> PackedTokens:
-    """Open a packed corpus.
-
-    Raises:
-        DataError: The size of a file does not match the manifest, or the corpus was packed with
-            another tokenizer.
-    """
+    """Open a packed corpus."""
     manifest = read_manifest(folder)
     if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         raise DataError(

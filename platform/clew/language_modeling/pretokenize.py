@@ -1,8 +1,8 @@
 """Packs a corpus once, so that many trainings can use it.
 
-The corpus is divided into units. Each unit is tokenized into a separate file under `parts/`
-(`clew.language_modeling.pack_parts`), so that an interrupted run can continue. At the end, the
-parts are joined in order and the manifest is written.
+The corpus is divided into units. Each unit is tokenized into a separate file under `parts/`, so
+that an interrupted run can continue. At the end, the parts are joined in order and the manifest is
+written.
 
 A BPE vocabulary is trained only on the first part of the text. The last part is held out for
 validation and test.
@@ -10,29 +10,34 @@ validation and test.
 
 import fcntl
 import functools
+import hashlib
+import json
 import logging
 import multiprocessing
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
-from clew.errors import DataError
-from clew.files import write_whole
-from clew.folders import expanded
+from clew.errors import DataError, described
+from clew.files import expanded, replacing, write_whole
 from clew.language_modeling.documents import Unit, plan_units, read_unit
-from clew.language_modeling.pack_parts import PARTS_FOLDER, Part, join_parts, tokenize_unit
-from clew.language_modeling.pack_settings import PackSettings, plan_text
 from clew.language_modeling.packed_tokens import (
+    LENGTH_TYPE,
     LENGTHS_FILE,
     MANIFEST_FILE,
     TOKENS_FILE,
     PackManifest,
+    TokenBytes,
     is_packed,
     read_manifest,
+    token_type,
 )
 from clew.language_modeling.tokenizers import (
     BPE,
@@ -45,7 +50,187 @@ from clew.language_modeling.tokenizers import (
 
 logger = logging.getLogger(__name__)
 
-PLAN_FILE = "plan.json"
+PLAN_FILE, PARTS_FOLDER, LENGTHS_SUFFIX = "plan.json", "parts", ".lengths"
+COPY_BYTES = 16 * 2**20
+PLAN_VERSION = 2
+"""Increased when the same settings lead to other tokens or other files."""
+
+
+@dataclass(frozen=True)
+class PackSettings:
+    """Settings of a packed corpus."""
+
+    dataset: str
+    """A text, JSON Lines or Parquet file, a folder, or the name of a Hugging Face data set."""
+    chunk_size: int
+    """Number of tokens per window."""
+    tokenizer: str = BYTES
+    """`bytes`, `bpe` or the path of a tokenizers JSON file."""
+    vocabulary_size: int = 32768
+    """Number of entries of a BPE vocabulary that is trained on this text."""
+    text_column: str = "text"
+    """Key or column with the text."""
+    max_chunks: int | None = None
+    """Stop after this many windows."""
+    held_out_fraction: float = 0.1
+    """Share of the text, at its end, that is not used to train a BPE vocabulary."""
+
+    @property
+    def kept_tokenizer(self) -> str:
+        return BYTES if self.tokenizer == BYTES else BPE
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of `max_chunks` windows and one more as the last target; None: no limit."""
+        return None if self.max_chunks is None else self.max_chunks * self.chunk_size + 1
+
+    def tokenizer_bytes(self, num_bytes: int) -> int:
+        """Return the number of bytes at the start of a text that train a BPE vocabulary.
+
+        If the number of tokens is limited, one byte per token is assumed, because the real number
+        of bytes is not known before tokenization.
+        """
+        packed = num_bytes if self.most_tokens is None else min(num_bytes, self.most_tokens)
+        return int(packed * (1 - self.held_out_fraction))
+
+
+def plan_text(settings: PackSettings, units: list[Unit]) -> str:
+    """Return everything that determines a pack as JSON, with the window only for `max_chunks`."""
+    chosen = asdict(settings)
+    if settings.max_chunks is None:
+        del chosen["chunk_size"]
+    if settings.tokenizer != BPE:
+        del chosen["held_out_fraction"]
+    if settings.tokenizer != BYTES:
+        chosen["version"] = PLAN_VERSION
+    # Size and modification time of every file show whether it has changed.
+    stats = {unit.path: Path(unit.path).stat() for unit in units if unit.kind != "huggingface"}
+    files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+    return json.dumps({"settings": chosen, "files": files, "num_units": len(units)}, indent=1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The counts of a tokenized unit."""
+
+    num_tokens: int
+    num_documents: int
+    num_bytes: int
+
+
+_PARTS = TypeAdapter(Part)
+
+
+def tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Path) -> Part:
+    """Write the tokens of a unit unless an earlier run has; the counts are written last."""
+    counts = path.with_suffix(".json")
+    if counts.is_file() and path.is_file():
+        try:
+            return _PARTS.validate_json(counts.read_bytes())
+        except ValidationError as error:
+            logger.warning("%s: %s; this part is tokenized again", counts, described(error))
+    tokenizer = load_tokenizer(settings.kept_tokenizer, output)
+    dtype = token_type(tokenizer.vocabulary_size)
+    end = np.array([tokenizer.end_of_text], dtype=dtype)
+    keeps_lengths = tokenizer.byte_lengths() is None
+    num_bytes = num_documents = num_tokens = without_token = 0
+    lengths = path.with_suffix(LENGTHS_SUFFIX)
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb") as file,
+        lengths.open("wb") as beside,
+    ):
+        for piece in read_unit(unit, settings.text_column):
+            if keeps_lengths:
+                tokens, num_each = tokenizer.encode_with_bytes(piece.text)
+            else:
+                tokens, num_each = tokenizer.encode(piece.text), None
+            if piece.ends_document:
+                tokens = np.append(tokens, end)
+                num_documents += 1
+            if num_each is not None:
+                # The bytes of a piece without tokens (a blank piece) are added to the next token.
+                without_token += len(piece.text) - int(num_each.sum())
+                num_each = np.append(num_each, [0] * (len(tokens) - len(num_each)))
+                if len(num_each):
+                    num_each[0] += without_token
+                    without_token = 0
+                beside.write(num_each.astype(LENGTH_TYPE).tobytes())
+            file.write(tokens.astype(dtype).tobytes())
+            num_tokens += len(tokens)
+            num_bytes += len(piece.text)
+    part = Part(num_tokens, num_documents, num_bytes)
+    write_whole(counts, json.dumps(asdict(part)))
+    return part
+
+
+def join_parts(
+    settings: PackSettings,
+    tokenizer: Tokenizer,
+    parts: list[tuple[Path, Part]],
+    output: Path,
+    *,
+    whole: bool,
+) -> PackManifest:
+    """Join the parts into one file, write the manifest and delete the parts.
+
+    `whole` says whether these are all parts of the text.
+    """
+    dtype = token_type(tokenizer.vocabulary_size)
+    num_bytes = sum(part.num_bytes for _, part in parts)
+    num_documents = sum(part.num_documents for _, part in parts)
+    if num_bytes == 0:
+        raise DataError(f"{settings.dataset}: an empty corpus; expected text")
+    num_tokens = sum(part.num_tokens for _, part in parts)
+    kept = min(num_tokens, settings.most_tokens or num_tokens)
+    paths, by_vocabulary = [path for path, _ in parts], tokenizer.byte_lengths()
+    digest = _concatenate(paths, output / TOKENS_FILE, kept * dtype.itemsize)
+    fingerprint = hashlib.sha256(f"{digest}/{tokenizer.fingerprint}".encode()).hexdigest()[:16]
+    tokens, lengths = np.memmap(output / TOKENS_FILE, dtype=dtype, mode="r"), None
+    if by_vocabulary is None:
+        beside = [path.with_suffix(LENGTHS_SUFFIX) for path in paths]
+        _concatenate(beside, output / LENGTHS_FILE, kept * LENGTH_TYPE.itemsize)
+        lengths = np.memmap(output / LENGTHS_FILE, dtype=LENGTH_TYPE, mode="r")
+    counted, seen = TokenBytes(tokens, by_vocabulary, lengths), 0
+    if settings.tokenizer == BPE:
+        # If tokenizing stopped early, the text is longer than its parts.
+        seen = counted.num_tokens(
+            settings.tokenizer_bytes(num_bytes if whole else max(num_bytes, num_tokens))
+        )
+    if kept < num_tokens:
+        num_bytes = counted.total(0, kept)
+        num_documents = int(np.count_nonzero(tokens == tokenizer.end_of_text))
+    manifest = PackManifest(
+        dataset=settings.dataset,
+        tokenizer=settings.tokenizer,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text=tokenizer.end_of_text,
+        dtype=dtype.str,
+        num_tokens=kept,
+        num_documents=num_documents,
+        num_bytes=num_bytes,
+        chunk_size=settings.chunk_size,
+        fingerprint=fingerprint,
+        tokenizer_tokens=seen,
+        has_lengths=lengths is not None,
+    )
+    manifest.write(output)
+    shutil.rmtree(output / PARTS_FOLDER)
+    return manifest
+
+
+def _concatenate(paths: list[Path], target: Path, num_bytes: int) -> str:
+    """Write the first `num_bytes` of the parts into a file, and return their SHA-256."""
+    digest, left = hashlib.sha256(), num_bytes
+    with replacing(target) as temporary, temporary.open("wb") as joined:
+        for path in paths:
+            with path.open("rb") as file:
+                while left and (block := file.read(min(COPY_BYTES, left))):
+                    joined.write(block)
+                    digest.update(block)
+                    left -= len(block)
+    return digest.hexdigest()
 
 
 def pretokenize(
@@ -53,14 +238,7 @@ def pretokenize(
 ) -> PackManifest:
     """Pack a corpus into a folder, or continue an unfinished pack; a finished pack is not changed.
 
-    Args:
-        settings: Settings of the pack.
-        output: Folder of the pack.
-        num_proc: Number of processes that tokenize.
-        force: Whether to delete an existing pack in the folder and start again.
-
-    Raises:
-        DataError: The corpus is empty or malformed, or the folder contains another pack.
+    With `force`, an existing pack in the folder is deleted first.
     """
     units = plan_units(settings.dataset)
     output.mkdir(parents=True, exist_ok=True)

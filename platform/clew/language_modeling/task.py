@@ -16,18 +16,18 @@ from clew.config.eigenstate import EigenstateLMModel
 from clew.config.loss import LanguageLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.language_modeling.generation import Sampling, generate
-from clew.language_modeling.loss import summed_loss, token_losses
-from clew.language_modeling.model import EigenstateLM
-from clew.language_modeling.model_folder import write_tokens
-from clew.language_modeling.perplexity import (
+from clew.language_modeling.loss import (
     SEGMENT_TOKENS,
     PositionBucket,
     loss_by_position,
     measure_perplexity,
     segment_losses,
+    summed_loss,
+    token_losses,
 )
+from clew.language_modeling.model import EigenstateLM, Sampling, generate
 from clew.language_modeling.tokens import TokenBatch, TokenSplits, TokenWindows
+from clew.language_modeling.writer import write_tokens
 from clew.training.task import ExampleValues, LossSum
 
 POSITION_WINDOWS = 16

@@ -13,10 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from clew.errors import DataError, described, quoted
-from clew.extras import extra
-from clew.files import write_whole
-from clew.folders import expanded
+from clew.errors import DataError, described, extra, quoted
+from clew.files import expanded, write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from clew.config.data import TokenData
 from clew.errors import ConfigError, DataError, quoted
-from clew.folders import (
+from clew.files import (
     DATA_VARIABLE,
     cache_folder,
     check_data_name,
@@ -27,14 +27,13 @@ from clew.folders import (
     expanded,
 )
 from clew.language_modeling.documents import plan_units
-from clew.language_modeling.pack_settings import PackSettings, plan_text
 from clew.language_modeling.packed_tokens import (
     PackedTokens,
     TokenBytes,
     open_packed,
     read_manifest,
 )
-from clew.language_modeling.pretokenize import pretokenize
+from clew.language_modeling.pretokenize import PackSettings, plan_text, pretokenize
 from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, load_tokenizer
 
 SPLITS = ("train", "valid", "test")
@@ -86,11 +85,7 @@ class TokenBatch:
 
 
 def continuation_batch(tokenizer: Tokenizer, prompt: str, continuation: str) -> TokenBatch:
-    """Return a text as one window whose loss counts only the continuation.
-
-    Raises:
-        DataError: The prompt or the continuation has no token.
-    """
+    """Return a text as one window whose loss counts only the continuation."""
     before, after = (tokenizer.encode(text.encode()) for text in (prompt, continuation))
     if not len(before) or not len(after):
         raise DataError(
@@ -126,7 +121,6 @@ class TokenWindows:
         return max(0, (self.end - self.start - 1 - self.length + self.stride) // self.stride)
 
     def without_overlap(self) -> Self:
-        """Return the windows of the split with the stride of one window, without overlap."""
         return type(self)(self.packed, start=self.start, end=self.end, length=self.length)
 
     @property
@@ -164,15 +158,7 @@ class TokenSplits:
 
 
 def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
-    """Open the packed corpus of a configuration, and pack it first if necessary.
-
-    Args:
-        config: The section `data` of the configuration.
-        window: Number of tokens per window.
-
-    Raises:
-        DataError: The corpus is empty, malformed, or shorter than a window.
-    """
+    """Open the packed corpus of a configuration, and pack it first if necessary."""
     folder = pack(config, window=window)
     own = BYTES if read_manifest(folder).tokenizer == BYTES else BPE
     tokenizer = load_tokenizer(config.tokenizer or own, folder)
@@ -232,7 +218,6 @@ def pack(config: TokenData, *, window: int) -> Path:
 
 
 def find_text(name: str) -> Path:
-    """Return the folder of a named text under $CLEW_DATA."""
     root = data_folder()
     check_data_name(name)
     if root is None or not (root / name).is_dir():

@@ -1,35 +1,206 @@
-"""Reads a prompt and generates its continuation, from the start or from a paused text.
+"""Continues texts with a model, from a prompt or from where an earlier text paused.
 
-Tokens are generated one by one. The text of an incomplete character is held back until the
-character is complete.
+A model folder has what this needs, so that the training text is not needed:
+
+    model.safetensors  manifest.json      the checkpoint
+    tokens.json                           the manifest of the packed text of the training
+    tokenizer.json                        the tokenizer, unless tokens are bytes
+
+A paused text is a safetensors file: the state of the model, the random generator and the shown
+tokens. Its metadata has the digest of the model's weights, because another model cannot use it.
 """
 
 import itertools
+import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from clew.errors import ConfigError, DataError, quoted
-from clew.language_modeling.generation import Sampling, TextState, read_text, write_text
-from clew.language_modeling.model_folder import TextModel
-from clew.language_modeling.state_file import PausedText
-from clew.language_modeling.tokenizers import Tokenizer
+from clew.config.eigenstate import EigenstateLMModel
+from clew.config.load import from_mapping
+from clew.errors import CheckpointError, ConfigError, DataError, described, quoted
+from clew.files import replacing
+from clew.language_modeling.model import EigenstateLM, Sampling, TextState, read_text, write_text
+from clew.language_modeling.packed_tokens import PackedTokens, PackManifest
+from clew.language_modeling.packed_tokens import read_manifest as read_pack_manifest
+from clew.language_modeling.tokenizers import BPE, BYTES, TOKENIZER_FILE, Tokenizer, load_tokenizer
+from clew.training.checkpoints import copy_weights, read_model
+from clew.training.manifest import MANIFEST_FILE, read_manifest
 
+TOKENS_FILE = "tokens.json"
+SCHEMA_VERSION = "1"
+VERSION_KEY, WEIGHTS_KEY = "clew.text_state", "clew.weights"
 DEFAULT_SEED = 0
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CONTEXT_TOKENS = 4
 """Tokens of the prompt for decoding the first piece, because some tokenizers' spaces need them."""
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A language model with the tokenizer that it was trained with."""
+
+    model: EigenstateLM
+    tokenizer: Tokenizer
+
+
+def write_tokens(folder: Path, packed: PackedTokens) -> None:
+    """Write the manifest of a packed text, and its tokenizer if it is a file."""
+    text = json.dumps(asdict(packed.manifest), indent=1) + "\n"
+    (folder / TOKENS_FILE).write_text(text, encoding="utf-8")
+    if packed.manifest.tokenizer != BYTES:
+        shutil.copy2(packed.folder / TOKENIZER_FILE, folder / TOKENIZER_FILE)
+
+
+def write_model_folder(folder: Path, *, checkpoint: Path, packed: PackedTokens) -> Path:
+    folder.mkdir(parents=True)
+    copy_weights(checkpoint, folder)
+    write_tokens(folder, packed)
+    return folder
+
+
+def load_text_folder(folder: Path) -> TextModel:
+    """Load a folder that `write_model_folder` has written."""
+    text = read_pack_manifest(folder, TOKENS_FILE)
+    tokenizer = load_tokenizer(BYTES if text.tokenizer == BYTES else BPE, folder)
+    return load_text_model(folder, text, tokenizer)
+
+
+def load_text_model(checkpoint: Path, text: PackManifest, tokenizer: Tokenizer) -> TextModel:
+    """Load the model of a checkpoint, which was trained on the packed text of this manifest."""
+    manifest = read_manifest(checkpoint)
+    config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
+    if not isinstance(config.model, EigenstateLMModel):
+        raise CheckpointError(
+            f"{checkpoint}: has a {config.model.kind} model, but expected eigenstate_lm; only "
+            "language models continue texts"
+        )
+    if text.fingerprint != manifest.data_fingerprint:
+        raise CheckpointError(
+            f"{checkpoint}: was trained on text {manifest.data_fingerprint}, but the given tokens "
+            f"are of text {text.fingerprint}; use the checkpoint and the tokens of one run"
+        )
+    settings, size = config.model, text.vocabulary_size
+    model = read_model(
+        checkpoint, lambda: EigenstateLM(size, settings, end_of_text=text.end_of_text)
+    )
+    return TextModel(model.eval(), tokenizer)
+
+
+@dataclass(frozen=True)
+class PausedText:
+    """Everything that the rest of a text depends on."""
+
+    state: TextState
+    draws: Tensor
+    """State of the random generator, uint8."""
+    tokens: Tensor
+    """The last tokens of the text, `(token,)`, int64."""
+    num_shown: int
+    """Number of `tokens` that have been shown; the others end inside a character."""
+
+    def write(self, path: Path, weights: str) -> None:
+        """Write the state and the digest of the model's weights to a file, atomically."""
+        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in _named(self, "text")}
+        metadata = {VERSION_KEY: SCHEMA_VERSION, WEIGHTS_KEY: weights}
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata=metadata)
+
+
+def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
+    """Read a state that was written with the model, whose weights have this digest."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = file.metadata() or {}
+        tensors = load_file(path)
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{path}: not a readable state ({described(error)}); expected a file written by "
+            "--state, or the name of a new file"
+        ) from None
+    if said.get(VERSION_KEY) != SCHEMA_VERSION:
+        raise DataError(
+            f"{path}: a safetensors file, but not the state of a text (version "
+            f"{quoted(said.get(VERSION_KEY))}, this version of Clew reads {SCHEMA_VERSION}); give "
+            "another file"
+        )
+    if said.get(WEIGHTS_KEY) != weights:
+        raise CheckpointError(
+            f"{path}: the state of a model with weights {quoted(said.get(WEIGHTS_KEY))}, but this "
+            f"model has {weights}; use the model that wrote the state, or give another file"
+        )
+    device = model.embedding.weight.device
+    pattern = PausedText(
+        read_text(model, torch.zeros(1, 1, dtype=torch.long, device=device)),
+        draws=torch.Generator().get_state(),
+        tokens=tensors.get("text.tokens", torch.zeros(0, dtype=torch.long)),
+        num_shown=0,
+    )
+    expected = {name: (tuple(t.shape), t.dtype) for name, t in _named(pattern, "text")}
+    if expected != {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}:
+        raise DataError(f"{path}: damaged; its tensors do not have the form of this model's state")
+    paused = _filled(pattern, tensors, "text")
+    if not _is_usable(paused, num_tokens=len(model.embedding.weight)):
+        raise DataError(f"{path}: damaged; it contains values that are not valid for this model")
+    return paused
+
+
+def _is_usable(paused: PausedText, num_tokens: int) -> bool:
+    try:
+        torch.Generator().set_state(paused.draws)
+    except RuntimeError:
+        return False
+    tokens = paused.tokens
+    return (
+        bool(((tokens >= 0) & (tokens < num_tokens)).all())
+        and 0 <= paused.num_shown <= len(tokens)
+        and all(bool(torch.isfinite(tensor).all()) for _, tensor in _named(paused.state, "state"))
+    )
+
+
+def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, int):
+        yield name, torch.tensor(value)
+    elif isinstance(value, tuple):
+        for place, part in enumerate(value):
+            yield from _named(part, f"{name}.{place}")
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _named(getattr(value, field.name), f"{name}.{field.name}")
+
+
+def _filled(value: S, tensors: dict[str, Tensor], name: str) -> S:
+    found: Any = value
+    if isinstance(value, Tensor):
+        found = tensors[name].to(value.device)
+    elif isinstance(value, int):
+        found = int(tensors[name])
+    elif isinstance(value, tuple):
+        found = tuple(_filled(part, tensors, f"{name}.{i}") for i, part in enumerate(value))
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = {
+            field.name: _filled(getattr(value, field.name), tensors, f"{name}.{field.name}")
+            for field in fields(value)
+        }
+        found = replace(value, **parts)
+    return found  # type: ignore[no-any-return]
 
 
 class TextWriter:
     """Reads and continues one text, with its state and its random generator.
 
-    Args:
-        text_model: The language model.
-        start: A paused text to continue; None: a new text.
-        seed: Seed for drawing tokens; None: the generator of `start` continues, or `DEFAULT_SEED`
-            for a new text.
+    Without a seed, the generator of `start` continues; a new text has `DEFAULT_SEED`.
     """
 
     def __init__(
@@ -48,11 +219,6 @@ class TextWriter:
     def read(
         self, prompt: str, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> None:
-        """Read a prompt, which is appended to the text so far.
-
-        Raises:
-            UsageError: The prompt cannot be encoded; see `encode_prompt`.
-        """
         tokens = encode_prompt(self._tokenizer, prompt)
         inputs = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0)
         device = self._model.embedding.weight.device
@@ -80,10 +246,7 @@ class TextWriter:
 class TextPieces:
     """Converts tokens to pieces of text, whose concatenation is the text of all tokens.
 
-    Args:
-        tokenizer: Tokenizer that decodes the tokens.
-        tokens: Earlier tokens: those whose text was shown, then those whose text was held back.
-        num_shown: Number of `tokens` whose text was shown.
+    It keeps tokens of which the first `num_shown` have been shown, and the others held back.
     """
 
     def __init__(
@@ -122,23 +285,14 @@ def continuation(
     sampling: Sampling | None = None,
     seed: int = DEFAULT_SEED,
 ) -> str:
-    """Return generated text that continues a prompt.
-
-    Raises:
-        UsageError: The prompt cannot be encoded; see `encode_prompt`.
-    """
+    """Return generated text that continues a prompt."""
     writer = TextWriter(text_model, seed=seed)
     writer.read(prompt)
     return "".join(writer.write(max_tokens, sampling or Sampling())) + writer.rest()
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
-    """Return the tokens of a prompt, `(token,)`.
-
-    Raises:
-        ConfigError: The prompt has no token or is not UTF-8, which can happen in a terminal.
-        DataError: The prompt contains text that the tokenizer has no token for.
-    """
+    """Return the tokens of a prompt, `(token,)`."""
     try:
         text = prompt.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.errors import DataError, quoted
-from clew.text_blocks import BLOCK_BYTES, line_blocks
+from clew.input_files import BLOCK_BYTES, line_blocks
 
 TAB, NEWLINE = ord("\t"), ord("\n")
 MERGED_BLOCKS = 16
@@ -45,17 +45,11 @@ def read_coded(
     Returns:
         The codes of each file, int32 `(line, column)`, and the distinct values `(code,)`.
     """
-    width = len(layout.columns)
-    blocks: list[pa.DictionaryArray] = []
-    ends = []
-    for path in paths:
-        blocks.extend(f.dictionary_encode() for f in _field_blocks(path, layout, block_bytes))
-        ends.append(sum(map(len, blocks)) // width)
-    unified = pa.chunked_array(blocks).unify_dictionaries()
-    blocks.clear()
-    values = pc.utf8_slice_codeunits(unified.chunk(0).dictionary, 0, -1)
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in unified.chunks])
-    return np.split(codes.reshape(-1, width), ends[:-1]), values
+    parts: list[list[np.ndarray]] = [[] for _ in paths]
+    values = stream_coded(
+        paths, layout, lambda file, codes: parts[file].append(codes), block_bytes=block_bytes
+    )
+    return [np.concatenate(codes) for codes in parts], values
 
 
 def stream_coded(

@@ -1,4 +1,6 @@
-"""Ranks triples against given wrong heads and tails, by the rules of OGB's ogbl-biokg.
+"""Ranks and classifies triples against given wrong ones.
+
+Ranks follow the rules of OGB's ogbl-biokg.
 
 An `.npz` file has the arrays of OGB's splits: `head`, `relation`, `tail` `(triple,)`, `head_neg`
 and `tail_neg` `(triple, negative)`, and optionally `head_type` and `tail_type` `(triple,)`. Their
@@ -7,6 +9,11 @@ values are names in the graph, as text or as numbers. With types, an entity's na
 The rank of a triple is 1 + #(wrong score > its own) + #(equal) / 2, the mean of the optimistic and
 the pessimistic rank, as in OGB's evaluator. Known answers are not filtered out: the file defines
 which answers are wrong.
+
+A triple is classified as true or false by a score threshold for each relation. The thresholds
+maximise the accuracy on validation triples and given false triples (Socher et al., 2013; Safavi and
+Koutra, 2020, arXiv 2009.07810, for CoDEx's hard negatives). A relation without validation triples
+uses the threshold that is fitted to the triples of all relations.
 """
 
 import zipfile
@@ -15,14 +22,81 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import torch
+from jaxtyping import Bool, Float64, Int
 
 from clew.errors import DataError, described
+from clew.input_files import check_is_file, check_ratio
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.rank_metrics import RankingResult
-from clew.link_prediction.triple_scores import Candidates, CandidateScores, score_heads, score_tails
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.text_blocks import check_is_file, check_ratio
+
+SCORES_AT_ONCE = 2**20
+"""Limit of the entity rows that are gathered at once, and of activations, measured in such rows."""
+
+Candidates = Int[np.ndarray, "triple candidate"]
+CandidateScores = Float64[np.ndarray, "triple candidate"]
+
+
+@torch.no_grad()
+def score_tails(model: GraphModel, triples: Triples, tails: Candidates) -> CandidateScores:
+    """Return s(h, r, t') for the given tails t' of each triple."""
+    return _scores(model, triples[:, HEAD], triples[:, RELATION], tails)
+
+
+@torch.no_grad()
+def score_heads(
+    model: GraphModel, triples: Triples, heads: Candidates, num_relations: int
+) -> CandidateScores:
+    """Return the score of each triple with the given heads h' instead of its own.
+
+    With inverse relations this is the score of h' as the tail of (t, inverse of r), else the score
+    of (h', r, t).
+    """
+    if model.relation.num_embeddings == 2 * num_relations:
+        return _scores(model, triples[:, TAIL], triples[:, RELATION] + num_relations, heads)
+    count = heads.shape[1]
+    relation, tail = (np.repeat(triples[:, column], count) for column in (RELATION, TAIL))
+    return _scores(model, heads.ravel(), relation, tail[:, None]).reshape(heads.shape)
+
+
+def score_triples(
+    model: GraphModel, triples: Triples, num_relations: int
+) -> Float64[np.ndarray, "triple"]:
+    """Return the mean of each triple's two scores, as a query for its tail and for its head."""
+    by_tail = score_tails(model, triples, triples[:, [TAIL]])
+    by_head = score_heads(model, triples, triples[:, [HEAD]], num_relations)
+    mean: np.ndarray = 0.5 * (by_tail + by_head)[:, 0]
+    return mean
+
+
+def _scores(
+    model: GraphModel, entity: np.ndarray, relation: np.ndarray, candidates: Candidates
+) -> CandidateScores:
+    device = model.entity.weight.device
+    was_training, bias = model.training, model.tail_bias()
+    activations = -(-model.floats_per_query // model.entity.embedding_dim)
+    size = max(1, SCORES_AT_ONCE // max(candidates.shape[1], 4 * activations))
+    found = []
+    model.eval()
+    for start in range(0, len(candidates), size):
+        part = slice(start, start + size)
+        head, rel, tails = (
+            torch.from_numpy(ids[part].astype(np.int64)).to(device)
+            for ids in (entity, relation, candidates)
+        )
+        queries = model.queries(head, rel)
+        scores = torch.einsum("nd,nkd->nk", queries, model.entity(tails))
+        query_bias = model.query_bias(queries)
+        if bias is not None:
+            scores += bias[tails]
+        if query_bias is not None:
+            scores += query_bias[:, None]
+        found.append(scores.double().cpu().numpy())
+    model.train(was_training)
+    return np.concatenate(found) if found else np.zeros(candidates.shape)
+
 
 TRIPLE_KEYS, NEGATIVE_KEYS = ("head", "relation", "tail"), ("head_neg", "tail_neg")
 TYPE_KEYS = ("head_type", "tail_type")
@@ -149,3 +223,63 @@ def _ids_of_rows(
         name = str(distinct[int(np.argmin(ids))])
         raise DataError(f"{path}, array {key}: {vocabulary.unknown_name_message(name)}")
     return ids[places].reshape(texts.shape)
+
+
+TripleScores = Float64[np.ndarray, "triple"]
+IsTrue = Bool[np.ndarray, "triple"]
+RelationIds = Int[np.ndarray, "triple"]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The lowest score with which a triple counts as true, for each relation."""
+
+    by_relation: Float64[np.ndarray, "relation"]
+
+    @classmethod
+    def fit(
+        cls, scores: TripleScores, is_true: IsTrue, relation: RelationIds, num_relations: int
+    ) -> "Thresholds":
+        """Choose the thresholds with the highest accuracy on these triples."""
+        chosen = np.full(num_relations, best_threshold(scores, is_true))
+        for number in np.unique(relation):
+            own = relation == number
+            chosen[number] = best_threshold(scores[own], is_true[own])
+        return cls(chosen)
+
+    def predict(self, scores: TripleScores, relation: RelationIds) -> IsTrue:
+        answers: IsTrue = scores >= self.by_relation[relation]
+        return answers
+
+
+def best_threshold(scores: TripleScores, is_true: IsTrue) -> float:
+    """Return the threshold with the most correct decisions, halfway between two scores.
+
+    If several thresholds are equally good, the highest is chosen. It is infinity if no triple
+    should count as true, and the lowest score if all triples should.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ordered, true = scores[order], is_true[order]
+    # Correct if the first k triples count as true: true ones among them, false ones among the rest.
+    right = np.concatenate([[0], np.cumsum(true)]) + np.sum(~true)
+    right -= np.concatenate([[0], np.cumsum(~true)])
+    between = np.concatenate([[True], ordered[1:] < ordered[:-1], [True]])
+    k = int(np.argmax(np.where(between, right, -1)))
+    if k == 0:
+        return np.inf
+    return float(ordered[k - 1] if k == len(ordered) else (ordered[k - 1] + ordered[k]) / 2)
+
+
+@dataclass(frozen=True)
+class ClassificationQuality:
+    """The quality of a classification of triples."""
+
+    accuracy: float
+    f1: float
+
+    @classmethod
+    def of(cls, predicted: IsTrue, is_true: IsTrue) -> "ClassificationQuality":
+        """Compare predictions with the truth; F1 is computed for the true triples."""
+        hits = float(np.sum(predicted & is_true))
+        both = float(np.sum(predicted) + np.sum(is_true))
+        return cls(float(np.mean(predicted == is_true)), 2.0 * hits / both if both else 0.0)

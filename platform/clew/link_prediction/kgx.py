@@ -19,9 +19,9 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, field_validator
 
-from clew.biolink.terms import DENIED, PREFIX, most_specific
+from clew.biolink import DENIED, PREFIX, most_specific
 from clew.errors import DataError, described, printable, quoted
-from clew.text_blocks import COMPRESSIONS, line_blocks
+from clew.input_files import COMPRESSIONS, line_blocks
 
 log = logging.getLogger(__name__)
 R = TypeVar("R", bound=BaseModel)

@@ -22,14 +22,12 @@ from clew.config.data import TripleData
 from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.load import from_mapping
 from clew.errors import CheckpointError, DataError
-from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.conformal import AnswerSets
-from clew.link_prediction.filters import FilterIndex
+from clew.input_files import read_columns
+from clew.link_prediction.calibration import AnswerSets, Calibration
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.prediction import Predictor
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.parquet import read_columns
 from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 

@@ -1,187 +1,151 @@
-"""Packed data sets: triples are stored as ids, and are read from the disk when they are needed.
+"""A packed data set: one Arrow file, whose triples are read from the disk when they are needed.
 
-packed.json               the format, the data set's name, counts and fingerprint
-train.arrow               and valid.arrow, test.arrow: one Arrow record batch with the column
-                          `triple`, three int32 each; mapped into memory, never read as a whole
-entities.parquet          and relations.parquet: names and labels in the order of their ids
+The file has one row. The columns `train`, `valid` and `test` hold a list of triples, three int32
+each; `entities` and `relations` hold a list of names with their labels, in the order of their ids.
+The metadata hold the format, the data set's name and its fingerprint.
 
 Packing needs memory for the names and for some blocks of lines, for any number of triples. Ids,
 order and fingerprint are the same as without packing.
 """
 
-import os
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from clew.errors import ConfigError, DataError, described, quoted
-from clew.files import remove, replacing, write_whole
-from clew.link_prediction.fields import stream_coded
-from clew.link_prediction.triple_files import (
-    TRIPLE,
-    GraphFiles,
-    labelled,
-    read_dictionaries,
-    refuse_same_file,
-    refuse_same_triples,
-    translate,
-    vocabularies_of,
-    warn_of_column_names,
-)
-from clew.link_prediction.triples import (
-    SPLITS,
-    KnowledgeGraph,
-    Split,
-    Triples,
-    no_triples,
-    row_blocks,
-)
-from clew.link_prediction.vocabulary import Vocabulary
+from clew.files import remove
+from clew.input_files import check_is_file
+from clew.link_prediction.triple_files import GraphFiles, read_graph
+from clew.link_prediction.triples import SPLITS, KnowledgeGraph, row_blocks
+from clew.link_prediction.vocabulary import Kind, Vocabulary
 
-MANIFEST, FORMAT = "packed.json", 1
-COLUMN = "triple"
-SCHEMA = pa.schema([(COLUMN, pa.list_(pa.int32(), 3))])
+KEY, FORMAT = b"clew.packed", 2
+TRIPLES = pa.large_list(pa.list_(pa.int32(), 3))
+TEXTS = ("name", "label", "category", "synonyms")
+NAMES = pa.large_list(pa.struct([(text, pa.string()) for text in TEXTS]))
+KINDS: dict[str, Kind] = {"entities": "entity", "relations": "relation"}
+SCHEMA = pa.schema([*((split, TRIPLES) for split in SPLITS), *((name, NAMES) for name in KINDS)])
 
 
-class PackedManifest(BaseModel):
-    """The contents of `packed.json`."""
+class Packed(BaseModel):
+    """What the metadata of a packed file say."""
 
     format: int
     name: str
     fingerprint: str
-    num_triples: dict[Split, int]
-    """Number of triples in each split that has a file; the other splits are empty."""
+    fields_may_be_ids: dict[str, bool]
 
 
-def pack_graph(name: str, files: GraphFiles, folder: Path) -> KnowledgeGraph:
-    """Pack a data set into a new folder, and return the graph that is read from this folder.
+def pack_graph(name: str, files: GraphFiles, path: Path) -> KnowledgeGraph:
+    """Pack a data set into a new file, and return the graph that is read from it.
 
-    If packing fails, the folder does not exist.
-
-    Raises:
-        ConfigError: If the folder already exists.
-        DataError: If the files cannot be used.
-    """
-    if folder.exists():
-        raise ConfigError(f"{folder}: already exists; give a new folder, or remove it")
-    _remove_abandoned(folder)
-    given = {s: p for s in SPLITS if (p := getattr(files, s)) is not None}
-    paths = list(given.values())
-    refuse_same_file(paths)
-    dictionaries = read_dictionaries(files)
-    with replacing(folder) as temporary:
-        temporary.mkdir()
-        raw = [temporary / f"{split}.codes" for split in given]
-        values = _write_codes(paths, raw)
-        tables = [np.memmap(path, np.int32, "r+").reshape(-1, 3) for path in raw]
-        warn_of_column_names(paths, tables, values)
-        entities, relations = vocabularies_of(dictionaries, tables, values)
-        translate(paths, tables, values, (entities, relations), in_place=True)
-        refuse_same_triples(paths, tables)
-        for split, triples, path in zip(given, tables, raw, strict=True):
-            _write_triples(temporary / f"{split}.arrow", triples)
-            path.unlink()
-        del tables, triples
-        entities, relations = labelled(entities, relations, files)
-        entities.write(temporary / "entities.parquet")
-        relations.write(temporary / "relations.parquet")
-        graph = _read(name, temporary, given)
-        manifest = PackedManifest(
-            format=FORMAT,
-            name=name,
-            fingerprint=graph.fingerprint,
-            num_triples={split: len(graph.split(split)) for split in given},
-        )
-        write_whole(temporary / MANIFEST, manifest.model_dump_json(indent=1) + "\n")
-    return read_packed(folder)
-
-
-def read_packed(folder: Path) -> KnowledgeGraph:
-    """Return the graph of a packed folder; its triples stay on the disk.
+    If packing fails, there is no file, and the next packing removes what a killed one left.
 
     Raises:
-        DataError: If it is not a packed folder, or was changed since it was packed.
+        ConfigError: If the file already exists.
+        DataError: If the data set's files cannot be used.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise DataError(f"{folder}: no {MANIFEST}; expected a folder written by clew data --pack")
+    if path.exists():
+        raise ConfigError(f"{path}: already exists; give a new file, or remove it")
+    scratch = path.with_name(f".{path.name}.packing")
+    remove(scratch)
+    scratch.mkdir(parents=True)
     try:
-        manifest = PackedManifest.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise DataError(f"{path}: not written by clew data --pack ({described(error)})") from None
-    if manifest.format != FORMAT:
+        _write(scratch / "whole", read_graph(name, files, on_disk=scratch))
+        (scratch / "whole").replace(path)
+    finally:
+        remove(scratch)
+    return read_packed(path)
+
+
+def read_packed(path: Path) -> KnowledgeGraph:
+    """Return the graph of a packed file; its triples stay on the disk.
+
+    Raises:
+        DataError: If it is not a packed file, or was changed since it was packed.
+    """
+    if path.is_dir():
         raise DataError(
-            f"{path}: format {quoted(manifest.format)}, expected {FORMAT}; pack the data set again"
+            f"{path}: is a folder, as earlier versions packed triples; pack the data set again, "
+            "into a file: clew data --train ... --pack FILE"
         )
-    graph = _read(manifest.name, folder, manifest.num_triples)
-    if graph.fingerprint != manifest.fingerprint:
+    check_is_file(path)
+    try:
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        said = Packed.model_validate_json((reader.schema.metadata or {})[KEY])
+        if said.format != FORMAT:
+            raise ValueError(f"it has format {quoted(said.format)}, expected {FORMAT}")
+        if reader.schema.remove_metadata() != SCHEMA or reader.num_record_batches != 1:
+            raise ValueError("it holds other columns")
+        row = reader.get_batch(0)
+        row.validate(full=True)  # refuses a buffer that is too short for its values
+        entities, relations = (
+            _vocabulary(row.column(column).flatten(), kind, said.fields_may_be_ids[column])
+            for column, kind in KINDS.items()
+        )
+        triples = {
+            split: row.column(split)
+            .flatten()
+            .flatten()
+            .to_numpy(zero_copy_only=True)
+            .reshape(-1, 3)
+            for split in SPLITS
+        }
+    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise DataError(
-            f"{folder}: was changed since it was packed (fingerprint {graph.fingerprint}, packed "
-            f"as {quoted(manifest.fingerprint)}); pack the data set again"
+            f"{path}: not written by clew data --pack ({described(error)}); pack the data set again"
+        ) from None
+    graph = KnowledgeGraph(said.name, entities, relations, **triples)
+    limits = np.array([graph.num_entities, graph.num_relations, graph.num_entities])
+    for rows in triples.values():
+        for part in row_blocks(len(rows)):
+            if not ((rows[part] >= 0) & (rows[part] < limits)).all():
+                raise DataError(f"{path}: contains an id that no name has; pack the data set again")
+    if graph.fingerprint != said.fingerprint:
+        raise DataError(
+            f"{path}: was changed since it was packed (fingerprint {graph.fingerprint}, packed "
+            f"as {quoted(said.fingerprint)}); pack the data set again"
         )
     return graph
 
 
-def _read(name: str, folder: Path, splits: Iterable[Split]) -> KnowledgeGraph:
-    entities = Vocabulary.read(folder / "entities.parquet", "entity")
-    relations = Vocabulary.read(folder / "relations.parquet", "relation")
-    limits = np.array([len(entities), len(relations), len(entities)])
-    triples = {split: _map_triples(folder / f"{split}.arrow", limits) for split in splits}
-    every = {split: triples.get(split, no_triples()) for split in SPLITS}
-    return KnowledgeGraph(name, entities, relations, **every)
+def _write(path: Path, graph: KnowledgeGraph) -> None:
+    columns = []
+    for split in SPLITS:
+        flat = pa.array(graph.split(split).reshape(-1))
+        columns.append(_one_list(pa.FixedSizeListArray.from_arrays(flat, 3)))
+    vocabularies = {"entities": graph.entities, "relations": graph.relations}
+    for names in vocabularies.values():
+        given = names.name_array, names.label_array, names.category_array, names.synonym_array
+        texts = [pa.nulls(len(names), pa.string()) if text is None else text for text in given]
+        columns.append(_one_list(pa.StructArray.from_arrays(texts, fields=list(NAMES.value_type))))
+    said = Packed(
+        format=FORMAT,
+        name=graph.name,
+        fingerprint=graph.fingerprint,
+        fields_may_be_ids={key: names.fields_may_be_ids for key, names in vocabularies.items()},
+    )
+    schema = SCHEMA.with_metadata({KEY: said.model_dump_json()})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
 
 
-def _write_codes(paths: list[Path], raw: list[Path]) -> pa.StringArray:
-    for path in raw:
-        path.touch()
-
-    def write(number: int, codes: np.ndarray) -> None:
-        with raw[number].open("ab") as file:
-            file.write(np.ascontiguousarray(codes, np.int32).data)
-
-    return stream_coded(paths, TRIPLE, write)
+def _one_list(values: pa.Array) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
 
 
-def _write_triples(path: Path, triples: Triples) -> None:
-    """Write a split as one record batch, so that it can be mapped as one array."""
-    column = pa.FixedSizeListArray.from_arrays(pa.array(triples.reshape(-1)), 3)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
-        writer.write_batch(pa.record_batch([column], schema=SCHEMA))
-
-
-def _map_triples(path: Path, limits: np.ndarray) -> Triples:
-    try:
-        batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-        batch.validate(full=True)  # refuses a buffer that is too short for its values
-        if batch.schema != SCHEMA:
-            raise ValueError(f"it holds {' '.join(str(batch.schema).split())}")
-        flat: np.ndarray = batch.column(COLUMN).flatten().to_numpy(zero_copy_only=True)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path}: cannot be read ({described(error)}); pack the data set again"
-        ) from None
-    triples = flat.reshape(-1, 3)
-    for rows in row_blocks(len(triples)):
-        if not ((triples[rows] >= 0) & (triples[rows] < limits)).all():
-            raise DataError(f"{path}: contains an id that no name has; pack the data set again")
-    return triples
-
-
-def _remove_abandoned(folder: Path) -> None:
-    for path in folder.parent.glob(f".{folder.name}.*.tmp"):
-        number = path.name.removesuffix(".tmp").rpartition(".")[2]
-        if number.isdecimal() and not _lives(int(number)):
-            remove(path)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def _vocabulary(names: pa.StructArray, kind: Kind, fields_may_be_ids: bool) -> Vocabulary:
+    name, *others = (names.field(text) for text in TEXTS)
+    if not len(name) or name.null_count:
+        raise ValueError("a name is missing")
+    label, category, synonyms = (None if text.null_count == len(text) else text for text in others)
+    return Vocabulary(
+        kind,
+        name,
+        label,
+        fields_may_be_ids=fields_may_be_ids,
+        category_array=category,
+        synonym_array=synonyms,
+    )

@@ -17,11 +17,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from clew.errors import CheckpointError
-from clew.link_prediction.calibration import Calibration, HeldOut, fit_temperature
-from clew.link_prediction.conformal import AnswerSets, Surprises
-from clew.link_prediction.filters import FilterIndex
+from clew.link_prediction.calibration import (
+    AnswerSets,
+    Calibration,
+    HeldOut,
+    Surprises,
+    fit_temperature,
+)
 from clew.link_prediction.models.base import GraphModel, Queries, Scores
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
 
 CHUNK_MIB = 64.0
 MAX_CALIBRATION_QUERIES = 2048

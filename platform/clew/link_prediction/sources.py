@@ -1,23 +1,40 @@
-"""Finds and reads the graph of a configuration: a named data set, files, or a packed folder.
+"""Finds, reads and describes the graph of a configuration: a data set, files, a packed file.
 
 A named data set is a folder with `train.txt` and optionally `valid.txt` and `test.txt`. Each file
 can be compressed, as `.gz` or `.zst`. `umls` comes with the package. Other data sets are in the
 folder that the environment variable CLEW_DATA names. If the configuration names no other files,
 labels are read from the data set's folder: `entity_names.tsv` for entities, and `edge_map.json`,
 `relations.en.json`, `relation_names.tsv` or `relation2text.txt` for relations.
+
+A list of facts to leave out has one triple `head<TAB>relation<TAB>tail` per line, with the names of
+the data set. The dashboard's list begins with lines that identify its data. Such a list is refused
+for other data, where the same names can mean other facts.
 """
 
-from dataclasses import replace
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from clew import names
 from clew.config.data import TripleData
-from clew.errors import ConfigError, DataError
-from clew.folders import DATA_VARIABLE, data_folder, expanded
-from clew.link_prediction.exclusion import leave_out
+from clew.errors import ConfigError, DataError, described, quoted
+from clew.files import DATA_VARIABLE, data_folder, expanded
+from clew.input_files import COMPRESSIONS, check_is_file
 from clew.link_prediction.packed import read_packed
 from clew.link_prediction.triple_files import GraphFiles, labelled, read_graph
-from clew.link_prediction.triples import KnowledgeGraph
-from clew.text_blocks import COMPRESSIONS
+from clew.link_prediction.triples import (
+    HEAD,
+    RELATION,
+    SPLITS,
+    TAIL,
+    FilterIndex,
+    KnowledgeGraph,
+    Triples,
+)
+from clew.spreadsheets import FactList
 
 BUNDLED = Path(__file__).parent / "bundled"
 ENTITY_LABELS = ["entity_names.tsv"]
@@ -132,3 +149,156 @@ def _only_file(folder: Path, names: list[str]) -> Path | None:
             f"{folder}: has {' and '.join(path.name for path in found)}; expected one of them"
         )
     return found[0] if found else None
+
+
+logger = logging.getLogger(__name__)
+
+NUM_COLUMNS = 3
+
+Row = tuple[int, int, int]
+
+
+def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
+    """Return a graph without the training triples in a file; all copies of a triple are removed.
+
+    Entities and relations keep their ids, even if they are in no triple any more.
+
+    Raises:
+        DataError: If the file belongs to other data, contains no triple, contains a triple that is
+            not a training triple, or contains all training triples.
+    """
+    check_is_file(path)
+    try:
+        content = path.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
+    listed = FactList.parse(content)
+    _check_origin(path, listed.origin, graph)
+    named = {
+        _row(path, number, line, graph): number
+        for number, line in enumerate(listed.facts, start=listed.first_line)
+    }
+    if not named:
+        raise DataError(
+            f"{path}: contains no triple; expected head<TAB>relation<TAB>tail on each line"
+        )
+    wrong = np.array(list(named), np.int32)
+    candidates = np.flatnonzero(
+        np.logical_and.reduce(
+            [np.isin(graph.train[:, part], wrong[:, part]) for part in (HEAD, RELATION, TAIL)]
+        )
+    )
+    found = [row for row in candidates if tuple(graph.train[row].tolist()) in named]
+    missing = named.keys() - {tuple(graph.train[row].tolist()) for row in found}
+    if missing:
+        number = min(named[row] for row in missing)
+        raise DataError(
+            f"{path}, line {number}: {quoted(listed.facts[number - listed.first_line])} is not a "
+            f"training triple of {graph.name}; only these can be left out"
+        )
+    if len(found) == len(graph.train):
+        raise DataError(f"{path}: lists every training triple of {graph.name}; none would be left")
+    logger.info("%s: %d of %d training triples are left out", path, len(found), len(graph.train))
+    return replace(graph, train=np.delete(graph.train, found, axis=0))
+
+
+def _check_origin(path: Path, said: Mapping[str, str], graph: KnowledgeGraph) -> None:
+    """Refuse a list of other data."""
+    given = said.get(names.LIST_FINGERPRINT_PREFIX, graph.fingerprint)
+    if given != graph.fingerprint:
+        data_set = said.get(names.LIST_DATA_SET_PREFIX, "unknown data")
+        raise DataError(
+            f"{path}: its facts are from {quoted(data_set)[1:-1]} with fingerprint "
+            f"{quoted(given)[1:-1]}, but {graph.name} here has fingerprint "
+            f"{graph.fingerprint}; expected a list from these data"
+        )
+
+
+def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:
+    fields = line.split("\t")
+    if len(fields) != NUM_COLUMNS:
+        raise DataError(
+            f"{path}, line {number}: {quoted(line)} has {len(fields)} tab-separated columns; "
+            "expected head<TAB>relation<TAB>tail"
+        )
+    head, relation, tail = fields
+    try:
+        return graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
+    except DataError as error:
+        raise DataError(f"{path}, line {number}: {error}") from None
+
+
+@dataclass(frozen=True)
+class GraphSummary:
+    """Statistics of a graph; degrees count both ends of every training triple."""
+
+    name: str
+    fingerprint: str
+    num_entities: int
+    num_relations: int
+    num_train: int
+    num_valid: int
+    num_test: int
+    num_unseen_entities: int
+    """Number of entities in validation or test triples, but in no training triple."""
+    num_unseen_relations: int
+    """The same of relations. What is in no training triple is never trained."""
+    num_untrained: int
+    """Number of validation and test triples with such an entity or relation."""
+    num_unused_entities: int
+    """Number of entities that are in no triple (only with a dictionary)."""
+    num_duplicates: int
+    """Number of triples that repeat an earlier one of the same split, over all splits."""
+    num_leaked: int
+    """Number of distinct validation and test triples that are also training triples."""
+    num_entity_labels: int
+    num_relation_labels: int
+    mean_degree: float
+    """Over entities of training triples."""
+    median_degree: float
+    """Over entities of training triples."""
+    max_degree: int
+    hub: str
+    """Label of the entity with the largest degree."""
+
+
+def describe(graph: KnowledgeGraph) -> GraphSummary:
+    degrees = _degrees(graph, graph.train)
+    held_out = np.concatenate([graph.valid, graph.test])
+    ends, relations = held_out[:, [HEAD, TAIL]], held_out[:, RELATION]
+    is_trained = degrees > 0, np.isin(np.arange(graph.num_relations), graph.train[:, RELATION])
+    seen = degrees[degrees > 0]
+    train, valid, test = (_num_distinct(graph, graph.split(split)) for split in SPLITS)
+    num_triples = sum(len(graph.split(split)) for split in SPLITS)
+    return GraphSummary(
+        name=graph.name,
+        fingerprint=graph.fingerprint,
+        num_entities=graph.num_entities,
+        num_relations=graph.num_relations,
+        num_train=len(graph.train),
+        num_valid=len(graph.valid),
+        num_test=len(graph.test),
+        num_unseen_entities=int((~is_trained[0][np.unique(ends)]).sum()),
+        num_unseen_relations=int((~is_trained[1][np.unique(relations)]).sum()),
+        num_untrained=int((~(is_trained[0][ends].all(1) & is_trained[1][relations])).sum()),
+        num_unused_entities=int((degrees + _degrees(graph, held_out) == 0).sum()),
+        num_duplicates=num_triples - train - valid - test,
+        num_leaked=sum(
+            train + distinct - _num_distinct(graph, np.concatenate([graph.train, triples]))
+            for distinct, triples in ((valid, graph.valid), (test, graph.test))
+        ),
+        num_entity_labels=graph.entities.num_labels,
+        num_relation_labels=graph.relations.num_labels,
+        mean_degree=float(seen.mean()),
+        median_degree=float(np.median(seen)),
+        max_degree=int(seen.max()),
+        hub=graph.entities.label(int(degrees.argmax())),
+    )
+
+
+def _degrees(graph: KnowledgeGraph, triples: Triples) -> np.ndarray:
+    return np.bincount(triples[:, [HEAD, TAIL]].ravel(), minlength=graph.num_entities)
+
+
+def _num_distinct(graph: KnowledgeGraph, triples: Triples) -> int:
+    return len(FilterIndex.from_triples(triples, graph.num_relations).tails)

@@ -12,16 +12,20 @@ from clew.config.loss import EntityLoss, KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.layers.products import device_of
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
-from clew.link_prediction.losses.negatives import NegativeSampler, degree_weights
 from clew.link_prediction.losses.one_vs_all import (
     OneVsAll,
     one_vs_all_loss,
     one_vs_all_row_losses,
     targets_of,
 )
-from clew.link_prediction.losses.sampled import EntityRows, Sample, sampled_row_losses
+from clew.link_prediction.losses.sampled import (
+    EntityRows,
+    NegativeSampler,
+    Sample,
+    degree_weights,
+    sampled_row_losses,
+)
 from clew.link_prediction.losses.sharded import sharded_loss
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, Queries, build_graph_model
@@ -33,7 +37,7 @@ from clew.link_prediction.triple_batches import (
     OneVsAllExamples,
     TripleBatch,
 )
-from clew.link_prediction.triples import KnowledgeGraph, Split
+from clew.link_prediction.triples import FilterIndex, KnowledgeGraph, Split
 from clew.training.sharding.table import ShardedTable
 from clew.training.task import ExampleValues, LossSum
 

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
 
 SHOWN_EXAMPLES = 8
 

@@ -16,15 +16,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.errors import DataError
-from clew.link_prediction.dictionaries import fields_to_ids, read_dictionary
-from clew.link_prediction.fields import Layout, read_coded
-from clew.link_prediction.filters import FilterIndex
-from clew.link_prediction.labels import read_edge_map, read_labels
+from clew.link_prediction.dictionaries import (
+    fields_to_ids,
+    read_dictionary,
+    read_edge_map,
+    read_labels,
+)
+from clew.link_prediction.fields import Layout, read_coded, stream_coded
 from clew.link_prediction.triples import (
     HEAD,
     RELATION,
     SPLITS,
     TAIL,
+    FilterIndex,
     KnowledgeGraph,
     Triples,
     no_triples,
@@ -57,43 +61,46 @@ class GraphFiles:
     relation_labels: Path | None = None
 
 
-def read_graph(name: str, files: GraphFiles) -> KnowledgeGraph:
-    """Read a graph; entities that occur only in validation or test triples are allowed."""
+def read_graph(name: str, files: GraphFiles, *, on_disk: Path | None = None) -> KnowledgeGraph:
+    """Read a graph; entities that occur only in validation or test triples are allowed.
+
+    Args:
+        name: Name of the data set.
+        files: Its files.
+        on_disk: A folder for files of the triples, which are then mapped into memory; repeated
+            triples are not counted. If None, the triples are in memory.
+    """
     given = {s: p for s in SPLITS if (p := getattr(files, s)) is not None}
     paths = list(given.values())
-    refuse_same_file(paths)
-    given_names = read_dictionaries(files)
-    tables, values = read_coded(paths, TRIPLE)
-    warn_of_column_names(paths, tables, values)
-    entities, relations = vocabularies_of(given_names, tables, values)
-    triples = translate(paths, tables, values, (entities, relations))
-    del tables
-    refuse_same_triples(paths, triples)
-    for path, rows in zip(paths, triples, strict=True):
-        _warn_of_duplicates(path, rows, len(relations))
+    _refuse_same_file(paths)
+    entities = read_dictionary(files.entity_to_id, "entity") if files.entity_to_id else None
+    relations = read_dictionary(files.relation_to_id, "relation") if files.relation_to_id else None
+    tables, values = read_coded(paths, TRIPLE) if on_disk is None else _mapped(paths, on_disk)
+    _warn_of_column_names(paths, tables, values)
+    entities = entities or _sorted_vocabulary("entity", tables, values)
+    relations = relations or _sorted_vocabulary("relation", tables, values)
+    _translate(paths, tables, values, (entities, relations))
+    _refuse_same_triples(paths, tables)
+    if on_disk is None:
+        for path, rows in zip(paths, tables, strict=True):
+            _warn_of_duplicates(path, rows, len(relations))
     entities, relations = labelled(entities, relations, files)
-    splits = {split: no_triples() for split in SPLITS} | dict(zip(given, triples, strict=True))
+    splits = {split: no_triples() for split in SPLITS} | dict(zip(given, tables, strict=True))
     return KnowledgeGraph(name, entities, relations, **splits)
 
 
-def read_dictionaries(files: GraphFiles) -> tuple[Vocabulary | None, Vocabulary | None]:
-    """Return the entities and relations of the dictionaries; None for one that is not given."""
-    entities = read_dictionary(files.entity_to_id, "entity") if files.entity_to_id else None
-    relations = read_dictionary(files.relation_to_id, "relation") if files.relation_to_id else None
-    return entities, relations
+def _mapped(paths: Sequence[Path], folder: Path) -> tuple[list[np.ndarray], pa.StringArray]:
+    """Return what `read_coded` returns, with the codes in files that are mapped into memory."""
+    raw = [folder / f"{number}.codes" for number in range(len(paths))]
+    for path in raw:
+        path.touch()
 
+    def write(number: int, codes: np.ndarray) -> None:
+        with raw[number].open("ab") as file:
+            file.write(np.ascontiguousarray(codes, np.int32).data)
 
-def vocabularies_of(
-    given: tuple[Vocabulary | None, Vocabulary | None],
-    tables: Sequence[np.ndarray],
-    values: pa.Array,
-) -> tuple[Vocabulary, Vocabulary]:
-    """Return entities and relations: those of dictionaries, or the names in code point order."""
-    entities, relations = given
-    return (
-        entities or _sorted_vocabulary("entity", tables, values),
-        relations or _sorted_vocabulary("relation", tables, values),
-    )
+    values = stream_coded(paths, TRIPLE, write)
+    return [np.memmap(path, np.int32, "r+").reshape(-1, 3) for path in raw], values
 
 
 def labelled(
@@ -110,7 +117,8 @@ def labelled(
 def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Triples:
     """Read a file of triples over known names; an unknown name is an error."""
     tables, values = read_coded([path], TRIPLE)
-    return translate([path], tables, values, (entities, relations))[0]
+    _translate([path], tables, values, (entities, relations))
+    return tables[0]
 
 
 def count_duplicates(triples: Triples, num_relations: int) -> int:
@@ -130,32 +138,21 @@ def _used_codes(kind: Kind, tables: Sequence[np.ndarray], num_values: int) -> np
     return np.flatnonzero(used)
 
 
-def translate(
+def _translate(
     paths: Sequence[Path],
     tables: Sequence[np.ndarray],
     values: pa.Array,
     vocabularies: Sequence[Vocabulary],
-    *,
-    in_place: bool = False,
-) -> list[Triples]:
-    """Replace codes of values by ids; the first unknown name is an error.
-
-    Args:
-        paths: Files that the tables come from.
-        tables: Codes `(triple, 3)` of each file.
-        values: The text of each code.
-        vocabularies: Vocabularies of the entities and of the relations.
-        in_place: Overwrite the codes with ids.
-    """
+) -> None:
+    """Overwrite the codes `(triple, 3)` of values by ids; the first unknown name is an error."""
     ids = {}
     for vocabulary in vocabularies:
         used = _used_codes(vocabulary.kind, tables, len(values))
         ids[vocabulary.kind] = np.full(len(values), -1, np.int32)
         ids[vocabulary.kind][used] = fields_to_ids(values.take(pa.array(used)), vocabulary)
-    translated = [table if in_place else np.empty_like(table) for table in tables]
-    for path, table, triples in zip(paths, tables, translated, strict=True):
-        for rows in row_blocks(len(table)):
-            codes = np.array(table[rows])
+    for path, triples in zip(paths, tables, strict=True):
+        for rows in row_blocks(len(triples)):
+            codes = np.array(triples[rows])
             for kind, columns in COLUMNS.items():
                 triples[rows, columns] = ids[kind][codes[:, columns]]
             unknown = np.argwhere(triples[rows] < 0)
@@ -164,7 +161,6 @@ def translate(
                 vocabulary = vocabularies[1 if column == RELATION else 0]
                 name = values[int(codes[row, column])].as_py()
                 raise _unknown(path, rows.start + row, name, vocabulary)
-    return translated
 
 
 def _unknown(path: Path, row: int, name: str, vocabulary: Vocabulary) -> DataError:
@@ -174,7 +170,7 @@ def _unknown(path: Path, row: int, name: str, vocabulary: Vocabulary) -> DataErr
     return DataError(message)
 
 
-def refuse_same_file(paths: Sequence[Path]) -> None:
+def _refuse_same_file(paths: Sequence[Path]) -> None:
     """Refuse a file that is given for two splits."""
     for first, second in combinations(paths, 2):
         if first.exists() and second.exists() and first.samefile(second):
@@ -184,7 +180,7 @@ def refuse_same_file(paths: Sequence[Path]) -> None:
             )
 
 
-def refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> None:
+def _refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> None:
     """Refuse two files of the same triples in the same order."""
     for (first, rows), (second, others) in combinations(zip(paths, triples, strict=True), 2):
         if np.array_equal(rows, others):
@@ -194,7 +190,7 @@ def refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> No
             )
 
 
-def warn_of_column_names(
+def _warn_of_column_names(
     paths: Sequence[Path], tables: Sequence[np.ndarray], values: pa.Array
 ) -> None:
     """Warn if the first triple of a file looks like the names of its columns.

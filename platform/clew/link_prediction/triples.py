@@ -1,13 +1,13 @@
-"""A knowledge graph as arrays of integer ids, with the names of entities and relations."""
+"""A knowledge graph as arrays of integer ids, and an index of its known answers."""
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int, Int32, Int64
 
 from clew.link_prediction.vocabulary import Vocabulary
 
@@ -87,3 +87,122 @@ def add_inverses(triples: Triples, num_relations: int) -> Triples:
     inverses = triples[:, [TAIL, RELATION, HEAD]]
     inverses[:, RELATION] += num_relations
     return np.concatenate([triples, inverses])
+
+
+Ids = Int[np.ndarray, "query"]
+Coordinates = tuple[Int64[np.ndarray, "pair"], Int64[np.ndarray, "pair"]]
+"""Rows of a batch and their entities: `(row[i], entity[i])` is a known answer."""
+
+LARGEST_KEY = 2**63 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class FilterIndex:
+    """The distinct tails of every distinct query, as rows of a sparse matrix.
+
+    Query number `q` is `(keys[q] // num_relations, keys[q] % num_relations)`; its tails are
+    `tails[offsets[q]:offsets[q + 1]]`, in ascending order.
+    """
+
+    num_relations: int
+    """Number of relations that queries can have, including inverses."""
+    keys: Int64[np.ndarray, "distinct"]
+    """head * num_relations + relation, in ascending order."""
+    offsets: Int64[np.ndarray, "distinct_plus_1"]
+    """Position in `tails` at which each query's tails begin."""
+    tails: Int32[np.ndarray, "answer"]
+    """Known tails, one query after another."""
+
+    @classmethod
+    def from_triples(cls, triples: Triples, num_relations: int) -> Self:
+        """Index triples, ignoring duplicates."""
+        keys, tails = _sorted_distinct_pairs(_keys(triples, num_relations), triples[:, TAIL])
+        is_first = np.ones(len(keys), bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        starts = np.flatnonzero(is_first)
+        return cls(num_relations, keys[starts], np.append(starts, len(keys)), tails)
+
+    @classmethod
+    def in_both_directions(cls, triples: Triples, num_relations: int) -> Self:
+        return cls.from_triples(add_inverses(triples, num_relations), 2 * num_relations)
+
+    @classmethod
+    def from_graph(cls, graph: KnowledgeGraph) -> Self:
+        known = np.concatenate([graph.split(split) for split in SPLITS])
+        return cls.in_both_directions(known, graph.num_relations)
+
+    @classmethod
+    def of_questions(cls, graph: KnowledgeGraph, asked: Triples) -> Self:
+        """Index all three splits, but only the answers to the two questions of each asked triple.
+
+        Memory use depends on the number of these answers, not on the size of the graph.
+        """
+        num_relations = 2 * graph.num_relations
+        wanted = np.unique(_keys(graph.with_inverses(asked), num_relations))
+        found = [graph.with_inverses(asked)[:0]]
+        for split in SPLITS:
+            triples = graph.split(split)
+            for rows in row_blocks(len(triples)):
+                block = graph.with_inverses(triples[rows])
+                found.append(block[np.isin(_keys(block, num_relations), wanted)])
+        return cls.from_triples(np.concatenate(found), num_relations)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def heads(self) -> Int64[np.ndarray, "distinct"]:
+        return self.keys // self.num_relations
+
+    @property
+    def relations(self) -> Int64[np.ndarray, "distinct"]:
+        return self.keys % self.num_relations
+
+    def lookup(self, head: Ids, relation: Ids) -> Coordinates:
+        """Return the known tails of queries `(query,)` as coordinates (row, entity).
+
+        Rows are in ascending order, and so are the entities of each row; a query without known
+        tails has no coordinates.
+        """
+        keys = head.astype(np.int64) * self.num_relations + relation
+        places = np.searchsorted(self.keys, keys)
+        places[places == len(self.keys)] = 0
+        known = np.flatnonzero(self.keys[places] == keys) if len(self) else places[:0]
+        rows, entities = self.tails_of(places[known])
+        return known[rows], entities
+
+    def tails_of(self, queries: Ids) -> Coordinates:
+        """Return the tails of distinct queries, given by number, as coordinates (row, entity)."""
+        starts = self.offsets[queries]
+        counts = self.offsets[queries + 1] - starts
+        ends = np.cumsum(counts)
+        rows = np.repeat(np.arange(len(queries)), counts)
+        within = np.arange(len(rows)) - np.repeat(ends - counts, counts)
+        return rows, self.tails[np.repeat(starts, counts) + within].astype(np.int64)
+
+
+def _keys(triples: Triples, num_relations: int) -> Int64[np.ndarray, "_triple"]:
+    keys: np.ndarray = triples[:, HEAD].astype(np.int64) * num_relations + triples[:, RELATION]
+    return keys
+
+
+def _sorted_distinct_pairs(
+    keys: Int64[np.ndarray, "triple"], tails: Int32[np.ndarray, "triple"]
+) -> tuple[Int64[np.ndarray, "pair"], Int32[np.ndarray, "pair"]]:
+    """Return the distinct pairs (key, tail) in ascending order.
+
+    Sorting is eight times faster with both numbers packed into one integer. They are sorted
+    separately only if they do not fit into 63 bits.
+    """
+    num_tails = int(tails.max(initial=0)) + 1
+    if (int(keys.max(initial=0)) + 1) * num_tails <= LARGEST_KEY:
+        pairs = keys * num_tails
+        pairs += tails
+        pairs.sort()
+        keys, tails = pairs // num_tails, (pairs % num_tails).astype(np.int32)
+    else:
+        order = np.lexsort((tails, keys))
+        keys, tails = keys[order], tails[order]
+    is_new = np.ones(len(keys), bool)
+    is_new[1:] = (keys[1:] != keys[:-1]) | (tails[1:] != tails[:-1])
+    return keys[is_new], tails[is_new]

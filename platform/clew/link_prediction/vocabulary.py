@@ -11,13 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from rapidfuzz import fuzz, process
 
 from clew.config.base import can_be_written
 from clew.errors import DataError, quoted
-from clew.link_prediction.near_matches import near_matches
-from clew.parquet import columns_of, read_columns
+from clew.input_files import columns_of, read_columns
 
 Kind = Literal["entity", "relation"]
+MINIMUM_RATIO = 60
+"""Smallest similarity of a near match in percent."""
+BLOCK_NAMES = 65_536
 LONGEST_NAME = 1_000
 """Longest text for which near matches are searched."""
 ID_FIELDS_KEY = b"clew.fields_may_be_ids"
@@ -183,6 +186,22 @@ class Vocabulary:
         if place < len(self) and self.name(self._order[place]) == name:
             return int(self._order[place])
         return None
+
+
+def near_matches(query: str, names: pa.StringArray, *, limit: int = 3) -> list[str]:
+    """Return up to `limit` of the names `(name,)`, the most similar to the query first."""
+    found: list[tuple[float, str]] = []
+    for start in range(0, len(names), BLOCK_NAMES):
+        best = process.extract(
+            query.casefold(),
+            [name or "" for name in names.slice(start, BLOCK_NAMES).to_pylist()],
+            scorer=fuzz.ratio,
+            processor=str.casefold,
+            score_cutoff=MINIMUM_RATIO,
+            limit=limit,
+        )
+        found = sorted([*found, *((-score, name) for name, score, _ in best)])[:limit]
+    return [name for _, name in found]
 
 
 def _single_array(column: pa.ChunkedArray) -> pa.StringArray:

@@ -7,16 +7,14 @@ adapter is in `clew.runs.tracker`.
 import functools
 import logging
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from clew import names
-from clew.errors import Interrupted, described
+from clew.errors import Interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -36,31 +34,6 @@ def outcome_of(error: BaseException) -> tuple[Status, str]:
     if isinstance(error, KeyboardInterrupt):
         return "KILLED", "stopped by the user"
     return ("KILLED" if isinstance(error, Interrupted) else "FAILED"), said
-
-
-@contextmanager
-def keeping_reason() -> Iterator[None]:
-    """Keep with its runs why a command ends, also before a tracker exists for the run.
-
-    Every run that the command opened and that has not ended is ended, and so is the run that
-    `mlflow run` opened for this command.
-    """
-    # Under torchrun, each process has the variable; the main one records the run.
-    run_id = os.environ.get("MLFLOW_RUN_ID") if os.environ.get("RANK", "0") == "0" else None
-    before = set(OPEN)
-    try:
-        yield
-    except BaseException as error:
-        for tracker in OPEN - before:
-            tracker.__exit__(type(error), error, error.__traceback__)
-        if run_id:
-            try:
-                from clew.runs.mlflow_store import end_unused_run
-
-                end_unused_run(run_id, *outcome_of(error))
-            except Exception as problem:
-                logger.warning("run %s does not say why it ended (%s)", run_id, described(problem))
-        raise
 
 
 @functools.lru_cache(maxsize=4096)

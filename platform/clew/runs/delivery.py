@@ -1,7 +1,10 @@
-"""Sends a run's messages to an MLflow store in order; every message can be sent twice.
+"""Sends what spools hold to the store: in a thread while a run is active, later by `clew sync`.
 
-Sending a message twice does no harm. MLflow ignores a metric value that has the same key, step,
-time and value as an earlier one. Tags, files and equal parameters replace themselves. Data sets (by
+The program writes to the spool and never waits for the store. While the store does not respond, the
+thread tries less often. Nothing is lost; it only arrives late.
+
+Sending a record twice does no harm. MLflow ignores a metric value that has the same key, step, time
+and value as an earlier one. Tags, files and equal parameters replace themselves. Data sets (by
 MLflow) and model entries (by this module) are looked up before they are created.
 
 A checkpoint is stored twice. The run's artifact is the whole checkpoint, from which training can
@@ -15,6 +18,9 @@ import errno
 import json
 import logging
 import os
+import threading
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,35 +44,40 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
+from clew.errors import TrackingError, printable
+from clew.runs import store
 from clew.runs.base import Status
-from clew.runs.journal import Journal, JournalEntry, UnusableMessageError
-from clew.runs.messages import (
+from clew.runs.spool import (
     Artifact,
     Checkpoint,
     DataSet,
+    Entry,
     Finish,
-    Message,
     Metrics,
     Params,
+    Record,
+    Spool,
+    SpoolInUseError,
     Tags,
     Unreadable,
+    UnusableRecordError,
+    list_spools,
 )
-from clew.runs.store import first_line
 
 logger = logging.getLogger(__name__)
 
+DIED = "its process ended without a word: it was killed, or the machine stopped"
+"""Why a run ended whose process is gone."""
 MODEL_FILES = ("model.safetensors", "manifest.json")
 ROWS_PREFIX = "rows-"
 """Prefix of the files with the rows of sharded tables."""
 LAST_FILE = "manifest.json"  # sent last: where it exists, the checkpoint is complete
-
 MAX_TAG_CHARACTERS = 8000  # MLflow's limit
 VALUES_PER_GROUP = 1000
 # MLflow accepts up to 1000 metrics, 100 parameters or 100 tags and a million bytes of JSON in one
 # request; one character of JSON can take six bytes.
 METRICS_PER_REQUEST = 500
 TEXTS_PER_REQUEST = 20
-
 # Errors after which a new attempt is useless; after any other error, the next one may succeed.
 REFUSALS = frozenset(
     {
@@ -77,61 +88,75 @@ REFUSALS = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     }
 )
-
 Value = TypeVar("Value")
-
 log_formatter = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
 """Formats the lines of a run's log."""
 
 
 class RunGoneError(Exception):
-    """The run was deleted in the store; its unsent messages stay in the journal."""
+    """The run was deleted in the store; its unsent records stay in the spool."""
 
 
 @dataclass
 class Delivery:
-    """Sends a journal's messages to the store that it belongs to."""
+    """Sends a spool's records to the store that it belongs to."""
 
     client: MlflowClient
-    journal: Journal
+    spool: Spool
 
     @property
     def run_id(self) -> str:
-        return self.journal.origin.run_id
+        return self.spool.origin.run_id
 
     def send_waiting(self) -> int:
-        """Send all unsent messages and return their number.
+        """Send all unsent records and return their number.
 
-        A message that the store refuses permanently is put aside, with the reason.
+        A record that the store refuses permanently is kept aside, with the reason.
 
         Raises:
             RunGoneError: The run was deleted.
-            Exception: The store could not accept a message; try again later.
+            Exception: The store could not accept a record; try again later.
         """
         count = 0
-        for group in groups(self.journal.waiting()):
-            self._send_or_refuse([entry.message for entry in group])
-            self.journal.mark_sent(group[-1])
+        for group in groups(self.spool.waiting()):
+            refused = self._send_or_refuse([entry.record for entry in group])
+            self.spool.mark_sent(group[-1], keep_files=refused)
             count += len(group)
         return count
 
-    def _send_or_refuse(self, messages: Sequence[Message]) -> None:
-        """Send messages together; if the store refuses them, send each one to find the bad ones."""
+    def _send_or_refuse(self, records: Sequence[Record]) -> bool:
+        """Send records together; if the store refuses them, send each one to find the bad ones."""
         try:
-            self.send(messages)
-        except (MlflowException, UnusableMessageError, OSError) as error:
+            self.send(records)
+        except (MlflowException, UnusableRecordError, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.ENAMETOOLONG:
                 raise  # a full disk or a lost connection can be fixed, so try again later
             if isinstance(error, MlflowException):
                 if error.error_code not in REFUSALS:
                     raise
                 self._require_run()
-            if len(messages) > 1:
-                for message in messages:
-                    self._send_or_refuse([message])
-            else:
-                logger.warning("the store refuses a message permanently: %s", first_line(error))
-                self.journal.refuse(messages[0], str(error))
+            if len(records) > 1:
+                return any([self._send_or_refuse([record]) for record in records])
+            logger.warning("the store refuses a record permanently: %s", store.first_line(error))
+            self.spool.refuse(records[0], str(error))
+            return True
+        return False
+
+    def end_dead(self) -> None:
+        """End the run if its process died before it could, and keep the log and the reason."""
+        last = deque(self.spool.waiting(0), maxlen=1)
+        if last and isinstance(last[0].record, Finish):
+            return
+        # `mlflow run` may have ended the run already, but does not know why.
+        if self.client.get_run(self.run_id).info.status not in {"RUNNING", "FAILED"}:
+            return
+        if self.spool.log.exists():
+            record = logging.LogRecord("clew", logging.ERROR, "", 0, DIED, None, None)
+            lines = self.spool.log.read_text(encoding="utf-8", errors="replace")
+            self.client.log_text(
+                self.run_id, f"{lines}{log_formatter.format(record)}\n", names.ARTIFACT_LOG
+            )
+        end_run(self.client, self.run_id, "FAILED", DIED)
 
     def _require_run(self) -> None:
         try:
@@ -146,33 +171,33 @@ class Delivery:
                 f"{self.run_id}`"
             )
 
-    def send(self, messages: Sequence[Message]) -> None:
-        """Send a group of messages; they need not be in the journal.
+    def send(self, records: Sequence[Record]) -> None:
+        """Send a group of records; they need not be in the spool.
 
         Raises:
-            Exception: The store could not accept the messages.
+            Exception: The store could not accept the records.
         """
-        match messages[0]:
-            case Artifact() as message:
-                path = str(self.journal.staged_path(message))
-                self.client.log_artifact(self.run_id, path, message.folder or None)
-            case Checkpoint() as message:
-                self._send_checkpoint(message)
-            case DataSet() as message:
-                self.client.log_inputs(self.run_id, [_dataset_input(message)])
+        match records[0]:
+            case Artifact() as record:
+                path = str(self.spool.staged_path(record))
+                self.client.log_artifact(self.run_id, path, record.folder or None)
+            case Checkpoint() as record:
+                self._send_checkpoint(record)
+            case DataSet() as record:
+                self.client.log_inputs(self.run_id, [_dataset_input(record)])
             case Finish(status=status, time_ms=time_ms):
                 self.client.set_terminated(self.run_id, status, time_ms)
             case Unreadable(reason=reason):
-                raise UnusableMessageError(f"a line of the journal is not a message ({reason})")
+                raise UnusableRecordError(f"a line of the journal is not a record ({reason})")
             case _:
-                self._send_values(messages)
+                self._send_values(records)
 
-    def _send_values(self, messages: Sequence[Message]) -> None:
+    def _send_values(self, records: Sequence[Record]) -> None:
         metrics: list[Metric] = []
         params: dict[tuple[str, str], None] = {}
         tags: dict[str, str] = {}
-        for message in messages:
-            match message:
+        for record in records:
+            match record:
                 case Metrics(values=values, step=step, time_ms=time_ms):
                     metrics += [Metric(key, value, time_ms, step) for key, value in values.items()]
                 case Params(values=texts):
@@ -187,36 +212,36 @@ class Delivery:
         for some_metrics in _parts(metrics, METRICS_PER_REQUEST):
             self.client.log_batch(self.run_id, metrics=some_metrics, synchronous=True)
 
-    def _send_checkpoint(self, message: Checkpoint) -> None:
-        folder = self.journal.staged_path(message)
+    def _send_checkpoint(self, record: Checkpoint) -> None:
+        folder = self.spool.staged_path(record)
         files = sorted(folder.iterdir(), key=lambda path: (path.name == LAST_FILE, path.name))
         for path in files:
-            self.client.log_artifact(self.run_id, str(path), message.folder)
-        model = self._model_entry(message)
+            self.client.log_artifact(self.run_id, str(path), record.folder)
+        model = self._model_entry(record)
         if model.status == LoggedModelStatus.READY:
             return
         for path in files:
             if path.name in MODEL_FILES or path.name.startswith(ROWS_PREFIX):
-                self._put_model_file(model, path, message.folder)
-        self._link_to_run(model, message)
+                self._put_model_file(model, path, record.folder)
+        self._link_to_run(model, record)
         self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
 
-    def _model_entry(self, message: Checkpoint) -> LoggedModel:
-        experiment_id = self.journal.origin.experiment_id
+    def _model_entry(self, record: Checkpoint) -> LoggedModel:
+        experiment_id = self.spool.origin.experiment_id
         found = self.client.search_logged_models(
             [experiment_id],
             filter_string=f"source_run_id = '{self.run_id}' "
-            f"AND tags.`{names.TAG_MODEL_FOLDER}` = '{message.folder}' "
-            f"AND tags.`{names.TAG_MODEL_STEP}` = '{message.step}'",
+            f"AND tags.`{names.TAG_MODEL_FOLDER}` = '{record.folder}' "
+            f"AND tags.`{names.TAG_MODEL_STEP}` = '{record.step}'",
             max_results=1,
         )
         if found:
             return found[0]
         return self.client.create_logged_model(
             experiment_id,
-            name=message.folder.rpartition("/")[2].replace(".", "-"),
+            name=record.folder.rpartition("/")[2].replace(".", "-"),
             source_run_id=self.run_id,
-            tags={names.TAG_MODEL_FOLDER: message.folder, names.TAG_MODEL_STEP: str(message.step)},
+            tags={names.TAG_MODEL_FOLDER: record.folder, names.TAG_MODEL_STEP: str(record.step)},
             model_type="checkpoint",
         )
 
@@ -231,26 +256,26 @@ class Delivery:
                 return
         self.client.log_model_artifact(model.model_id, str(path))
 
-    def _link_to_run(self, model: LoggedModel, message: Checkpoint) -> None:
+    def _link_to_run(self, model: LoggedModel, record: Checkpoint) -> None:
         outputs = self.client.get_run(self.run_id).outputs
         known = {output.model_id for output in outputs.model_outputs} if outputs else set()
         if model.model_id not in known:
-            self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, message.step)])
+            self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, record.step)])
         metrics = [
-            Metric(key, value, time_ms, message.step, model_id=model.model_id)
-            for key, value in message.metrics.items()
-            if (time_ms := message.metric_times_ms[key])
+            Metric(key, value, time_ms, record.step, model_id=model.model_id)
+            for key, value in record.metrics.items()
+            if (time_ms := record.metric_times_ms[key])
         ]
         if metrics:
             self.client.log_batch(self.run_id, metrics=metrics, synchronous=True)
 
 
-def groups(entries: Iterable[JournalEntry]) -> Iterator[list[JournalEntry]]:
-    """Yield groups of consecutive metrics, parameters and tags; other messages are alone."""
-    group: list[JournalEntry] = []
+def groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Yield groups of consecutive metrics, parameters and tags; others are alone."""
+    group: list[Entry] = []
     num_values = 0
     for entry in entries:
-        size = len(getattr(entry.message, "values", ())) or VALUES_PER_GROUP
+        size = len(getattr(entry.record, "values", ())) or VALUES_PER_GROUP
         if group and num_values + size > VALUES_PER_GROUP:
             yield group
             group, num_values = [], 0
@@ -264,15 +289,15 @@ def _parts(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
     return (values[i : i + size] for i in range(0, len(values), size))
 
 
-def _dataset_input(message: DataSet) -> DatasetInput:
+def _dataset_input(record: DataSet) -> DatasetInput:
     dataset = Dataset(
-        name=message.name,
-        digest=message.fingerprint[:36],  # MLflow's limit
+        name=record.name,
+        digest=record.fingerprint[:36],  # MLflow's limit
         source_type="local",
-        source=json.dumps({"uri": message.source}),
-        profile=json.dumps({"fingerprint": message.fingerprint}),
+        source=json.dumps({"uri": record.source}),
+        profile=json.dumps({"fingerprint": record.fingerprint}),
     )
-    return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, message.context)])
+    return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, record.context)])
 
 
 def local_path(uri: str) -> Path | None:
@@ -295,3 +320,176 @@ def end_run(client: MlflowClient, run_id: str, status: Status, reason: str) -> N
     if names.ARTIFACT_LOG not in [info.path for info in client.list_artifacts(run_id)]:
         line = logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None)
         client.log_text(run_id, f"{log_formatter.format(line)}\n", names.ARTIFACT_LOG)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Time intervals of the forwarder, in seconds."""
+
+    flush_seconds: float = 5.0
+    """Longest time before a metric value is sent while the store responds."""
+    heartbeat_seconds: float = 15.0
+    """Time between two heartbeats of the run."""
+    first_retry_seconds: float = 1.0
+    """Wait after the first failed attempt; doubled after each further failure."""
+    longest_retry_seconds: float = 30.0
+    """Longest wait between two attempts."""
+    patience_seconds: float = 10.0
+    """How long the end of a run waits for a store that does not respond."""
+
+
+class Forwarder(threading.Thread):
+    """Sends the unsent records of a spool, and regular heartbeats.
+
+    This thread sends the heartbeats, so that a run does not look dead during a long evaluation
+    between two metric values.
+    """
+
+    def __init__(self, delivery: Delivery, pace: Pace) -> None:
+        super().__init__(name="clew-forwarder", daemon=True)
+        self.problem: str | None = None
+        """Why the last attempt failed; None if it succeeded."""
+        self._delivery = delivery
+        self._pace = pace
+        self._attempting = threading.Lock()
+        self._closing = threading.Event()
+        self._num_failures = 0
+        self._run_is_gone = False
+        self._next_beat = 0.0
+
+    def run(self) -> None:
+        """Send records at intervals until the thread is closed; wait longer after each failure."""
+        while not self._closing.is_set():
+            self.flush()
+            seconds = self._pace.flush_seconds
+            if self._num_failures:
+                doubled = self._pace.first_retry_seconds * 2.0 ** min(self._num_failures - 1, 16)
+                seconds = min(doubled, self._pace.longest_retry_seconds)
+            self._closing.wait(seconds)
+
+    def close(self) -> None:
+        """End the thread and send the rest; give up after a while if the store does not respond."""
+        self._closing.set()
+        self.join()
+        spool = self._delivery.spool
+        give_up = time.monotonic() + self._pace.patience_seconds
+        while spool.num_waiting_bytes:
+            sent = spool.sent
+            self.flush()
+            if spool.sent > sent:
+                give_up = time.monotonic() + self._pace.patience_seconds
+            elif self._run_is_gone or time.monotonic() >= give_up:
+                return
+            elif self.problem:
+                time.sleep(min(self._pace.first_retry_seconds, 1.0))
+
+    def send_now(self, record: Record) -> bool:
+        """Send a record without the spool; return whether the store accepted it."""
+        with self._attempting:
+            try:
+                self._delivery.send([record])
+            except Exception as error:
+                logger.warning(
+                    "run %s is still shown as running in the store (%s); the next command of this "
+                    "kind or `clew sync` will end it",
+                    self._delivery.run_id,
+                    store.first_line(error),
+                )
+                return False
+        return True
+
+    def flush(self) -> None:
+        """Send all unsent records; keep the reason of a failure, and log the first in a row."""
+        with self._attempting:
+            try:
+                self._attempt()
+            except Exception as error:
+                self._num_failures += 1
+                self._run_is_gone = isinstance(error, RunGoneError)
+                problem = store.first_line(error)
+                if not self._run_is_gone:
+                    problem = f"the tracking store does not accept the records ({problem})"
+                if self.problem is None:
+                    logger.warning(
+                        "%s; unsent records are kept in %s", problem, self._delivery.spool.folder
+                    )
+                self.problem = problem
+            else:
+                if self.problem is not None:
+                    logger.warning("the tracking store responds again; all records were sent")
+                self._num_failures, self._run_is_gone, self.problem = 0, False, None
+
+    def _attempt(self) -> None:
+        client = self._delivery.client
+        # MLflow's client would wait for half a minute; a probe fails within seconds.
+        if self.problem and (reason := store.probe(str(client.tracking_uri))):
+            raise ConnectionError(reason)
+        self._delivery.send_waiting()
+        if time.monotonic() >= self._next_beat and not self._closing.is_set():
+            client.set_tag(self._delivery.run_id, names.TAG_HEARTBEAT, str(int(time.time())))
+            self._next_beat = time.monotonic() + self._pace.heartbeat_seconds
+
+
+@dataclass(frozen=True)
+class SyncResult:
+    """The result of sending one run's spool."""
+
+    folder: Path
+    run_id: str
+    num_sent: int = 0
+    num_refused: int = 0
+    problem: str | None = None
+    """Why the spool was not removed; None if it was."""
+    is_alive: bool = False
+    """Whether a running process still writes to the spool; that process will send it."""
+
+
+def sync_spool(root: Path | None = None) -> list[SyncResult]:
+    """Send all spools that belong to the store in use, and end runs whose process has died.
+
+    A spool is removed after it was sent, and left alone while its process is running. A spool of
+    another store stays until that store is in use, because the address in it is not
+    trusted.
+    """
+    return [_sync_one(folder) for folder in list_spools(root or store.spool_root())]
+
+
+def end_dead_runs(client: MlflowClient, kind: str) -> None:
+    """Send the spools that dead processes left on this machine, and end their runs of a kind."""
+    for folder in list_spools(store.spool_root(str(client.tracking_uri))):
+        try:
+            tags = client.get_run(folder.name).data.tags
+        except Exception as error:  # of another store, or deleted
+            logger.debug("%s: %s", folder, store.first_line(error))
+            continue
+        if tags.get(names.TAG_KIND) == kind and _sync_one(folder).problem is None:
+            logger.info("run %s was ended because its process had died", folder.name)
+
+
+def _sync_one(folder: Path) -> SyncResult:
+    try:
+        spool = Spool.open(folder)
+    except TrackingError as error:
+        is_alive = isinstance(error, SpoolInUseError)
+        return SyncResult(folder, folder.name, problem=str(error), is_alive=is_alive)
+    uri = store.tracking_uri()
+    wanted = spool.origin.tracking_uri
+    sent, problem = 0, None
+    if store.address(wanted) != store.address(uri):
+        problem = (
+            f"it belongs to {printable(store.shown(wanted))}, but the store in use is "
+            f"{store.shown(uri)}; set MLFLOW_TRACKING_URI to the first and run `clew sync` again"
+        )
+    else:
+        try:
+            delivery = Delivery(store.connect(uri), spool)
+            sent = delivery.send_waiting()
+            delivery.end_dead()
+        except Exception as error:
+            problem = store.first_line(error)
+            logger.info("%s: %s", folder, problem)
+    refused = spool.num_refused
+    if refused and problem is None:
+        problem = f"the store refused {refused} records; see {folder / 'refused.jsonl'}"
+    spool.close(keep=problem is not None)
+    return SyncResult(folder, spool.origin.run_id, sent, refused, problem)

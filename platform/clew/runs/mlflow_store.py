@@ -22,12 +22,17 @@ from clew.errors import TrackingError
 from clew.processes import typed_command
 from clew.runs import store
 from clew.runs.base import Status, outcome_of
-from clew.runs.delivery import MAX_TAG_CHARACTERS, end_run, local_path, shortened
-from clew.runs.forwarder import Pace, end_dead_runs
+from clew.runs.delivery import (
+    MAX_TAG_CHARACTERS,
+    Pace,
+    end_dead_runs,
+    end_run,
+    local_path,
+    shortened,
+)
 from clew.runs.hardware import git_commit
-from clew.runs.journal import Journal
-from clew.runs.messages import Origin
 from clew.runs.reading.runs import get_run
+from clew.runs.spool import Origin, Spool
 from clew.runs.tracker import MlflowTracker
 
 # The name that `mlflow run` gives to a run without a name: adjective-animal-number.
@@ -46,7 +51,7 @@ def open_tracker(
 ) -> MlflowTracker:
     """Open a run of the given kind (`train`, `trace`, ...) and return its tracker.
 
-    With `run_id`, continue that run, and first send what an earlier process left in its journal.
+    With `run_id`, continue that run, and first send what an earlier process left in its spool.
     Otherwise adopt the run that `mlflow run` opened (once per process), or create a run. Runs of
     this kind whose process died on this machine are ended first, except training runs.
 
@@ -73,14 +78,14 @@ def open_tracker(
         tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
         run_id=run_id,
     )
-    journal = None
+    spool = None
     try:
         origin = Origin(store.address(uri), run.info.run_id, run.info.experiment_id)
-        journal = Journal.create(store.spool_root(uri), origin)
-        tracker = MlflowTracker(client, run, journal, tracking, pace or Pace())
+        spool = Spool.create(store.spool_root(uri), origin)
+        tracker = MlflowTracker(client, run, spool, tracking, pace or Pace())
     except BaseException as error:
-        if journal is not None:
-            journal.close()
+        if spool is not None:
+            spool.close()
         if run_id is None:
             end_run(client, run.info.run_id, *outcome_of(error))
         raise

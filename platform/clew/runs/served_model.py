@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -20,15 +20,14 @@ from mlflow.pyfunc.model import PythonModel, PythonModelContext
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clew.errors import UsageError, described
-from clew.runs.processor import prepare_threads
+from clew.runs.hardware import prepare_threads
+from clew.runs.request_door import MISTAKE, close_door
 
 __all__ = ["Row", "ServedModel", "Settings", "set_model"]
 
 Row = Mapping[str, Any]
 """A row of a request; it contains only the values that were given."""
 MAX_ROWS = 1000
-MISTAKE = "mistake"
-"""Key of the one line about a mistake in the JSON of MLflow's answer."""
 logger = logging.getLogger(__name__)
 
 
@@ -44,11 +43,12 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 class ServedModel(PythonModel, Generic[SettingsT]):
     """A model that answers rows, and reports mistakes in a request in one line.
 
-    A subclass defines `expects` (what a request should contain, as text for error messages) and the
-    class of its `settings`.
+    A subclass defines `expects` (what a request should contain, as text for error messages), the
+    `columns` of its rows and the class of its `settings`.
     """
 
     expects: ClassVar[str]
+    columns: ClassVar[Set[str]]
     settings: type[SettingsT]
 
     @abstractmethod
@@ -66,6 +66,7 @@ class ServedModel(PythonModel, Generic[SettingsT]):
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model; MLflow calls this once."""
         prepare_threads(os.environ)  # before anything loads torch
+        close_door(self.expects, self.columns, self.settings.model_fields.keys())
         self.load(Path(context.artifacts["model"]))
 
     def predict(
@@ -107,5 +108,5 @@ def _is_missing(value: object) -> bool:
 
 
 def _mistake(line: str, code: int) -> MlflowException:
-    """Return an MLflow error; MLflow puts the request before its message, but not before `line`."""
+    """Return an MLflow error; the door sends only `line`, not MLflow's longer message."""
     return MlflowException(line, error_code=code, **{MISTAKE: line})

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 
-from clew.extras import extra
+from clew.errors import extra
 from clew.runs.base import Status, Tracker, finite
 
 

@@ -1,7 +1,7 @@
 """Records a run in MLflow without waiting for it, except at the end of the run.
 
-The tracker writes messages to the `Journal` on disk. The `Forwarder` thread sends them through
-`Delivery`, which calls MLflow. A second thread samples the machine.
+The tracker writes records to the run's folder (`clew.runs.spool`), and the `Forwarder` thread sends
+them through `Delivery`, which calls MLflow. A second thread samples the machine.
 """
 
 import atexit
@@ -10,8 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -20,7 +20,6 @@ from mlflow.entities import Run
 
 from clew import names
 from clew.config.services import TrackingConfig
-from clew.files import working_folder
 from clew.runs import store
 from clew.runs.base import (
     OPEN,
@@ -31,18 +30,24 @@ from clew.runs.base import (
     outcome_of,
     parameter_key,
 )
-from clew.runs.delivery import MAX_TAG_CHARACTERS, Delivery, log_formatter, shortened
-from clew.runs.forwarder import Forwarder, Pace
+from clew.runs.delivery import (
+    MAX_TAG_CHARACTERS,
+    Delivery,
+    Forwarder,
+    Pace,
+    log_formatter,
+    shortened,
+)
 from clew.runs.hardware import sample_machine
-from clew.runs.journal import Journal
-from clew.runs.messages import (
+from clew.runs.spool import (
     Artifact,
     Checkpoint,
     DataSet,
     Finish,
-    Message,
     Metrics,
     Params,
+    Record,
+    Spool,
     Tags,
 )
 
@@ -51,32 +56,31 @@ logger = logging.getLogger(__name__)
 VALIDATION = names.metric("valid", "")
 """Prefix of the metrics that are also recorded with a checkpoint."""
 MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
-MAX_LOG_LINES = 5000
-"""Maximum length of a stored log; only the last lines of a longer log are kept."""
 
 
-class RunLog(logging.Handler):
-    """Collects Clew's log messages during a run, to store them as an artifact at its end."""
+class RunLog(logging.FileHandler):
+    """Writes Clew's log messages during a run to a file, which is stored when the run ends."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, encoding="utf-8", errors="backslashreplace", delay=True)
         self.setFormatter(log_formatter)
-        self._lines: deque[str] = deque(maxlen=MAX_LOG_LINES)
         self._source = logging.getLogger("clew")
         self._source.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(self.format(record))
+        # On a full disk, or if the folder was removed, other records report the problem.
+        with suppress(OSError):
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Ignore a problem of the disk, instead of printing a traceback."""
 
     def end(self, reason: str = "") -> None:
         """Stop collecting messages; add a last line that says why the run ended, if not empty."""
         self._source.removeHandler(self)
         if reason:
-            self.emit(logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None))
-
-    def text(self) -> str:
-        """Return all lines; empty if nothing was logged."""
-        return "".join(f"{line}\n" for line in self._lines)
+            self.handle(logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None))
+        self.close()
 
 
 class MlflowTracker(Tracker):
@@ -86,26 +90,26 @@ class MlflowTracker(Tracker):
         self,
         client: MlflowClient,
         run: Run,
-        journal: Journal,
+        spool: Spool,
         tracking: TrackingConfig,
         pace: Pace,
     ) -> None:
         self._run_id = str(run.info.run_id)
         self._client = client
-        self._journal = journal
+        self._spool = spool
         self._log_checkpoints = tracking.log_checkpoints
         self._left_out: set[str] = set()
         """Metrics that had a value that was not finite."""
         self._lock = threading.Lock()
-        self._recorded: dict[tuple[str, int], Metrics] = {}
-        """Messages that recorded the validation metrics, by key and step."""
+        self._recorded: dict[tuple[str, int], tuple[float, int]] = {}
+        """Value and time in milliseconds of the validation metrics, by key and step."""
         self._ended = False
         self._warnings: list[str] = run.data.tags.get(names.TAG_WARNINGS, "").splitlines()
         self._process_id = os.getpid()
-        self._log = RunLog()
+        self._log = RunLog(spool.log)
         self._reason = ""
         """Why the run did not finish."""
-        self._forwarder = Forwarder(Delivery(client, journal), pace)
+        self._forwarder = Forwarder(Delivery(client, spool), pace)
         self._forwarder.start()
         self._is_ending = threading.Event()
         self._sampling: threading.Thread | None = None
@@ -135,11 +139,12 @@ class MlflowTracker(Tracker):
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record metric values; they are sent every few seconds, many at once."""
         kept = finite(values)
-        new = {k: v for k, v in kept.items() if not self._has_recorded(k, v, step)}
+        new = {k: v for k, v in kept.items() if self._recorded_at(k, v, step) is None}
         if new:
-            message = Metrics(new, step, _now_ms())
-            self._write(message)
-            self._recorded |= {(k, step): message for k in new if k.startswith(VALIDATION)}
+            now = _now_ms()
+            self._write(Metrics(new, step, now))
+            checks = {(k, step): (v, now) for k, v in new.items() if k.startswith(VALIDATION)}
+            self._recorded |= checks
         for key in [key for key in values if key not in kept and key not in self._left_out]:
             self._left_out.add(key)
             self.warn(
@@ -149,7 +154,7 @@ class MlflowTracker(Tracker):
 
     def artifact(self, path: Path, folder: str = "") -> None:
         with self._lock:
-            self._append(Artifact(self._journal.stage(path), folder))
+            self._append(Artifact(self._spool.stage(path), folder))
 
     def checkpoint(
         self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
@@ -158,9 +163,9 @@ class MlflowTracker(Tracker):
         if not self._log_checkpoints:
             return
         kept = finite(metrics)
-        times = {key: self._time_of(key, value, step) for key, value in kept.items()}
+        times = {k: self._recorded_at(k, v, step) or _now_ms() for k, v in kept.items()}
         with self._lock:
-            staged = self._journal.stage(path, link=True)
+            staged = self._spool.stage(path, link=True)
             self._append(Checkpoint(staged, folder, step, kept, times))
 
     def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
@@ -178,12 +183,12 @@ class MlflowTracker(Tracker):
         Raises:
             TrackingError: The store cannot be read.
         """
-        self.flush()  # an earlier process may have left validation metrics in the journal
+        self.flush()  # an earlier process may have left validation metrics in the spool
         with store.using(f"the validations of run {self.run_id}"):
             for key in self._client.get_run(self.run_id).data.metrics:
                 if key.startswith(VALIDATION):
                     self._recorded |= {
-                        (key, point.step): Metrics({key: point.value}, point.step, point.timestamp)
+                        (key, point.step): (point.value, point.timestamp)
                         for point in self._client.get_metric_history(self.run_id, key)
                     }
 
@@ -192,7 +197,7 @@ class MlflowTracker(Tracker):
         self._forwarder.flush()
 
     def finish(self, status: Status) -> None:
-        """Send the remaining messages and end the run; a second call does nothing.
+        """Send the remaining records and end the run; a second call does nothing.
 
         Ctrl-C during this method shortens the sending; the run still gets its status.
         """
@@ -205,8 +210,8 @@ class MlflowTracker(Tracker):
                 self._sampling.join()
             self._keep_log()
             self._forwarder.flush()
-            if refused := self._journal.num_refused:
-                self.warn(f"the store refused {refused} messages; see {self._journal.folder}")
+            if refused := self._spool.num_refused:
+                self.warn(f"the store refused {refused} records; see {self._spool.folder}")
         finally:
             self._end(Finish(status, _now_ms()))
 
@@ -225,19 +230,16 @@ class MlflowTracker(Tracker):
     def _keep_log(self) -> None:
         """Store the log as an artifact; a full disk must not change the status of the run."""
         self._log.end()
-        text = self._log.text()
-        if not text:
+        if not self._spool.log.exists():
             return
         try:
-            with working_folder("log") as folder:
-                path = folder / names.ARTIFACT_LOG
-                path.write_text(text, encoding="utf-8", errors="backslashreplace")
-                self.artifact(path)
+            with self._lock:
+                self._append(Artifact(self._spool.stage(self._spool.log, link=True), ""))
         except OSError as error:
             logger.warning("the log of run %s could not be stored (%s)", self.run_id, error)
 
     def _end(self, end: Finish) -> None:
-        last: list[Message] = [end]
+        last: list[Record] = [end]
         if self._reason:
             reason = shortened(self._reason, MAX_TAG_CHARACTERS)
             tags = {names.TAG_STOPPED_BECAUSE: reason, names.TAG_ENDED_AS: end.status}
@@ -249,42 +251,37 @@ class MlflowTracker(Tracker):
             is_told = True
         except OSError as error:
             logger.warning(
-                "the end of run %s cannot be written to the journal (%s)", self.run_id, error
+                "the end of run %s cannot be written to its folder (%s)", self.run_id, error
             )
         self._ended = True
         try:
             self._forwarder.close()
             is_told = is_told or all([self._forwarder.send_now(message) for message in last])
         finally:
-            self._journal.close(keep=not is_told)
+            self._spool.close(keep=not is_told)
             atexit.unregister(self._end_with_process)
-            if self._journal.num_waiting_bytes:
+            if self._spool.num_waiting_bytes:
                 logger.warning(
                     "run %s has ended, but some records were not sent (%s); run `clew sync` to "
                     "send the rest from %s",
                     self.run_id,
                     self._forwarder.problem,
-                    self._journal.folder,
+                    self._spool.folder,
                 )
 
-    def _write(self, message: Message) -> None:
+    def _write(self, record: Record) -> None:
         with self._lock:
-            self._append(message)
+            self._append(record)
 
-    def _append(self, message: Message) -> None:
+    def _append(self, record: Record) -> None:
         if self._ended:
-            raise RuntimeError(f"run {self.run_id} has ended; {message.kind} cannot be recorded")
-        self._journal.append(message)
+            raise RuntimeError(f"run {self.run_id} has ended; {record.kind} cannot be recorded")
+        self._spool.append(record)
 
-    def _time_of(self, key: str, value: float, step: int) -> int:
+    def _recorded_at(self, key: str, value: float, step: int) -> int | None:
         """Return when the run recorded this value, so that a repetition adds no second point."""
-        return (
-            self._recorded[key, step].time_ms if self._has_recorded(key, value, step) else _now_ms()
-        )
-
-    def _has_recorded(self, key: str, value: float, step: int) -> bool:
-        recorded = self._recorded.get((key, step))
-        return recorded is not None and recorded.values[key] == value
+        before, time_ms = self._recorded.get((key, step), (None, 0))
+        return time_ms if before == value else None
 
     def _end_with_process(self) -> None:
         if os.getpid() == self._process_id:

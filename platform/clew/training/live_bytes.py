@@ -6,15 +6,17 @@ variable) releases it. The live bytes are therefore those of a real run, for any
 `MemTracker` gives the same counts but takes up to three times as long.
 """
 
+import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -23,29 +25,31 @@ class TookTooLong(Exception):
     """A trial step on tensors without data took more than its time."""
 
 
-class TimeLimit(TorchDispatchMode):
+class TimeLimit:
     """Ends what runs inside it after some seconds of this thread's processor time.
 
-    What a busy machine does meanwhile does not count.
+    What a busy machine does meanwhile does not count. The time is looked at before each module and
+    by `check`. An operation of torch must not raise: in a dispatch mode that ends the process.
 
     Raises:
-        TookTooLong: At the first operation after that time.
+        TookTooLong: At the first look after that time.
     """
 
     def __init__(self, seconds: float) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        self._thread = threading.get_ident()
         self._end = time.thread_time() + seconds
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if time.thread_time() > self._end:
+    def __enter__(self) -> Self:
+        self._hook = register_module_forward_pre_hook(lambda *_: self.check())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+
+    def check(self) -> None:
+        """Raise if the time is over; do nothing in other threads, which share the hook."""
+        if threading.get_ident() == self._thread and time.thread_time() > self._end:
             raise TookTooLong
-        return func(*args, **(kwargs or {}))
 
 
 class LiveBytes(TorchDispatchMode):

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from clew.config.training import TrainingConfig
-from clew.runs.processor import num_cores
+from clew.runs.hardware import num_cores
 from clew.training.distributed import World
 
 logger = logging.getLogger(__name__)

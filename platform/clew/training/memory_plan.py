@@ -187,6 +187,7 @@ def live_bytes_of_step(
                 loss = task.loss(model, batch)
             with live.making("backward"):
                 (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
+            limit.check()
 
         held_bytes = 0
         if config.updates_rows:

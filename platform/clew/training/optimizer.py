@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from clew.config import optimizer as config
+from clew.config import training as config
 from clew.errors import CheckpointError, quoted
 from clew.training.distributed import World
 from clew.training.sharding.rows import shard_of

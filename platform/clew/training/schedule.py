@@ -8,13 +8,13 @@ resumed run computes the same rates from the same step numbers.
 import math
 from dataclasses import dataclass
 
-from clew.config.optimizer import (
+from clew.config.services import EvaluationConfig
+from clew.config.training import (
     ExponentialSchedule,
     PlateauSchedule,
     ScheduleConfig,
     WarmupCosineSchedule,
 )
-from clew.config.services import EvaluationConfig
 
 
 class Schedule:

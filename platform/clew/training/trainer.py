@@ -19,9 +19,8 @@ from torch.optim import Optimizer
 from tqdm import tqdm
 
 from clew import names
-from clew.config.optimizer import SGD
 from clew.config.schema import RunConfig
-from clew.config.training import TrainingConfig
+from clew.config.training import SGD, TrainingConfig
 from clew.errors import ConfigError, Interrupted, NonFiniteLossError
 from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from clew.config.load import to_yaml
@@ -36,8 +35,7 @@ def train_in_child(
         command += ["--tags", json.dumps(dict(tags or {}))]
         _run(command, "training")
         content = json.loads(result.read_text(encoding="utf-8"))
-        # The result of `train_each_group` also has errors by group; they are not needed here.
-        return TrainResult(**{field.name: content[field.name] for field in fields(TrainResult)})
+        return TrainResult(**content)
 
 
 def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:

@@ -19,9 +19,8 @@ from typing import Any
 
 import clew
 from clew.errors import ClewError, ClusterError, described
-from clew.folders import DATA_VARIABLE
-from clew.runs.hardware import Machine, describe_machine
-from clew.runs.processor import num_cores
+from clew.files import DATA_VARIABLE
+from clew.runs.hardware import Machine, describe_machine, num_cores
 from clew.runs.store import SQLITE_PREFIX, tracking_uri
 
 LOCAL, AUTO = "local", "auto"
@@ -178,7 +177,7 @@ def _connected(address: str, *, shows_output: bool) -> Any:
     return ray
 
 
-def _outcome(reference: object, timeout: float | None = None) -> UnitOutcome:
+def _outcome(reference: Any, timeout: float | None = None) -> UnitOutcome:
     import ray
 
     try:

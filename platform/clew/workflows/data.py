@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int
 
-from clew.biolink.terms import DENIED, PREFIX
+from clew.biolink import DENIED, PREFIX
 from clew.config.data import DataConfig, TripleData
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
 from clew.errors import ConfigError, quoted
-from clew.files import replacing
-from clew.folders import as_typed
+from clew.files import as_typed, replacing
 from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
 from clew.link_prediction.kgx import (
     LIST_SEPARATOR,
@@ -26,8 +25,7 @@ from clew.link_prediction.kgx import (
     read_kgx,
 )
 from clew.link_prediction.packed import pack_graph
-from clew.link_prediction.sources import files_of_folder, find_files, load_graph
-from clew.link_prediction.summary import describe
+from clew.link_prediction.sources import describe, files_of_folder, find_files, load_graph
 from clew.link_prediction.triple_files import read_graph
 from clew.link_prediction.triples import SPLITS
 from clew.workflows.outputs import check_new_folder
@@ -79,11 +77,11 @@ def _lines(summary: Mapping[str, object]) -> str:
     return "\n".join(f"{key:22} {_shown(value)}" for key, value in summary.items())
 
 
-def pack_data(settings: DataConfig, folder: Path) -> str:
-    """Pack triples into a new folder; return its counts and the command that trains on it.
+def pack_data(settings: DataConfig, path: Path) -> str:
+    """Pack triples into a new file; return its counts and the command that trains on it.
 
     Raises:
-        ConfigError: The data are not triples, or the folder exists already.
+        ConfigError: The data are not triples, or the file exists already.
         DataError: The data cannot be read.
     """
     if not isinstance(settings, TripleData):
@@ -94,9 +92,9 @@ def pack_data(settings: DataConfig, folder: Path) -> str:
     if settings.exclude:
         raise ConfigError(
             f"data.exclude is {settings.exclude}, but all triples are packed; give it when you "
-            "train on the packed folder"
+            "train on the packed file"
         )
-    graph = pack_graph(*find_files(settings), folder)
+    graph = pack_graph(*find_files(settings), path)
     counts = {split: len(graph.split(split)) for split in SPLITS}
     summary = {
         "name": graph.name,
@@ -105,7 +103,7 @@ def pack_data(settings: DataConfig, folder: Path) -> str:
         "relations": graph.num_relations,
         **{f"triples of {split}": count for split, count in counts.items()},
     }
-    return f"{_lines(summary)}\ntrain on it: clew train data.packed={as_typed(folder)}"
+    return f"{_lines(summary)}\ntrain on it: clew train data.packed={as_typed(path)}"
 
 
 def describe_sequences(splits: SequenceSplits) -> dict[str, object]:

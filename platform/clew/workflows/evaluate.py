@@ -16,15 +16,19 @@ import numpy as np
 from clew import names
 from clew.errors import ConfigError, DataError
 from clew.files import working_folder
-from clew.link_prediction.classification import ClassificationQuality, Thresholds
-from clew.link_prediction.given_negatives import rank_given, read_given_negatives
+from clew.link_prediction.given_negatives import (
+    ClassificationQuality,
+    Thresholds,
+    rank_given,
+    read_given_negatives,
+    score_triples,
+)
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
-from clew.link_prediction.triple_scores import score_triples
 from clew.link_prediction.triples import RELATION
-from clew.workflows.linked_run import linked_run
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
+from clew.workflows.training_run import linked_run
 
 logger = logging.getLogger(__name__)
 

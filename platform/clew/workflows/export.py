@@ -1,9 +1,10 @@
-"""Exports a graph model as a program without Python code, and its embeddings as Parquet.
+"""Exports a graph model as a program without Python code, and its named embeddings as Parquet.
 
-entities.parquet    id, name, label, bias, embedding
-relations.parquet   id, name, label, inverse, embedding; row r + R is the inverse of row r
-scores.pt2          (head, relation) ids -> scores of all entities
-export.json         the model, the program's inputs and outputs, its difference from the model
+    entities.parquet    id, name, label, bias, embedding
+    relations.parquet   id, name, label, inverse, embedding; row r + R is the inverse of row r
+    scores.pt2          (head, relation) ids -> scores of all entities
+    export.json         the model, inputs and outputs of the program, and how far its results lie
+                        from the model's
 
 The program contains no pickled data: its example inputs, which PyTorch would pickle, are left out.
 It contains only PyTorch operators, so that it runs without Clew.
@@ -11,6 +12,7 @@ It contains only PyTorch operators, so that it runs without Clew.
 
 import json
 import logging
+import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from clew import __version__, names
-from clew.errors import ConfigError, described
+from clew.errors import ConfigError, UsageError, described
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.model_source import ModelSource, open_model
@@ -32,8 +34,10 @@ from clew.workflows.predict import open_predictor
 
 logger = logging.getLogger(__name__)
 
-ENTITIES_FILE, RELATIONS_FILE = "entities.parquet", "relations.parquet"
-PROGRAM_FILE, SUMMARY_FILE = "scores.pt2", "export.json"
+SUMMARY_FILE = "export.json"
+ENTITIES_FILE = "entities.parquet"
+RELATIONS_FILE = "relations.parquet"
+PROGRAM_FILE = "scores.pt2"
 NUM_CHECKED = 65
 MAX_DIFFERENCE = 1e-4
 """Allowed difference from the model's result, relative to the largest result if that exceeds 1."""
@@ -64,15 +68,18 @@ class ProgramCheck:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The files that were written, with a description of each, and their folder."""
+    """The files that were written, and their folder."""
 
     folder: Path
     model: str
     files: Mapping[str, str]
+    """Name of each file other than the program to a short description."""
+    program: ProgramCheck
 
     def table(self) -> str:
         """Return the model and the files, one per line."""
-        lines = [f"{self.folder / name}: {what}" for name, what in self.files.items()]
+        files = {**self.files, PROGRAM_FILE: self.program.line()}
+        lines = [f"{self.folder / name}: {what}" for name, what in files.items()]
         return "\n".join([f"model: {self.model}", *lines])
 
 
@@ -84,34 +91,38 @@ def export(model: str, output_dir: Path) -> ExportResult:
         output_dir: The new folder; nothing is overwritten.
 
     Raises:
-        UsageError: The model cannot be used or exported, or the folder is not empty.
+        UsageError: The model is no graph model or cannot be used, or the folder is not empty.
     """
     check_new_folder("--output-dir", output_dir)
     with open_model(model) as source:
         if source.manifest.task != names.TASK_LINK_PREDICTION:
             raise ConfigError(
-                f"{source.title} is a {source.manifest.task} model; only graph models are "
-                "exported. Serve this one (clew promote, then mlflow models serve), or export its "
-                "network yourself: docs/serve.md, Serve and export"
+                f"{source.title} is no graph model, and clew export writes only those; promote it "
+                "and use mlflow models serve, or see Export in docs/serve.md"
             )
-        predictor, _ = open_predictor(source)
-        network = predictor.model
+        is_new = not output_dir.exists()
         output_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            predictor, _ = open_predictor(source)
+        except UsageError:
+            if is_new:
+                shutil.rmtree(output_dir)
+            raise
+        network = predictor.model
         pq.write_table(_entity_table(network, predictor.entities), output_dir / ENTITIES_FILE)
         pq.write_table(_relation_table(network, predictor.relations), output_dir / RELATIONS_FILE)
-        program = export_program(network, output_dir / PROGRAM_FILE)
-        _write_summary(output_dir / SUMMARY_FILE, source, program)
         dim = network.entity.embedding_dim
         files = {
             ENTITIES_FILE: f"{network.entity.num_embeddings:,} rows of {dim}",
             RELATIONS_FILE: f"{network.relation.num_embeddings:,} rows of {dim}",
-            PROGRAM_FILE: program.line(),
         }
-        return ExportResult(output_dir, source.title, files)
+        program = export_program(network, output_dir / PROGRAM_FILE)
+        _write_summary(output_dir / SUMMARY_FILE, source, program)
+        return ExportResult(output_dir, source.title, files, program)
 
 
 def _write_summary(path: Path, source: ModelSource, program: ProgramCheck) -> None:
-    content = {
+    origin = {
         "model": source.title,
         "task": source.manifest.task,
         "run_id": source.run_id,
@@ -121,9 +132,8 @@ def _write_summary(path: Path, source: ModelSource, program: ProgramCheck) -> No
         "clew_version": __version__,
         "torch_version": torch.__version__,
         "program": asdict(program),
-        "inputs": INPUTS,
-        "outputs": OUTPUTS,
     }
+    content = {**origin, "inputs": INPUTS, "outputs": OUTPUTS}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -141,36 +151,36 @@ class ExportedModel(nn.Module):
 
 @torch.no_grad()
 def export_program(model: GraphModel, path: Path) -> ProgramCheck:
-    """Write the model as a program, and keep it if it agrees on random queries of a fixed seed."""
+    """Write the model as a program; keep it if its answers to random queries equal the model's."""
     generator = torch.Generator().manual_seed(0)
     head, relation = (
         torch.randint(table.num_embeddings, (NUM_CHECKED,), generator=generator)
         for table in (model.entity, model.relation)
     )
-    module, batch = ExportedModel(model.eval()), torch.export.Dim("batch", min=1)
+    module, examples = ExportedModel(model.eval()), [(head, relation), (head[:1], relation[:1])]
+    batch = torch.export.Dim("batch", min=1)
+    shapes = {"head": {0: batch}, "relation": {0: batch}}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 raises it in its own code
-            sizes = {"head": {0: batch}, "relation": {0: batch}}
-            program = torch.export.export(module, (head, relation), dynamic_shapes=sizes)
+            program = torch.export.export(module, examples[0], dynamic_shapes=shapes)
             program.example_inputs = None
             torch.export.save(program, path)
             loaded = torch.export.load(path).module()
-        expected = module(head, relation)
-        found = torch.cat([loaded(head[:1], relation[:1]), loaded(head, relation)[1:]])
-        difference = float((found - expected).abs().max())
+        pairs = [(loaded(*inputs), module(*inputs)) for inputs in examples]
     except Exception as error:  # torch raises many types of error for models it cannot export
         path.unlink(missing_ok=True)
-        reason = described(error)
-        logger.warning("torch.export does not work for this model: %s", reason)
-        return ProgramCheck(False, reason=reason)
-    allowed = MAX_DIFFERENCE * max(1.0, float(expected.abs().max()))
+        logger.warning("torch.export does not work for this model: %s", described(error))
+        return ProgramCheck(False, reason=described(error))
+    difference = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
+    allowed = MAX_DIFFERENCE * max(1.0, *(float(other.abs().max()) for _, other in pairs))
+    num_examples = sum(len(inputs[0]) for inputs in examples)
     if not difference <= allowed:
         path.unlink()
         reason = f"its results differ by {difference:.2g}, at most {allowed:.1g} is allowed"
         logger.warning("the exported program is not kept: %s", reason)
-        return ProgramCheck(False, difference, NUM_CHECKED, reason)
-    return ProgramCheck(True, difference, NUM_CHECKED)
+        return ProgramCheck(False, difference, num_examples, reason)
+    return ProgramCheck(True, difference, num_examples)
 
 
 def _entity_table(model: GraphModel, entities: Vocabulary) -> pa.Table:
@@ -178,7 +188,7 @@ def _entity_table(model: GraphModel, entities: Vocabulary) -> pa.Table:
     columns = _name_columns(entities)
     if bias is not None:
         columns["bias"] = pa.array(bias.detach().numpy())
-    return pa.table(columns | {"embedding": _rows_of(model.entity)})
+    return pa.table(columns | {"embedding": rows_of(model.entity)})
 
 
 def _relation_table(model: GraphModel, relations: Vocabulary) -> pa.Table:
@@ -189,7 +199,7 @@ def _relation_table(model: GraphModel, relations: Vocabulary) -> pa.Table:
     }
     columns["id"] = pa.array(np.arange(model.relation.num_embeddings, dtype=np.int32))
     inverse = np.arange(model.relation.num_embeddings) >= len(relations)
-    return pa.table(columns | {"inverse": pa.array(inverse), "embedding": _rows_of(model.relation)})
+    return pa.table(columns | {"inverse": pa.array(inverse), "embedding": rows_of(model.relation)})
 
 
 def _name_columns(vocabulary: Vocabulary) -> dict[str, pa.Array]:
@@ -201,7 +211,6 @@ def _name_columns(vocabulary: Vocabulary) -> dict[str, pa.Array]:
     }
 
 
-def _rows_of(table: nn.Embedding) -> pa.FixedSizeListArray:
-    """Return an embedding table as a float32 array with one list per row."""
+def rows_of(table: nn.Embedding) -> pa.FixedSizeListArray:
     values = pa.array(table.weight.detach().numpy().ravel())
     return pa.FixedSizeListArray.from_arrays(values, table.embedding_dim)

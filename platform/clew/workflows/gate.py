@@ -23,12 +23,12 @@ from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.checkpoints import weights_digest
 from clew.training.task import ExampleValues
 from clew.workflows.model_source import (
-    SERVED_FOLDER,
     LoadedModel,
     ModelSource,
     load_source,
     open_version,
 )
+from clew.workflows.open_run import SERVED_FOLDER
 from clew.workflows.servables import Calibrated, Servable, servable_of
 
 REPRODUCTION_TOLERANCE = 1e-6

@@ -11,8 +11,7 @@ from clew import names
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError, described, quoted
 from clew.files import working_folder
-from clew.link_prediction.answers import Answer, Place, Prediction, Query
-from clew.link_prediction.filters import FilterIndex
+from clew.input_files import read_lines
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
@@ -20,12 +19,11 @@ from clew.link_prediction.model_folder import (
     load_predictor,
     read_vocabularies,
 )
-from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.prediction import Answer, Place, Prediction, Predictor, Query
 from clew.link_prediction.sources import load_graph
-from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
-from clew.text_blocks import read_lines
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
 from clew.workflows.shared_table import digest, require_same_question, sharing_the_table
 

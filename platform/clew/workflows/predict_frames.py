@@ -12,15 +12,13 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, UsageError
 from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
-from clew.image_sequences.handed_in import handed_in_frames
+from clew.image_sequences.files import handed_in_frames
 from clew.image_sequences.model import SequenceRegressor
-from clew.image_sequences.model_folder import (
+from clew.image_sequences.prediction import (
     HELD_OUT_FILE,
     SEQUENCES_FILE,
     SequencesRecord,
     load_sequence_model,
-)
-from clew.image_sequences.prediction import (
     predict_windows,
     windows_to_predict,
     write_predictions,

@@ -10,10 +10,8 @@ from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.files import working_folder
-from clew.language_modeling.generation import Sampling
-from clew.language_modeling.model_folder import TOKENS_FILE, TextModel, load_text_model
+from clew.language_modeling.model import Sampling
 from clew.language_modeling.packed_tokens import PackManifest, read_manifest
-from clew.language_modeling.state_file import read_paused
 from clew.language_modeling.tokenizers import (
     BPE,
     BYTES,
@@ -22,7 +20,13 @@ from clew.language_modeling.tokenizers import (
     load_tokenizer,
 )
 from clew.language_modeling.tokens import load_tokens
-from clew.language_modeling.writer import TextWriter
+from clew.language_modeling.writer import (
+    TOKENS_FILE,
+    TextModel,
+    TextWriter,
+    load_text_model,
+    read_paused,
+)
 from clew.training.checkpoints import weights_digest
 from clew.workflows.model_source import (
     ModelSource,

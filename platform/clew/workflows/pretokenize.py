@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clew.errors import UsageError
-from clew.folders import as_typed, expanded
-from clew.language_modeling.pack_settings import PackSettings
+from clew.files import as_typed, expanded
 from clew.language_modeling.packed_tokens import PackManifest
-from clew.language_modeling.pretokenize import pretokenize
+from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokens import find_text
 from clew.workflows.outputs import check_folder
 

@@ -21,21 +21,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from clew import names
-from clew.config.directions import maximizes
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
 from clew.files import working_folder
+from clew.names import maximizes
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.best_run import find_best_run, own_metric
 from clew.runs.reading.runs import RunRecord, find_run
+from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import RegisteredVersion, Registry, check_alias, check_name
 from clew.runs.store import acting_person
 from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import open_run_best
+from clew.workflows.resume import require_dead
 from clew.workflows.servables import save_candidate
 
 Report = Callable[[Check], None]
+
+CUT_OFF = "the promotion's process ended before a decision was recorded"
 
 # Tags that a promotion's run copies from the training run.
 TRAINING_TAGS = (
@@ -114,6 +118,8 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     with working_folder("promote", holds=f"run {run.run_id}") as folder:
         candidate = open_run_best(run.run_id, folder)
         name = request.name or names.default_model_name(run.tags.get(names.TAG_DATASET, "model"))
+        if not request.dry_run:
+            _end_dead_promotions(registry)
         before = registry.aliases(name)
         champion = registry.version(name, before[alias]) if alias in before else None
         gate = Gate(candidate, champion, metric, maximize, folder, tries)
@@ -206,6 +212,30 @@ def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:
             f"{', '.join(known) or 'none'}"
         )
     return run, 1
+
+
+def _end_dead_promotions(registry: Registry) -> None:
+    """End the runs of promotions whose process died, and clean up what they left in the registry.
+
+    A run that is FAILED without a decision died too, and `clew sync` ended it.
+    """
+    found = [
+        run
+        for status in ("RUNNING", "FAILED")
+        for run in search_runs(RunQuery(kind=names.KIND_PROMOTE, status=status)).runs
+        if names.TAG_DECISION not in run.tags
+    ]
+    for run in found:
+        if run.status == "RUNNING":
+            try:
+                require_dead(run)
+            except TrackingError:
+                continue  # it is alive
+        registry.abandon(run.run_id, run.tags.get(names.TAG_SOURCE_RUN, ""), CUT_OFF)
+        # Tags that the dead process recorded are still in its spool, and replace these tags.
+        tags = {names.TAG_DECISION: CUT_OFF}
+        left = open_tracker(TrackingConfig(), kind=names.KIND_PROMOTE, run_id=run.run_id, tags=tags)
+        left.finish("KILLED")
 
 
 def alias_beside(alias: str, role: str) -> str:

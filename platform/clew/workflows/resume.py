@@ -1,8 +1,13 @@
-"""Finds the newest good checkpoint of an interrupted run, from which it can be continued."""
+"""Finds the newest good checkpoint of an interrupted run, from which it can be continued.
+
+A run whose process died is ended first; a run whose process is alive is not touched.
+"""
 
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,19 +16,25 @@ from clew import names
 from clew.config.data import looked_up_in
 from clew.config.load import flatten, from_mapping
 from clew.config.schema import RunConfig
+from clew.config.services import TrackingConfig
 from clew.config.training import AUTO_BATCH_SIZE
-from clew.errors import CheckpointError, ConfigError, TrackingError
+from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError
 from clew.files import remove
 from clew.runs import store
+from clew.runs.delivery import DIED
+from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import (
+    HEARTBEAT_LIMIT_SECONDS,
     RunRecord,
-    download_artifact,
     find_run,
-    list_artifact_folders,
+    last_heartbeat,
+    last_sign_of_life,
     list_artifacts,
     read_config,
+    state_of,
 )
 from clew.runs.reading.search import RunQuery, every_run
+from clew.runs.spool import Spool, list_spools
 from clew.training.checkpoints import load_training_values, require_whole
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.manifest import (
@@ -33,7 +44,7 @@ from clew.training.manifest import (
     read_manifest,
 )
 from clew.training.precision import resolve_device
-from clew.workflows.dead_runs import end_if_dead
+from clew.workflows.open_run import OpenedRun
 from clew.workflows.warm_start import with_named_start
 
 logger = logging.getLogger(__name__)
@@ -129,8 +140,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     if kind != names.KIND_TRAIN:
         raise ConfigError(
             f"--resume {run_id}: its {names.TAG_KIND} is {kind!r}, expected {names.KIND_TRAIN!r}; "
-            "give the id of a training run, or, to continue a training of each group, --config and "
-            "--resume without a value"
+            "give the id of a training run"
         )
     end_if_dead(run_id)
     if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
@@ -141,14 +151,11 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     original = from_mapping(read_config(run_id))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     _refuse_changes(run_id, original, config)
-    checkpoints = [
-        download_artifact(run_id, f"{names.ARTIFACT_CHECKPOINTS}/{name}", folder)
-        for name in list_artifact_folders(run_id, names.ARTIFACT_CHECKPOINTS)
-    ]
-    best = folder / names.ARTIFACT_BEST
-    if names.ARTIFACT_BEST in list_artifact_folders(run_id, ""):
-        download_artifact(run_id, names.ARTIFACT_BEST, folder)
-    (*earlier, last), best_or_none = _good(checkpoints, best, f"run {run_id}")
+    opened = OpenedRun(run_id, folder, run_id)
+    place, best = opened.place(), opened.kept(names.ARTIFACT_BEST)
+    checkpoints = [] if place is None else [path for path in place.iterdir() if path.is_dir()]
+    best = best or folder / names.ARTIFACT_BEST
+    (*earlier, last), best_or_none = _good(checkpoints, best, opened.title)
     manifest = read_manifest(last)
     return ResumePoint(run_id, last, manifest, config, tuple(earlier), best_or_none)
 
@@ -178,30 +185,19 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
 def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
     """Yield unfinished runs with a configuration, newest first; skip those resumed to the end."""
     completed: set[str] = set()
-    for run in runs_with(config):
-        if run.status == "FINISHED" or run.run_id in completed:
-            completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
-        else:
-            yield run
-
-
-def runs_with(config: RunConfig, *, parent_run: str = "") -> Iterator[RunRecord]:
-    """Yield training runs with a configuration, newest first; with a parent, only its children.
-
-    Runs record the configuration without the options that were switched off on this machine.
-    """
+    # Runs record the configuration without the options that were switched off on this machine.
     hardware = Hardware.of(resolve_device(config.training.device))
     config, _ = fit_to_hardware(config, hardware)
     is_auto = config.training.batch_size == AUTO_BATCH_SIZE
-    query = RunQuery(
-        kind=names.KIND_TRAIN,
-        config_hash="" if is_auto else config.config_hash,
-        parent_run=parent_run,
-    )
+    query = RunQuery(kind=names.KIND_TRAIN, config_hash="" if is_auto else config.config_hash)
     for run in every_run(query):
         prefix = f"{names.PARAMETER_PREFIX}training."
         batch = (run.params.get(prefix + k) for k in ("batch_size", "gradient_accumulation"))
-        if run.tags.get(names.TAG_CONFIG_HASH) == _with_batch(config, *batch).config_hash:
+        if run.tags.get(names.TAG_CONFIG_HASH) != _with_batch(config, *batch).config_hash:
+            continue
+        if run.status == "FINISHED" or run.run_id in completed:
+            completed.add(run.tags.get(names.TAG_RESUMED_FROM, ""))
+        else:
             yield run
 
 
@@ -230,8 +226,7 @@ def find_in_folder(
         ConfigError: The configuration changes a fixed setting.
         TrackingError: The process that writes there is alive.
     """
-    inner = folder / names.ARTIFACT_CHECKPOINTS
-    place = inner if inner.is_dir() else folder
+    place = OpenedRun(str(folder), folder, folder=folder).place() or folder
     is_named = place.name == names.ARTIFACT_CHECKPOINTS
     best = (place.parent if is_named else place) / names.ARTIFACT_BEST
     kept = {file.parent for name in (MANIFEST_FILE, MODEL_FILE) for file in place.glob(f"*/{name}")}
@@ -323,3 +318,45 @@ def _is_whole(folder: Path) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def end_if_dead(run_id: str) -> None:
+    """End a run whose process died, if the store has the run.
+
+    Raises:
+        TrackingError: The process of the run is alive.
+    """
+    try:
+        run = find_run(run_id)
+    except TrackingError:  # the folder may come from another machine, with another store
+        return
+    if run.status == "RUNNING":
+        require_dead(run)
+        # The records in its spool are sent first; its configuration may be one of them.
+        kind = run.tags.get(names.TAG_KIND, names.KIND_TRAIN)
+        with suppress(Interrupted), open_tracker(TrackingConfig(), kind=kind, run_id=run_id):
+            raise Interrupted(DIED)
+
+
+def require_dead(run: RunRecord) -> None:
+    """Refuse a run whose process is alive.
+
+    A process of this machine is alive if it holds the lock of the run's spool. If there is no spool
+    here, the last sign of life in the store decides.
+    """
+    folder = store.spool_root() / run.run_id
+    if folder in list_spools(folder.parent):
+        Spool.open(folder).close(keep=True)
+    elif last_heartbeat(run) is None:
+        raise TrackingError(
+            f"run {run.run_id} is marked as running and sent no heartbeat, so nobody knows whether "
+            "it is alive; if it is not, run `clew sync` where it ran, or end it: MlflowClient()."
+            f"set_terminated({run.run_id!r}, 'KILLED')"
+        )
+    elif state_of(run) == "running":
+        silent = time.time() - last_sign_of_life(run)
+        raise TrackingError(
+            f"run {run.run_id} was alive {silent:.0f} s ago, on another machine or with another "
+            "spool folder; wait until it ends; if its process was killed, wait until it has been "
+            f"silent for {HEARTBEAT_LIMIT_SECONDS:.0f} s"
+        )

@@ -2,33 +2,17 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from clew import names
 from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, quoted
-from clew.runs.reading.runs import download_artifact, list_artifacts
 from clew.training.checkpoints import AVERAGE_FILE
 from clew.training.history import last_step
-from clew.training.manifest import (
-    MANIFEST_FILE,
-    CheckpointRecord,
-    list_checkpoints,
-    read_manifest,
-    read_record,
-)
-from clew.workflows.model_source import (
-    REGISTRY_SCHEME,
-    ModelSource,
-    find_version,
-    folder_for,
-    folder_meant,
-    folders_of_run,
-    missing_in_run,
-    trained_with,
-)
+from clew.training.manifest import CheckpointRecord, read_manifest
+from clew.workflows.model_source import ModelSource, trained_with
+from clew.workflows.open_run import OpenedRun, open_run
 
 OF_THE_TRAINING = ("model", "loss", "optimizer", "schedule", "training")
 """Sections of a configuration that describe the training, not the explanation."""
@@ -57,75 +41,27 @@ def open_checkpoints(
     Raises:
         UsageError: Checkpoints are missing, or they do not belong to one run.
     """
-    with folder_for(reference, "trace") as folder:
-        version = None
-        run_id: str | None = reference
-        if reference.startswith(REGISTRY_SCHEME):
-            version = find_version(reference)
-            run_id = version.run_id
-        local = None if version else folder_meant(reference)
-        if local is not None:
-            run_id, records, history = None, _of_folder(local), _history_of(local)
-        else:
-            records, history = _of_run(run_id or "", folder)
+    with open_run(reference, "trace") as run:
+        records = run.checkpoints()
         config = _common_config(records, overrides)
         _refuse_average(records, config)
-        records = _complete(records, local, run_id, history)
+        records = _complete(records, run)
         manifest = read_manifest(records[-1].path)
-        found_run = run_id or manifest.run_id or None
-        model = ModelSource(reference, records[-1].path, manifest, config, found_run, version)
+        run_id = run.run_id or manifest.run_id or None
+        model = ModelSource(reference, records[-1].path, manifest, config, run_id, run.version)
         yield model, tuple(records)
 
 
-def _of_run(run_id: str, folder: Path) -> tuple[list[CheckpointRecord], Path | None]:
-    folders = folders_of_run(run_id)
-    if names.ARTIFACT_CHECKPOINTS not in folders:
-        raise missing_in_run(
-            run_id,
-            folders,
-            "checkpoints",
-            "influence is a sum over them: train with tracking.log_checkpoints=true",
-        )
-    records = list_checkpoints(download_artifact(run_id, names.ARTIFACT_CHECKPOINTS, folder))
-    if not records:
-        raise CheckpointError(f"run {run_id}: {names.ARTIFACT_CHECKPOINTS} is empty; train again")
-    if names.ARTIFACT_HISTORY not in list_artifacts(run_id):
-        return records, None
-    return records, download_artifact(run_id, names.ARTIFACT_HISTORY, folder)
-
-
-def _of_folder(folder: Path) -> list[CheckpointRecord]:
-    if (folder / MANIFEST_FILE).is_file():
-        return [read_record(folder)]
-    inner = folder / names.ARTIFACT_CHECKPOINTS
-    records = list_checkpoints(inner if inner.is_dir() else folder)
-    if not records:
-        raise CheckpointError(
-            f"{folder}: no checkpoints; expected folders with {MANIFEST_FILE}, such as epoch-0005"
-        )
-    return records
-
-
-def _history_of(folder: Path) -> Path | None:
-    places = [folder, *([folder.parent] if folder.name == names.ARTIFACT_CHECKPOINTS else [])]
-    found = (place / names.ARTIFACT_HISTORY for place in places)
-    return next((path for path in found if path.is_file()), None)
-
-
-def _complete(
-    records: list[CheckpointRecord],
-    folder: Path | None,
-    run_id: str | None,
-    history: Path | None,
-) -> list[CheckpointRecord]:
+def _complete(records: list[CheckpointRecord], run: OpenedRun) -> list[CheckpointRecord]:
     """Check that all checkpoints of a run are there, unless the user named a single one.
 
     Raises:
         CheckpointError: A checkpoint is missing, or this cannot be determined.
     """
+    folder, place = run.folder, run.title
     if folder is not None and records[0].path == folder:
         return records
-    place = f"run {run_id}" if folder is None else str(folder)
+    history = run.kept(names.ARTIFACT_HISTORY)
     if history is not None and (end := last_step(history)) > records[-1].step:
         raise CheckpointError(
             f"{place}: the checkpoint of the last step, {end}, is missing; influence is a sum over "

@@ -15,16 +15,13 @@ from torch import nn
 
 from clew import names
 from clew.image_sequences.errors import HeldOutErrors, conformal_half_width
-from clew.image_sequences.model_folder import write_model_folder as write_frames_folder
-from clew.image_sequences.requests import WindowPredictor
+from clew.image_sequences.prediction import WindowPredictor
+from clew.image_sequences.prediction import write_model_folder as write_frames_folder
 from clew.image_sequences.task import SequenceRegression
-from clew.language_modeling.model_folder import load_text_folder
-from clew.language_modeling.model_folder import write_model_folder as write_text_folder
 from clew.language_modeling.task import LanguageModeling
-from clew.language_modeling.writer import continuation
-from clew.link_prediction.answers import Query
+from clew.language_modeling.writer import continuation, load_text_folder
+from clew.language_modeling.writer import write_model_folder as write_text_folder
 from clew.link_prediction.calibration import Calibration
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.model_folder import (
     ANSWER_SETS_FILE,
     VOCABULARY_FOLDER,
@@ -32,9 +29,9 @@ from clew.link_prediction.model_folder import (
 )
 from clew.link_prediction.model_folder import write_model_folder as write_graph_folder
 from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.prediction import Predictor, Query
 from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triples import HEAD, RELATION, TAIL
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex
 from clew.runs.packaging import save_servable
 from clew.training.task import Task
 
@@ -242,7 +239,7 @@ class ServedFrames:
         return rows
 
     def answer(self, folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        predictor = WindowPredictor.load(folder)
+        predictor = WindowPredictor(folder)
         return [predictor.predict(**row) for row in rows]
 
     def agree(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -23,12 +23,13 @@ class ServedWindows(ServedModel[WindowSettings]):
         "rows with images (time, channel, height, width) and, if the model needs them, scalars "
         "(time, scalar) and the number present, and among params confidence (between 0 and 1)"
     )
+    columns = frozenset({"images", "scalars", "present"})
     settings = WindowSettings
 
     def load(self, folder: Path) -> None:
-        from clew.image_sequences.requests import WindowPredictor
+        from clew.image_sequences.prediction import WindowPredictor
 
-        self._predictor = WindowPredictor.load(folder)
+        self._predictor = WindowPredictor(folder)
 
     def answer(self, rows: Sequence[Row], settings: WindowSettings) -> list[dict[str, Any]]:
         """Return the value of each window."""

@@ -26,16 +26,17 @@ class ServedWriter(ServedModel[TextSettings]):
         "rows with the text prompt, and among params max_tokens (0 to 10000), temperature (0 or "
         "more), top_p (above 0, at most 1) and seed (0 or more)"
     )
+    columns = frozenset({"prompt"})
     settings = TextSettings
 
     def load(self, folder: Path) -> None:
-        from clew.language_modeling.model_folder import load_text_folder
+        from clew.language_modeling.writer import load_text_folder
 
         self._model = load_text_folder(folder)
 
     def answer(self, rows: Sequence[Row], settings: TextSettings) -> list[dict[str, Any]]:
         """Return the text that follows each row's prompt."""
-        from clew.language_modeling.generation import Sampling
+        from clew.language_modeling.model import Sampling
         from clew.language_modeling.writer import continuation
 
         if any(not isinstance(row.get("prompt"), str) for row in rows):

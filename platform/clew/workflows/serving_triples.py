@@ -24,6 +24,7 @@ class ServedQueries(ServedModel[QuerySettings]):
         "rows with the texts relation and either head or tail, and among params top_k "
         "(1 to 10000) and filter_known (true or false)"
     )
+    columns = frozenset({"head", "relation", "tail"})
     settings = QuerySettings
 
     def load(self, folder: Path) -> None:
@@ -33,7 +34,7 @@ class ServedQueries(ServedModel[QuerySettings]):
 
     def answer(self, rows: Sequence[Row], settings: QuerySettings) -> list[dict[str, Any]]:
         """Return the best entities for each query."""
-        from clew.link_prediction.answers import Query
+        from clew.link_prediction.prediction import Query
 
         for row in rows:
             if any(not isinstance(value, str) for value in row.values()):

@@ -1,4 +1,4 @@
-"""The run of a training in the tracking store, and the folders that the training writes.
+"""Runs of commands in the store: of a training with its folders, and of commands that use a model.
 
 The folders are checked and locked before training, and filled during or after it.
 """
@@ -8,7 +8,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,25 @@ from filelock import FileLock, Timeout
 from clew import __version__, names
 from clew.config.load import flatten
 from clew.config.schema import RunConfig
+from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.files import replacing
-from clew.folders import as_typed
+from clew.files import as_typed, replacing
 from clew.runs.base import Tracker
-from clew.runs.hardware import git_commit
+from clew.runs.hardware import (
+    describe_machine,
+    git_commit,
+    process_gib,
+    process_peak_gib,
+    reset_process_peak,
+)
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tensorboard import TensorBoardTracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
+from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type
 from clew.training.task import Task
-from clew.workflows.linked_run import task_tags
+from clew.workflows.model_source import LoadedModel, ModelSource
 from clew.workflows.outputs import check_folder, check_new_folder
 from clew.workflows.resume import ResumePoint
 
@@ -246,3 +253,84 @@ def copy_outputs(folder: Path, output_dir: Path) -> None:
         kept = output_dir / names.ARTIFACT_CHECKPOINTS
         shutil.copytree(folder / names.ARTIFACT_CHECKPOINTS, kept, dirs_exist_ok=True)
     shutil.copytree(folder / RUN_FILES, output_dir, dirs_exist_ok=True)
+
+
+@contextmanager
+def linked_run(
+    source: ModelSource,
+    loaded: LoadedModel,
+    run_name: str,
+    *,
+    kind: str,
+    context: str,
+    tags: Mapping[str, str] | None = None,
+) -> Iterator[Tracker]:
+    """Open a run that is linked to the model's training run.
+
+    `context` is the purpose of the data set in this run, for MLflow.
+    """
+    tracker = open_tracker(
+        TrackingConfig(experiment=source.config.tracking.experiment),
+        kind=kind,
+        run_name=run_name,
+        tags=tags_of(source, loaded) | dict(tags or {}),
+    )
+    with tracker:
+        tracker.dataset(
+            name=loaded.task.dataset,
+            fingerprint=loaded.task.data_fingerprint,
+            source=source.config.data.source,
+            context=context,
+        )
+        yield tracker
+
+
+@contextmanager
+def trace_run(
+    source: ModelSource,
+    loaded: LoadedModel,
+    run_name: str,
+    *,
+    kind: str = names.KIND_TRACE,
+    tags: Mapping[str, str] | None = None,
+) -> Iterator[Tracker]:
+    """Open a linked run for an explanation; when it ends, record the memory peaks.
+
+    The peaks of process and GPU memory are reset here. They include the memory that is already in
+    use, such as the loaded models.
+    """
+    with linked_run(
+        source, loaded, run_name, kind=kind, context="explanation", tags=tags
+    ) as tracker:
+        reset_gpu_peaks(loaded.device)
+        reset_process_peak()
+        started_gib = process_gib()
+        yield tracker
+        peak = process_peak_gib()
+        process = {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - started_gib}
+        tracker.metrics(process | gpu_peaks(loaded.device), source.manifest.step)
+
+
+def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
+    """Return the tags of a run that uses a trained model."""
+    tags = task_tags(loaded.task, source.manifest.config_hash, loaded.device)
+    tags[names.TAG_CHECKPOINT_STEP] = str(source.manifest.step)
+    if source.run_id is not None:
+        tags[names.TAG_SOURCE_RUN] = source.run_id
+    if source.version is not None:
+        tags[names.TAG_MODEL_VERSION] = source.version.uri
+    return tags
+
+
+def task_tags(task: Task[Any], config_hash: str, device: torch.device) -> dict[str, str]:
+    """Return the tags for the task, the code version and the hardware of a run."""
+    return {
+        names.TAG_TASK: task.kind,
+        names.TAG_DATASET: task.dataset,
+        names.TAG_DATA_FINGERPRINT: task.data_fingerprint,
+        names.TAG_CONFIG_HASH: config_hash,
+        names.TAG_DEVICE: device_name(device),
+        names.TAG_HARDWARE: describe_machine().summary,
+        names.TAG_VERSION: __version__,
+        names.TAG_COMMIT: git_commit() or "unknown",
+    }

@@ -22,13 +22,13 @@ from clew.config.schema import RunConfig
 from clew.config.search_space import SearchSpace, load_space
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, Interrupted, UsageError
-from clew.folders import as_typed
+from clew.files import as_typed
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tracker import MlflowTracker
 from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
-from clew.workflows.dead_runs import end_if_dead
 from clew.workflows.outputs import check_folder
+from clew.workflows.resume import end_if_dead
 from clew.workflows.tasks import build_task, data_fingerprint
 from clew.workflows.trial_files import (
     CHART_FILE,
@@ -329,13 +329,10 @@ def _check(request: TuneRequest) -> None:
             f"evaluation.enabled is false, but a search chooses by {config.evaluation.metric}; "
             "set it to true"
         )
-    if isinstance(config.data, ImageSequenceData) and (
-        config.data.leave_one_group_out or not config.data.hold_out_validation
-    ):
+    if isinstance(config.data, ImageSequenceData) and not config.data.hold_out_validation:
         raise ConfigError(
             "a search needs a validation group, because it must not choose by the test group; set "
-            "data.leave_one_group_out=false, data.hold_out_validation=true and "
-            "evaluation.every_epochs=1"
+            "data.hold_out_validation=true and evaluation.every_epochs=1"
         )
 
 

@@ -1,4 +1,4 @@
-"""Decisions about disagreements: stored with the reviews, counted instead of them, revised."""
+"""Final reviews: stored with the others, counted instead of them, revised; older records too."""
 
 import json
 from collections.abc import Callable
@@ -8,24 +8,23 @@ from pathlib import Path
 import pytest
 
 from clew.errors import DataError, TrackingError
-from clew.runs.reading.decisions import (
-    FOLDER,
-    Decision,
-    append_decision,
-    decisions_csv,
-    read_decisions,
+from clew.runs.reading.disagreements import (
+    Disagreement,
+    find_disagreements,
     settled,
     wrong_facts,
     wrong_facts_tsv,
 )
-from clew.runs.reading.disagreements import Disagreement, find_disagreements
 from clew.runs.reading.reviews import (
+    DECISIONS_FOLDER,
+    FOLDER,
     DataOrigin,
     Fact,
     Review,
     append_review,
     count_verdicts,
     read_reviews,
+    reviews_csv,
 )
 from clew.runs.reading.search import find_runs
 from tests.recorded import Recorded
@@ -51,30 +50,16 @@ def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Rec
 
 def found(store: Recorded) -> list[Disagreement]:
     run_id = store.runs["trace"]
-    return find_disagreements(
-        read_reviews(run_id).records,
-        read_decisions(run_id).records,
-        find_runs([run_id]),
-    )
+    return find_disagreements(read_reviews(run_id).records, find_runs([run_id]))
 
 
-def decision(about: Disagreement, verdict: str, **changes: object) -> Decision:
-    ids = tuple(opinion.review.review_id for opinion in about.opinions)
-    base = Decision(about.run_ids[-1], about.about, about.triple, verdict, "Edsger", review_ids=ids)  # type: ignore[arg-type]
-    return replace(base, **changes)  # type: ignore[arg-type]
-
-
-def decide(store: Recorded, about: Disagreement, verdict: str, **changes: object) -> Decision:
-    reviews = read_reviews(store.runs["trace"]).records
-    wanted = decision(about, verdict, **changes)
-    return append_decision(wanted, reviews, earlier=about.decisions)
+def decide(about: Disagreement, verdict: str, person: str = "Edsger", comment: str = "") -> Review:
+    return append_review(about.final_review(verdict, person, comment))
 
 
 def listed(store: Recorded) -> str:
-    run_id = store.runs["trace"]
-    reviews = read_reviews(run_id).records
-    decisions = read_decisions(run_id).records
-    return wrong_facts_tsv(reviews, DataOrigin("", ""), decisions)
+    reviews = read_reviews(store.runs["trace"]).records
+    return wrong_facts_tsv(reviews, DataOrigin("", ""))
 
 
 def test_disagreements_are_found_with_what_each_says(store: Recorded) -> None:
@@ -88,49 +73,48 @@ def test_disagreements_are_found_with_what_each_says(store: Recorded) -> None:
         ("wrong", "Grace"),
     ]
     assert (explanation.triple, fact.triple) == (TEST, FACT)
-    assert explanation.is_open
+    assert explanation.decision is None
     assert explanation.key != fact.key
 
 
 def test_a_decision_counts_in_place_of_the_verdicts_and_nothing_is_overwritten(
     store: Recorded,
 ) -> None:
-    before = read_reviews(store.runs["trace"])
+    before = read_reviews(store.runs["trace"]).records
     assert listed(store) == "D1\tinhibits\tP1\nD2\ttreats\tX1\n"
     explanation, fact = found(store)
-    written = decide(store, fact, "right", comment="ünï <b>")
+    written = decide(fact, "right", comment="ünï <b>")
     assert listed(store) == "D2\ttreats\tX1\n"
-    decide(store, explanation, "unsure")
-    assert read_reviews(store.runs["trace"]) == before
-    kept = read_decisions(store.runs["trace"])
-    assert kept.records[0] == written
-    assert (written.person, bool(written.created)) == ("Edsger", True)
-    (count,) = count_verdicts(settled(before.records, kept.records))
+    decide(explanation, "unsure")
+    kept = read_reviews(store.runs["trace"]).records
+    assert kept[:2] == before
+    assert kept[2] == written
+    assert (written.reviewer, bool(written.created), written.final) == ("Edsger", True, True)
+    (count,) = count_verdicts(settled(kept))
     assert (count.plausible, count.implausible, count.unsure) == (0, 0, 1)
 
 
 def test_a_decision_is_revised_and_the_last_one_counts(store: Recorded) -> None:
-    fact = found(store)[1]
-    decide(store, fact, "right")
-    decide(store, found(store)[1], "wrong", person="Barbara")
+    decide(found(store)[1], "right")
+    decide(found(store)[1], "wrong", "Barbara")
     assert listed(store) == "D1\tinhibits\tP1\nD2\ttreats\tX1\n"
     decided = next(each for each in found(store) if each.about == "fact")
-    assert [each.verdict for each in decided.decisions] == ["right", "wrong"]
+    assert [each.said for each in decided.decisions] == ["right", "wrong"]
     assert decided.decision is not None
-    assert decided.decision.person == "Barbara"
-    (first, _) = wrong_facts(read_reviews(store.runs["trace"]).records, decided.decisions)
+    assert decided.decision.reviewer == "Barbara"
+    (first, _) = wrong_facts(read_reviews(store.runs["trace"]).records)
     assert (first.num_reviews, first.decision) == (1, decided.decision)
 
 
 def test_a_decision_stands_when_reviewers_speak_again(store: Recorded) -> None:
-    decide(store, found(store)[1], "right")
+    decide(found(store)[1], "right")
     run_id = store.runs["trace"]
     append_review(Review(run_id, TEST, "implausible", "Ada", wrong=(FACT,)))
     (fact,) = found(store)
     assert {each.said for each in fact.opinions} == {"wrong"}
     assert [each.review.reviewer for each in fact.newer] == ["Ada"]
     assert "inhibits" not in listed(store)
-    decide(store, fact, "wrong")
+    decide(fact, "wrong")
     assert "inhibits" in listed(store)
 
 
@@ -142,7 +126,7 @@ def test_the_decision_on_a_fact_is_for_all_runs_of_its_data(store: Recorded) -> 
         append_review(Review(run_id, TEST, "unsure", "Ada", convincing=(OTHER,)))
     ids = [store.runs["trace"], other, strange]
     reviews = [r for run_id in ids for r in read_reviews(run_id).records]
-    disagreements = find_disagreements(reviews, (), find_runs(ids))
+    disagreements = find_disagreements(reviews, find_runs(ids))
     facts = [each for each in disagreements if each.about == "fact"]
     assert {each.triple for each in facts} == {FACT, OTHER}
     about = next(each for each in facts if each.triple == OTHER)
@@ -160,60 +144,81 @@ def test_what_is_no_disagreement(store: Recorded) -> None:
     append_review(Review(run_id, TEST, "implausible", ""))
     append_review(Review(run_id, TEST, "unsure", "Grace", wrong=(FACT,)))
     reviews = read_reviews(run_id).records
-    assert find_disagreements(reviews, (), find_runs([run_id])) == []
+    assert find_disagreements(reviews, find_runs([run_id])) == []
 
 
 def test_what_is_refused(store: Recorded) -> None:
     explanation, fact = found(store)
-    ids = tuple(each.review.review_id for each in explanation.opinions)
-    for about, verdict, changes, message in (
-        (explanation, "wrong", {}, "decision on an explanation is 'wrong'; expected one of plaus"),
-        (fact, "plausible", {}, "decision on a fact is 'plausible'; expected one of wrong, right"),
-        (fact, "right", {"person": "  "}, "names who decided"),
-        (fact, "right", {"comment": "x" * 10_001}, "comment has 10001 characters"),
-        (fact, "right", {"review_ids": ("0" * 32,)}, f"no review {'0' * 32} says anything"),
-        (
-            explanation,
-            "unsure",
-            {"review_ids": ids[:1]},
-            r"nobody disagrees .*\(Ada says plausible\)",
-        ),
-        (explanation, "unsure", {"review_ids": ()}, "nobody disagrees"),
-        (fact, "right", {"triple": TEST}, "says anything about fact D1 treats X1"),
+    for about, verdict, changes in (
+        (explanation, "wrong", {}),
+        (fact, "right", {"reviewer": "  "}),
+        (fact, "right", {"reviewer": "x" * 201}),
+        (fact, "right", {"comment": "x" * 10_001}),
+        (fact, "right", {"convincing": ()}),
+        (fact, "right", {"final": False}),
     ):
-        with pytest.raises(DataError, match=message) as refused:
-            decide(store, about, verdict, **changes)
+        final = replace(about.final_review(verdict, "Edsger", ""), **changes)  # type: ignore[arg-type]
+        with pytest.raises(DataError) as refused:
+            append_review(final)
         assert "\n" not in str(refused.value)
-    with pytest.raises(TrackingError, match="no run"):
-        decide(store, fact, "right", run_id="0" * 32)
-    assert read_decisions(store.runs["trace"]).records == ()
+    with pytest.raises(TrackingError):
+        append_review(replace(fact.final_review("right", "Edsger", ""), run_id="0" * 32))
+    assert not any(review.final for review in read_reviews(store.runs["trace"]).records)
 
 
-def test_files_that_are_no_decisions_are_named(store: Recorded) -> None:
-    written = decide(store, found(store)[1], "right")
-    whole = json.loads(
-        next(store.files("trace", FOLDER).glob("*.json")).read_text(encoding="utf-8")
-    )
-    for name, text in {
-        "broken": "{",
-        "half": json.dumps({"schema_version": 1}),
-        "later": json.dumps(whole | {"schema_version": 2}),
-        "odd": json.dumps(whole | {"about": "explanation"}),
+def test_the_table_of_reviews_marks_final_ones(store: Recorded) -> None:
+    decide(found(store)[1], "right", comment="=HYPERLINK(1)")
+    lines = reviews_csv(read_reviews(store.runs["trace"]).records).splitlines()
+    assert [line.endswith(",final") for line in lines] == [True, False, False, True]
+    assert "'=HYPERLINK(1)" in lines[-1]
+
+
+OLDER = {
+    "schema_version": 1,
+    "triple": {"head": "D1", "relation": "inhibits", "tail": "P1"},
+    "person": "Edsger",
+    "comment": "why",
+    "review_ids": ["0" * 32],
+    "created": "2100-01-01T00:00:00+00:00",
+    "decision_id": "1" * 32,
+}
+
+
+def test_decisions_of_earlier_versions_still_count(store: Recorded) -> None:
+    run_id, test = store.runs["trace"], {"head": "D1", "relation": "treats", "tail": "X1"}
+    for name, changes in {
+        "fact": {"about": "fact", "verdict": "right"},
+        "explanation": {"about": "explanation", "verdict": "unsure", "triple": test},
     }.items():
-        store.client.log_text(store.runs["trace"], text, f"{FOLDER}/{name}.json")
-    kept = read_decisions(store.runs["trace"])
-    assert kept.records == (written,)
-    assert [problem.split(".")[0] for problem in kept.problems] == [
-        "broken",
+        text = json.dumps(OLDER | {"run_id": run_id} | changes)
+        store.client.log_text(run_id, text, f"{DECISIONS_FOLDER}/{name}.json")
+    assert listed(store) == "D2\ttreats\tX1\n"
+    decided = [each.decision for each in found(store)]
+    assert [(each.said, each.reviewer) for each in decided if each is not None] == [
+        ("unsure", "Edsger"),
+        ("right", "Edsger"),
+    ]
+    (count,) = count_verdicts(settled(read_reviews(run_id).records))
+    assert (count.total, count.unsure) == (1, 1)
+
+
+def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
+    run_id = store.runs["trace"]
+    kept = read_reviews(run_id).records
+    whole = OLDER | {"run_id": run_id, "about": "fact", "verdict": "right"}
+    for name, content in {
+        f"{FOLDER}/half": {"schema_version": 1},
+        f"{FOLDER}/unsaid": {"schema_version": 1} | vars(kept[0]) | {"verdict": None},
+        f"{DECISIONS_FOLDER}/later": whole | {"schema_version": 2},
+        f"{DECISIONS_FOLDER}/odd": whole | {"about": "explanation"},
+    }.items():
+        text = json.dumps(content, default=vars)
+        store.client.log_text(run_id, text, f"{name}.json")
+    read = read_reviews(run_id)
+    assert read.records == kept
+    assert [problem.split(".")[0] for problem in read.problems] == [
         "half",
+        "unsaid",
         "later",
         "odd",
     ]
-
-
-def test_the_table_of_decisions(store: Recorded) -> None:
-    decide(store, found(store)[1], "right", comment="=HYPERLINK(1)")
-    lines = decisions_csv(read_decisions(store.runs["trace"]).records).splitlines()
-    assert lines[0].startswith("created,person,about,verdict,head,relation,tail")
-    assert "Edsger,fact,right,D1,inhibits,P1" in lines[1]
-    assert "'=HYPERLINK(1)" in lines[1]

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from clew.errors import DataError
-from clew.runs.influence_columns import SCORE_COLUMN
+from clew.runs.influence_forms import SCORE_COLUMN
 from clew.runs.influence_report import (
     ScoredTriple,
     read_explained_triple,

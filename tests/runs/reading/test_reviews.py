@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clew.errors import DataError, TrackingError
-from clew.runs.reading.decisions import WrongFact, wrong_facts, wrong_facts_tsv
+from clew.runs.reading.disagreements import WrongFact, wrong_facts, wrong_facts_tsv
 from clew.runs.reading.reviews import (
     FOLDER,
     DataOrigin,

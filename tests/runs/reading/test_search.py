@@ -9,7 +9,6 @@ from clew.errors import TrackingError
 from clew.runs.reading import search
 from clew.runs.reading.metrics import metric_histories
 from clew.runs.reading.runs import RunRecord, state_of
-from clew.runs.reading.saved_views import list_views, save_view
 from clew.runs.reading.search import RunQuery
 from tests.recorded import NUM_EPOCHS, Recorded
 from tests.ui.seed_many import MODELS, large_store
@@ -112,7 +111,6 @@ def test_a_store_of_more_experiments_than_a_page_is_read_whole(
     store: Recorded,
 ) -> None:
     every_run = {run.run_id for run in search.search_runs(RunQuery(), limit=1000).runs}
-    save_view("a", {"runs": store.runs["fp32 1"]}, "Ada")
     before = {experiment.name for experiment in search.list_experiments()}
     newer = [(1000 + number, f"new {number}", 2**60 + number) for number in range(1100)]
     with store.database() as base:
@@ -128,7 +126,6 @@ def test_a_store_of_more_experiments_than_a_page_is_read_whole(
     found_runs = search.search_runs(RunQuery(), limit=1000).runs
     assert {run.run_id for run in found_runs} == every_run
     assert search.find_runs([store.runs["fp32 1"]])
-    assert [view.name for view in list_views().views] == ["a"]
 
 
 def test_filters_combine(large: None) -> None:

@@ -42,7 +42,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clew.config.optimizer import Adam
+from clew.config.training import Adam
 from clew.errors import CheckpointError
 from clew.influence.link_prediction.rows import FactoredRows
 from clew.influence.link_prediction.trunk import (

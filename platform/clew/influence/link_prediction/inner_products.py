@@ -42,6 +42,8 @@ OTHERS = ("convolution", NETWORK_PART)
 """Parts that hold all parameters without factors."""
 Change = Callable[[Tensor], Tensor]
 """Changes the inputs f of the fully connected layer on the second side."""
+Lookup = tuple[Tensor, Tensor]
+"""The table row that each row of a side looks up, and the gradients of these lookups."""
 
 
 def unchanged(features: Tensor) -> Tensor:
@@ -190,8 +192,6 @@ def _dots(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 Meeting = Grid | Aligned
 """How the rows of two sides are paired; results have the shape of the pairs."""
-Lookup = tuple[Tensor, Tensor]
-"""The table row that each row of a side looks up, and the gradients of these lookups."""
 
 
 @dataclass(frozen=True, eq=False)

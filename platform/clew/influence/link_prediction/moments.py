@@ -5,18 +5,33 @@ directions), or from all rows if there are fewer. The largest tensor in memory h
 the queries of these rows.
 """
 
-from dataclasses import asdict, dataclass
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
 
 import scipy.linalg
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
+from clew.errors import described
+from clew.files import replacing
 from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.rows import ROW_CHUNK, DeltaRows, distinct_queries
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
+from clew.training.checkpoint_files import save_tensors
+from clew.training.peers import code_digest
+from clew.training.precision import device_name
 from clew.training.sharding.rows import OwnRows
+
+logger = logging.getLogger(__name__)
 
 GRADIENTS = ("projected", "head", "relation")
 SCORES_AT_ONCE = 2**22
@@ -28,6 +43,11 @@ NUM_BLOCKS = 8
 LONGEST_FACTOR = 2048
 """Longest factor whose second moment is a matrix. For a longer factor, it is the mean of the
 diagonal; for example, for relations in a model that has a matrix for each relation."""
+
+LARGEST_FOLDER_BYTES = 2**30
+"""Largest size of the folder of geometries; the least recently used files are removed first."""
+SCALE, VECTORS, WEIGHTS = "scale", "vectors", "weights"
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -229,3 +249,80 @@ def _queries(trunk: Trunk, sample: tuple[Tensor, Tensor]) -> tuple[Queries, Int[
     base = hidden.new_empty(0, len(trunk.model.entity.weight))
     unused = torch.zeros_like(head), head[:0], torch.zeros_like(hidden)
     return Queries(head, relation, activations, hidden, base, *unused), query
+
+
+def kept(
+    folder: Path | None,
+    depends_on: Mapping[str, Any],
+    make: Callable[[], Geometry],
+    device: torch.device,
+) -> Geometry:
+    """Return a geometry from a folder, or estimate it and keep it there.
+
+    The moments of training rows do not depend on what is explained, so only the first explanation
+    of a model estimates them. The name of a file is a digest of `depends_on`, code, device and
+    number of threads, which can change a bit of the geometry.
+    """
+    if folder is None:
+        return _geometry(_tensors(make()))
+    machine = (torch.__version__, torch.get_num_threads(), torch.backends.cpu.get_cpu_capability())
+    whole = [dict(depends_on), code_digest(), device_name(device), *map(str, machine)]
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    path = folder / f"{digest[:40]}.safetensors"
+    if path.is_file():
+        try:
+            # A copy, because products can depend on where in memory their operands begin.
+            tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+            path.touch()
+            return _geometry({name: tensor.to(device) for name, tensor in tensors.items()})
+        except UNREADABLE as error:
+            logger.warning("%s cannot be used (%s); it is estimated again", path, described(error))
+    # As if it were read: the memory layout of an operand can change the last bit of a product.
+    geometry = _geometry(_tensors(make()))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            save_tensors({n: t.cpu() for n, t in _tensors(geometry).items()}, temporary)
+        _make_room(folder)
+    except OSError as error:
+        logger.warning(
+            "%s cannot be written (%s), so the next explanation estimates the moments again; "
+            "set XDG_CACHE_HOME to a folder that you can write",
+            path,
+            described(error),
+        )
+    return geometry
+
+
+def _tensors(geometry: Geometry) -> dict[str, Tensor]:
+    found = {}
+    for field in fields(geometry):
+        value = getattr(geometry, field.name)
+        if isinstance(value, Metric):
+            found[f"{field.name}/{SCALE}"] = torch.tensor(value.scale, dtype=torch.float64)
+            found[f"{field.name}/{VECTORS}"] = value.vectors.contiguous()
+            found[f"{field.name}/{WEIGHTS}"] = value.weights.contiguous()
+        elif value is not None:
+            found[field.name] = value.contiguous()
+    return found
+
+
+def _geometry(tensors: Mapping[str, Tensor]) -> Geometry:
+    parts: dict[str, Any] = {"features": None}
+    for name, tensor in tensors.items():
+        field, _, kind = name.partition("/")
+        if kind == SCALE:
+            others = (tensors[f"{field}/{other}"] for other in (VECTORS, WEIGHTS))
+            parts[field] = Metric(float(tensor), *others)
+        elif not kind:
+            parts[field] = tensor
+    return Geometry(**parts)
+
+
+def _make_room(folder: Path) -> None:
+    states = [(path, path.stat()) for path in folder.glob("*.safetensors")]
+    total = 0
+    for path, state in sorted(states, key=lambda each: each[1].st_mtime_ns, reverse=True):
+        total += state.st_size
+        if total > LARGEST_FOLDER_BYTES:
+            path.unlink(missing_ok=True)

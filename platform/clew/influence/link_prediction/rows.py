@@ -36,11 +36,10 @@ from torch import Tensor
 
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.influence.link_prediction.trunk import Queries, RowGradients, Scorer, Trunk, with_terms
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples, add_inverses
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples, add_inverses
 from clew.training.sharding.rows import OwnRows
 
 ROW_CHUNK = 256

@@ -35,18 +35,15 @@ from clew.influence.link_prediction.traced_run import (
     TracedRun,
     TripleRows,
     build_trunk,
-)
-from clew.influence.link_prediction.verification import (
     require_defined,
     verify_task,
     with_chosen_form,
 )
 from clew.influence.scores import Explanation, deviation
 from clew.influence.summation import MeanOfRuns, Summation, explain_in_tiles, self_influence
-from clew.link_prediction.filters import FilterIndex
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
 from clew.training.manifest import CheckpointRecord
 from clew.training.memory import MemoryCleanup
 
@@ -77,9 +74,6 @@ class Tracer:
         device: Device to compute on.
         further_runs: Checkpoints of the other runs of an ensemble; scores are averaged over runs.
         cache: Folder that stores moments of training rows; None: estimate them each time.
-
-    Raises:
-        ConfigError: The settings are not defined for this model.
     """
 
     def __init__(

@@ -1,8 +1,9 @@
 """Queries of a graph model and their gradients, as the inner products need them.
 
 `Trunk` works for every graph model, with autograd over the model's `encode`. A model can have a
-faster subclass, which must give the same numbers: `conve_trunk` for ConvE, `tucker_trunk` for
-TuckER.
+faster subclass, which must give the same numbers: `conve_trunk` for ConvE, `TuckERTrunk` for
+TuckER. In evaluation mode TuckER's core is a fully connected layer on f = vec(r n(h)^T). A row's
+gradient of the core is the outer product of gq and f, which is never formed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from clew.layers.products import MatrixProduct
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import Factorization, GraphModel
+from clew.link_prediction.models.tucker import TuckER
 
 Activations = Mapping[str, Tensor]
 """Values kept for the backward pass of queries, by name; tensors are `(query, ...)`."""
@@ -253,3 +255,53 @@ def with_terms(
     return replace(
         found, relation_delta=terms.relation_prediction_weight * delta, relation_query=query
     )
+
+
+class TuckERTrunk(Trunk):
+    """The frozen TuckER of a checkpoint, with the arguments of `Trunk`."""
+
+    model: TuckER
+    layout = ParameterLayout(
+        dense="core",
+        small=(
+            "head_norm.weight",
+            "head_norm.bias",
+            "projection_norm.weight",
+            "projection_norm.bias",
+        ),
+    )
+
+    def parts(self, depth: int) -> tuple[str, ...]:
+        """Return the scorer for one layer, the scorer and the core for two, else all parts."""
+        every = (*SCORER_PARTS, "dense", NETWORK_PART)
+        return {1: SCORER_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, every)
+
+    @torch.no_grad()
+    def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
+        rows, hidden = super().forward(head, relation)
+        kept = {"features": self.model.features(**rows)} if self.keep_features else {}
+        return {**rows, **kept}, hidden
+
+    @torch.no_grad()
+    def features(self, activations: Activations, index: Tensor | slice) -> Tensor:
+        """Return f of some queries; it is recomputed if it was not kept."""
+        if "features" in activations:
+            return activations["features"][index]
+        head, relation = (activations[name][index] for name in ("head", "relation"))
+        return self.model.features(head, relation)
+
+    def backward(
+        self, queries: Queries, index: Tensor, grad_hidden: Tensor, *, deep: bool, small: bool
+    ) -> RowGradients:
+        """Return the activation gradients of rows; see `Trunk`."""
+        head, relation = (queries.activations[name][index] for name in ("head", "relation"))
+        with torch.enable_grad():
+            leaves = [head.detach().requires_grad_(), relation.detach().requires_grad_()]
+            projected = self.model.project(*leaves)
+            wanted = [projected, *leaves] if deep else [projected]
+            found = torch.autograd.grad(self.model.finish(projected), wanted, grad_hidden)
+        if not deep:
+            return RowGradients(found[0])
+        of_projected, of_head, of_relation = found
+        others = self._small(head, relation, grad_hidden) if small else None
+        return RowGradients(of_projected, of_head, of_relation, others)

@@ -25,22 +25,18 @@ from torch import Tensor, nn
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import Question
-from clew.errors import ConfigError, NonFiniteLossError
+from clew.errors import ConfigError
 from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.scores import Explanation, Scored, strongest
-from clew.influence.unrolled.engine import Objective, Unrolling
-from clew.influence.unrolled.facts import WeightedLoss
-from clew.influence.unrolled.progress_files import KeptInFile, pass_name
-from clew.influence.unrolled.refusals import NEEDS, require_replayable
+from clew.influence.unrolled.engine import Objective, through_training
+from clew.influence.unrolled.linearization import WeightedLoss
+from clew.influence.unrolled.passes import NEEDS, pass_name, require_replayable
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.training.manifest import CheckpointRecord
-from clew.training.own_process import own_process
 from clew.training.replay import Replay
-
-MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,29 +108,16 @@ class UnrolledTracer:
     ) -> Float[np.ndarray, "interval loss fact"]:
         direction = self.config.influence.direction.encode()
         name = pass_name(self.checkpoints, self.task.data_fingerprint, direction, explained)
-        kept = KeptInFile(self.cache / f"{name}.safetensors", self.device)
-        with own_process():
-            unrolling = Unrolling(
-                Replay(self.config, self.task, self.checkpoints, self.device),
-                TripleFacts(self.task, self.config),
-                self.config.influence.memory_budget_mib * MEBIBYTE,
-                kept,
-            )
-            by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
-        if not np.isfinite(by_interval).all():
-            raise NonFiniteLossError(
-                "influence scores contain NaN or infinity: the derivative of the trained loss is "
-                "unbounded; explain with --score cosine, or train with model.activation=silu or a "
-                "lower optimizer.learning_rate"
-            )
-        return by_interval
+        return through_training(
+            lambda: Replay(self.config, self.task, self.checkpoints, self.device),
+            TripleFacts(self.task, self.config),
+            losses,
+            kept=self.cache / f"{name}.safetensors",
+            progress=progress,
+        )
 
     def _refuse_other_losses(self) -> None:
-        """Raise an error for losses and initial parameters without unrolled scores.
-
-        Raises:
-            ConfigError: The run was trained with one of them, or the settings ask for one.
-        """
+        """Raise an error for losses and initial parameters without unrolled scores."""
         model = self.task.model_config
         if self.task.terms is not None:
             raise ConfigError(

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clew.config import optimizer as config
+from clew.config import training as config
 from clew.training.replay import State
 
 Adjoints = dict[str, Tensor]

@@ -1,4 +1,4 @@
-r"""Exact influence through the whole training run, by reverse mode (Engstrom et al., 2025).
+"""Exact influence through the whole training run, by reverse mode (Engstrom et al., 2025).
 
 Every training fact has a weight w_i = 1 in the losses of its rows. The loss L of a test example
 after the last step is a function of these weights through the whole training, including
@@ -15,6 +15,7 @@ state of each block is kept, and each block is replayed once more.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic
 
 import numpy as np
@@ -30,15 +31,39 @@ from clew.influence.unrolled.adjoints import (
     clipped,
     through_clipping,
 )
-from clew.influence.unrolled.facts import Facts
-from clew.influence.unrolled.linearization import Linear, final_adjoint
-from clew.influence.unrolled.progress_files import KeptInFile, Unfinished
+from clew.influence.unrolled.linearization import Facts, Linear, final_adjoint
+from clew.influence.unrolled.passes import KeptInFile, Unfinished
 from clew.training.optimizer import WithoutDecay
+from clew.training.own_process import own_process
 from clew.training.replay import Replay, ReplayedStep, State
 from clew.training.task import B
 
+MEBIBYTE = 2**20
 Objective = Callable[[nn.Module], Tensor]
 """A loss to explain: a scalar function of the trained model in evaluation mode."""
+
+
+def through_training(
+    replayed: Callable[[], Replay[B]],
+    facts: Facts[B],
+    losses: Sequence[Objective],
+    *,
+    kept: Path,
+    progress: Callable[[int, int], None],
+) -> Float[np.ndarray, "interval loss fact"]:
+    """Differentiate losses through a training; a pass that was stopped continues from `kept`."""
+    with own_process():
+        replay = replayed()  # building the trainer sets seeds and threads of the process
+        budget = replay.config.influence.memory_budget_mib * MEBIBYTE
+        unrolling = Unrolling(replay, facts, budget, KeptInFile(kept, replay.device))
+        by_interval: np.ndarray = unrolling.explain(losses, progress=progress).astype(np.float64)
+    if not np.isfinite(by_interval).all():
+        raise NonFiniteLossError(
+            "influence scores contain NaN or infinity: the derivative of the trained loss is "
+            "unbounded; explain with --score raw or cosine, or train with a lower "
+            "optimizer.learning_rate (a conve also with model.activation=silu)"
+        )
+    return by_interval
 
 
 @dataclass(eq=False)
@@ -81,11 +106,6 @@ class Unrolling(Generic[B]):
         Args:
             objectives: The losses to explain; a weighted sum of losses costs as much as one loss.
             progress: Called with the number of steps done and in total, replays included.
-
-        Raises:
-            CheckpointError: A replay does not reproduce a checkpoint exactly, or training changes
-                a buffer in a way that has no adjoint.
-            NonFiniteLossError: An adjoint is NaN or infinite.
         """
         steps = [record.step for record in self.replay.checkpoints]
         intervals = list(zip([0, *steps[:-1]], steps, strict=True))

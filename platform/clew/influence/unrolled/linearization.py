@@ -5,25 +5,68 @@ the first one gives d<g, u> / d theta and d<g, u> / d w. The loss is not the fus
 which need not be twice differentiable, but the plain one with an equal value. So g differs from the
 recorded gradient by rounding (1e-6 of its size in float32), while the states are exactly the
 recorded ones.
+
+Every fact has a weight w = 1. The loss is linear in each weight: w = 1 gives the loss that the
+model was trained with, and w = 0 the loss without the fact, which keeps its place in the batch.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clew.errors import CheckpointError, ConfigError
 from clew.influence.unrolled.adjoints import Adjoint, Adjoints
-from clew.influence.unrolled.facts import Facts
 from clew.layers.training_mode import BatchNorm, observed_statistics
 from clew.training.replay import Microbatch, ReplayedStep, State
 from clew.training.seeding import capture_generators, restore_generators
-from clew.training.task import B
+from clew.training.task import B, Task
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedLoss:
+    """A microbatch's summed loss as a function of the weights of the facts in it."""
+
+    total: Float[Tensor, ""]
+    weight: Float[Tensor, "entry"]
+    """A leaf of ones that requires gradients."""
+    fact: Int[np.ndarray, "entry"]
+    """Fact of each weight; if a fact has several weights, their gradients are added."""
+
+
+@runtime_checkable
+class Facts(Protocol[B]):  # type: ignore[misc]  # one type of batch, as in Task
+    """The training facts of a task."""
+
+    def __len__(self) -> int:
+        """Return the number of facts."""
+        ...
+
+    def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
+        """Return the twice differentiable loss of a batch of the examples with these indices."""
+        ...
+
+
+class ExampleFacts(Generic[B]):
+    """Facts of any task with `example_losses`: every training example is a fact."""
+
+    def __init__(self, task: Task[B]) -> None:
+        self.task = task
+
+    def __len__(self) -> int:
+        return len(self.task.train_examples())
+
+    def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
+        losses = self.task.example_losses(model, batch)
+        weight = torch.ones_like(losses, requires_grad=True)
+        return WeightedLoss((weight * losses).sum(), weight, examples)
 
 
 class _Called(nn.Module):

@@ -8,26 +8,20 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
-from clew.errors import NonFiniteLossError
 from clew.influence.scores import strongest
-from clew.influence.unrolled.engine import Unrolling
-from clew.influence.unrolled.facts import ExampleFacts
-from clew.influence.unrolled.progress_files import KeptInFile, pass_name
-from clew.influence.unrolled.refusals import require_replayable
-from clew.influence.windows.estimates import SearchSettings
+from clew.influence.unrolled.engine import through_training
+from clew.influence.unrolled.linearization import ExampleFacts
+from clew.influence.unrolled.passes import pass_name, require_replayable
+from clew.influence.windows.indexing import SearchSettings
 from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.manifest import CheckpointRecord
-from clew.training.own_process import own_process
 from clew.training.replay import Replay
 from clew.training.task import B, Task
-
-MEBIBYTE = 2**20
 
 
 class UnrolledWindowTracer(WindowTracer[B]):
@@ -39,11 +33,6 @@ class UnrolledWindowTracer(WindowTracer[B]):
         checkpoints: All checkpoints in order of their steps.
         device: Device that the run was trained on.
         cache: Folder for unfinished passes.
-
-    Raises:
-        ConfigError: A setting of the run or of the explanation does not allow a replay.
-        CheckpointError: Checkpoints or their training states are missing, or the run had several
-            configurations or several processes.
     """
 
     def __init__(
@@ -84,9 +73,6 @@ class UnrolledWindowTracer(WindowTracer[B]):
             top_k: Proponents and opponents to keep for each.
             settings: Must be None: all training examples are scored.
             progress: Called with the number of steps done and in total, replays included.
-
-        Raises:
-            NonFiniteLossError: A score is NaN or infinite.
         """
         assert settings is None
         on_device = [test.to(self.device) for test in tests]
@@ -98,20 +84,13 @@ class UnrolledWindowTracer(WindowTracer[B]):
         ]
         name = pass_name(self.checkpoints, self.task.data_fingerprint, *explained)
         losses = [partial(self._loss, batch=test) for test in on_device]
-        with own_process():
-            unrolling = Unrolling(
-                Replay(self._config, self.task, self.checkpoints, self.device),
-                ExampleFacts(self.task),
-                self._config.influence.memory_budget_mib * MEBIBYTE,
-                KeptInFile(self._cache / f"{name}.safetensors", self.device),
-            )
-            by_interval = unrolling.explain(losses, progress=progress).astype(np.float64)
-        if not np.isfinite(by_interval).all():
-            raise NonFiniteLossError(
-                "influence scores contain NaN or infinity: the derivative of the trained loss is "
-                "unbounded; explain with --score raw, or train with a lower "
-                "optimizer.learning_rate"
-            )
+        by_interval = through_training(
+            lambda: Replay(self._config, self.task, self.checkpoints, self.device),
+            ExampleFacts(self.task),
+            losses,
+            kept=self._cache / f"{name}.safetensors",
+            progress=progress,
+        )
         model = self.model(self.checkpoints[-1])
         with torch.no_grad():
             values = [float(self._loss(model, batch=test)) for test in on_device]

@@ -13,9 +13,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clew.link_prediction.losses.fused_one_vs_all import fused_loss
-from clew.link_prediction.losses.negatives import Negatives, NegativeSampler
 from clew.link_prediction.losses.one_vs_all import OneVsAll, Targets, smoothed_targets
-from clew.link_prediction.losses.sampled import EntityRows, Sample, SampledScores, softplus
+from clew.link_prediction.losses.sampled import (
+    EntityRows,
+    Negatives,
+    NegativeSampler,
+    Sample,
+    SampledScores,
+    softplus,
+)
 from clew.link_prediction.models.base import GraphModel, Queries
 from clew.link_prediction.triple_batches import TripleBatch
 from clew.training.sharding.exchange import gathered, log_sum_of_all

@@ -11,12 +11,14 @@ query:
 
     -|p - e_t|^2 = 2 p . e_t - |e_t|^2 - |p|^2 = q . e_t - |e_t|^2 - |q|^2 / 4
 
-A new model is one file in this folder, named after its `kind`, with a subclass that implements
+A new model is one file in this folder, with a subclass that names its `kind` and implements
 `encode`. Its settings are one class in `clew.config.graph_models`.
 """
 
 from abc import ABC, abstractmethod
 from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import ClassVar
 
 import torch
@@ -50,7 +52,7 @@ class GraphModel(nn.Module, ABC):
     """
 
     kinds: ClassVar[dict[str, type["GraphModel"]]] = {}
-    """Model class of each `model.kind` whose file has been imported."""
+    """Model class of each `model.kind` of this folder."""
     squared_distance: ClassVar[bool] = False
     """Whether a score is the negative squared distance of half a query vector to a tail's row."""
 
@@ -184,7 +186,8 @@ class Factorization(GraphModel):
 
 
 def model_class(config: GraphModelSettings) -> type[GraphModel]:
-    import_module(f"{__package__}.{config.kind}")
+    for file in iter_modules([str(Path(__file__).parent)], f"{__package__}."):
+        import_module(file.name)
     return GraphModel.kinds[config.kind]
 
 

@@ -4,18 +4,267 @@ The scores are a matrix product of the returned queries with the entity table. L
 can therefore process entities in chunks, and never keep all scores. Both tables are initialised
 xavier-normal, as in the authors' code. Inverse relations are ordinary rows of the relation table,
 numbered after the relations themselves.
+
+On a CPU the convolution and the projection after it are computed in two passes over the feature
+maps. A convolution is linear in the patches u of its input, z = K u + c, so the batch statistics of
+its outputs follow from the mean m and covariance C of the patches, which are only a few numbers:
+
+    mean(z) = K m + c,    var(z) = diag(K C K^T)
+
+Normalisation is then a change of the kernel, gam K / sd. A channel's dropout factor also changes
+the kernel: it commutes with ReLU because it is not negative. A row of ones below the patches is
+multiplied by the shift. The feature maps then need one product, with a kernel for each example, and
+one ReLU, instead of five passes over them. The backward pass is similar. On a CPU the passes take
+most of the time, because a 3 x 3 kernel needs little arithmetic. Gradients through the statistics
+are exact.
+
+The projection is included because its gradient with respect to the maps is as large as the maps.
+The gradient of the ReLU can then overwrite it. Everything here can be differentiated twice, which
+`clew.influence.unrolled` needs.
 """
 
+from collections.abc import Iterator
+from typing import Any, Literal
+
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from clew.config.graph_models import ConvEModel
-from clew.layers.products import is_vectorised, linear
-from clew.layers.training_mode import dropout, normalised, recomputed
+from clew.layers.products import is_vectorised, linear, product
+from clew.layers.training_mode import dropout, normalised, recomputed, report_statistics
 from clew.link_prediction.models.base import Embeddings, GraphModel, Queries
-from clew.link_prediction.models.patch_convolution import Image, projected_maps
 from clew.training.sharding.table import draw_xavier_normal
+
+_BLOCK_ROWS = 128
+
+Image = Float[Tensor, "batch 1 height width"]
+
+
+def projected_maps(
+    x: Image,
+    convolution: nn.Conv2d,
+    norm: nn.BatchNorm2d,
+    projection: nn.Linear,
+    *,
+    dropout: float,
+    activation: Literal["relu", "silu"] = "relu",
+) -> Float[Tensor, "batch dim"]:
+    """Return projection(flatten(dropout(activation(norm(convolution(x)))))) as in training mode.
+
+    Values and gradients equal those of the separate layers. The same random numbers are drawn, and
+    the buffers of `norm` are updated. Under autocast the products have half-precision operands; the
+    statistics do not.
+
+    Args:
+        x: Images with one channel.
+        convolution: The convolution: stride 1, no padding, one input channel.
+        norm: Batch normalisation of the convolution's outputs.
+        projection: Projection of the flattened feature maps.
+        dropout: Probability that a feature map is dropped.
+        activation: Activation after the normalisation; `silu` keeps all feature maps twice.
+    """
+    device = x.device.type
+    operand = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    height, width = convolution.weight.shape[2:]
+    with torch.autocast(device, enabled=False):
+        patches: Tensor = _Unfold.apply(x, height, width)  # type: ignore[no-untyped-call]
+        moments: Tensor = _SecondMoments.apply(patches)  # type: ignore[no-untyped-call]
+        kernel = _normalised_kernel(moments, convolution, norm, len(x) * patches.shape[2])
+        keep = torch.empty(len(x), norm.num_features, dtype=operand, device=x.device)
+        keep = keep.bernoulli_(1.0 - dropout).to(x.dtype) / (1.0 - dropout)
+        bias = None if projection.bias is None else projection.bias.to(operand)
+        weight = projection.weight.to(operand)
+        if activation == "silu":
+            maps = F.silu(torch.matmul(kernel.to(operand), patches.to(operand)))
+            maps = maps * keep.unsqueeze(2).to(operand)
+            return linear(maps.flatten(1), weight, bias)
+        projected: Tensor = _Projected.apply(  # type: ignore[no-untyped-call]
+            (keep.unsqueeze(2) * kernel).to(operand),
+            patches.to(operand),
+            weight,
+            bias,
+        )
+    return projected
+
+
+def _normalised_kernel(
+    moments: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, count: int
+) -> Tensor:
+    """Return the kernel and shift that convolve and normalise, `(channel, patch + 1)`."""
+    kernel = convolution.weight.flatten(1)
+    mean = moments[:-1, -1]
+    covariance = moments[:-1, :-1] - torch.outer(mean, mean)
+    convolved = kernel @ mean
+    variance = ((kernel @ covariance) * kernel).sum(dim=1).clamp_min(0.0)
+    output_mean = convolved if convolution.bias is None else convolved + convolution.bias
+    unbiased = variance * (count / (count - 1))
+    report_statistics(norm, output_mean, unbiased)
+    _update_statistics(norm, output_mean, unbiased)
+    scale = norm.weight * torch.rsqrt(variance + norm.eps)
+    # The bias of the convolution cancels: it shifts the mean as much as the values.
+    shift = norm.bias - scale * convolved
+    return torch.cat([kernel * scale.unsqueeze(1), shift.unsqueeze(1)], dim=1)
+
+
+@torch.no_grad()
+def _update_statistics(norm: nn.BatchNorm2d, mean: Tensor, unbiased_variance: Tensor) -> None:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    assert norm.momentum is not None
+    norm.num_batches_tracked += 1
+    norm.running_mean.lerp_(mean, norm.momentum)
+    norm.running_var.lerp_(unbiased_variance, norm.momentum)
+
+
+def _patches(x: Tensor, kernel_height: int, kernel_width: int, last: float) -> Tensor:
+    batch, _, height, width = x.shape
+    rows, columns = height - kernel_height + 1, width - kernel_width + 1
+    windows = x.contiguous().as_strided(
+        (batch, kernel_height, kernel_width, rows, columns),
+        (height * width, width, 1, width, 1),
+    )
+    size = kernel_height * kernel_width
+    patches = x.new_empty(batch, size + 1, rows * columns)
+    patches[:, :size].view(windows.shape).copy_(windows)
+    patches[:, size] = last
+    return patches
+
+
+class _Unfold(torch.autograd.Function):
+    """Patches of an image as columns, and a row of ones below them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel_height: int, kernel_width: int) -> Tensor:
+        ctx.shape, ctx.kernel = x.shape, (kernel_height, kernel_width)
+        return _patches(x, kernel_height, kernel_width, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Fold.apply(gradient, ctx.shape, ctx.kernel), None, None  # type: ignore[no-untyped-call]
+
+
+class _Fold(torch.autograd.Function):
+    """The adjoint of `_Unfold`: each pixel becomes the sum over the patches that contain it."""
+
+    @staticmethod
+    def forward(ctx: Any, patches: Tensor, shape: torch.Size, kernel: tuple[int, int]) -> Tensor:
+        ctx.kernel = kernel_height, kernel_width = kernel
+        batch, _, height, width = shape
+        rows, columns = height - kernel_height + 1, width - kernel_width + 1
+        image = patches.new_zeros(batch, height, width)
+        for i in range(kernel_height):
+            for j in range(kernel_width):
+                part = patches[:, i * kernel_width + j].view(batch, rows, columns)
+                image[:, i : i + rows, j : j + columns] += part
+        return image.unsqueeze(1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        height, width = ctx.kernel
+        return _patches(gradient, height, width, 0.0), None, None
+
+
+class _SecondMoments(torch.autograd.Function):
+    """Mean of u u^T over all patches, including the ones: second moments, means and 1."""
+
+    @staticmethod
+    def forward(ctx: Any, patches: Tensor) -> Tensor:
+        ctx.save_for_backward(patches)
+        count = patches.shape[0] * patches.shape[2]
+        return torch.bmm(patches, patches.transpose(1, 2)).sum(dim=0) / count
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (patches,) = ctx.saved_tensors
+        symmetric = (gradient + gradient.T) / (patches.shape[0] * patches.shape[2])
+        return torch.matmul(symmetric, patches)
+
+
+class _Projected(torch.autograd.Function):
+    """relu(kernels patches), flattened, times the projection's weight.
+
+    Rows are processed in blocks. The result of a product is then still in the cache when the ReLU
+    reads it, and the gradient of all feature maps is never in memory at once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, kernels: Tensor, patches: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        maps = kernels.new_empty(len(kernels), kernels.shape[1], patches.shape[2])
+        for rows in _blocks(len(maps)):
+            torch.bmm(kernels[rows], patches[rows], out=maps[rows]).relu_()
+        ctx.save_for_backward(kernels, patches, weight, maps)
+        ctx.has_bias = bias is not None
+        return linear(maps.flatten(1), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        slopes = _ProjectedSlopes.apply(gradient.contiguous(), *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return *slopes, gradient.sum(dim=0) if ctx.has_bias else None
+
+
+class _ProjectedSlopes(torch.autograd.Function):
+    r"""Gradients of `_Projected`, which can be differentiated again.
+
+    The maps are M = relu(K P), the outputs M W^T, and g is the gradient of the outputs. With [.]
+    zero where M is zero:
+
+        D = [g W],    dK = D P^T,    dP = K^T D,    dW = g^T M
+
+    For gradients k, p, w of dK, dP, dW, with E = [k P + K p] and N = [g w], the gradients are:
+
+        g: E W^T + M w^T      K: N P^T + D p^T      P: K^T N + k^T D      W: g^T E
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 (autograd passes arguments by position)
+        ctx: Any, gradient: Tensor, kernels: Tensor, patches: Tensor, weight: Tensor, maps: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dkernels, dpatches = torch.empty_like(kernels), torch.empty_like(patches)
+        for rows in _blocks(len(maps)):
+            slope = _masked(product(gradient[rows], weight), maps[rows])
+            torch.bmm(slope, patches[rows].transpose(1, 2), out=dkernels[rows])
+            torch.bmm(kernels[rows].transpose(1, 2), slope, out=dpatches[rows])
+        ctx.save_for_backward(gradient, kernels, patches, weight, maps)
+        return dkernels, dpatches, product(gradient.T.contiguous(), maps.flatten(1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, k: Tensor, p: Tensor, w: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, kernels, patches, weight, maps = ctx.saved_tensors
+        k, p, w = k.contiguous(), p.contiguous(), w.contiguous()
+        dgradient, dweight = torch.empty_like(gradient), torch.zeros_like(weight)
+        dkernels, dpatches = torch.empty_like(kernels), torch.empty_like(patches)
+        for rows in _blocks(len(maps)):
+            g, some = gradient[rows], maps[rows]
+            change = torch.bmm(k[rows], patches[rows]).baddbmm_(kernels[rows], p[rows])
+            change = _masked(change, some)
+            dgradient[rows] = product(change.flatten(1), weight.T)
+            dgradient[rows] += product(some.flatten(1), w.T)
+            dweight += product(g.T.contiguous(), change.flatten(1))
+            bent = _masked(product(g, w), some)
+            slope = _masked(product(g, weight), some)
+            dkernels[rows] = torch.bmm(bent, patches[rows].transpose(1, 2))
+            dkernels[rows].baddbmm_(slope, p[rows].transpose(1, 2))
+            dpatches[rows] = torch.bmm(kernels[rows].transpose(1, 2), bent)
+            dpatches[rows].baddbmm_(k[rows].transpose(1, 2), slope)
+        return dgradient, dkernels, dpatches, dweight, None
+
+
+def _masked(slope: Tensor, maps: Tensor) -> Tensor:
+    slope = slope.view(maps.shape)
+    torch.ops.aten.threshold_backward.grad_input(slope, maps, 0, grad_input=slope)
+    return slope
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    return (slice(start, start + _BLOCK_ROWS) for start in range(0, rows, _BLOCK_ROWS))
 
 
 class ConvE(GraphModel, kind="conve"):

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from clew import names
-from clew.config.directions import maximizes
 from clew.errors import TrackingError
+from clew.names import maximizes
 from clew.runs import store
 from clew.runs.reading.metrics import HEADLINES, whole_number
 from clew.runs.reading.runs import RunRecord, client

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from clew import names
-from clew.config.directions import direction_of
+from clew.names import direction_of
 from clew.runs.reading.runs import RunRecord
 
 SEED = f"{names.PARAMETER_PREFIX}training.seed"

@@ -1,4 +1,4 @@
-"""Finds disagreements between reviewers, and measures their agreement beyond chance.
+"""Disagreements between reviewers, final reviews, and the training facts that count as wrong.
 
 Reviewers disagree about an explanation if their last verdicts differ. They disagree about a
 training fact if one reviewer marks it as wrong and another as convincing, in any explanations of
@@ -10,10 +10,24 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
+from typing import Literal
 
-from clew.runs.reading.decisions import About, Decision, Key, opinion_of
-from clew.runs.reading.reviews import Fact, Review, Verdict, latest_of_each, origins_of
+from clew import names
+from clew.runs.reading.reviews import (
+    FACT_VERDICTS,
+    VERDICTS,
+    DataOrigin,
+    Fact,
+    Review,
+    latest_of_each,
+    origins_of,
+)
 from clew.runs.reading.runs import RunRecord
+from clew.spreadsheets import FactList
+
+About = Literal["explanation", "fact"]
+CHOICES: dict[About, tuple[str, ...]] = {"explanation": VERDICTS, "fact": FACT_VERDICTS}
+Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -33,79 +47,157 @@ class Disagreement:
     triple: Fact
     opinions: tuple[Opinion, ...]
     """One opinion per reviewer, oldest first."""
-    decisions: tuple[Decision, ...] = ()
-    """All decisions about it, oldest first; the last one counts."""
+    decisions: tuple[Review, ...] = ()
+    """All final reviews of it, oldest first; the last one counts."""
     key: str = ""
     """Short identifier for URLs."""
 
     @property
-    def decision(self) -> Decision | None:
+    def decision(self) -> Review | None:
         return self.decisions[-1] if self.decisions else None
-
-    @property
-    def is_open(self) -> bool:
-        return self.decision is None
 
     @property
     def newer(self) -> tuple[Opinion, ...]:
         """Opinions that reviewers gave after the decision."""
-        known = self.decision.review_ids if self.decision else ()
-        return tuple(
-            opinion for opinion in self.opinions if known and opinion.review.review_id not in known
-        )
+        decided = self.decision
+        return tuple(o for o in self.opinions if decided and o.review.created > decided.created)
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(opinion.review.run_id for opinion in self.opinions))
+        reviews = (*(opinion.review for opinion in self.opinions), *self.decisions)
+        return tuple(dict.fromkeys(review.run_id for review in reviews))
+
+    def final_review(self, verdict: str, reviewer: str, comment: str) -> Review:
+        """Return the review that decides: a verdict, or whether the fact is wrong or right."""
+        last = [*self.opinions][-1].review if self.opinions else self.decisions[-1]
+        fact = (self.triple,) if self.about == "fact" else ()
+        return Review(
+            run_id=last.run_id,
+            test=last.test,
+            verdict=None if self.about == "fact" else verdict,  # type: ignore[arg-type]
+            reviewer=reviewer.strip(),
+            comment=comment,
+            wrong=fact if verdict == "wrong" else (),
+            convincing=fact if verdict != "wrong" else (),
+            final=True,
+        )
 
 
-def find_disagreements(
-    reviews: Iterable[Review], decisions: Iterable[Decision], runs: Iterable[RunRecord]
-) -> list[Disagreement]:
+def find_disagreements(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[Disagreement]:
     """Return what named reviewers disagree about and what was decided, open disagreements first.
 
-    `runs` are the runs of the reviews and decisions. Reviews and decisions of other runs are
-    ignored.
+    `runs` are the runs of the reviews. Reviews of other runs are ignored.
     """
     origins = origins_of(runs)
-
-    def key(about: About, run_id: str, triple: Fact) -> Key:
-        within = (run_id,) if about == "explanation" else astuple(origins[run_id])
-        return (about, *within, *triple.triple)
-
+    reviews = [review for review in reviews if review.run_id in origins]
     said: dict[Key, dict[str, Opinion]] = {}
+    decided: dict[Key, list[Review]] = {}
     things: dict[Key, tuple[About, Fact]] = {}
     last = latest_of_each(review for review in reviews if review.reviewer)
-    for review in sorted(last, key=lambda review: review.created):
-        for about, triple in _spoken_of(review) if review.run_id in origins else ():
-            opinion = opinion_of(review, about, triple)
-            assert opinion is not None
-            found = key(about, review.run_id, triple)
-            things.setdefault(found, (about, triple))
-            said.setdefault(found, {}).pop(review.reviewer, None)
-            said[found][review.reviewer] = Opinion(opinion, review)
-    decided: dict[Key, list[Decision]] = {}
-    for decision in sorted(decisions, key=lambda decision: decision.created):
-        if decision.run_id in origins:
-            found = key(decision.about, decision.run_id, decision.triple)
-            things.setdefault(found, (decision.about, decision.triple))
-            decided.setdefault(found, []).append(decision)
+    final = [review for review in reviews if review.final]
+    for review in sorted((*last, *final), key=lambda review: review.created):
+        for about, triple, opinion in _spoken_of(review):
+            within = (review.run_id,) if about == "explanation" else astuple(origins[review.run_id])
+            key = (about, *within, *triple.triple)
+            things.setdefault(key, (about, triple))
+            if review.final:
+                decided.setdefault(key, []).append(review)
+            else:
+                said.setdefault(key, {}).pop(review.reviewer, None)
+                said[key][review.reviewer] = Opinion(opinion, review)
     disagreements = [
         Disagreement(
-            *things[found],
-            opinions=tuple(said.get(found, {}).values()),
-            decisions=tuple(decided.get(found, ())),
-            key=hashlib.sha256("\n".join(found).encode()).hexdigest()[:12],
+            *things[key],
+            opinions=tuple(said.get(key, {}).values()),
+            decisions=tuple(decided.get(key, ())),
+            key=hashlib.sha256("\n".join(key).encode()).hexdigest()[:12],
         )
-        for found in things
-        if found in decided or len({each.said for each in said[found].values()}) > 1
+        for key in things
+        if key in decided or len({each.said for each in said[key].values()}) > 1
     ]
-    return sorted(disagreements, key=lambda each: (not each.is_open, each.about == "fact"))
+    return sorted(disagreements, key=lambda each: (bool(each.decisions), each.about == "fact"))
 
 
-def _spoken_of(review: Review) -> list[tuple[About, Fact]]:
-    marked = dict.fromkeys((*review.wrong, *review.convincing))
-    return [("explanation", review.test), *(("fact", fact) for fact in marked)]
+def _spoken_of(review: Review) -> list[tuple[About, Fact, str]]:
+    """Return what a review says of the explanation and of training facts; wrong outweighs."""
+    marked = dict.fromkeys(review.convincing, "convincing") | dict.fromkeys(review.wrong, "wrong")
+    facts: list[tuple[About, Fact, str]] = [("fact", fact, said) for fact, said in marked.items()]
+    return facts if review.verdict is None else [("explanation", review.test, review.said), *facts]
+
+
+def _last_final(reviews: Iterable[Review]) -> list[Review]:
+    return sorted((review for review in reviews if review.final), key=lambda each: each.created)
+
+
+def decision_on(triple: tuple[str, str, str], reviews: Iterable[Review]) -> Review | None:
+    """Return the last of one run's final reviews of the explanation of a triple, or None."""
+    found = [each for each in _last_final(reviews) if each.verdict and each.test.triple == triple]
+    return found[-1] if found else None
+
+
+def settled(reviews: Iterable[Review]) -> list[Review]:
+    """Return the last review of each person, and of a decided explanation only the final one."""
+    reviews = list(reviews)
+    decided = {
+        (review.run_id, review.test.triple): review
+        for review in _last_final(reviews)
+        if review.verdict is not None
+    }
+    latest = latest_of_each(reviews)
+    kept = [review for review in latest if (review.run_id, review.test.triple) not in decided]
+    return kept + list(decided.values())
+
+
+@dataclass(frozen=True)
+class WrongFact:
+    """A training fact that counts as wrong."""
+
+    fact: Fact
+    num_reviews: int
+    """Number of reviews that mark the fact as wrong."""
+    decision: Review | None = None
+    """The final review of the fact, if reviewers disagreed and somebody decided."""
+
+
+def wrong_facts(reviews: Iterable[Review]) -> list[WrongFact]:
+    """Return the facts of one data set that count as wrong, those with the most reviews first.
+
+    A final review overrides the others: a fact that was decided to be right is left out.
+    """
+    reviews = list(reviews)
+    facts: dict[tuple[str, str, str], Fact] = {}
+    votes: Counter[tuple[str, str, str]] = Counter()
+    for review in latest_of_each(reviews):
+        marked = {fact.triple: fact for fact in review.wrong}
+        facts = marked | facts
+        votes.update(marked.keys())
+    decided = {}
+    for review in _last_final(reviews):
+        for fact in (*review.wrong, *review.convincing):
+            facts.setdefault(fact.triple, fact)
+            decided[fact.triple] = review
+    order = sorted(facts, key=lambda triple: -votes[triple])
+    found = [WrongFact(facts[triple], votes[triple], decided.get(triple)) for triple in order]
+    return [each for each in found if each.decision is None or each.decision.wrong]
+
+
+def wrong_facts_tsv(reviews: Iterable[Review], origin: DataOrigin) -> str:
+    """Return the facts that count as wrong, in the file format of `data.exclude`."""
+    return exclusion_list(origin, [wrong.fact.triple for wrong in wrong_facts(reviews)])
+
+
+def exclusion_list(origin: DataOrigin, triples: Iterable[tuple[str, str, str]]) -> str:
+    """Return facts as lines `head<TAB>relation<TAB>tail`, for `data.exclude`.
+
+    The first lines name the data set of the facts. A fact whose names contain a tab or a line break
+    is left out, because this format cannot represent it.
+    """
+    told = {
+        names.LIST_DATA_SET_PREFIX: origin.name,
+        names.LIST_FINGERPRINT_PREFIX: origin.fingerprint,
+    }
+    facts = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
+    return FactList(facts, told).text()
 
 
 @dataclass(frozen=True)
@@ -113,8 +205,8 @@ class ReviewerAgreement:
     """Agreement on the explanations that at least two reviewers judged."""
 
     alpha: float | None
-    """Krippendorff's alpha. None if there are no such explanations, or if all their verdicts are
-    the same, because then chance alone would give full agreement."""
+    """Krippendorff's alpha of the verdicts: 1 is perfect, 0 is chance. None if there are no such
+    explanations, or if all their verdicts are the same."""
     num_explanations: int
     """Number of explanations with at least two verdicts."""
 
@@ -124,35 +216,17 @@ def reviewer_agreement(reviews: Iterable[Review]) -> ReviewerAgreement:
 
     Reviews without a name are left out, because two of them may be from the same person.
     """
-    verdicts: dict[tuple[str, Fact], list[Verdict]] = {}
+    verdicts: dict[tuple[str, Fact], Counter[str]] = {}
     for review in latest_of_each(review for review in reviews if review.reviewer):
-        verdicts.setdefault((review.run_id, review.test), []).append(review.verdict)
-    judged = [found for found in verdicts.values() if len(found) > 1]
-    return ReviewerAgreement(krippendorff_alpha(judged), len(judged))
+        verdicts.setdefault((review.run_id, review.test), Counter())[review.said] += 1
+    judged = [counts for counts in verdicts.values() if counts.total() > 1]
+    return ReviewerAgreement(_alpha(judged), len(judged))
 
 
-def krippendorff_alpha(units: Sequence[Sequence[object]]) -> float | None:
-    """Return Krippendorff's alpha of nominal values; each unit is the list of its values.
+def _alpha(judged: Sequence[Counter[str]]) -> float | None:
+    if len(set().union(*judged)) < 2:
+        return None  # chance alone would give full agreement
+    import krippendorff
 
-    Reviewers can judge different units, and any number of them. In a unit with m > 1 values, each
-    ordered pair of values has the weight 1 / (m - 1); units with fewer values are left out. Let n
-    be the number of values in these units, n_c the number of values of kind c, and o the total
-    weight of the pairs with different values. Then
-
-        alpha = 1 - (n - 1) o / (n^2 - sum over c of n_c^2).
-
-    1 means perfect agreement, 0 means agreement by chance, and values below 0 are worse than chance
-    (Krippendorff, 2011, Computing Krippendorff's Alpha-Reliability, section C, nominal data). The
-    result is None if no unit has two values, or if all values are the same.
-    """
-    paired = [Counter(unit) for unit in units if len(unit) > 1]
-    totals = sum(paired, Counter[object]())
-    count = totals.total()
-    expected = count**2 - sum(number**2 for number in totals.values())
-    if not expected:
-        return None
-    differing = sum(
-        (unit.total() ** 2 - sum(number**2 for number in unit.values())) / (unit.total() - 1)
-        for unit in paired
-    )
-    return 1 - (count - 1) * differing / expected
+    counts = [[each[verdict] for verdict in VERDICTS] for each in judged]
+    return float(krippendorff.alpha(value_counts=counts, level_of_measurement="nominal"))

@@ -12,10 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clew.errors import DataError
-from clew.parquet import check_unpacked
-from clew.runs.influence_report import read_influence_json
+from clew.input_files import check_unpacked
+from clew.runs.influence_report import (
+    SequenceInfluenceReport,
+    TextInfluenceReport,
+    read_influence_json,
+)
 from clew.runs.reading.reports import INFLUENCE_TABLE, read_whole_table
-from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
 from clew.untrusted import MAX_ANSWER_MIB, read_limited
 
 

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from clew import names
-from clew.config.directions import direction_of
+from clew.names import direction_of
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, database_of, stored_number
 
@@ -177,7 +177,7 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
     total = whole_number(run.params.get(f"{TRAINING}num_epochs", ""))
     if not total:
         return None
-    curve = curve[np.isfinite(curve["value"]) & (curve["value"] >= 0)]
+    curve = curve[np.isfinite(curve["value"].astype(float)) & (curve["value"] >= 0)]
     if curve.empty:
         return EpochProgress(0.0, total, None)
     last = curve.iloc[-1]

@@ -15,7 +15,7 @@ from mlflow.entities.model_registry import ModelVersion
 
 from clew import names
 from clew.errors import DataError, TrackingError
-from clew.parquet import columns_of, read_columns
+from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, fetched
 from clew.runs.reading.search import find_runs, quoted

@@ -8,13 +8,13 @@ from mlflow.utils.uri import is_local_uri
 from clew import names
 from clew.errors import TrackingError
 from clew.runs import store
-from clew.runs.reading.reports import ReportFiles
-from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
-from clew.runs.window_report import (
+from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     TEXT_INFLUENCE_JSON,
 )
+from clew.runs.reading.reports import ReportFiles
+from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 
 REPORT_FILES = {
     "json": names.INFLUENCE_JSON,

@@ -3,7 +3,7 @@
 A report has up to three files. The JSON file contains the head: model, settings, and each test
 triple with its score and rank. The Parquet file contains all training facts and is read one test
 triple at a time; without it, the facts come from the lists in the JSON file or from the CSV file.
-The explanation of a text is a separate file, see `clew.runs.window_report`.
+The explanation of a text is a separate file, see `clew.runs.influence_report`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from clew.errors import DataError, described
-from clew.parquet import columns_of, read_columns
-from clew.runs.influence_columns import (
+from clew.input_files import columns_of, read_columns
+from clew.runs.influence_forms import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
@@ -30,8 +30,9 @@ from clew.runs.influence_columns import (
     SPREAD_COLUMN,
     TERM_COLUMNS,
     TEST_INDEX_COLUMN,
+    Form,
+    form_of,
 )
-from clew.runs.influence_forms import Form, form_of
 from clew.runs.influence_report import (
     CheckpointWeight,
     ReportOutline,

@@ -1,14 +1,25 @@
-"""What commands that search or value facts found, as the tracking store keeps it."""
+"""What commands found, as the store keeps it: searches, values of facts, studies, tests."""
 
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from pydantic import ValidationError
 
 from clew import names
-from clew.errors import TrackingError
-from clew.runs.influence_columns import VALUES_CSV_COLUMNS
+from clew.config.files import SHIPPED, STUDIES
+from clew.config.services import InfluenceConfig
+from clew.errors import DataError, TrackingError, described
+from clew.runs import store
+from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.reading.runs import fetched
+from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.validation_record import ValidationRecord, ValidationSummary, read_validation
 from clew.spreadsheets import changed, restored
 
 TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
@@ -69,3 +80,182 @@ def _read_csv(
     table: pd.DataFrame = found.rename(columns=restored)
     converted = {name: pd.to_numeric(table[name], errors="coerce") for name in numbers}
     return table.assign(**converted)
+
+
+STUDY_FILE = "study/study.json"
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """One claim and its measurement."""
+
+    study: str
+    machine: str
+    claim: str
+    about: str
+    """What was measured: `ratio`, `difference` or `value`; empty in older reports."""
+    bounds: str
+    """The claimed bounds, such as `at least 1.5`; empty in older reports."""
+    measured: float | None
+    """A ratio to the reference, a difference or a value, see `about`; None if not measured."""
+    low: float | None
+    """Lower end of its 95 % interval; None after a single round."""
+    high: float | None
+    verdict: str
+    source: str
+    """The text that contains the claim."""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The result of one run of a study."""
+
+    run_id: str
+    """Id of the run; empty for a result that ships with Clew."""
+    study: str
+    machine: str
+    commit: str
+    claims: tuple[ClaimResult, ...]
+
+
+def read_study(run_id: str) -> StudyResult:
+    """Return the result of a run of kind `compare`.
+
+    Raises:
+        TrackingError: The run has no report, or the report is not readable.
+    """
+    with fetched(run_id, STUDY_FILE) as path:
+        try:
+            return _read_study(path, run_id)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            raise TrackingError(
+                f"run {run_id}: {STUDY_FILE} is not a study's report ({described(error)})"
+            ) from None
+
+
+def shipped_studies() -> list[StudyResult]:
+    """Return the results of the project's own studies, which ship with Clew."""
+    return [_read_study(path) for path in sorted((SHIPPED / STUDIES / "results").glob("*.json"))]
+
+
+def _read_study(path: Path, run_id: str = "") -> StudyResult:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    study, machine, commit = (str(content[key]) for key in ("study", "machine", "commit"))
+    claims = tuple(_claim(study, machine, claim) for claim in content["claims"])
+    return StudyResult(run_id, study, machine, commit, claims)
+
+
+def _claim(study: str, machine: str, claim: dict[str, Any]) -> ClaimResult:
+    """Return a claim of a report; without a measurement, its numbers are None."""
+    measured = claim["measured"] or {"value": None, "low": None, "high": None}
+    value, low, high = (
+        None if measured[key] is None else float(measured[key]) for key in ("value", "low", "high")
+    )
+    said = [
+        f"{key.replace('_', ' ')} {float(claim[key]):.4g}"
+        for key in ("at_least", "at_most")
+        if claim.get(key) is not None
+    ]
+    return ClaimResult(
+        study,
+        machine,
+        str(claim["claim"]),
+        str(claim.get("about", "")),
+        ", ".join(said),
+        value,
+        low,
+        high,
+        str(claim["verdict"]),
+        str(claim["source"]),
+    )
+
+
+logger = logging.getLogger(__name__)
+
+NEWEST = 20
+"""Number of newest tests that are read; a run can be tested alone and in several ensembles."""
+
+
+def find_validation(
+    source_run: str,
+    settings: InfluenceConfig,
+    *,
+    ensemble: Sequence[str] = (),
+) -> ValidationSummary | None:
+    """Return the newest test result for explanations of a run with these settings.
+
+    Return None if no test had this form of score, direction and loss. A result that cannot be read
+    is skipped with a warning.
+
+    Args:
+        source_run: The explained run; for an ensemble, its first run.
+        settings: Settings of the explanation.
+        ensemble: The runs whose scores are averaged; empty for a single run.
+
+    Raises:
+        TrackingError: The store does not respond.
+    """
+    if not source_run or store.is_missing(store.tracking_uri()):
+        return None
+    query = RunQuery(kind=names.KIND_VALIDATE, source_run=source_run, status="FINISHED")
+    asked = (settings.direction, settings.test_loss)
+    for run in search_runs(query, limit=NEWEST).runs:
+        record = _read_validation(run.run_id)
+        if record is None:
+            continue
+        explains = (record.direction, record.test_loss)
+        if set(record.ensemble) == set(ensemble) and explains == asked:
+            summary = record.summary(settings.score, run.run_id)
+            if summary.sentence:
+                return summary
+    return None
+
+
+def find_validation_of_report(
+    source_run: str,
+    settings: Mapping[str, Any],
+    *,
+    ensemble: Sequence[str] = (),
+) -> ValidationSummary | None:
+    """Return the newest test result for explanations with the settings of a report.
+
+    Return None if there is no such result, as `find_validation` does.
+
+    Args:
+        source_run: The explained run.
+        settings: Settings in the report.
+        ensemble: The runs whose scores were averaged; empty for a single run.
+
+    Raises:
+        TrackingError: The store does not respond.
+    """
+    known = {key: settings[key] for key in ("score", "direction", "test_loss") if key in settings}
+    try:
+        asked = InfluenceConfig.model_validate(known)
+    except ValidationError:  # a report of another version, whose settings no test can have
+        return None
+    return find_validation(source_run, asked, ensemble=ensemble)
+
+
+def _read_validation(run_id: str) -> ValidationRecord | None:
+    """Return a test result; if it cannot be read, log a warning and return None."""
+    try:
+        return read_result(run_id)
+    except TrackingError as error:
+        logger.warning("%s; it is left out", error)
+        return None
+
+
+def read_result(run_id: str) -> ValidationRecord:
+    """Return the result of a run of kind `validate`.
+
+    Raises:
+        TrackingError: If the run has no result, or the result cannot be read.
+    """
+    path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
+    with fetched(run_id, path) as found:
+        try:
+            return read_validation(found)
+        except DataError as error:
+            reason = str(error).rpartition(f"{path}: ")[2]  # without the name of the copy
+            raise TrackingError(f"run {run_id}: {path}: {reason}") from None

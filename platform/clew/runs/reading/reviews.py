@@ -1,27 +1,38 @@
 """Reviews of explanations: a person's judgement, stored permanently with the run.
 
 Each review is a JSON file with a unique name. Two reviewers can therefore write at the same time,
-and no review is ever overwritten.
+and no review is ever overwritten. A review that is marked final decides what others disagree about;
+the last one counts.
 """
 
+import json
+import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar, get_args
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, get_args
 
-from pydantic import TypeAdapter
+from mlflow.exceptions import MlflowException
+from pydantic import TypeAdapter, ValidationError
 
 from clew import names
-from clew.errors import DataError
-from clew.runs.reading import records
-from clew.runs.reading.records import Kept
-from clew.runs.reading.runs import RunRecord
+from clew.errors import DataError, TrackingError, described
+from clew.runs import store
+from clew.runs.reading.runs import RunRecord, client, fetched, find_run, list_artifact_folders
 from clew.spreadsheets import csv_text
 
 FOLDER = "reviews"
+DECISIONS_FOLDER = "decisions"
+"""Where earlier versions wrote final reviews, as records of their own kind."""
+SCHEMA_VERSION = 1
+MAX_COMMENT_CHARACTERS = 10_000
+MAX_PERSON_CHARACTERS = 200
 
 Verdict = Literal["plausible", "implausible", "unsure"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+FactVerdict = Literal["wrong", "right"]
+FACT_VERDICTS: tuple[FactVerdict, ...] = get_args(FactVerdict)
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,8 @@ class Review:
 
     run_id: str
     test: Fact
-    verdict: Verdict
+    verdict: Verdict | None
+    """None in a final review that is about a training fact only."""
     reviewer: str
     comment: str = ""
     convincing: tuple[Fact, ...] = ()
@@ -55,9 +67,39 @@ class Review:
     created: str = ""
     """Time in ISO 8601 with time zone, set when the review is written."""
     review_id: str = ""
+    final: bool = False
+    """Whether it counts instead of all other reviews of the same explanation or training fact."""
+
+    @property
+    def said(self) -> str:
+        """The verdict in a word; of a final review about a training fact, `wrong` or `right`."""
+        return self.verdict or ("wrong" if self.wrong else "right")
 
 
-_REVIEW = TypeAdapter(Review)
+@dataclass(frozen=True)
+class _Decision:
+    """A final review as earlier versions wrote it."""
+
+    run_id: str
+    about: Literal["explanation", "fact"]
+    triple: Fact
+    verdict: Verdict | FactVerdict
+    person: str
+    comment: str = ""
+    review_ids: tuple[str, ...] = ()
+    created: str = ""
+    decision_id: str = ""
+
+
+_REVIEW, _DECISION = TypeAdapter(Review), TypeAdapter(_Decision)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The reviews of runs, oldest first, and the problems of files that contain no review."""
+
+    records: tuple[Review, ...]
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -75,38 +117,129 @@ class VerdictCount:
 
 
 def append_review(review: Review) -> Review:
-    """Write a review to its run as a new file, and return the review as written.
+    """Write a review to its run as a new file, mark the run, and return the review as written.
 
     Raises:
-        DataError: The verdict is invalid, or the comment is too long.
+        DataError: The verdict is invalid, the comment is too long, or a final review has no name.
         TrackingError: The run no longer exists, or its artifacts cannot be written.
     """
-    if review.verdict not in VERDICTS:
+    about_fact = review.final and len(review.wrong) + len(review.convincing) == 1
+    if review.verdict not in VERDICTS and not (about_fact and review.verdict is None):
         raise DataError(f"verdict is {review.verdict!r}; expected one of {', '.join(VERDICTS)}")
-    now, review_id = records.stamp()
-    review = replace(review, created=now, review_id=review_id)
-    records.append(review, FOLDER, review_id)
+    if review.final and not 0 < len(review.reviewer.strip()) <= MAX_PERSON_CHARACTERS:
+        raise DataError(
+            f"a final review names who decided, in 1 to {MAX_PERSON_CHARACTERS} characters; give "
+            "your name"
+        )
+    if len(review.comment) > MAX_COMMENT_CHARACTERS:
+        raise DataError(
+            f"the comment has {len(review.comment)} characters; write at most "
+            f"{MAX_COMMENT_CHARACTERS}"
+        )
+    now = datetime.now(UTC)
+    review = replace(review, created=now.isoformat(), review_id=uuid.uuid4().hex)
+    content = {"schema_version": SCHEMA_VERSION} | asdict(review)
+    name = f"{FOLDER}/{now:%Y%m%dT%H%M%S}-{review.review_id}.json"
+    _mark_reviewed(review.run_id)
+    try:
+        text = json.dumps(content, ensure_ascii=False, indent=1)
+        client().log_text(review.run_id, text, name)
+    except (MlflowException, OSError) as error:
+        raise TrackingError(
+            f"{FOLDER} of run {review.run_id} could not be written ({described(error)}); is its "
+            "artifact store writable from here?"
+        ) from None
     return review
 
 
-def read_reviews(run_id: str) -> Kept[Review]:
-    """Return all reviews of a run.
+def _mark_reviewed(run_id: str) -> None:
+    """Tag a run, so that its reviews can be found without reading all runs."""
+    if names.TAG_REVIEWED in find_run(run_id).tags:
+        return
+    try:
+        with store.using(f"marking run {run_id} as reviewed"):
+            client().set_tag(run_id, names.TAG_REVIEWED, "true")
+    except TrackingError:
+        if names.TAG_REVIEWED not in find_run(run_id).tags:  # another process may have set it
+            raise
+
+
+def read_reviews(run_id: str) -> Kept:
+    """Return all reviews of a run, the final ones too.
 
     Raises:
         TrackingError: The run no longer exists, or its artifacts cannot be read.
     """
-    return records.read(run_id, FOLDER, lambda each: records.validated(each, _REVIEW, "review"))
+    there = list_artifact_folders(run_id)
+    kept = [
+        _read(run_id, folder, decode)
+        for folder, decode in ((FOLDER, _decoded), (DECISIONS_FOLDER, _decoded_decision))
+        if folder in there
+    ]
+    found = [review for each in kept for review in each.records]
+    return Kept(
+        tuple(sorted(found, key=lambda review: review.created)),
+        tuple(problem for each in kept for problem in each.problems),
+    )
+
+
+def _read(run_id: str, folder: str, decode: Callable[[Any], Review]) -> Kept:
+    found, problems = [], []
+    with fetched(run_id, folder) as place:
+        for path in sorted(place.glob("*.json")):
+            try:
+                found.append(decode(json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError, RecursionError) as error:
+                problems.append(f"{path.name}: {described(error)}")
+    return Kept(tuple(found), tuple(problems))
+
+
+def _decoded(content: Any) -> Review:
+    review: Review = _validated(content, _REVIEW)
+    if review.verdict is None and not review.final:
+        raise DataError("not a complete review (verdict: missing)")
+    return review
+
+
+def _decoded_decision(content: Any) -> Review:
+    made: _Decision = _validated(content, _DECISION)
+    is_about_fact = made.about == "fact"
+    if made.verdict not in (FACT_VERDICTS if is_about_fact else VERDICTS):
+        raise DataError(f"not a decision on this kind of thing: {made.verdict}")
+    fact = (made.triple,) if is_about_fact else ()
+    return Review(
+        run_id=made.run_id,
+        test=made.triple,
+        verdict=None if is_about_fact else made.verdict,  # type: ignore[arg-type]
+        reviewer=made.person,
+        comment=made.comment,
+        wrong=fact if made.verdict == "wrong" else (),
+        convincing=fact if made.verdict != "wrong" else (),
+        created=made.created,
+        review_id=made.decision_id,
+        final=True,
+    )
+
+
+def _validated(content: Any, adapter: TypeAdapter[Any]) -> Any:
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        raise DataError(f"not a review of schema version {SCHEMA_VERSION}")
+    try:
+        return adapter.validate_python(content)
+    except ValidationError as error:
+        raise DataError(f"not a complete review ({described(error)})") from None
 
 
 def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
-    """Return the last review of each reviewer for each test triple of a run.
+    """Return the last review of each reviewer for each test triple of a run; final ones left out.
 
     Reviews without a name are all returned.
     """
     latest: dict[object, Review] = {}
     for review in sorted(reviews, key=lambda review: review.created):
-        author = review.reviewer or review.review_id
-        latest[review.run_id, author, review.test.triple] = review
+        if not review.final:
+            author = review.reviewer or review.review_id
+            latest[review.run_id, author, review.test.triple] = review
     return list(latest.values())
 
 
@@ -118,7 +251,7 @@ def count_verdicts(
     for review in reviews:
         relation = review.test.relation_label or review.test.relation
         group = relation if by == "relation" else review.run_id
-        counters.setdefault(group, Counter())[review.verdict] += 1
+        counters.setdefault(group, Counter())[review.said] += 1
     counts = [
         VerdictCount(group, *(counter[verdict] for verdict in VERDICTS))
         for group, counter in counters.items()
@@ -130,23 +263,19 @@ def reviews_csv(reviews: Sequence[Review]) -> str:
     """Return CSV with one row per review."""
     header = ["created", "reviewer", "run_id", "head", "relation", "tail"]
     header += ["head_label", "relation_label", "tail_label"]
-    header += ["verdict", "convincing", "wrong", "comment", "review_id"]
+    header += ["verdict", "convincing", "wrong", "comment", "review_id", "final"]
     rows = [
         [
             *(review.created, review.reviewer, review.run_id),
             *(getattr(review.test, key) for key in Fact.__dataclass_fields__),
-            review.verdict,
-            "; ".join(_shown(fact) for fact in review.convincing),
-            "; ".join(_shown(fact) for fact in review.wrong),
-            *(review.comment, review.review_id),
+            review.verdict or "",
+            "; ".join(" | ".join(fact.triple) for fact in review.convincing),
+            "; ".join(" | ".join(fact.triple) for fact in review.wrong),
+            *(review.comment, review.review_id, "final" if review.final else ""),
         ]
         for review in reviews
     ]
     return csv_text(header, rows)
-
-
-def _shown(fact: Fact) -> str:
-    return f"{fact.head} | {fact.relation} | {fact.tail}"
 
 
 @dataclass(frozen=True)
@@ -157,26 +286,16 @@ class DataOrigin:
     fingerprint: str
 
 
-class OfRun(Protocol):
-    """An object that belongs to a run: a review or a decision."""
-
-    @property
-    def run_id(self) -> str:
-        """Id of the trace run."""
-
-
-T = TypeVar("T", bound=OfRun)
-
-
 def origins_of(runs: Iterable[RunRecord]) -> dict[str, DataOrigin]:
+    """Return the data set of the model that each run explains, by run id."""
     keys = (names.TAG_DATASET, names.TAG_DATA_FINGERPRINT)
     return {run.run_id: DataOrigin(*(run.tags.get(key, "") for key in keys)) for run in runs}
 
 
-def by_data(things: Iterable[T], runs: Iterable[RunRecord]) -> dict[DataOrigin, list[T]]:
-    """Group reviews or decisions by the data set of the model that their run explains."""
+def by_data(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> dict[DataOrigin, list[Review]]:
+    """Group reviews by the data set of the model that their run explains."""
     origins = origins_of(runs)
-    found: dict[DataOrigin, list[T]] = {}
-    for thing in things:
-        found.setdefault(origins[thing.run_id], []).append(thing)
+    found: dict[DataOrigin, list[Review]] = {}
+    for review in reviews:
+        found.setdefault(origins[review.run_id], []).append(review)
     return found

@@ -14,7 +14,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID
 
 from clew import names
-from clew.parquet import columns_of, read_columns
+from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.reading.models import Version, version_of
 from clew.runs.reading.runs import RunRecord, client, fetched

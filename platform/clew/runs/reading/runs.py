@@ -21,7 +21,7 @@ from mlflow.entities import FileInfo, Run
 from mlflow.exceptions import MlflowException
 
 from clew import names
-from clew.config.yaml_text import read_yaml
+from clew.config.files import read_yaml
 from clew.errors import ConfigError, TrackingError, described
 from clew.runs import store
 

@@ -9,15 +9,14 @@ import pandas as pd
 
 from clew import names
 from clew.errors import ConfigError, TrackingError
-from clew.folders import expanded
-from clew.runs.reading.decisions import Decision, decision_on, read_decisions
+from clew.files import expanded
 from clew.runs.reading.facts import FactPath, find_paths
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.report_files import report_files
 from clew.runs.reading.reports import ReportFiles, ReportHead, read_facts, read_head
+from clew.runs.reading.results import find_validation_of_report
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.runs import RunRecord, find_run
-from clew.runs.reading.validations import find_validation_of_report
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,7 @@ class SharedExplanation:
     kinds: Mapping[str, str] = field(default_factory=dict)
     """Kinds of entities by their ids; empty if the data contain no kinds."""
     reviews: tuple[Review, ...] = ()
-    """Reviews of the explanation."""
-    decision: Decision | None = None
-    """The decision on the explanation, if reviewers disagreed and somebody decided."""
+    """Reviews of the explanation; the last final one counts, if there is one."""
 
     @property
     def title(self) -> str:
@@ -52,9 +49,6 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
     Args:
         source: Id of the run, or path of the file or its folder.
         index: Position of the triple in the report, from 0.
-
-    Raises:
-        UsageError: There is no such run, file or triple.
     """
     path = expanded(source)
     if path.suffix == ".json" or path.is_dir():
@@ -67,12 +61,7 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
 
 
 def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
-    """Return an explained triple with only the data in the report files.
-
-    Raises:
-        ConfigError: There is no such triple in the report.
-        DataError: A file cannot be read.
-    """
+    """Return an explained triple with only the data in the report files."""
     head = read_head(files)
     if index not in head.tests.index:
         raise ConfigError(
@@ -97,17 +86,12 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         run=run,
         model=model,
         kinds={} if model is None else _kinds(model),
-        reviews=tuple(review for review in reviews if review.test.triple == triple),
-        decision=decision_on(triple, read_decisions(run_id).records),
+        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
     )
 
 
 def _files_at(path: Path) -> ReportFiles:
-    """Return a report's files in a folder; only the JSON file is required.
-
-    Raises:
-        ConfigError: The JSON file does not exist.
-    """
+    """Return a report's files in a folder; only the JSON file is required."""
     folder = path if path.is_dir() else path.parent
     found = [folder / name for name in (names.INFLUENCE_PARQUET, names.INFLUENCE_CSV)]
     parquet, csv = (file if path.is_dir() and file.is_file() else None for file in found)

@@ -6,14 +6,23 @@ influence as an attribute, with its form and unit in the description. TRAPI cann
 is denied, so denied facts are left out. See https://github.com/NCATSTranslator/ReasonerAPI.
 """
 
+import json
 from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel
 
-from clew.biolink.curies import as_curie
-from clew.biolink.terms import NAMED_THING, category_of, is_denied, predicate_of, terms
-from clew.errors import ConfigError, quoted
+from clew.biolink import (
+    NAMED_THING,
+    RELATED_TO,
+    as_curie,
+    category_of,
+    is_denied,
+    predicate_of,
+    terms,
+)
+from clew.errors import ConfigError, extra, quoted
 from clew.runs.reading.facts import FactPath
 from clew.runs.sharing.explanation import SharedExplanation
 
@@ -28,134 +37,31 @@ MAX_PROPONENTS = 50
 MAX_PATHS = 10
 POSITIVE = "Positive: the fact made the prediction more likely. An estimate, and no probability."
 
-
-class Attribute(BaseModel):
-    """A value with its type."""
-
-    attribute_type_id: str
-    value: str | int | float | list[str]
-    original_attribute_name: str | None = None
-    description: str | None = None
+Content = dict[str, Any]
+"""A JSON object of the message."""
 
 
-class Node(BaseModel):
-    """An entity."""
-
-    name: str
-    categories: list[str]
-    attributes: list[Attribute]
-
-
-class Qualifier(BaseModel):
-    """A value that makes a predicate more precise."""
-
-    qualifier_type_id: str
-    qualifier_value: str
-
-
-class Source(BaseModel):
-    """The source of a triple."""
-
-    resource_id: str
-    resource_role: str = "primary_knowledge_source"
-
-
-class Edge(BaseModel):
-    """A triple."""
-
-    subject: str
-    predicate: str
-    object: str
-    qualifiers: list[Qualifier] | None = None
-    sources: list[Source] = [Source(resource_id=RESOURCE)]
-    attributes: list[Attribute]
-
-
-class Graph(BaseModel):
-    """The entities and triples of the message."""
-
-    nodes: dict[str, Node]
-    edges: dict[str, Edge]
-
-
-class QueryNode(BaseModel):
-    """An entity of the question."""
-
-    ids: list[str]
-
-
-class QueryEdge(BaseModel):
-    """The relation of the question."""
-
-    subject: str = HEAD
-    object: str = TAIL
-    predicates: list[str]
-    knowledge_type: str = "inferred"
-
-
-class QueryGraph(BaseModel):
-    """The question."""
-
-    nodes: dict[str, QueryNode]
-    edges: dict[str, QueryEdge]
-
-
-class Binding(BaseModel):
-    """An entity or a triple of the answer."""
-
-    id: str
-    attributes: list[Attribute] = []
-
-
-class Analysis(BaseModel):
-    """The model's score of the answer, with its support."""
-
-    resource_id: str = RESOURCE
-    score: float | None
-    scoring_method: str = "reciprocal of the filtered rank"
-    edge_bindings: dict[str, list[Binding]]
-    support_graphs: list[str]
-
-
-class Result(BaseModel):
-    """The answer."""
-
-    node_bindings: dict[str, list[Binding]]
-    analyses: list[Analysis]
-
-
-class SupportGraph(BaseModel):
-    """Triples that support another triple."""
-
-    edges: list[str]
-    attributes: list[Attribute]
-
-
-class Message(BaseModel):
-    """Question, knowledge graph and answer."""
-
-    query_graph: QueryGraph
-    knowledge_graph: Graph
-    results: list[Result]
-    auxiliary_graphs: dict[str, SupportGraph]
-
-
-class Response(BaseModel):
-    """The complete TRAPI document."""
-
-    message: Message
-    schema_version: str = TRAPI_VERSION
-    biolink_version: str
-    status: str = "Success"
-    description: str
+def can_be_trapi(explanation: SharedExplanation) -> bool:
+    """Whether `trapi_json` can write an explanation here; TRAPI cannot state a denied triple."""
+    denied = is_denied(str(explanation.test["relation_id"]))
+    return not denied and find_spec("reasoner_pydantic") is not None
 
 
 def trapi_json(explanation: SharedExplanation) -> str:
-    return trapi_response(explanation).model_dump_json(exclude_none=True, indent=1) + "\n"
+    """Return an explanation as the JSON text of a TRAPI response, checked by reasoner-pydantic.
+
+    Raises:
+        ConfigError: If the explained triple is denied.
+        UsageError: If reasoner-pydantic is not installed.
+    """
+    with extra("trapi"):
+        from reasoner_pydantic import Response
+    content = _response(explanation)
+    Response.model_validate(content, context={"normalize": False})
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def trapi_response(explanation: SharedExplanation) -> Response:
-    """Raises ConfigError if the explained triple is denied."""
+def _response(explanation: SharedExplanation) -> Content:
     test = explanation.test
     if is_denied(str(test["relation_id"])):
         raise ConfigError(
@@ -163,114 +69,127 @@ def trapi_response(explanation: SharedExplanation) -> Response:
             "the explanation as html"
         )
     denied = explanation.facts["relation_id"].astype(str).map(is_denied).astype(bool)
-    left_out = set(explanation.facts.loc[denied, "rank"])
-    paths = [path for path in explanation.paths[:MAX_PATHS] if not left_out & set(path.ranks)]
     helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
     proponents = helping.head(MAX_PROPONENTS)
+    left_out = set(explanation.facts.loc[denied, "rank"])
+    paths = [path for path in explanation.paths[:MAX_PATHS] if not left_out & set(path.ranks)]
     ranks = {int(rank) for rank in proponents["rank"]} | {r for path in paths for r in path.ranks}
     shown = helping[helping["rank"].isin(ranks)]
     graphs = _support_graphs(proponents, paths)
     head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
-    note = f"{explanation.head.form.sentence} {POSITIVE}"
-    edges |= {_edge_id(int(fact["rank"])): _fact(fact, note) for _, fact in shown.iterrows()}
+    meaning = f"{explanation.head.form.sentence} {POSITIVE}"
+    edges |= {_edge_id(int(fact["rank"])): _fact(fact, meaning) for _, fact in shown.iterrows()}
     rank = float(test["rank"])
-    analysis = Analysis(
-        score=1 / rank if rank >= 1 else None,
-        edge_bindings={ANSWER: [Binding(id=PREDICTION)]},
-        support_graphs=list(graphs),
-    )
-    message = Message(
-        query_graph=QueryGraph(
-            nodes={HEAD: QueryNode(ids=[head]), TAIL: QueryNode(ids=[tail])},
-            edges={ANSWER: QueryEdge(predicates=[edges[PREDICTION].predicate])},
-        ),
-        knowledge_graph=Graph(nodes=_nodes(explanation, shown), edges=edges),
-        results=[
-            Result(
-                node_bindings={HEAD: [Binding(id=head)], TAIL: [Binding(id=tail)]},
-                analyses=[analysis],
-            )
-        ],
-        auxiliary_graphs=graphs,
-    )
+    question = {
+        "subject": HEAD,
+        "object": TAIL,
+        "predicates": [edges[PREDICTION]["predicate"]],
+        "knowledge_type": "inferred",
+    }
+    analysis = {
+        "resource_id": RESOURCE,
+        **({"score": 1 / rank} if rank >= 1 else {}),
+        "scoring_method": "reciprocal of the filtered rank",
+        "edge_bindings": {ANSWER: [_binding(PREDICTION)]},
+        "support_graphs": list(graphs),
+    }
     noun = "fact" if len(left_out) == 1 else "facts"
     note = f" (without {len(left_out)} denied {noun}, as TRAPI has no denials)" if left_out else ""
-    return Response(
-        message=message,
-        biolink_version=terms().version,
-        description=f"Clew: the training facts behind a model's answer, {explanation.title}{note}",
-    )
+    return {
+        "message": {
+            "query_graph": {
+                "nodes": {HEAD: {"ids": [head]}, TAIL: {"ids": [tail]}},
+                "edges": {ANSWER: question},
+            },
+            "knowledge_graph": {"nodes": _nodes(explanation, shown), "edges": edges},
+            "results": [
+                {
+                    "node_bindings": {HEAD: [_binding(head)], TAIL: [_binding(tail)]},
+                    "analyses": [analysis],
+                }
+            ],
+            "auxiliary_graphs": graphs,
+        },
+        "schema_version": TRAPI_VERSION,
+        "biolink_version": terms().version,
+        "status": "Success",
+        "description": f"Clew: the training facts behind an answer, {explanation.title}{note}",
+    }
 
 
-def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Node]:
-    found: dict[str, Node] = {}
-    rows = [explanation.test, *(fact for _, fact in facts.iterrows())]
-    for row in rows:
+def _binding(key: str) -> Content:
+    return {"id": key, "attributes": []}
+
+
+def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    for row in [explanation.test, *(fact for _, fact in facts.iterrows())]:
         for end in ("head", "tail"):
             name = str(row[f"{end}_id"])
             kind = explanation.kinds.get(name, "")
-            said = [_named("biolink:category", "kind", kind)] if kind else []
-            node = Node(
-                name=str(row[end]), categories=[category_of(kind) or NAMED_THING], attributes=said
-            )
+            node = {
+                "name": str(row[end]),
+                "categories": [category_of(kind) or NAMED_THING],
+                "attributes": [_named("biolink:category", "kind", kind)] if kind else [],
+            }
             found.setdefault(as_curie(name), node)
     return found
 
 
-def _predicted(test: pd.Series, graphs: list[str]) -> Edge:
+def _predicted(test: pd.Series, graphs: list[str]) -> Content:
     numbers = {"score": test["score"], "rank": test["rank"]}
     attributes = [
-        Attribute(attribute_type_id="biolink:support_graphs", value=graphs),
+        {"attribute_type_id": "biolink:support_graphs", "value": graphs},
         *_origin("prediction", "computational_model"),
         *(_named(NUMBER, name, float(value)) for name, value in numbers.items() if pd.notna(value)),
     ]
     return _edge(test, attributes)
 
 
-def _fact(fact: pd.Series, note: str) -> Edge:
-    influence = _named(NUMBER, "influence", float(fact["influence"]), note)
+def _fact(fact: pd.Series, meaning: str) -> Content:
+    """Return a training fact as an edge; its knowledge level says that its origin is unknown."""
+    influence = _named(NUMBER, "influence", float(fact["influence"]))
     rank = _named("biolink:has_count", "rank by influence", int(fact["rank"]))
-    return _edge(fact, [influence, rank, *_origin("not_provided", "not_provided")])
+    origin = _origin("not_provided", "not_provided")
+    return _edge(fact, [influence | {"description": meaning}, rank, *origin])
 
 
-def _edge(row: pd.Series, attributes: list[Attribute]) -> Edge:
+def _edge(row: pd.Series, attributes: list[Content]) -> Content:
     name, label = str(row["relation_id"]), str(row["relation"])
     predicate, qualifiers = predicate_of(label)
-    if predicate_of(name)[0] != "biolink:related_to":
+    if predicate_of(name)[0] != RELATED_TO:
         predicate, qualifiers = predicate_of(name)
-    return Edge(
-        subject=as_curie(str(row["head_id"])),
-        predicate=predicate,
-        object=as_curie(str(row["tail_id"])),
-        qualifiers=[
-            Qualifier(qualifier_type_id=key, qualifier_value=value) for key, value in qualifiers
-        ]
-        or None,
-        attributes=[*attributes, _named("biolink:original_predicate", "relation", name)],
-    )
+    listed = [{"qualifier_type_id": k, "qualifier_value": value} for k, value in qualifiers]
+    return {
+        "subject": as_curie(str(row["head_id"])),
+        "predicate": predicate,
+        "object": as_curie(str(row["tail_id"])),
+        **({"qualifiers": listed} if listed else {}),
+        "sources": [{"resource_id": RESOURCE, "resource_role": "primary_knowledge_source"}],
+        "attributes": [*attributes, _named("biolink:original_predicate", "relation", name)],
+    }
 
 
-def _origin(level: str, agent: str) -> list[Attribute]:
+def _origin(level: str, agent: str) -> list[Content]:
     kinds = {"biolink:knowledge_level": level, "biolink:agent_type": agent}
-    return [Attribute(attribute_type_id=key, value=value) for key, value in kinds.items()]
+    return [{"attribute_type_id": key, "value": value} for key, value in kinds.items()]
 
 
-def _named(
-    kind: str, name: str, value: str | int | float, description: str | None = None
-) -> Attribute:
-    return Attribute(
-        attribute_type_id=kind, value=value, original_attribute_name=name, description=description
-    )
+def _named(kind: str, name: str, value: str | float) -> Content:
+    """Return an attribute with its original name, which can be more specific than `kind`."""
+    return {"attribute_type_id": kind, "value": value, "original_attribute_name": name}
 
 
-def _support_graphs(proponents: pd.DataFrame, paths: Iterable[FactPath]) -> dict[str, SupportGraph]:
+def _support_graphs(proponents: pd.DataFrame, paths: Iterable[FactPath]) -> dict[str, Content]:
     strongest = [_edge_id(int(rank)) for rank in proponents["rank"]]
-    graphs = {PROPONENTS: SupportGraph(edges=strongest, attributes=[])} if strongest else {}
+    graphs: dict[str, Content] = {}
+    if strongest:
+        graphs[PROPONENTS] = {"edges": strongest, "attributes": []}
     for number, path in enumerate(paths, 1):
         weakest = _named(NUMBER, "weakest influence", path.weakest)
         edges = [_edge_id(rank) for rank in path.ranks]
-        graphs[f"path-{number}"] = SupportGraph(edges=edges, attributes=[weakest])
+        graphs[f"path-{number}"] = {"edges": edges, "attributes": [weakest]}
     return graphs
 
 

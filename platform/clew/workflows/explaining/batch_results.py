@@ -26,7 +26,7 @@ from clew import names
 from clew.errors import ConfigError, DataError, described, quoted
 from clew.files import replacing, write_whole
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
-from clew.runs.influence_columns import TEST_INDEX_COLUMN
+from clew.runs.influence_forms import TEST_INDEX_COLUMN
 from clew.runs.influence_report import (
     ExplainedTriple,
     InfluenceReport,
@@ -82,11 +82,7 @@ class OutputFolder:
     root: Path
 
     def prepare(self, settings: Mapping[str, Any]) -> None:
-        """Create the folder, or accept one that holds results for the same settings.
-
-        Raises:
-            ConfigError: The folder holds something else. It is left unchanged.
-        """
+        """Create the folder, or accept one that holds results for the same settings."""
         path = self.root / SETTINGS_FILE
         if path.is_file():
             earlier: dict[str, Any] = _read(path, _SETTINGS)
@@ -100,11 +96,7 @@ class OutputFolder:
         _write_json(path, settings)
 
     def finished(self, index: int, text: str) -> Path | None:
-        """Return the folder with the results of a test triple, or None if it is not finished.
-
-        Raises:
-            ConfigError: The results belong to another triple.
-        """
+        """Return the folder with the results of a test triple, or None if it is not finished."""
         folder = self._folder(index)
         note = folder / NOTE_FILE
         if not note.is_file():

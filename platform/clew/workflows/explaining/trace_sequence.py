@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from clew.errors import ConfigError
-from clew.image_sequences.report import draw_windows
+from clew.image_sequences.errors import draw_windows
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import SequenceWindows
 from clew.influence.scores import Scored
-from clew.runs.window_report import (
+from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     FrameWindow,
@@ -43,18 +43,7 @@ def trace_sequences(
     num_last_layers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[WindowTrace[SequenceInfluenceReport]]:
-    """Explain test windows in one pass over the training windows, each as a run of kind `trace`.
-
-    Args:
-        model: A run id or a folder of checkpoints.
-        frames: Last frame of each test window; None: the window with the largest error.
-        overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Use only this many modules, counted from the end; None: all.
-        progress: Called with the number of finished windows and the total.
-
-    Raises:
-        UsageError: The model is not an image sequence model, or no test window ends at a frame.
-    """
+    """Explain test windows in one pass over the training windows, each as a run of kind `trace`."""
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, SequenceRegression, EXPLAINS)
         windows = task.train_examples()

@@ -1,40 +1,57 @@
-"""A trained graph model with its checkpoints and its data, ready to explain predictions."""
+"""A trained graph model with its checkpoints and data, and the triples to explain.
+
+The triples are `head,relation,tail`, or a file. A line that cannot be used does not stop the
+reading: each triple has its own problem field.
+"""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import torch
 
+from clew.config.graph_models import ConvEModel
 from clew.config.load import with_settings
 from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
-from clew.errors import CheckpointError, ConfigError
-from clew.folders import cache_folder
+from clew.config.training import SGD, AdamW
+from clew.errors import CheckpointError, ConfigError, DataError, quoted
+from clew.files import cache_folder
 from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.link_prediction.unrolled import UnrolledTracer
+from clew.influence.scores import Explanation
 from clew.influence.summation import all_steps
-from clew.link_prediction.dictionaries import read_dictionary
+from clew.input_files import line_blocks
+from clew.link_prediction.dictionaries import fields_to_ids, read_dictionary
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
-from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.triples import KnowledgeGraph, Triples
+from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.distributed import World
 from clew.training.manifest import CheckpointRecord
+from clew.training.precision import device_name
 from clew.training.setup import prepare_process
 from clew.workflows.model_source import (
     LoadedModel,
     ModelSource,
     device_of,
-    folder_meant,
     own_task,
 )
+from clew.workflows.open_run import references_in
 from clew.workflows.run_checkpoints import open_checkpoints
 from clew.workflows.shared_table import digest, require_same_question
 
+SHOWN_PROBLEMS = 5
+NUM_FIELDS = 3
+MAX_PIECES = 32
+"""Largest number of pieces between commas; every way to join them to three fields is tried."""
 logger = logging.getLogger(__name__)
-
 NEED_WHOLE_TABLE = {
     "preconditioned": "the optimizer's state of the whole entity table",
     "unrolled": "the whole model, whose training it repeats",
@@ -53,6 +70,91 @@ affect what is learned. Files at other paths are compared by the data's fingerpr
 
 
 @dataclass(frozen=True)
+class GivenTriple:
+    """A triple to explain; if it cannot be used, `ids` is None and `problem` says why."""
+
+    index: int
+    """Line number, counted from 0."""
+    text: str
+    ids: tuple[int, int, int] | None
+    problem: str = ""
+
+
+def read_test_triples(test: str, graph: KnowledgeGraph) -> list[GivenTriple]:
+    """Read a file of triples, or one triple written as `head,relation,tail`."""
+    if not test.strip():
+        raise DataError("no test triple given; expected head,relation,tail or a file of triples")
+    path = Path(test)
+    if os.path.isfile(path):  # Path.is_file raises if the text cannot be a path
+        lines = b"".join(line_blocks(path)).decode("utf-8", "replace").split("\n")[:-1]
+        return [_of_line(index, line, graph) for index, line in enumerate(lines)]
+    if "," not in test:
+        raise DataError(
+            f"{quoted(test)}: no such file, and not a triple; expected a file of triples, or "
+            "head,relation,tail"
+        )
+    return [_of_commas(test, graph)]
+
+
+def usable(triples: Sequence[GivenTriple], source: str) -> Triples:
+    """Return the ids of triples, all of which must be usable."""
+    wrong = [triple for triple in triples if triple.ids is None]
+    if wrong:
+        more = f" (and {len(wrong) - SHOWN_PROBLEMS} more)" if len(wrong) > SHOWN_PROBLEMS else ""
+        listed = "; ".join(
+            f"line {triple.index + 1}: {triple.problem}" for triple in wrong[:SHOWN_PROBLEMS]
+        )
+        raise DataError(f"{quoted(source)[1:-1]}: {listed}{more}")
+    return np.array([triple.ids for triple in triples], np.int32).reshape(-1, NUM_FIELDS)
+
+
+def _of_line(index: int, line: str, graph: KnowledgeGraph) -> GivenTriple:
+    fields = line.split("\t")
+    if len(fields) != NUM_FIELDS or "" in fields:
+        problem = f"{quoted(line)} is not head<TAB>relation<TAB>tail"
+        return GivenTriple(index, line, None, problem)
+    return _of_fields(index, line, fields, graph)
+
+
+def _of_commas(text: str, graph: KnowledgeGraph) -> GivenTriple:
+    """Split at two of the commas; names can contain commas, so every way is tried."""
+    pieces = text.split(",")
+    if len(pieces) > MAX_PIECES:
+        problem = f"{quoted(text)} has {len(pieces) - 1:,} commas; give a file with tabs instead"
+        return GivenTriple(0, text, None, problem)
+    ways = [
+        [",".join(pieces[:i]), ",".join(pieces[i:j]), ",".join(pieces[j:])]
+        for i in range(1, len(pieces) - 1)
+        for j in range(i + 1, len(pieces))
+    ]
+    if not ways:
+        return GivenTriple(0, text, None, f"{quoted(text)} is not head,relation,tail")
+    tried = [_of_fields(0, text, [field.strip() for field in way], graph) for way in ways]
+    found = [triple for triple in tried if triple.ids is not None]
+    if len(found) > 1:
+        problem = (
+            f"{quoted(text)} can be read as {len(found)} triples; give a file with tabs instead"
+        )
+        return GivenTriple(0, text, None, problem)
+    return found[0] if found else tried[0]
+
+
+def _of_fields(index: int, text: str, fields: list[str], graph: KnowledgeGraph) -> GivenTriple:
+    problems, ids = [], []
+    for name, vocabulary in zip(
+        fields, (graph.entities, graph.relations, graph.entities), strict=True
+    ):
+        known = pa.array([name.encode("utf-8", "replace")]).cast(pa.string())
+        found = int(fields_to_ids(known, vocabulary)[0])
+        if found < 0:
+            problems.append(vocabulary.unknown_name_message(name))
+        ids.append(found)
+    if problems:
+        return GivenTriple(index, text, None, "; ".join(problems))
+    return GivenTriple(index, text, (ids[0], ids[1], ids[2]))
+
+
+@dataclass(frozen=True)
 class GivenFiles:
     """Files that should be the model's own; they are compared with what it was trained on."""
 
@@ -64,12 +166,7 @@ class GivenFiles:
     """Dictionary of relations."""
 
     def check(self, graph: KnowledgeGraph, model: ModelSource) -> None:
-        """Refuse files that differ from the model's own.
-
-        Raises:
-            DataError: A file cannot be read.
-            CheckpointError: A file differs from the model's data.
-        """
+        """Refuse files that differ from the model's own."""
         for path, kind, own in (
             (self.entity_to_id, "entity", graph.entities),
             (self.relation_to_id, "relation", graph.relations),
@@ -131,10 +228,9 @@ def open_trace_source(
     Raises:
         UsageError: The checkpoints or the data are missing or do not belong together.
     """
-    several = "," in reference and folder_meant(reference) is None
-    references = [name.strip() for name in reference.split(",")] if several else [reference]
+    names = references_in(reference)
     with ExitStack() as stack:
-        opened = [stack.enter_context(open_checkpoints(name, overrides)) for name in references]
+        opened = [stack.enter_context(open_checkpoints(name, overrides)) for name in names]
         require_ensemble([model for model, _ in opened])
         models, runs = zip(*opened, strict=True)
         yield _load(models, runs, files or GivenFiles(), world or World())
@@ -173,11 +269,7 @@ def _load(
 def _check_processes(
     world: World, config: RunConfig, task: LinkPrediction, checkpoints: Sequence[Path]
 ) -> None:
-    """Refuse processes that would explain something else, and scores that they cannot compute.
-
-    Raises:
-        ConfigError: A process differs, or the score needs the whole entity table.
-    """
+    """Refuse processes that would explain something else, and scores that they cannot compute."""
     score = config.influence.score
     if world.size > 1 and score in NEED_WHOLE_TABLE:
         raise ConfigError(
@@ -202,11 +294,7 @@ def over_all_entities(config: RunConfig) -> RunConfig:
 
 
 def require_ensemble(models: Sequence[ModelSource]) -> None:
-    """Refuse runs that differ in more than their seed, and runs with the same seed.
-
-    Raises:
-        ConfigError: The runs do not belong together.
-    """
+    """Refuse runs that differ in more than their seed, and runs with the same seed."""
     first, seeds = models[0], {models[0].config.training.seed: models[0]}
     for other in models[1:]:
         ours, theirs = first.manifest.data_fingerprint, other.manifest.data_fingerprint
@@ -253,4 +341,83 @@ def _learned(config: RunConfig) -> dict[str, Any]:
         f"{section}.{key}": value
         for section, values in content.items()
         for key, value in values.items()
+    }
+
+
+def explain_unrolled(
+    source: TraceSource, tests: Triples, progress: Callable[[int, int], None]
+) -> list[Explanation]:
+    """Explain test triples through the whole training.
+
+    If the run keeps an average of the parameters, the loss of the averaged model is explained. The
+    average is then loaded into the last model, so that the report shows its score and rank.
+    """
+    explanations = prepare(source).explain(tests, progress=progress)
+    if source.model.config.training.ema_decay is not None:
+        model = source.tracer.models[-1]
+        average = load_tensors(source.checkpoints[-1].path / AVERAGE_FILE)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(average[name])
+    return explanations
+
+
+def prepare(source: TraceSource) -> UnrolledTracer:
+    """Return the tracer of unrolled scores, after all checks that can refuse the run."""
+    if source.runs:
+        raise ConfigError(
+            f"influence.score is unrolled, which explains one run, but {len(source.runs)} are "
+            "given; explain each run separately, or choose raw or cosine"
+        )
+    _refuse_rounding_noise(source.model.config)
+    device = source.tracer.device
+    require_same_device(source.model, device)
+    return UnrolledTracer(
+        source.task, source.model.config, source.checkpoints, device, cache_folder("unrolled")
+    )
+
+
+def require_same_device(model: ModelSource, device: torch.device) -> None:
+    """Refuse to repeat a training on another kind of device than it ran on."""
+    trained_on, this = model.manifest.device, device_name(device)
+    if trained_on != this:
+        raise CheckpointError(
+            f"{model.title} was trained on {trained_on}, this is {this}; score=unrolled repeats "
+            "the same steps on the same device: explain it there, or with another --score"
+        )
+
+
+def _refuse_rounding_noise(config: RunConfig) -> None:
+    """Refuse a ConvE model whose float32 derivative would be mostly rounding error.
+
+    Without dropout, batch normalisation cancels the gradients of the biases before it. Only the
+    rounding error is left, and Adam and Adagrad scale it up because they divide it by its own
+    size. A penalty in the gradient is larger than the rounding error and avoids this.
+    """
+    model, optimizer = config.model, config.optimizer
+    if not isinstance(model, ConvEModel) or isinstance(optimizer, SGD):
+        return
+    penalty = optimizer.weight_decay > 0 and not isinstance(optimizer, AdamW)
+    if not (
+        model.input_dropout or model.feature_map_dropout or model.projection_dropout or penalty
+    ):
+        raise ConfigError(
+            f"influence.score is unrolled, but this conve was trained by {optimizer.kind} without "
+            "dropout and without a penalty in the gradient: rounding in float32 would change its "
+            "scores by up to 63 %; use raw or cosine, or train with dropout"
+        )
+
+
+def unrolled_settings(source: TraceSource) -> dict[str, Any]:
+    """Return the replay settings for a report, after checking that the run can be replayed."""
+    prepare(source)
+    return replay_settings(source.model.config, source.checkpoints[-1].step)
+
+
+def replay_settings(config: RunConfig, steps: int) -> dict[str, Any]:
+    averaged = config.training.ema_decay is not None
+    return {
+        "steps": steps,
+        "explained_parameters": "average" if averaged else "last",
+        "scope": "this run: its seed, order and dropout",
     }

@@ -12,11 +12,11 @@ from pydantic.dataclasses import dataclass
 
 from clew.errors import ConfigError, DataError, described
 from clew.influence.scores import Scored
-from clew.language_modeling.generation import Sampling, generate
+from clew.input_files import read_lines
+from clew.language_modeling.model import Sampling, generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenWindows, continuation_batch
-from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
-from clew.text_blocks import read_lines
+from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport, TextWindow
 from clew.workflows.explaining.trace_windows import (
     Explained,
     WindowTrace,
@@ -45,11 +45,7 @@ class Text:
 
 
 def read_texts(path: Path) -> list[Text]:
-    """Read a file with one JSON object per line, with `prompt` and optionally `continuation`.
-
-    Raises:
-        DataError: A line is not such an object, or there is none.
-    """
+    """Read a file with one JSON object per line, with `prompt` and optionally `continuation`."""
     texts = []
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
@@ -76,18 +72,7 @@ def trace_texts(
     num_last_layers: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[WindowTrace[TextInfluenceReport]]:
-    """Explain continuations in one pass over the training windows, each as a run of kind `trace`.
-
-    Args:
-        model: A run id or a folder of checkpoints.
-        texts: One or more prompts and continuations.
-        overrides: Settings of the explanation, `influence.key` to value.
-        num_last_layers: Use only this many modules, counted from the end; None: all.
-        progress: Called with the number of finished windows and the total.
-
-    Raises:
-        UsageError: The model is not a language model, or its checkpoints or text cannot be used.
-    """
+    """Explain continuations in one pass over the windows, each as a run of kind `trace`."""
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, LanguageModeling, EXPLAINS)
         windows = task.train_examples()

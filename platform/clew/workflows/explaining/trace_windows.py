@@ -8,51 +8,39 @@ from typing import Any, Generic, TypeVar
 
 from clew import names
 from clew.errors import ConfigError
-from clew.files import working_folder
-from clew.folders import cache_folder
+from clew.files import cache_folder, working_folder
 from clew.influence.scores import Scored
-from clew.influence.windows.estimates import Searched, SearchSettings
 from clew.influence.windows.index_files import FOLDER
+from clew.influence.windows.indexing import Searched, SearchSettings
 from clew.influence.windows.tracer import WindowExplanation, WindowTracer
 from clew.influence.windows.unrolled import UnrolledWindowTracer
 from clew.runs.influence_forms import ESTIMATE
+from clew.runs.influence_report import WindowReport, WindowScore
 from clew.runs.reading.runs import keep_folder
-from clew.runs.window_report import WindowReport, WindowScore
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import CheckpointRecord
 from clew.training.precision import device_name, half_precision_type
 from clew.training.setup import prepare_process
 from clew.training.task import B, Task
-from clew.workflows.explaining.trace_unrolled import replay_settings, require_same_device
+from clew.workflows.explaining.trace_source import replay_settings, require_same_device
 from clew.workflows.explaining.tracin import deviation as deviation_metrics
-from clew.workflows.linked_run import trace_run
 from clew.workflows.model_source import (
     LoadedModel,
     ModelSource,
     device_of,
-    folder_meant,
     own_task,
 )
+from clew.workflows.open_run import folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
 from clew.workflows.run_checkpoints import average_setting
+from clew.workflows.training_run import trace_run
 
 T = TypeVar("T", bound=Task[Any])
 R = TypeVar("R", bound=WindowReport[Any])
 
 
 def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
-    """Build a model's task.
-
-    Args:
-        source: The model.
-        kind: The task's class.
-        explains: End of the error message for a model of another task: what the command explains,
-            and which commands explain the other tasks.
-
-    Raises:
-        ConfigError: The model is of another task, its task does not support the form of the score,
-            or `influence.top_k` is larger than the number of windows that are scored.
-    """
+    """Build a model's task."""
     if source.manifest.task != kind.kind:
         raise ConfigError(f"{source.title} is a {source.manifest.task} model; {explains}")
     score = source.config.influence.score
@@ -76,19 +64,7 @@ def open_tracer(
     *,
     num_last_layers: int | None,
 ) -> WindowTracer[B]:
-    """Return the tracer that explains predictions by training windows.
-
-    Args:
-        task: The model's task.
-        windows: The training windows; unrolled scores use the task's training examples instead.
-        source: The model.
-        checkpoints: All checkpoints of the model, in order of their steps.
-        num_last_layers: Use only this many modules, counted from the end; None: all.
-
-    Raises:
-        UsageError: The score is unrolled, and the run cannot be replayed or another setting does
-            not allow unrolled scores.
-    """
+    """Return the tracer; unrolled scores use the task's own training examples as windows."""
     settings, device = source.config.influence, device_of(source.config)
     if settings.score == "unrolled":
         if num_last_layers is not None or settings.search != "all":
@@ -113,11 +89,7 @@ def open_tracer(
 
 
 def search_settings(source: ModelSource) -> SearchSettings | None:
-    """Return the settings of the search for windows; None: all windows are scored.
-
-    Raises:
-        ConfigError: `influence.top_k` is larger than the number of windows that are scored.
-    """
+    """Return the settings of the search for windows; None: all windows are scored."""
     settings = source.config.influence
     if settings.search == "all":
         return None
@@ -224,15 +196,6 @@ def record_each(
     """Explain test windows, and record each explanation as a run.
 
     All tests are explained while the first run is open, so its peak memory includes all the work.
-
-    Args:
-        tracer: Computes the explanations.
-        tests: Batches of one window each.
-        source: The model.
-        loaded: The model in the form that evaluation needs.
-        command: Name of the command, with which the names of the runs begin.
-        report_of: Writes the report of one test into a folder, and returns it.
-        progress: Called with the number of finished windows and the total.
     """
     explained, metrics, results = list[Explained](), dict[str, float](), []
     for test in range(len(tests)):
@@ -284,11 +247,7 @@ def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
 
 
 def check_outputs(output: Path | None, count: int) -> None:
-    """Refuse an output path where copies of `count` reports cannot be written.
-
-    Raises:
-        ConfigError: The path is a folder instead of a file, or the reverse, or it is not writable.
-    """
+    """Refuse an output path where copies of `count` reports cannot be written."""
     if count == 1:
         check_file("--output", output)
     else:

@@ -1,6 +1,7 @@
 """Explain test triples by all training triples with TracIn, and record it as a run."""
 
 import logging
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.errors import printable
-from clew.files import working_folder
+from clew.errors import ConfigError, printable
+from clew.files import replacing, working_folder
 from clew.influence.link_prediction.report import (
     Findings,
     ReportSource,
@@ -28,27 +29,109 @@ from clew.runs.influence_report import (
     InfluenceEntry,
     InfluenceReport,
     TripleRecord,
+    read_influence_json,
     write_influence_json,
 )
-from clew.runs.reading.validations import find_validation
+from clew.runs.reading.results import find_validation
 from clew.training.peers import require_same
 from clew.training.precision import device_name
-from clew.workflows.explaining.given_triples import read_test_triples, usable
-from clew.workflows.explaining.trace_output import check_output, check_place, copy_files
-from clew.workflows.explaining.trace_source import GivenFiles, TraceSource, open_trace_source
-from clew.workflows.explaining.trace_unrolled import explain_unrolled, unrolled_settings
-from clew.workflows.linked_run import trace_run
+from clew.workflows.explaining.trace_source import (
+    GivenFiles,
+    TraceSource,
+    explain_unrolled,
+    open_trace_source,
+    read_test_triples,
+    unrolled_settings,
+    usable,
+)
+from clew.workflows.outputs import check_file, check_folder
 from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.shared_table import digest, sharing_the_table
+from clew.workflows.training_run import trace_run
 
+REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
+WITHOUT_EFFECT = frozenset(
+    {
+        "batch_size",
+        "enable_memory_cleanup",
+        "half_precision_deviation",
+        "memory_budget_mib",
+        "tests_per_group",
+        "tests_per_pass",
+        "tile_triples",
+        "use_gradient_checkpointing",
+    }
+)
+"""Settings that change time or memory, but not the results."""
 logger = logging.getLogger(__name__)
-
 SHOWN_PROPONENTS = 3
 LARGEST_SHARE = 0.25
 """Largest share of training triples in a first answer; a larger one would delay the full report."""
 NAME_CHARACTERS = 120
 """Largest length of a run's name; labels can have any length."""
 Progress = Callable[[int, int], None]
+
+
+def check_place(output: Path | None) -> None:
+    """Refuse an output path where no report can be written."""
+    if output is not None:
+        check = check_file if _is_file_name(output) else check_folder
+        check("--output", output)
+
+
+def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
+    """Refuse to overwrite results of other settings, models or tests, or of unknown ones."""
+    existing = [path for path in _targets(output) if path.exists()] if output else []
+    said = [path for path in existing if path.suffix == ".json"]
+    if existing and not said:
+        raise ConfigError(
+            f"{existing[0]} exists and does not say with which settings it was made; give another "
+            "output, or move that file away"
+        )
+    for path in said:
+        report = read_influence_json(path)
+        earlier = identity(report)
+        for key, value in identity(source).items():
+            if earlier.get(key) != value:
+                raise ConfigError(
+                    f"{path} holds results for other settings ({key}: {earlier.get(key)!r} there, "
+                    f"{value!r} now); give another output, or move that file away"
+                )
+        if [explained.test for explained in report.tests] != [
+            source.triple(test) for test in tests
+        ]:
+            raise ConfigError(
+                f"{path} explains other test triples; give another output, or move that file away"
+            )
+
+
+def identity(report: ReportSource | InfluenceReport) -> dict[str, Any]:
+    """Return what the scores depend on: the model, its checkpoints, and settings with an effect."""
+    model = report.model
+    checkpoints = [[checkpoint.step, checkpoint.weight] for checkpoint in model.checkpoints]
+    content = {key: value for key, value in report.settings.items() if key not in WITHOUT_EFFECT}
+    content |= {"model": model.run_id, "checkpoints": checkpoints}
+    return content | ({"runs": list(model.runs)} if model.runs else {})
+
+
+def copy_files(folder: Path, output: Path) -> None:
+    """Copy the three files to a folder, or one of them to a file, each all or nothing."""
+    for target in _targets(output):
+        found = folder / f"influence{target.suffix}"
+        if not found.is_file():
+            continue
+        with replacing(target) as temporary:
+            shutil.copyfile(found, temporary)
+
+
+def _targets(output: Path) -> list[Path]:
+    if _is_file_name(output):
+        return [output]
+    return [output / name for name in REPORT_FILES]
+
+
+def _is_file_name(output: Path) -> bool:
+    return output.suffix in (".json", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -139,20 +222,6 @@ def tracin(
 
     Processes that torchrun started explain together, each with its own rows of the entity table.
     The main process records and writes.
-
-    Args:
-        model: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
-            separated by commas, are an ensemble.
-        test: A file of triples, or one triple as `head,relation,tail`.
-        overrides: Settings of the explanation, `influence.key` to value.
-        files: Files that must match the model's own.
-        output: Folder for copies of the three files, or one file ending in .json, .csv, .parquet.
-        first_answer: JSON file for a first report, which covers only the training triples near the
-            test triples and is written before all training triples are scored.
-        progress: Called with the number of scored training triples and the total.
-
-    Raises:
-        UsageError: The model, its checkpoints, its data or the triples cannot be used.
     """
     check_place(output)
     with (
@@ -184,15 +253,7 @@ def tracin(
 
 
 def prepare(model: str, overrides: Mapping[str, Any]) -> None:
-    """Estimate and cache what all explanations of a model share, so that the first one is faster.
-
-    Args:
-        model: A run id, `models:/name@alias`, or a folder of checkpoints.
-        overrides: Settings of the explanations, `influence.key` to value.
-
-    Raises:
-        UsageError: The model, its checkpoints or its data cannot be used.
-    """
+    """Estimate and keep what all explanations of a model share."""
     with open_trace_source(model, overrides) as source:
         source.tracer.prepare()
 

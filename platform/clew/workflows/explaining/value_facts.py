@@ -18,17 +18,22 @@ from clew import names
 from clew.config.services import Question
 from clew.errors import DataError, quoted
 from clew.files import working_folder, write_whole
-from clew.influence.link_prediction.report_table import write_values_csv
+from clew.influence.link_prediction.report import write_values_csv
+from clew.input_files import read_lines
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.runs.reading.decisions import exclusion_list
+from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
-from clew.text_blocks import read_lines
-from clew.workflows.explaining.given_triples import read_test_triples, usable
-from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
-from clew.workflows.explaining.trace_unrolled import prepare, replay_settings
-from clew.workflows.linked_run import trace_run
+from clew.workflows.explaining.trace_source import (
+    TraceSource,
+    open_trace_source,
+    prepare,
+    read_test_triples,
+    replay_settings,
+    usable,
+)
 from clew.workflows.outputs import check_new_folder
+from clew.workflows.training_run import trace_run
 
 SHOWN = 5
 Progress = Callable[[int, int], None]
@@ -87,16 +92,7 @@ class FactValues:
 def value_facts(
     request: ValueRequest, *, progress: Progress = lambda done, total: None
 ) -> FactValues:
-    """Differentiate the loss of many predictions through the training; record it as a run.
-
-    Args:
-        request: The model, the predictions and the output.
-        progress: Called with the number of steps done and the total.
-
-    Raises:
-        UsageError: The model, its data, the triples or their weights cannot be used, or the
-            training cannot be repeated.
-    """
+    """Differentiate the loss of many predictions through the training; record it as a run."""
     check_new_folder("--output-dir", request.output_dir)
     settings = {"influence.score": "unrolled", "influence.direction": request.direction}
     with open_trace_source(request.model, settings) as source:
@@ -131,12 +127,7 @@ def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Tripl
 
 
 def read_weights(path: Path, count: int) -> np.ndarray:
-    """Read one number per line.
-
-    Raises:
-        DataError: The file is not text, does not have `count` lines, or a line is not a finite
-            number.
-    """
+    """Read one number per line."""
     lines = read_lines(path)
     if len(lines) != count:
         raise DataError(

@@ -14,15 +14,13 @@ import pyarrow as pa
 from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.image_sequences import ImageSequenceData
-from clew.config.kinds import TASK_KINDS
-from clew.config.schema import RunConfig
+from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError, UsageError
-from clew.folders import expanded
+from clew.files import expanded
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.scalar_encoding import ScalarEncoding
 from clew.image_sequences.splits import SequenceSplits
 from clew.image_sequences.task import SequenceRegression
-from clew.image_sequences.windows import SequenceWindows
+from clew.image_sequences.windows import ScalarEncoding, SequenceWindows
 from clew.language_modeling.packed_tokens import (
     PackedTokens,
     PackManifest,

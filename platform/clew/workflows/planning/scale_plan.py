@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from clew.config.graph_models import GraphModelSettings
 from clew.config.loss import EntityLoss
-from clew.config.optimizer import SGD, Adagrad
 from clew.config.schema import RunConfig
+from clew.config.training import SGD, Adagrad
 from clew.runs.hardware import GIB
 from clew.training.sharding.traffic import lookup_bytes, loss_bytes
 

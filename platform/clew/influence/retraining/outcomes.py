@@ -1,0 +1,179 @@
+"""Training without some facts, and the results of a trained model for test triples.
+
+A dropped fact is no longer a positive of its query, and a query without positives adds nothing to
+the loss. The row of the query still passes through the network, and the loss is divided by the same
+number of rows. So, with the same seed, the order, the dropout masks and the batch statistics are
+those of the whole graph. Influence scores use the gradient of exactly this change of the loss.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Int64
+from torch import Tensor, nn
+
+from clew.config.data import TripleData
+from clew.config.loss import KvsAllLoss, OneVsAllLoss
+from clew.config.schema import RunConfig
+from clew.config.services import Question
+from clew.link_prediction.losses.one_vs_all import (
+    LossFunction,
+    Targets,
+    row_losses,
+    smoothed_targets,
+)
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triple_batches import TripleBatch
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, KnowledgeGraph, Triples
+from clew.training.task import LossSum
+
+Facts = Int[np.ndarray, " dropped"]
+"""Indices of facts in the training triples."""
+QUERIES_AT_ONCE = 256
+Answers = Float[np.ndarray, "direction test"]
+
+
+@dataclass(frozen=True, eq=False)
+class FactKeys:
+    """Finds the positives of a batch among the training facts, in every trained direction."""
+
+    num_relations: int
+    """Number of relations of the model, including inverses."""
+    num_entities: int
+    keys: Int64[np.ndarray, " key"]
+    """Distinct positives (head, relation, tail), each as one number, in ascending order."""
+    of_fact: Int64[np.ndarray, "direction fact"]
+    """Index of each fact in `keys`; copies of a fact have the same index."""
+
+    @classmethod
+    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> "FactKeys":
+        """Index the training triples of a graph."""
+        directions = 1 + inverse_relations
+        rows = graph.with_inverses(graph.train) if inverse_relations else graph.train
+        head, relation, tail = (
+            rows[:, column].astype(np.int64) for column in (HEAD, RELATION, TAIL)
+        )
+        num_relations = directions * graph.num_relations
+        all_keys = (head * num_relations + relation) * graph.num_entities + tail
+        keys, places = np.unique(all_keys, return_inverse=True)
+        return cls(num_relations, graph.num_entities, keys, places.reshape(directions, -1))
+
+    def kept(self, dropped: Facts) -> Bool[np.ndarray, " key"]:
+        kept = np.ones(len(self.keys), bool)
+        kept[self.of_fact[:, dropped]] = False
+        return kept
+
+    def places(self, batch: TripleBatch) -> Int64[Tensor, " positive"]:
+        head, relation = batch.head[batch.row], batch.relation[batch.row]
+        key = (head * self.num_relations + relation) * self.num_entities + batch.entity
+        return torch.from_numpy(np.searchsorted(self.keys, key.cpu().numpy()))
+
+
+class WithoutFacts(LinkPrediction):
+    """Link prediction on a graph in which some training facts have weight 0.
+
+    Args:
+        graph: The whole graph.
+        config: The training run's configuration.
+        dropped: Facts to leave out.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, config: RunConfig, dropped: Facts) -> None:
+        super().__init__(graph, config)
+        self._facts = FactKeys.from_graph(graph, inverse_relations=self.inverse_relations)
+        self._kept = torch.from_numpy(self._facts.kept(dropped))
+
+    def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
+        """Return the loss summed over rows that keep a positive; `count` counts all rows."""
+        kept = self._kept[self._facts.places(batch)].to(batch.row.device)
+        left = replace(batch, row=batch.row[kept], entity=batch.entity[kept])
+        rows, row = torch.unique(left.row, return_inverse=True)
+        assert isinstance(model, GraphModel)
+        queries = model.queries(batch.head, batch.relation)[rows]
+        if not len(rows):
+            return LossSum(queries.sum(), batch.count)
+        total = self._prediction_loss(model, queries, replace(left, row=row))
+        if self.terms is not None:
+            total = total + self._triple_losses(self.terms, model, left).sum()
+        return LossSum(total, batch.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Results for test triples. Direction 0 is the tail; 1 (inverse relations) is the head."""
+
+    loss: Answers
+    """Training loss without smoothing, with the triple's answer as the only positive."""
+    log_probability: Answers
+    """Log-probability of the answer among all entities, by softmax."""
+    rank: Answers
+    """Filtered rank of the answer; ties count half."""
+
+    def of(self, direction: Question) -> "Outcomes":
+        asked = {"tail": slice(0, 1), "head": slice(1, None), "both": slice(None)}[direction]
+        return Outcomes(self.loss[asked], self.log_probability[asked], self.rank[asked])
+
+    @property
+    def total_loss(self) -> Float[np.ndarray, " test"]:
+        total: np.ndarray = self.loss.sum(0)
+        return total
+
+
+class Examiner:
+    """Computes the results of models for test triples.
+
+    Args:
+        graph: The graph, whose known triples are left out of the ranks.
+        config: The training run's configuration.
+        tests: Test triples `(test, 3)`.
+    """
+
+    def __init__(self, graph: KnowledgeGraph, config: RunConfig, tests: Triples) -> None:
+        assert isinstance(config.loss, OneVsAllLoss | KvsAllLoss)
+        self._function: LossFunction = config.loss.function
+        assert isinstance(config.data, TripleData)
+        both = config.data.inverse_relations
+        self._directions = 1 + both
+        self._rows = graph.with_inverses(tests) if both else tests
+        self._known = FilterIndex.from_graph(graph)
+
+    @torch.no_grad()
+    def examine(self, model: GraphModel) -> Outcomes:
+        """Return the results of a model, which must be in evaluation mode, for the test triples."""
+        starts = range(0, len(self._rows), QUERIES_AT_ONCE)
+        parts = [self._part(model, self._rows[s : s + QUERIES_AT_ONCE]) for s in starts]
+        loss, log_probability, rank = (
+            np.concatenate(values).reshape(self._directions, -1)
+            for values in zip(*parts, strict=True)
+        )
+        return Outcomes(loss, log_probability, rank)
+
+    def _part(self, model: GraphModel, rows: Triples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        device = model.entity.weight.device
+        head, relation, tail = (
+            torch.from_numpy(rows[:, column].astype(np.int64)).to(device)
+            for column in (HEAD, RELATION, TAIL)
+        )
+        scores = model.scores(model.queries(head, relation)).double()
+        loss = row_losses(scores, _only_answer(tail, scores), function=self._function)
+        own = scores.gather(1, tail[:, None])
+        log_probability = own[:, 0] - scores.logsumexp(1)
+        known = self._known.lookup(rows[:, HEAD], rows[:, RELATION])
+        scores[tuple(torch.from_numpy(place).to(device) for place in known)] = -torch.inf
+        scores.scatter_(1, tail[:, None], -torch.inf)
+        rank = 1.0 + (scores > own).sum(1) + 0.5 * (scores == own).sum(1)
+        return loss.cpu().numpy(), log_probability.cpu().numpy(), rank.double().cpu().numpy()
+
+
+def _only_answer(tail: Tensor, scores: Tensor) -> Targets:
+    return smoothed_targets(
+        torch.arange(len(tail), device=tail.device),
+        tail,
+        batch=len(tail),
+        entities=scores.shape[1],
+        function="binary_cross_entropy",  # a single positive has the same label in both losses
+        label_smoothing=0.0,
+        dtype=torch.float64,
+    )

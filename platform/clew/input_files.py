@@ -1,0 +1,188 @@
+"""Reads text in blocks of lines (plain, gzip or zstd), and columns of Parquet with their types."""
+
+import glob
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from clew.errors import DataError, described
+
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+BLOCK_BYTES = 16 * 2**20
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+PROGRESS_AFTER_SECONDS = 1.0
+FREE_BYTES, MAX_RATIO = 2**28, 200
+"""A compressed file may unpack to `FREE_BYTES`, or to `MAX_RATIO` times its size."""
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a small file; a line feed at the end does not add an empty line.
+
+    Raises:
+        DataError: If the file cannot be read or is not UTF-8.
+    """
+    check_is_file(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
+    return text.removesuffix("\n").split("\n")  # `splitlines` also splits at other characters
+
+
+def line_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield a file's content in blocks that end with a line feed.
+
+    CRLF becomes LF, a byte order mark at the start is removed, and a last line without a line
+    feed gets one. The file's suffix determines the decompression. On a terminal, a progress bar
+    appears if reading takes longer than a second.
+
+    Raises:
+        DataError: If the file is missing, is empty, cannot be read, or has a line without an end
+            within `block_bytes` bytes.
+    """
+    blocks = _raw_blocks(path, block_bytes)
+    rest = next(blocks, b"").removeprefix(BYTE_ORDER_MARK)
+    if not rest:
+        raise DataError(f"{path}: empty file; expected lines of text")
+    num_lines = 0
+    for following in blocks:
+        end = rest.rfind(b"\n") + 1
+        if end == 0:
+            raise DataError(
+                f"{path}, line {num_lines + 1}: no line end within {block_bytes:,} bytes; expected "
+                "a text file"
+            )
+        num_lines += rest.count(b"\n")
+        yield _with_line_feeds(rest[:end])
+        rest = rest[end:] + following
+    if rest:
+        last = _with_line_feeds(rest)
+        yield last if last.endswith(b"\n") else last + b"\n"
+
+
+def _with_line_feeds(block: bytes) -> bytes:
+    return block.replace(b"\r\n", b"\n") if b"\r" in block else block
+
+
+def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
+    check_is_file(path)
+    bar = tqdm(
+        total=path.stat().st_size,
+        desc=path.name,
+        unit="B",
+        unit_scale=True,
+        delay=PROGRESS_AFTER_SECONDS,
+        disable=None,
+        leave=False,
+    )
+    kind = COMPRESSIONS.get(path.suffix)
+    try:
+        with bar, pa.OSFile(str(path)) as raw:
+            stream = pa.CompressedInputStream(raw, kind) if kind else raw
+            unpacked = 0
+            while block := stream.read(block_bytes):
+                bar.update(raw.tell() - bar.n)
+                unpacked += len(block)
+                check_ratio(path, path.stat().st_size, unpacked)
+                yield block
+    except OSError as error:
+        expected = f"expected a complete {kind} file" if kind else "expected a readable file"
+        raise DataError(f"{path}: cannot be read ({described(error)}); {expected}") from None
+
+
+def check_ratio(path: Path, packed: int, unpacked: int) -> None:
+    """Refuse a small file that unpacks to a huge one; text and tables shrink to a tenth or so.
+
+    Raises:
+        DataError: If `unpacked` bytes are too many for `packed` bytes.
+    """
+    if unpacked > max(FREE_BYTES, MAX_RATIO * packed):
+        raise DataError(
+            f"{path}: unpacks to more than {MAX_RATIO} times its size; unpack it first if this is "
+            "right"
+        )
+
+
+def check_is_file(path: Path) -> None:
+    """Check that a path is a file.
+
+    Raises:
+        DataError: If the path is a folder or does not exist; the message lists files with similar
+            names.
+    """
+    if path.is_dir():
+        raise DataError(f"{path}: is a folder; expected a file")
+    if not path.exists():
+        near = sorted(p.name for p in path.parent.glob(f"{glob.escape(path.stem)}*"))[:3]
+        hint = f"; similar files: {', '.join(near)}" if near else ""
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise DataError(f"{path}: no such file{where}; check the path{hint}")
+
+
+def columns_of(path: Path, expected: str) -> list[str]:
+    """Return the names of a file's columns.
+
+    Args:
+        path: The file.
+        expected: What the file should be, for the message.
+
+    Raises:
+        DataError: If the file cannot be read.
+    """
+    try:
+        names: list[str] = pq.read_schema(path).names
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not {expected} ({described(error)})") from None
+    return names
+
+
+def check_unpacked(path: Path, expected: str, most_bytes: int) -> None:
+    """Refuse a file whose footer names more uncompressed bytes than a reader can hold.
+
+    Raises:
+        DataError: If the file is too large, or cannot be read.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            groups = range(file.metadata.num_row_groups)
+            size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not {expected} ({described(error)})") from None
+    if size > most_bytes:
+        raise DataError(
+            f"{path}: {size / 2**20:,.0f} MiB without compression; expected {expected} of at most "
+            f"{most_bytes / 2**20:,.0f} MiB"
+        )
+
+
+def read_columns(
+    path: Path,
+    types: Mapping[str, pa.DataType],
+    expected: str,
+    *,
+    where: tuple[str, int] | None = None,
+) -> pa.Table:
+    """Read some columns of a file and convert them to the given types, if no value changes.
+
+    Args:
+        path: The file.
+        types: Column to type.
+        expected: What the file should be, for the message.
+        where: Column and number; only the rows with this number in the column are read.
+
+    Raises:
+        DataError: If the file cannot be read, a column is missing, or a value does not fit its
+            type.
+    """
+    try:
+        chosen = None if where is None else [(where[0], "=", where[1])]
+        table = pq.read_table(path, columns=list(types), filters=chosen)
+        schema = pa.schema(list(types.items()), metadata=table.schema.metadata)
+        table = table.select(list(types)).cast(schema)
+        table.validate(full=True)  # text is UTF-8
+    except (OSError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not {expected} ({described(error)})") from None
+    return table

@@ -1,0 +1,107 @@
+"""Models that are linear in each of head, relation and tail: DistMult, ComplEx, CP and RESCAL."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clew.config.graph_models import ComplExModel, CPModel, RESCALModel
+from clew.link_prediction.models.base import Embeddings, Factorization, Queries, RelationEmbeddings
+from clew.training.sharding.table import draw_normal, entity_table
+
+
+class DistMult(Factorization, kind="distmult"):
+    """DistMult (Yang et al., 2015, arXiv 1412.6575, equation 6 with a diagonal matrix).
+
+        s(h, r, t) = sum_k h_k r_k t_k
+
+    (h, r, t) and (t, r, h) get the same score; inverse relations give each direction its own row.
+    """
+
+    def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
+        """Return h * r, with dropout on both."""
+        config, training = self.config, self.training
+        head = torch.dropout(head, config.input_dropout, training)
+        return head * torch.dropout(relation, config.dropout_of_relations, training)
+
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> Embeddings:
+        """Return h * t."""
+        return head * tail
+
+
+class ComplEx(Factorization, kind="complex"):
+    """ComplEx (Trouillon et al., 2016, arXiv 1606.06357, equation 9).
+
+        s(h, r, t) = Re(sum_k h_k r_k conj(t_k)) = q_re . t_re + q_im . t_im,   q = h r
+
+    A row of a table contains the real parts of its `embedding_dim / 2` complex numbers, then their
+    imaginary parts, so that the score is an inner product of two rows.
+    """
+
+    config: ComplExModel
+
+    def encode(self, head: Embeddings, relation: Embeddings) -> Queries:
+        """Return the complex product h r as real parts, then imaginary parts."""
+        config, training = self.config, self.training
+        head = torch.dropout(head, config.input_dropout, training)
+        relation = torch.dropout(relation, config.dropout_of_relations, training)
+        (head_re, head_im), (rel_re, rel_im) = head.chunk(2, dim=1), relation.chunk(2, dim=1)
+        real = head_re * rel_re - head_im * rel_im
+        return torch.cat([real, head_re * rel_im + head_im * rel_re], dim=1)
+
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> Embeddings:
+        """Return the complex product conj(h) t as real parts, then imaginary parts."""
+        (head_re, head_im), (tail_re, tail_im) = head.chunk(2, dim=1), tail.chunk(2, dim=1)
+        real = head_re * tail_re + head_im * tail_im
+        return torch.cat([real, head_re * tail_im - head_im * tail_re], dim=1)
+
+    def squared_moduli(self, rows: Float[Tensor, "batch n"]) -> Float[Tensor, "batch modulus"]:
+        real, imaginary = rows.chunk(2, dim=1)
+        return real.square() + imaginary.square()
+
+
+class CP(DistMult, kind="cp"):
+    """Canonical tensor decomposition (Lacroix et al., 2018, arXiv 1806.07297, section 2.2).
+
+        s(h, r, t) = sum_k a_hk r_k e_tk
+
+    `head_entity` contains the rows a, `entity` the rows e. Only inverse relations connect the two
+    rows of an entity: without them CP generalises badly (section 5 of the paper).
+    """
+
+    config: CPModel
+
+    def __init__(self, num_entities: int, num_relations: int, config: CPModel) -> None:
+        super().__init__(num_entities, num_relations, config)
+        self.head_entity = entity_table(num_entities, config.embedding_dim)
+        draw_normal(self.head_entity, config.initial_deviation)
+
+    @property
+    def head_table(self) -> nn.Embedding:
+        return self.head_entity
+
+
+class RESCAL(Factorization, kind="rescal"):
+    """RESCAL (Nickel et al., 2011, equation 2).
+
+        s(h, r, t) = h^T M_r t
+
+    A row of the relation table contains the matrix M_r, one row after another.
+    """
+
+    config: RESCALModel
+
+    def encode(self, head: Embeddings, relation: RelationEmbeddings) -> Queries:
+        """Return h^T M_r, with dropout on both."""
+        config, training = self.config, self.training
+        head = torch.dropout(head, config.input_dropout, training)
+        relation = torch.dropout(relation, config.dropout_of_relations, training)
+        matrix = relation.reshape(len(head), head.shape[1], -1)
+        return torch.einsum("bi,bij->bj", head, matrix)
+
+    def relation_queries(self, head: Embeddings, tail: Embeddings) -> RelationEmbeddings:
+        """Return the matrix h t^T, one row after another."""
+        return torch.einsum("bi,bj->bij", head, tail).flatten(1)
+
+    @property
+    def floats_per_query(self) -> int:
+        return self.config.relation_size

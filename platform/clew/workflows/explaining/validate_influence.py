@@ -1,0 +1,264 @@
+"""Test a model's explanations: retrain without some facts, and compare with the scores."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clew import names
+from clew.config.services import Question, TestLoss
+from clew.errors import ConfigError
+from clew.files import working_folder
+from clew.influence.retraining.outcomes import Examiner
+from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
+from clew.link_prediction.triples import Triples
+from clew.runs.base import Tracker
+from clew.runs.validation_record import ValidationRecord, chart
+from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
+from clew.workflows.explaining.validation_plan import (
+    DELETION_BASELINES,
+    EVERY_FORM,
+    FORMS,
+    NUM_DELETED,
+    TESTS_PER_GROUP,
+    choose_tests,
+    expected_half_width,
+    measure,
+    of_subsets,
+    plan_experiment,
+    random_subsets,
+    seeds_of,
+)
+from clew.workflows.outputs import check_folder
+from clew.workflows.training_run import linked_run
+
+logger = logging.getLogger(__name__)
+
+LARGEST_DROP = 0.9
+TIMED_STEPS = 4
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ValidationRequest:
+    """The model to test, and the size of the test."""
+
+    model: str
+    subsets: int = 40
+    """Number of random subsets of facts for each share."""
+    seeds: int = 2
+    """Number of other seeds for each subset."""
+    drop: Sequence[float] = (0.05, 0.5)
+    """Shares of the facts that subsets drop."""
+    tests: int = 100
+    """Number of test triples, which are chosen at random."""
+    deletions: int = 30
+    """Number of test triples whose strongest facts are deleted, among those that rank first."""
+    scores: Sequence[str] = ()
+    """Forms of score; empty: all forms that the run allows."""
+    direction: Question = "tail"
+    """The question that the scores explain, and whose answer is measured after retraining."""
+    test_loss: TestLoss = "trained"
+    max_hours: float = 1.0
+    output_dir: Path | None = None
+    """Folder for finished retrainings; None: one below `runs/validate_influence`."""
+
+    def __post_init__(self) -> None:
+        for share in self.drop:
+            if not 0 < share <= LARGEST_DROP:
+                raise ConfigError(
+                    f"--drop {share:g}: expected shares of the facts above 0 and at most "
+                    f"{LARGEST_DROP:g}, such as 0.05,0.5"
+                )
+        for form in self.scores:
+            if form not in EVERY_FORM:
+                raise ConfigError(
+                    f"--scores {form}: no such form; expected {', '.join(EVERY_FORM)}"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Settings of the explanations, by their full names."""
+        return {
+            "influence.top_k": 0,
+            "influence.direction": self.direction,
+            "influence.test_loss": self.test_loss,
+        }
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """The measures, and the run that records them."""
+
+    run_id: str | None
+    record: ValidationRecord
+
+    def table(self) -> str:
+        head = [f"run {self.run_id or '(not recorded)'}", ""]
+        note = (
+            "Rank correlations (Spearman, no unit; 1 is perfect, 0 is chance) of a form's summed "
+            "scores with the rise of the test triple's loss after training without the facts; in "
+            "brackets the difference to counting siblings. Log-probabilities are in nats. Means "
+            "over test triples with 95 % intervals by Student's t; see docs/trust.md."
+        )
+        return "\n".join([*head, *self.record.markdown(), "", note])
+
+
+def validate_influence(
+    request: ValidationRequest,
+    *,
+    say: Say = logger.info,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ValidationResult:
+    """Measure how well a model's scores predict retraining, and record a run of kind `validate`.
+
+    Retrainings that are already in `output_dir` are not repeated.
+    """
+    check_folder("--output-dir", request.output_dir)
+    began = time.perf_counter()
+    with open_trace_source(request.model, request.settings) as source:
+        graph, config = source.task.graph, source.model.config
+        retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
+        tests = choose_tests(graph.test, request.tests)
+        examiner = Examiner(graph, config, tests)
+        folder = KeptRetrainings(_folder(request, source), identity(source, tests))
+        seconds_each = _seconds_per_model(retrainer)
+        expected = _expected_retrainings(request, source, folder)
+        _forecast(request, retrainer, expected, seconds_each, say)
+        with linked_run(
+            source.model,
+            source.loaded,
+            f"validate {source.task.dataset}",
+            kind=names.KIND_VALIDATE,
+            context="explanation",
+        ) as tracker:
+            trained = examiner.examine(source.tracer.models[-1])
+            plan = plan_experiment(
+                source,
+                tests,
+                trained,
+                forms=request.scores,
+                drop=request.drop,
+                num_subsets=request.subsets,
+                num_seeds=request.seeds,
+                num_deletions=request.deletions,
+            )
+            left = len({one.key for one in plan.retrainings if one not in folder})
+            if left > expected:  # some files, counted as finished deletions, are of other requests
+                _forecast(request, retrainer, left, seconds_each, say)
+            train_missing(plan.retrainings, folder, retrainer, examiner, progress)
+            record = measure(plan, source, folder, trained)
+            _store(tracker, record, source, time.perf_counter() - began)
+        return ValidationResult(tracker.run_id, record)
+
+
+def _expected_retrainings(
+    request: ValidationRequest, source: TraceSource, folder: KeptRetrainings
+) -> int:
+    """Return how many models probably remain to be trained.
+
+    The facts to delete are known only after they have scores. Files in the folder that are not from
+    these subsets are therefore counted as finished deletions.
+    """
+    num_facts = len(source.task.graph.train)
+    subsets = [random_subsets(num_facts, share, request.subsets) for share in set(request.drop)]
+    known = {retraining.key for retraining in of_subsets(seeds_of(source, request.seeds), subsets)}
+    finished = {path.stem for path in folder.folder.glob("seed-*.npz")}
+    groups = -(-request.deletions // TESTS_PER_GROUP)
+    forms = len(set(request.scores or FORMS)) + len(DELETION_BASELINES)
+    deletions = len(NUM_DELETED) * groups * forms * request.seeds
+    return len(known - finished) + max(0, deletions - len(finished - known))
+
+
+def _forecast(
+    request: ValidationRequest, retrainer: Retrainer, count: int, seconds_each: float, say: Say
+) -> None:
+    """Report how long the retrainings take and how wide the intervals will be."""
+    seconds = count * seconds_each
+    width = expected_half_width(request.subsets, request.tests)
+    at_once = retrainer.models_at_once
+    how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
+    say(
+        f"{count} retrainings ({how}), about {_in_words(seconds)}; expected half-width of a "
+        f"correlation's interval {width:.3f}"
+    )
+    if seconds > 3600 * request.max_hours:
+        raise ConfigError(
+            f"{count} retrainings of this graph take about {_in_words(seconds)}, more than "
+            f"--max-hours {request.max_hours:g}; lower --subsets, --seeds or --deletions, or "
+            "raise --max-hours"
+        )
+
+
+def _in_words(seconds: float) -> str:
+    """Return a duration in hours, minutes or seconds."""
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _seconds_per_model(retrainer: Retrainer) -> float:
+    def seconds(steps: int) -> float:
+        began = time.perf_counter()
+        dropped = [NOTHING] * retrainer.models_at_once
+        for _ in retrainer.train(retrainer.config.training.seed, dropped, max_steps=steps):
+            pass
+        return time.perf_counter() - began
+
+    seconds(1)  # warm-up: first calls take longer
+    first = seconds(1)
+    each = max(0.0, seconds(1 + TIMED_STEPS) - first) / TIMED_STEPS
+    return (first + each * (retrainer.num_steps - 1)) / retrainer.models_at_once
+
+
+def _folder(request: ValidationRequest, source: TraceSource) -> Path:
+    name = source.model.run_id or source.model.manifest.config_hash
+    return request.output_dir or Path("runs") / "validate_influence" / name
+
+
+def identity(source: TraceSource, tests: Triples) -> str:
+    """Return a hash of what all retrainings depend on, except their seeds and dropped facts."""
+    config = source.model.config
+    parts = {
+        section: getattr(config, section).model_dump(mode="json")
+        for section in ("model", "loss", "optimizer", "schedule", "training", "optimizations")
+    }
+    content = json.dumps([parts, source.task.data_fingerprint, tests.tolist()], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seconds: float) -> None:
+    with working_folder("validation") as temporary:
+        folder = temporary / names.ARTIFACT_VALIDATION
+        folder.mkdir()
+        for name, content in (
+            (names.VALIDATION_JSON, record.model_dump_json(indent=1)),
+            ("validation.md", "\n".join(record.markdown())),
+            ("chart.vl.json", json.dumps(chart(record), indent=1)),
+        ):
+            (folder / name).write_text(content + "\n", encoding="utf-8")
+        tracker.artifact(folder)
+        metrics = _metrics(record, source.tracer.settings.score)
+        metrics[names.TIME_TOTAL_SECONDS] = seconds
+        tracker.metrics(metrics, source.model.manifest.step)
+
+
+def _metrics(record: ValidationRecord, default: str) -> dict[str, float]:
+    found: dict[str, float | None] = {}
+    for form in dict.fromkeys([default, *(score.form for score in record.scores)]):
+        summary = record.summary(form, "")
+        values = {
+            names.INFLUENCE_LDS_SAME_SEED: summary.lds_same_seed,
+            names.INFLUENCE_LDS_OTHER_SEEDS: summary.lds_other_seeds,
+            names.INFLUENCE_DELETION_DROP: summary.deletion_log_probability_drop,
+        }
+        if form == default:
+            found |= values
+            found[names.INFLUENCE_LDS_SIBLINGS] = summary.lds_siblings
+            found[names.INFLUENCE_LDS_CEILING] = summary.lds_ceiling
+        found |= {f"{key}/{form}": value for key, value in values.items()}
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,344 @@
+"""Plans the validation of a model's explanations, and measures it with the stored retrainings."""
+
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from clew.config.services import InfluenceConfig, Question
+from clew.errors import CheckpointError, ConfigError, DataError
+from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.retraining.measures import (
+    BASELINES,
+    Interval,
+    ceiling,
+    datamodelling_scores,
+    random_scores,
+    strongest,
+    touching,
+)
+from clew.influence.retraining.outcomes import Facts, Outcomes
+from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retraining
+from clew.influence.scores import Explanation
+from clew.link_prediction.triples import Triples
+from clew.runs.validation_record import (
+    SIBLINGS,
+    Ceiling,
+    DatamodellingScore,
+    DeletionEffect,
+    Measured,
+    Seeds,
+    ValidationRecord,
+)
+from clew.training.manifest import read_manifest
+from clew.workflows.explaining.trace_source import TraceSource, prepare
+
+logger = logging.getLogger(__name__)
+
+UNROLLED = "unrolled"
+EVERY_FORM = tuple(
+    form for form in get_args(InfluenceConfig.model_fields["score"].annotation) if form != "auto"
+)
+FORMS = tuple(form for form in EVERY_FORM if form != UNROLLED)
+"""Forms that are tested by default, without `unrolled`, which costs several trainings."""
+DELETION_BASELINES = ("touching", SIBLINGS)
+Matrix = Float[np.ndarray, "test fact"]
+TESTS_PER_GROUP = 5
+"""Number of test triples whose strongest facts are deleted together."""
+NUM_DELETED = (1, 4, 20)
+"""Numbers of strongest facts that are deleted for each test triple."""
+SPREAD_OF_TESTS = 0.1
+"""Standard deviation of the true correlation between test triples that the forecast assumes."""
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """The strongest facts of a group of test triples, which are deleted together."""
+
+    form: str
+    num_facts: int
+    """Number of facts for each test triple."""
+    tests: tuple[int, ...]
+    facts: Facts
+
+
+@dataclass(frozen=True, eq=False)
+class ValidationPlan:
+    """The test triples, the scores to be tested, and the retrainings that this needs."""
+
+    tests: Triples
+    own_seed: int
+    other_seeds: tuple[int, ...]
+    forms: Mapping[str, Matrix]
+    baselines: Mapping[str, Matrix]
+    subsets: Mapping[float, Bool[np.ndarray, "subset fact"]]
+    """Share of dropped facts to the random subsets."""
+    deletions: tuple[Deletion, ...]
+
+    @property
+    def retrainings(self) -> list[Retraining]:
+        """All retrainings; some can be the same."""
+        seeds = (self.own_seed, *self.other_seeds)
+        # Deletions use only the other seeds, whose randomness the scores could not know.
+        return of_subsets(seeds, self.subsets.values()) + [
+            Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions
+        ]
+
+    @staticmethod
+    def of_subset(seed: int, dropped: np.ndarray) -> Retraining:
+        """Return the retraining without a random subset."""
+        return Retraining(seed, np.flatnonzero(dropped))
+
+
+def of_subsets(
+    seeds: Iterable[int], subsets: Iterable[Bool[np.ndarray, "subset fact"]]
+) -> list[Retraining]:
+    """Return the retrainings for each seed: without each random subset, and with all facts."""
+    dropped = [np.flatnonzero(row) for rows in subsets for row in rows]
+    return [Retraining(seed, facts) for seed in seeds for facts in (*dropped, NOTHING)]
+
+
+def choose_tests(test: Triples, count: int) -> Triples:
+    """Return up to `count` test triples, in a random order that is always the same."""
+    if not len(test):
+        raise DataError(
+            "the data has no test triples, so there is nothing to explain; give data.test"
+        )
+    return test[np.random.default_rng(0).permutation(len(test))[:count]]
+
+
+def plan_experiment(
+    source: TraceSource,
+    tests: Triples,
+    trained: Outcomes,
+    *,
+    forms: Sequence[str],
+    drop: Sequence[float],
+    num_subsets: int,
+    num_seeds: int,
+    num_deletions: int,
+) -> ValidationPlan:
+    """Compute the scores, and choose the facts to drop."""
+    graph = source.task.graph
+    own_seed, *other_seeds = seeds_of(source, num_seeds)
+    scores = scores_by_form(forms, source, tests)
+    baselines = {name: score(graph, tests) for name, score in BASELINES.items()}
+    asked = trained.of(source.tracer.settings.direction)
+    first = np.flatnonzero((asked.rank == 1.0).all(0))[:num_deletions].tolist()
+    _warn_of_fewer_deletions(num_deletions, len(first), num_seeds)
+    # Baselines score 0 or 1, so ties are common. Facts that touch the triple come first, the rest
+    # is decided at random.
+    ties = touching(graph, tests) + 1e-3 * random_scores(graph, tests)
+    deleted = dict(scores) | {name: baselines[name] for name in DELETION_BASELINES}
+    num_facts = len(graph.train)
+    return ValidationPlan(
+        tests=tests,
+        own_seed=own_seed,
+        other_seeds=tuple(other_seeds),
+        forms=scores,
+        baselines=baselines,
+        subsets={d: random_subsets(num_facts, d, num_subsets) for d in sorted(drop)},
+        deletions=tuple(deletions(deleted, first, ties)) if num_seeds else (),
+    )
+
+
+def _warn_of_fewer_deletions(asked: int, found: int, num_seeds: int) -> None:
+    if not num_seeds and asked:
+        logger.warning("no facts are deleted: deletions are trained with other seeds (--seeds)")
+    elif found < asked:
+        logger.warning(
+            "the model ranks only %d of the test triples first: their strongest facts are deleted, "
+            "not those of %d test triples (--deletions)",
+            found,
+            asked,
+        )
+
+
+def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
+    """Return the own seed, and the next seeds that no run of the ensemble was trained with."""
+    runs, own = source.tracer.runs, source.model.config.training.seed
+    taken = {read_manifest(run.checkpoints[-1].path).config["training"]["seed"] for run in runs}
+    following = (seed for seed in itertools.count(own + 1) if seed not in taken)
+    return (own, *itertools.islice(following, count))
+
+
+def scores_by_form(forms: Sequence[str], source: TraceSource, tests: Triples) -> dict[str, Matrix]:
+    """Return the scores of all training facts by form, `(test, fact)`.
+
+    A form that the run does not allow is an error if `forms` has it; otherwise it is left out.
+    """
+    found = {}
+    for form in forms or FORMS:
+        try:
+            found[form] = _matrix(_explanations(form, source, tests))
+        except (ConfigError, CheckpointError) as error:
+            if forms:
+                raise
+            logger.warning("the form %s is left out: %s", form, error)
+    return found
+
+
+def _explanations(form: str, source: TraceSource, tests: Triples) -> Iterable[Explanation]:
+    if form == UNROLLED:
+        if source.model.config.training.ema_decay is not None:
+            raise ConfigError(
+                "--scores unrolled explains the average of the parameters (training.ema_decay), "
+                "but retrainings are compared by the last parameters; test a run without an average"
+            )
+        return prepare(source).explain(tests)
+    settings = source.tracer.settings.model_copy(update={"score": form, "with_cosine": False})
+    checkpoints, *further_runs = (run.checkpoints for run in source.tracer.runs)
+    tracer = Tracer(
+        source.task,
+        source.model.config,
+        settings=settings,
+        checkpoints=checkpoints,
+        further_runs=further_runs,
+        device=source.tracer.device,
+    )
+    return tracer.explain(tests)
+
+
+def _matrix(explanations: Iterable[Explanation]) -> Matrix:
+    rows = []
+    for explanation in explanations:
+        scored = explanation.proponents
+        scores = np.empty(scored.influence.shape)
+        np.put_along_axis(scores, scored.train, scored.influence, 1)
+        rows.append(scores)
+    return np.concatenate(rows)
+
+
+def random_subsets(num_facts: int, fraction: float, count: int) -> Bool[np.ndarray, "subset fact"]:
+    """Return which facts each subset drops; the same arguments give the same subsets."""
+    size = max(1, round(fraction * num_facts))
+    generator = np.random.default_rng([count, size, num_facts])
+    dropped = np.zeros((count, num_facts), bool)
+    for row in dropped:
+        row[generator.permutation(num_facts)[:size]] = True
+    return dropped
+
+
+def deletions(
+    scores: Mapping[str, Matrix],
+    tests: Sequence[int],
+    ties: Matrix,
+) -> Iterator[Deletion]:
+    """Yield the facts that each form of score deletes for each group of test triples."""
+    groups = [tuple(tests[i : i + TESTS_PER_GROUP]) for i in range(0, len(tests), TESTS_PER_GROUP)]
+    for form, values in scores.items():
+        for count in NUM_DELETED:
+            for group in groups:
+                facts = [strongest(values[test], count, ties[test]) for test in group]
+                yield Deletion(form, count, group, np.unique(np.concatenate(facts)))
+
+
+def expected_half_width(num_subsets: int, num_tests: int) -> float:
+    """Forecast the half-width of a datamodelling score's 95 % interval.
+
+    A rank correlation over n subsets has a standard error of about 1 / sqrt(n - 1). In addition,
+    test triples differ by `SPREAD_OF_TESTS`.
+    """
+    variance = 1.0 / max(1, num_subsets - 1) + SPREAD_OF_TESTS**2
+    return 1.96 * math.sqrt(variance / max(1, num_tests))
+
+
+def measure(
+    plan: ValidationPlan, source: TraceSource, folder: KeptRetrainings, trained: Outcomes
+) -> ValidationRecord:
+    """Return how well the scores predict the retrainings."""
+    direction = source.tracer.settings.direction
+
+    def loss_without(subset: np.ndarray, seed: int) -> np.ndarray:
+        return folder.read(plan.of_subset(seed, subset)).of(direction).total_loss
+
+    scores: list[DatamodellingScore] = []
+    ceilings: list[Ceiling] = []
+    for drop, subsets in plan.subsets.items():
+        by_seed = {
+            seed: np.stack([loss_without(subset, seed) for subset in subsets])
+            for seed in (plan.own_seed, *plan.other_seeds)
+        }
+        scores += _datamodelling_scores(plan, drop, "same", by_seed[plan.own_seed])
+        others = [by_seed[seed] for seed in plan.other_seeds]
+        if others:
+            scores += _datamodelling_scores(plan, drop, "other", np.mean(others, axis=0))
+        ceilings.append(
+            Ceiling(drop=drop, correlation=ceiling(np.stack(others)) if others else None)
+        )
+    again = folder.read(Retraining(plan.own_seed, NOTHING))
+    return ValidationRecord(
+        source_run=source.model.run_id or "",
+        ensemble=source.runs,
+        direction=direction,
+        test_loss=source.tracer.settings.test_loss,
+        data_fingerprint=source.task.data_fingerprint,
+        config_hash=source.model.manifest.config_hash,
+        num_tests=len(plan.tests),
+        num_subsets=len(next(iter(plan.subsets.values()))),
+        num_other_seeds=len(plan.other_seeds),
+        num_retrainings=len({retraining.key for retraining in plan.retrainings}),
+        num_deletions=len({test for deletion in plan.deletions for test in deletion.tests}),
+        largest_difference=float(abs(again.log_probability - trained.log_probability).max()),
+        scores=tuple(scores),
+        ceilings=tuple(ceilings),
+        deletions=tuple(_effects(plan, folder, direction)),
+    )
+
+
+def _datamodelling_scores(
+    plan: ValidationPlan, drop: float, seeds: Seeds, losses: Float[np.ndarray, "subset test"]
+) -> list[DatamodellingScore]:
+    found = {
+        form: datamodelling_scores(values, plan.subsets[drop], losses)
+        for form, values in {**plan.forms, **plan.baselines}.items()
+    }
+    return [
+        DatamodellingScore(
+            form=form,
+            drop=drop,
+            seeds=seeds,
+            correlation=_measured(values),
+            over_siblings=_measured(values - found[SIBLINGS]) if form != SIBLINGS else None,
+        )
+        for form, values in found.items()
+    ]
+
+
+def _effects(
+    plan: ValidationPlan, folder: KeptRetrainings, direction: Question
+) -> list[DeletionEffect]:
+    nothing = {
+        seed: folder.read(Retraining(seed, NOTHING)).of(direction) for seed in plan.other_seeds
+    }
+    falls: dict[tuple[str, int], list[np.ndarray]] = {}
+    for deletion in plan.deletions:
+        places, differences = list(deletion.tests), []
+        for seed, before in nothing.items():
+            after = folder.read(Retraining(seed, deletion.facts)).of(direction)
+            probability = before.log_probability - after.log_probability
+            rank = 1.0 / before.rank - 1.0 / after.rank
+            differences.append([probability.mean(0)[places], rank.mean(0)[places]])
+        falls.setdefault((deletion.form, deletion.num_facts), []).append(np.mean(differences, 0))
+    effects = []
+    for (form, num_facts), parts in falls.items():
+        probability, rank = np.concatenate(parts, axis=1)
+        effects.append(
+            DeletionEffect(
+                form=form,
+                num_facts=num_facts,
+                log_probability=_measured(probability),
+                reciprocal_rank=_measured(rank),
+            )
+        )
+    return effects
+
+
+def _measured(values: np.ndarray) -> Measured:
+    interval = Interval.of(values)
+    return Measured(mean=interval.mean, half_width=interval.half_width)

@@ -1,1 +1,0 @@
-"""Tests whether influence scores predict what happens when training leaves some facts out."""

@@ -1,0 +1,337 @@
+"""Child processes for all work that needs a model.
+
+They are forks of a process that has already imported torch and MLflow (`multiprocessing`'s
+forkserver), so they start at once. A job belongs to the server, not to a browser tab: a reloaded
+page finds it by its id. It writes its output to files, which the pages read while they grow.
+"""
+
+import atexit
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import streamlit as st
+
+from clew.errors import ClewError, UsageError
+from clew.runs import store
+from clew.ui import access
+from clew.ui.components import basics
+from clew.ui.components.tables import seconds_text
+from clew.ui.work import EXIT_CODE_FILE, WORK, start_work
+
+MAX_RUNNING = 4
+MAX_KEPT = 50
+TAIL_CHARACTERS = 20_000
+SECONDS_TO_STOP = 5.0
+RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
+
+JobState = Literal["running", "done", "refused", "failed", "cancelled"]
+
+
+@dataclass
+class Job:
+    """One child process."""
+
+    job_id: str
+    title: str
+    folder: Path
+    action: access.Action
+    asked: object
+    """One of the requests of `clew.ui.work`."""
+    person: str = ""
+    """Who started it, empty if nobody has to sign in."""
+    cancelled_by: str = ""
+    started: float = field(default_factory=time.time)
+    cancelled: bool = False
+    exit_code: int | None = None
+    """None while the job runs; negative if a signal ended it."""
+    pid: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def state(self) -> JobState:
+        """Return the state of the job; exit code 3 (stopped to protect the result) is `refused`."""
+        if self.exit_code is None:
+            return "running"
+        if self.cancelled:
+            return "cancelled"
+        return {0: "done", 3: "refused"}.get(self.exit_code, "failed")  # type: ignore[return-value]
+
+    @property
+    def seconds(self) -> float:
+        return time.time() - self.started
+
+    def text_of(self, name: str) -> str:
+        """Return the text of a file in the job's folder, empty if there is none."""
+        with suppress(OSError):
+            return (self.folder / name).read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def output(self) -> str:
+        return self.text_of("stdout")
+
+    def log(self) -> str:
+        """Return the end of the job's standard error."""
+        return self.text_of("stderr")[-TAIL_CHARACTERS:]
+
+    def message(self) -> str:
+        """Return the last line of the log: the error message of a job that failed."""
+        lines = [line for line in self.log().splitlines() if line.strip()]
+        return lines[-1].removeprefix("clew: error: ") if lines else ""
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the JSON objects that the job wrote, one per line."""
+        found = []
+        for line in self.output().splitlines():
+            with suppress(ValueError):
+                content = json.loads(line) if line.startswith("{") else None
+                if isinstance(content, dict):
+                    found.append(content)
+        return found
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the last JSON object that the job wrote, None if there is none."""
+        return next(reversed(self.events()), None)
+
+    def run_id(self) -> str:
+        """Return the id of the run that the job made, empty if the job wrote none."""
+        for event in self.events():
+            if isinstance(run_id := event.get("run_id"), str):
+                return run_id
+        found = RUN_ID.search(self.output())
+        return found[0] if found else ""
+
+    def wait(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the job ends, for at most `timeout_seconds`."""
+        self.ended.wait(timeout_seconds)
+
+    def cancel(self) -> None:
+        """Interrupt the job as Ctrl-C does; kill it if it does not end.
+
+        Raises:
+            AccessError: The person may not start such a job either.
+        """
+        person = access.authorize(self.action)
+        if not self.ended.is_set():
+            self.cancelled, self.cancelled_by = True, person
+            threading.Thread(target=self.end, args=(signal.SIGINT,), daemon=True).start()
+
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal to the job's processes; kill them if they do not end."""
+        for each in (number, signal.SIGKILL):
+            if not self.ended.is_set():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, each)
+                self.ended.wait(SECONDS_TO_STOP)
+
+    def watch(self, process: ForkServerProcess) -> None:
+        """Wait for the end of the process, and keep its exit code."""
+        process.join()
+        written = self.text_of(EXIT_CODE_FILE)
+        if not written:  # it was killed, or lives on without the process that forked it
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self.exit_code = int(written) if written else process.exitcode
+        self.ended.set()
+
+
+class Jobs:
+    """The jobs of this server."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="clew-jobs-"))
+        self._jobs: dict[str, Job] = {}
+        self._lock = threading.Lock()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([WORK])
+        atexit.register(self.close)
+
+    def start(
+        self,
+        asked: object,
+        *,
+        title: str,
+        action: access.Action,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Job:
+        """Start a job.
+
+        `files` are first written to its folder. What it records names the signed-in person, or the
+        system's user if there is none.
+
+        Raises:
+            AccessError: The person may not do this.
+            UsageError: Too many jobs are running.
+        """
+        person = access.authorize(action)
+        with self._lock:
+            running = sum(job.state == "running" for job in self._jobs.values())
+            if running >= MAX_RUNNING:
+                raise UsageError(
+                    f"{running} commands are running, which is the limit; wait until one ends, or "
+                    "cancel one"
+                )
+            job_id = uuid.uuid4().hex[:12]
+            job = Job(job_id, title, self.folder / job_id, action, asked, person)
+            job.folder.mkdir()
+            for name, content in (files or {}).items():
+                (job.folder / name).parent.mkdir(exist_ok=True)
+                (job.folder / name).write_bytes(content)
+            environment = {"MLFLOW_TRACKING_URI": store.tracking_uri()}
+            environment |= {store.PERSON_VARIABLE: person} if person else {}
+            given = (WORK, asked, job.folder, environment, store.project_root())
+            process = self._context.Process(target=start_work, args=given)
+            with _nothing_to_import():
+                process.start()
+            assert process.pid is not None
+            job.pid = process.pid
+            threading.Thread(target=job.watch, args=(process,), daemon=True).start()
+            self._jobs[job_id] = job
+            self._forget_old()
+            return job
+
+    def find(self, job_id: str) -> Job | None:
+        """Return a job, None if the server does not have it (any more)."""
+        return self._jobs.get(job_id)
+
+    def close(self) -> None:
+        for job in self._jobs.values():
+            job.end(signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def warm_up(self) -> None:
+        """Get ready for the first job, in the background."""
+        with _nothing_to_import():
+            forkserver.ensure_running()
+
+    def _forget_old(self) -> None:
+        ended = [job for job in self._jobs.values() if job.state != "running"]
+        for job in ended[: max(0, len(self._jobs) - MAX_KEPT)]:
+            del self._jobs[job.job_id]
+            shutil.rmtree(job.folder, ignore_errors=True)
+
+
+@contextmanager
+def _nothing_to_import() -> Iterator[None]:
+    """Hide the page, which Streamlit puts into the place of `__main__`: children would run it."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@st.cache_resource(show_spinner=False)
+def jobs() -> Jobs:
+    """Return the jobs of this server."""
+    return Jobs()
+
+
+def find(job_id: str) -> Job | None:
+    """Return a job of this server, None if it does not have it (any more)."""
+    return jobs().find(job_id)
+
+
+SECONDS_BETWEEN = 0.5
+SECONDS_AT_FIRST = 1.0
+TAIL_LINES = 30
+ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}
+
+Show = Callable[[Job], None]
+
+
+def show(job_id: str, *, progress: Show | None = None, result: Show | None = None) -> None:
+    """Show a job, and refresh it while it runs.
+
+    Args:
+        job_id: The job; if the server does not have it (any more), a note is shown.
+        progress: Shows the output so far.
+        result: Shows the result, once the job has ended.
+    """
+    job = find(job_id)
+    if job is None:
+        basics.note("This dashboard no longer knows that command; start it again.")
+        return
+    if job.state == "running" and job.seconds < SECONDS_AT_FIRST:
+        job.wait(SECONDS_AT_FIRST)  # most jobs have ended by then, and need no refresh
+    running = job.state == "running"
+
+    def body() -> None:
+        with basics.guarded("The command"):
+            _body(job, progress)
+        if running and job.state != "running":
+            st.rerun()
+
+    st.fragment(body, run_every=SECONDS_BETWEEN if running else None)()
+    if not running and result is not None:
+        with basics.guarded("The result"):
+            result(job)
+
+
+def _body(job: Job, progress: Show | None) -> None:
+    state = job.state
+    line = f"{ICONS[state]} **{basics.markdown(job.title)}** · {state}"
+    if who := job.cancelled_by or job.person:
+        line += f" by {basics.markdown(who)}" if job.cancelled_by else f", {basics.markdown(who)}"
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.markdown(f"{line} · {seconds_text(job.seconds)}" if state == "running" else line)
+        if state == "running":
+            st.button(
+                "Cancel",
+                key=f"cancel-{job.job_id}",
+                disabled=not access.may(job.action),
+                on_click=_cancel,
+                args=(job,),
+            )
+    if state == "running":
+        st.progress(_share(job.events()), text=_last_line(job))
+    if progress is not None:
+        progress(job)
+    if state in {"failed", "refused"}:
+        st.error(basics.markdown(job.message() or f"It ended with exit code {job.exit_code}."))
+    _log(job)
+
+
+def _cancel(job: Job) -> None:
+    try:
+        job.cancel()
+    except ClewError as error:
+        st.toast(basics.markdown(str(error)), icon="⚠️")
+
+
+def _share(events: list[dict[str, Any]]) -> float:
+    """Return the share that is done, if the command reports it, else a small share."""
+    for event in reversed(events):
+        done, total = event.get("done"), event.get("total")
+        if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
+            return max(0.0, min(1.0, done / total))
+    return 0.05
+
+
+def _last_line(job: Job) -> str:
+    lines = [line for line in job.log().replace("\r", "\n").splitlines() if line.strip()]
+    return basics.markdown(lines[-1][:200]) if lines else "working …"
+
+
+def _log(job: Job) -> None:
+    text = job.log().replace("\r", "\n").strip()
+    if text:
+        with st.expander("Its messages"):
+            st.code("\n".join(text.splitlines()[-TAIL_LINES:]), language=None, wrap_lines=True)
