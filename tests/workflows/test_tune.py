@@ -255,8 +255,8 @@ def test_a_person_who_stops_the_search_keeps_what_was_decided(
     stops: list[int] = []
 
     def stop(self: TrialWatch) -> None:
-        if self.number == 1 and not stops:
-            stops.append(self.number)
+        if self.trial.number == 1 and not stops:
+            stops.append(self.trial.number)
             os.kill(os.getpid(), signal.SIGINT)
         before_step(self)
 
