@@ -137,7 +137,7 @@ def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> It
             )
         names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
         options = {names[kind]: need for kind, need in needs.items()}
-        task = ray.remote(_carry_out).options(**options, max_retries=NUM_RETRIES)
+        task = ray.remote(**options, max_retries=NUM_RETRIES)(_carry_out)
         used = tuple(n["NodeID"] for n, units in zip(alive, rooms, strict=True) if units)
         cluster = Cluster(sum(rooms), task, used)
         cluster.machines = tuple(cluster.on_each(describe_machine))
