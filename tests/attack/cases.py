@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -149,6 +150,8 @@ def limits() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Endless
 
+    # The first allocation reserves a gibibyte of addresses, which would count against the limit.
+    pa.allocate_buffer(1)
     with open(SIZE_FILE) as file:
         data = int(file.read().split()[5]) * resource.getpagesize()
     before, depth = resource.getrlimit(resource.RLIMIT_DATA), sys.getrecursionlimit()

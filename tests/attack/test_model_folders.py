@@ -34,7 +34,7 @@ def ask_text(folder: Path) -> None:
 ASK: dict[str, Callable[[Path], object]] = {
     "graph": ask_graph,
     "text": ask_text,
-    "frames": WindowPredictor.load,
+    "frames": WindowPredictor,
 }
 
 

@@ -159,15 +159,11 @@ def tick_fact(dashboard: Dashboard) -> None:
     dashboard.settle()
 
 
-def test_a_share_is_judged_and_exported(
+def test_explanations_are_judged_and_exported(
     own: Recorded, own_address: str, look: Look, tmp_path: Path
 ) -> None:
     # `look` comes last so that its page closes first, before the server.
-    dashboard = look(own_address, f"/reviews?run={own.runs['trace']}")
-    dashboard.page.get_by_text("Hand out").click()
-    dashboard.page.get_by_role("link", name="Share 1 of 2").click()
-    dashboard.page.get_by_role("heading", name="Influence", level=1).wait_for()
-    dashboard.settle().shows("0 of 3 reviewed by anybody")
+    dashboard = look(own_address, f"/influence?run={own.runs['trace']}&view=Review")
     tick_fact(dashboard)
     comment = dashboard.page.get_by_role("textbox", name="Comment")
     comment.press_sequentially("chance <b>only</b>, 1 of 2")
@@ -181,11 +177,10 @@ def test_a_share_is_judged_and_exported(
     (review,) = read_reviews(own.runs["trace"]).records
     assert (review.verdict, review.reviewer) == ("implausible", "Grace")
     assert len(review.wrong) + len(review.convincing) == 1
-    for done, (key, verdict) in enumerate((("1", "plausible"), ("3", "unsure")), start=2):
-        dashboard.page.keyboard.press("n")
-        dashboard.page.wait_for_url(f"**test={2 * (done - 1)}**")
-        dashboard.settle().page.keyboard.press(key)
-        dashboard.shows(f"{done} of 3 reviewed by you")
+    for test, key, verdict in ((1, "1", "plausible"), (2, "3", "unsure")):
+        dashboard.open(f"/influence?run={own.runs['trace']}&view=Review&test={test}")
+        dashboard.page.keyboard.press(key)
+        dashboard.shows("Saved with the run")
         assert read_reviews(own.runs["trace"]).records[-1].verdict == verdict
     dashboard.open("/reviews")
     assert "Grace" not in dashboard.problems

@@ -35,7 +35,7 @@ def test_only_disarmed_tables_are_downloaded(
     with dashboard.page.expect_download() as download:
         dashboard.button("⤓ CSV").last.click()
     download.value.save_as(tmp_path / "facts.csv")
-    assert (tmp_path / "facts.csv").read_text().startswith("rank,head_id,head,")
+    assert (tmp_path / "facts.csv").read_text().startswith("place,rank,head_id,head,")
 
 
 def test_a_report_is_downloaded(

@@ -25,7 +25,7 @@ from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.replay import Replay, State
 from clew.training.setup import build_trainer
-from clew.training.task import LossSum
+from clew.training.task import ExampleValues, LossSum
 from tests.edited import edit_weights
 from tests.oracles.plain_training import explained_loss, row, train_plainly
 
@@ -377,6 +377,11 @@ class ToyTask:
 
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
         return {}
+
+    def example_values(
+        self, model: nn.Module, split: str, name: str, device: torch.device
+    ) -> ExampleValues | None:
+        return None
 
     def write_artifacts(self, folder: Path) -> None:
         raise NotImplementedError

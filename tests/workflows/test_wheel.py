@@ -75,7 +75,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site / "packages.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     (wheel,) = folder.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
-    succeed([*pip, "--no-deps", "--no-index", str(wheel)])
+    # The editable package of this environment is on the path; pip would take it for installed.
+    succeed([*pip, "--ignore-installed", "--no-deps", "--no-index", str(wheel)])
     return env
 
 
