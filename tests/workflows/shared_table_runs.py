@@ -28,8 +28,7 @@ from clew.link_prediction.sources import load_graph
 from clew.training.sharding.exchange import Exchange
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.predicting.predict import predict
-from clew.workflows.predicting.queries import read_queries
+from clew.workflows.predict import predict, read_queries
 from clew.workflows.train import train
 from tests.ports import meeting_place_for_forks
 
