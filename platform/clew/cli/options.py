@@ -23,7 +23,7 @@ from clew.errors import ConfigError, quoted, reason_of
 from clew.names import KIND_TRAIN, NEWEST
 
 if TYPE_CHECKING:
-    from clew.workflows.clusters.nodes import ClusterRequest
+    from clew.workflows.cluster import ClusterRequest
 import functools
 
 from clew.config.base import Flag
@@ -119,7 +119,7 @@ class ClusterOptions(Options):
 
     def cluster_request(self) -> "ClusterRequest | None":
         """Return the requested cluster, or None."""
-        from clew.workflows.clusters.nodes import ClusterRequest
+        from clew.workflows.cluster import ClusterRequest
 
         if not self.cluster:
             return None

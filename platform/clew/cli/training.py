@@ -196,8 +196,8 @@ def tune(options: TuneOptions) -> int:
     """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
 
-    from clew.workflows.tuning.search import TuneRequest
-    from clew.workflows.tuning.tune import tune as workflow
+    from clew.workflows.tune import TuneRequest
+    from clew.workflows.tune import tune as workflow
 
     if "CLEW_LOG_LEVEL" not in os.environ:  # one line per trial is enough
         logging.getLogger("clew").setLevel(logging.WARNING)
@@ -271,7 +271,7 @@ class CompareOptions(ClusterOptions):
 def compare(options: CompareOptions) -> int:
     """Test claims by measurement. Each variant of a study runs in a separate process."""
     from clew.config.study import load_study
-    from clew.workflows.studies.compare import compare as run_study
+    from clew.workflows.compare import compare as run_study
 
     seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
     loaded = load_study(options.study, seeds=seeds, size=options.size or None)

@@ -19,7 +19,7 @@ from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.precision import resolve_device
 from clew.workflows.child import train_in_child
 from clew.workflows.explaining.tracin import SHOWN_PROPONENTS, in_words, tracin
-from clew.workflows.promoting.promote import PromotionRequest, promote
+from clew.workflows.promote import PromotionRequest, promote
 from clew.workflows.train import TrainResult
 
 NUM_EXPLAINED = 10

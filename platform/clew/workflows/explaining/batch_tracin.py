@@ -35,8 +35,7 @@ from clew.influence.link_prediction.report import Findings, ReportSource, build_
 from clew.link_prediction.dictionaries import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.workflows.clusters.cluster import Cluster, opened_cluster
-from clew.workflows.clusters.nodes import ClusterRequest
+from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
