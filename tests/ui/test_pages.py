@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from clew import names
 from clew.runs.reading import search
-from clew.runs.reading.report_files import report_files
+from clew.runs.reading.reports import report_files
 from clew.ui.components import runs
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
 from tests.ui.conftest import Open, shown
@@ -480,7 +480,7 @@ def test_files_that_are_elsewhere_are_fetched_once(
     use: Callable[[str], None], many: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(many.uri)
-    monkeypatch.setattr("clew.runs.reading.report_files.is_local_uri", lambda uri: False)
+    monkeypatch.setattr("clew.runs.reading.reports.is_local_uri", lambda uri: False)
     first = report_files(many.runs["trace"], tmp_path)
     identity = first.identity
     assert len(identity) == 3

@@ -19,9 +19,15 @@ from clew.runs.reading.facts import (
     by_side,
     find_paths,
 )
-from clew.runs.reading.handed_in import admitted
-from clew.runs.reading.report_files import report_files
-from clew.runs.reading.reports import ReportFiles, ReportHead, add_hops, read_facts, read_head
+from clew.runs.reading.reports import (
+    ReportFiles,
+    ReportHead,
+    add_hops,
+    admitted,
+    read_facts,
+    read_head,
+    report_files,
+)
 from clew.runs.reading.results import find_validation_of_report
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
