@@ -1,4 +1,4 @@
-"""Checks and describes a data set, packs its triples or a text, or makes a data set from KGX files."""
+"""Checks and describes data, packs triples or a text, or makes a data set from KGX files."""
 
 import dataclasses
 import json
