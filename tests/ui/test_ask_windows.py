@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -215,12 +214,3 @@ def test_other_files_are_refused_in_one_line(names: list[str], message: str) -> 
 def marks(spec: dict[str, object]) -> list[str]:
     """Return the marks of a layered chart."""
     return [layer["mark"]["type"] for layer in spec["layer"]]  # type: ignore[index,attr-defined]
-
-
-@pytest.mark.parametrize("intervals", [True, False])
-def test_a_chart_has_a_band_where_there_are_intervals(intervals: bool) -> None:
-    width = 1.0 if intervals else np.nan
-    values = np.arange(4.0)
-    frame = pd.DataFrame({"last_frame": range(4), "group": list("aabb"), "prediction": values})
-    spec = ask_windows.chart(frame.assign(lower=values - width, upper=values + width), "x [km]")
-    assert marks(spec.to_dict()) == (["area", "line"] if intervals else ["line"])

@@ -3,15 +3,15 @@
 The reasons come first from the facts near the triple, then from all facts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
-from clew.errors import ClewError, DataError, described
 from clew.runs.reading.facts import evidence, place_text, scored
 from clew.runs.reading.models import ModelNames
 from clew.runs.reading.reports import ReportFiles
@@ -25,21 +25,7 @@ from clew.ui.components.explanations import (
     triple_at,
 )
 from clew.ui.components.jobs import Job
-from clew.ui.work import (
-    FIRST_ANSWER_FILE,
-    PREDICTIONS_FILE,
-    AskedFrames,
-    AskedText,
-    End,
-    Preparation,
-    Question,
-    Why,
-)
-
-
-def predict(asked: Question) -> Job:
-    """Start asking a model for the most likely entities, or for the rank of a triple."""
-    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask")
+from clew.ui.work import FIRST_ANSWER_FILE, End, Preparation, Why
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -56,43 +42,6 @@ def prepare_reasons(model: str, run_id: str) -> Job:
         UsageError: Too many jobs are running.
     """
     return jobs.jobs().start(Preparation(model), title=f"Prepare {run_id}", action="ask")
-
-
-def continue_text(asked: AskedText) -> Job:
-    """Start a job that prints the continuation of a prompt."""
-    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask")
-
-
-def predict_frames(asked: AskedFrames, files: Mapping[str, bytes]) -> Job:
-    """Start predicting from frames; `files` are those of an upload, by their path in its folder."""
-    if files:
-        access.authorize("upload")
-    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
-
-
-def predictions_of(job: Job) -> pd.DataFrame:
-    """Return the values that a job has predicted from frames, one row per window.
-
-    Raises:
-        DataError: The file is missing or cannot be read.
-    """
-    path = job.folder / PREDICTIONS_FILE
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
-
-
-def trace(why: Why, *, called: str = "") -> Job:
-    """Start tracing a triple to its training facts; `called` is the triple with its labels."""
-    title = f"Explain {called or ' · '.join((why.head, why.relation, why.tail))}"
-    return jobs.jobs().start(why, title=title, action="explain")
-
-
-def first_answer_of(job: Job) -> Path | None:
-    """Return the file that explains a triple by the facts near it, None if there is none yet."""
-    path = job.folder / FIRST_ANSWER_FILE
-    return path if path.is_file() else None
 
 
 MAX_HEIGHT = 758
@@ -156,7 +105,27 @@ def _prediction(
         with beside:
             why_button(f"Why this rank as {end}?", why(asked), explain, key=f"why-rank-{key}")
     found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
-    ticked = _table(found, end, key)
+    # The answer whose explanation is in the address is ticked at first.
+    wanted = basics.address("why") and basics.address("for")
+    table = frame(found, end)
+    tables.export(table, f"answers_{end}.csv")
+    ticked = tables.ticked(
+        table,
+        found,
+        key=f"answers-{key}",
+        first=next((answer for answer in found if wanted == f"{end},{answer.get(end)}"), None),
+        alt="Answers, the best first",
+        placeholder="–",
+        most=MAX_HEIGHT,
+        column_config={
+            "Score": NumberColumn(
+                format="%.3f", help="The model's own score (a logit): larger is more likely."
+            ),
+            "Probability": NumberColumn(format="percent", help=PROBABILITY),
+            "In the set": TextColumn(help="Whether the answer set has it."),
+            "Known": TextColumn(help="Whether the training data have it."),
+        },
+    )
     with beside:
         if ticked:
             why_button("Why?", why(ticked[0]), explain, key=f"why-{key}")
@@ -166,30 +135,23 @@ def _prediction(
 
 
 def _about(asked: dict[str, Any], end: str) -> None:
-    probability = asked.get("probability")
-    known = asked.get("known")
+    probability, known, in_set = (asked.get(key) for key in ("probability", "known", "in_set"))
     told = {
         True: "the training data have this triple",
         False: "the training data lack this triple",
         None: "it is not known if the training data have this triple",
     }
+    said = "in the answer set" if in_set else "not in the answer set"
+    new = f", would be {said} if it were new" if known else f", {said}"  # sets have no known answer
     text = ABOUT.format(
         name=asked.get("label") or asked.get(end, ""),
         place=place_text(float(asked["rank"])),
         candidates=int(asked["num_candidates"]),
         probability="" if probability is None else f", probability {percent(probability)}",
-        in_set=_in_set(asked.get("in_set"), known),
+        in_set="" if in_set is None else new,
         known=told[known],
     )
     st.markdown(basics.markdown(text))
-
-
-def _in_set(in_set: bool | None, known: bool | None) -> str:
-    """Return whether the answer set has an entity, in words; it never has a known answer."""
-    if in_set is None:
-        return ""
-    said = "in the answer set" if in_set else "not in the answer set"
-    return f", would be {said} if it were new" if known else f", {said}"
 
 
 def percent(probability: float) -> str:
@@ -197,34 +159,6 @@ def percent(probability: float) -> str:
     if 0 < probability < SMALLEST_SHOWN:
         return f"below {SMALLEST_SHOWN:.2%}"
     return f"{probability:.2%}" if probability < 0.1 else f"{probability:.0%}"
-
-
-def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
-    shown = frame(found, end)
-    tables.export(shown, f"answers_{end}.csv")
-    return tables.ticked(
-        shown,
-        found,
-        key=f"answers-{key}",
-        first=_explained(found, end),
-        alt="Answers, the best first",
-        placeholder="–",
-        most=MAX_HEIGHT,
-        column_config={
-            "Score": st.column_config.NumberColumn(
-                format="%.3f", help="The model's own score (a logit): larger is more likely."
-            ),
-            "Probability": st.column_config.NumberColumn(format="percent", help=PROBABILITY),
-            "In the set": st.column_config.TextColumn(help="Whether the answer set has it."),
-            "Known": st.column_config.TextColumn(help="Whether the training data have it."),
-        },
-    )
-
-
-def _explained(found: Sequence[dict[str, Any]], end: str) -> dict[str, Any] | None:
-    """Return the answer whose explanation is in the address, None if it is not in `found`."""
-    wanted = basics.address("why") and basics.address("for")
-    return next((answer for answer in found if wanted == f"{end},{answer.get(end)}"), None)
 
 
 def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
@@ -252,17 +186,8 @@ def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:
         key=key,
         type="primary",
         disabled=not access.may("explain"),
-        on_click=_start,
-        args=(explain, why),
+        on_click=basics.attempt(partial(explain, why)),
     )
-
-
-def _start(explain: Explain, why: Why) -> None:
-    """Start an explanation from a button; show a message if it cannot be started."""
-    try:
-        explain(why)
-    except ClewError as error:
-        st.toast(basics.markdown(str(error)), icon="⚠️")
 
 
 def explain_again(why: Why, explain: Explain) -> None:
@@ -274,8 +199,8 @@ def explain_again(why: Why, explain: Explain) -> None:
 
 def first_answer(job: Job) -> None:
     """Show the explanation from the facts near the triple, until all facts have been compared."""
-    path = first_answer_of(job)
-    if path is None or job.state == "done":
+    path = job.folder / FIRST_ANSWER_FILE
+    if job.state == "done" or not path.is_file():
         return
     files = ReportFiles(json=path)
     head = report_head(files)

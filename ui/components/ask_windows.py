@@ -2,22 +2,43 @@
 
 import io
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-import altair as alt
 import pandas as pd
 import streamlit as st
 
-from clew.errors import UsageError
+from clew.errors import DataError, UsageError, described
 from clew.ui import access
-from clew.ui.components import answers, basics, tables
+from clew.ui.components import basics, charts, tables
 from clew.ui.components.jobs import Job
-from clew.ui.work import AskedFrames, AskedText
+from clew.ui.work import PREDICTIONS_FILE, AskedFrames, AskedText
 
 PROMPT = "ask-prompt"
 MOST_TOKENS = 5000
 MOST_IN_ADDRESS = 1000
 """Characters of a prompt that a link can hold."""
+_NUMBERS: tuple[tuple[str, str, float, float, float, float, str | None], ...] = (
+    ("tokens", "Tokens to write", 1, MOST_TOKENS, 200, 1, None),
+    (
+        "temperature",
+        "Temperature",
+        0.0,
+        5.0,
+        1.0,
+        0.1,
+        "0: always the likeliest token; 1: the model's probabilities.",
+    ),
+    (
+        "p",
+        "Top p",
+        0.01,
+        1.0,
+        1.0,
+        0.05,
+        "Draw only from the likeliest tokens with this total probability.",
+    ),
+    ("seed", "Seed", 0, 2**31 - 1, 0, 1, "The same seed gives the same text."),
+)
 _TEXT = (
     '<div class="clew-card"><div class="clew-text">{prompt}<mark>{written}</mark></div></div>'
     '<p class="clew-muted clew-small">Marked: what the model wrote.</p>'
@@ -30,48 +51,23 @@ def asked_text(model: str, *, again: bool) -> AskedText | None:
     if PROMPT not in st.session_state:
         st.session_state[PROMPT] = linked
     prompt = st.text_area("Prompt", key=PROMPT, height=140, placeholder="Text to continue")
-    first, second, third, fourth = st.columns(4)
-    tokens = first.number_input(
-        "Tokens to write", 1, MOST_TOKENS, 200, key="tokens", bind="query-params"
-    )
-    temperature = second.number_input(
-        "Temperature",
-        0.0,
-        5.0,
-        1.0,
-        0.1,
-        key="temperature",
-        bind="query-params",
-        help="0: always the likeliest token; 1: the model's probabilities.",
-    )
-    top_p = third.number_input(
-        "Top p",
-        0.01,
-        1.0,
-        1.0,
-        0.05,
-        key="p",
-        bind="query-params",
-        help="Draw only from the likeliest tokens with this total probability.",
-    )
-    seed = fourth.number_input(
-        "Seed",
-        0,
-        2**31 - 1,
-        0,
-        key="seed",
-        bind="query-params",
-        help="The same seed gives the same text.",
-    )
+    given = {}
+    for place, (key, label, least, most, value, step, meaning) in zip(
+        st.columns(len(_NUMBERS)), _NUMBERS, strict=True
+    ):
+        given[key] = place.number_input(
+            label, least, most, value, step, key=key, bind="query-params", help=meaning
+        )
+    settings = int(given["tokens"]), given["temperature"], given["p"], int(given["seed"])
     sent = st.button(
         "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
     )
     if again and linked:
-        return AskedText(model, linked, tokens, temperature, top_p, seed)
+        return AskedText(model, linked, *settings)
     if not sent:
         return None
     basics.write_address("prompt", prompt if len(prompt) <= MOST_IN_ADDRESS else None)
-    return AskedText(model, prompt, tokens, temperature, top_p, seed)
+    return AskedText(model, prompt, *settings)
 
 
 def written(job: Job) -> None:
@@ -91,7 +87,6 @@ HDF5 = ("h5", "hdf5")
 FILES = ("images", "scalars", "group", "time", "present", "target")
 CONFIDENCES = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "50 %": 0.5}
 ALL_GROUPS = "all"
-HEIGHT = 340
 _WHERE = {"from this computer": False, "on the server": True}
 
 
@@ -99,13 +94,9 @@ class Upload(Protocol):
     """A file that a person has chosen."""
 
     @property
-    def name(self) -> str:
-        """Its name."""
-        ...
+    def name(self) -> str: ...
 
-    def getvalue(self) -> bytes:
-        """Return what is in it."""
-        ...
+    def getvalue(self) -> bytes: ...
 
 
 def asked_frames(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, bytes]] | None:
@@ -191,12 +182,19 @@ def predictions(job: Job) -> None:
         return
     for note in said.get("notes", []):
         basics.note(str(note))
-    frame, unit = answers.predictions_of(job), str(said.get("unit", ""))
+    path, unit = job.folder / PREDICTIONS_FILE, str(said.get("unit", ""))
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
     title = str(said.get("target_name", "")) + (f" [{unit}]" if unit else "")
     if isinstance(intervals := said.get("intervals"), dict):
         st.markdown(basics.markdown(_held(intervals, unit)))
-    shown = _of_group(frame)
-    st.altair_chart(chart(shown, title), width="stretch")
+    shown, groups = frame, list(dict.fromkeys(frame["group"]))
+    if len(groups) > 1:
+        chosen = st.selectbox("Group", [ALL_GROUPS, *groups], key="group")
+        shown = frame if chosen in (None, ALL_GROUPS) else frame[frame["group"] == chosen]
+    st.vega_lite_chart(charts.predictions(shown, title), width="stretch")
     of_target = {name: tables.heading(name, unit) for name in ("prediction", "lower", "upper")}
     headings = {name: of_target.get(name, tables.heading(name)) for name in frame.columns}
     st.dataframe(shown.rename(columns=headings), hide_index=True, height=260)
@@ -215,44 +213,3 @@ def _held(intervals: dict[str, Any], unit: str) -> str:
         f"{intervals['validation_windows']:,} validation windows; of "
         f"{intervals['test_windows']:,} test windows they covered {intervals['test_coverage']:.1%}."
     )
-
-
-def _of_group(frame: pd.DataFrame) -> pd.DataFrame:
-    groups = list(dict.fromkeys(frame["group"]))
-    if len(groups) < 2:
-        return frame
-    chosen = st.selectbox("Group", [ALL_GROUPS, *groups], key="group")
-    return frame if chosen in (None, ALL_GROUPS) else frame[frame["group"] == chosen]
-
-
-def chart(frame: pd.DataFrame, title: str) -> alt.LayerChart:
-    """Return the predictions over frames: a line and an interval for each group.
-
-    Args:
-        frame: Rows `last_frame, group, prediction, lower, upper`; the last two can be null.
-        title: Name of the quantity, with its unit.
-    """
-    groups = list(dict.fromkeys(frame["group"]))
-    colours = [basics.CATEGORIES[i % len(basics.CATEGORIES)] for i in range(len(groups))]
-    legend = (
-        alt.Legend(title=None, orient="top") if 1 < len(groups) <= len(basics.CATEGORIES) else None
-    )
-    colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range=colours), legend=legend)
-    x = alt.X("last_frame:Q", title="Last frame", axis=alt.Axis(tickMinStep=1))
-    y = alt.Y("prediction:Q", title=title, scale=alt.Scale(zero=False))
-    tooltip = [
-        alt.Tooltip("last_frame:Q", title="Last frame"),
-        alt.Tooltip("group:N", title="Group"),
-        alt.Tooltip("prediction:Q", title="Prediction", format=".5~g"),
-        alt.Tooltip("lower:Q", title="From", format=".5~g"),
-        alt.Tooltip("upper:Q", title="To", format=".5~g"),
-    ]
-    base = alt.Chart(frame)
-    band = base.mark_area(opacity=0.18).encode(
-        x=x, y=alt.Y("lower:Q", title=title), y2="upper:Q", color=colour
-    )
-    line = base.mark_line(point=alt.OverlayMarkDef(size=36)).encode(
-        x=x, y=y, color=colour, tooltip=tooltip
-    )
-    layers = [line] if frame["lower"].isna().all() else [band, line]
-    return cast(alt.LayerChart, alt.layer(*layers).properties(height=HEIGHT))

@@ -7,7 +7,7 @@ themselves (`bind="query-params"`); the functions here are for the rest, such as
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -30,7 +30,6 @@ TRIPLE = Markup(
 
 
 def style() -> None:
-    """Load the style sheet."""
     st.html(_STYLE)
 
 
@@ -59,7 +58,6 @@ def fill(template: str, **values: object) -> Markup:
 
 
 def join(parts: list[Markup], separator: str = "") -> Markup:
-    """Return pieces of HTML one after the other."""
     return Markup(escape(separator)).join(parts)
 
 
@@ -130,7 +128,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
+def guarded(what: str, *, done: str = "shown") -> Iterator[None]:
     """Show what goes wrong inside as a message, so that the rest of the page works.
 
     Clew's own errors say what to do. Any other error is a bug of the dashboard: its traceback goes
@@ -139,13 +137,14 @@ def guarded(what: str) -> Iterator[None]:
     try:
         yield
     except ClewError as error:
-        problem(what, str(error))
+        problem(what, str(error), done=done)
     except Exception as error:
         logger.exception("%s could not be shown", what)
         problem(
             what,
             f"an unexpected {type(error).__name__}; the log of the dashboard says more. "
             "Reload the page; if it happens again, report it with that log",
+            done=done,
         )
 
 
@@ -153,6 +152,18 @@ def problem(what: str, message: str, *, done: str = "shown") -> None:
     """Show that something cannot be shown, or saved or started if `done` says so, and why."""
     text = message[:1].upper() + message[1:]
     st.error(f"**{markdown(what)} cannot be {done}.** {markdown(text)}", icon="⚠️")
+
+
+def attempt(action: Callable[..., object]) -> Callable[..., None]:
+    """Return the action of a button; if it fails, a message says why."""
+
+    def attempted(*given: object) -> None:
+        try:
+            action(*given)
+        except ClewError as error:
+            st.toast(markdown(str(error)), icon="⚠️")
+
+    return attempted
 
 
 def warning(message: str, *, command: str = "") -> None:
@@ -163,7 +174,6 @@ def warning(message: str, *, command: str = "") -> None:
 
 
 def note(message: str) -> None:
-    """Show a note in small letters."""
     st.caption(markdown(message))
 
 
@@ -199,6 +209,47 @@ def columns(
     """
     with st.container(key=f"beside-{key}"):
         return st.columns(widths, gap=gap)
+
+
+def tiles(shown: Iterable[tuple[str, str, str]], *, border: bool = True) -> None:
+    """Show numbers beside each other, each with its label and its meaning."""
+    with st.container(horizontal=True):
+        for label, value, meaning in shown:
+            st.metric(label, value, help=meaning or None, border=border)
+
+
+def choice(
+    label: str,
+    options: Sequence[str],
+    key: str,
+    *,
+    first: str = "",
+    help: str | None = None,
+    hidden: bool = False,
+) -> str:
+    """Let a person choose one of a few options, at first the first; it is in the address.
+
+    `hidden` leaves the label to screen readers.
+    """
+    first = first or options[0]
+    chosen = st.segmented_control(
+        label,
+        options,
+        key=key,
+        default=first,
+        required=True,
+        bind="query-params",
+        help=help,
+        label_visibility="collapsed" if hidden else "visible",
+    )
+    return chosen or first
+
+
+def search_box(label: str, key: str, *, placeholder: str = "part of a name or id") -> str:
+    """Let a person type what to search for; it is in the address."""
+    return st.text_input(
+        label, key=key, bind="query-params", type="search", placeholder=placeholder
+    )
 
 
 def address(key: str) -> str:

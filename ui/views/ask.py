@@ -11,18 +11,17 @@ from clew import names
 from clew.errors import UsageError
 from clew.runs.reading.models import Entry, ModelNames, RegisteredModel, complete
 from clew.ui import access
-from clew.ui.components import answers, ask_windows, basics, jobs, models
-from clew.ui.work import End, Question, Why
+from clew.ui.components import answers, ask_windows, basics, jobs, runs
+from clew.ui.work import AskedFrames, AskedText, End, Question, Why
 
 PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     st.title("Ask", anchor=False)
     with basics.guarded("The registered models"):
-        champions = [model for model in models.models() if model.champion is not None]
+        champions = [model for model in runs.models() if model.champion is not None]
         if not champions:
             basics.nothing(
                 "No model to ask yet",
@@ -33,31 +32,35 @@ def render() -> None:
             return
         jobs.jobs().warm_up()
         model = choose_model(champions)
-        task = models.task(model)
+        version = runs.champion(model)
+        tags = version.tags if version is not None else {}
+        task = tags.get(names.TAG_TASK, names.TASK_LINK_PREDICTION)
         if task == names.TASK_LANGUAGE_MODELING:
             _text(model)
         elif task == names.TASK_SEQUENCE_REGRESSION:
             _frames(model)
         else:
-            _graph(model)
+            _graph(model, version.run_id if version is not None else "")
 
 
+@basics.guarded("The text")
 def _text(model: RegisteredModel) -> None:
-    with basics.guarded("The text"):
-        asked = ask_windows.asked_text(models.champion_uri(model), again=_is_gone())
-        if asked is not None:
-            _show_next(model, answers.continue_text(asked))
-        if answer_id := basics.address("answer"):
-            jobs.show(answer_id, progress=ask_windows.written, result=ask_windows.download_text)
+    asked = ask_windows.asked_text(runs.champion_uri(model), again=_is_gone())
+    if asked is not None:
+        _ask(model, asked)
+    if answer_id := basics.address("answer"):
+        jobs.show(answer_id, progress=ask_windows.written, result=ask_windows.download_text)
 
 
+@basics.guarded("The predictions")
 def _frames(model: RegisteredModel) -> None:
-    with basics.guarded("The predictions"):
-        asked = ask_windows.asked_frames(models.champion_uri(model), again=_is_gone())
-        if asked is not None:
-            _show_next(model, answers.predict_frames(*asked))
-        if answer_id := basics.address("answer"):
-            jobs.show(answer_id, result=ask_windows.predictions)
+    asked = ask_windows.asked_frames(runs.champion_uri(model), again=_is_gone())
+    if asked is not None:
+        if asked[1]:
+            access.authorize("upload")
+        _ask(model, *asked)
+    if answer_id := basics.address("answer"):
+        jobs.show(answer_id, result=ask_windows.predictions)
 
 
 def _is_gone() -> bool:
@@ -66,48 +69,54 @@ def _is_gone() -> bool:
     return bool(answer_id) and jobs.find(answer_id) is None
 
 
-def _show_next(model: RegisteredModel, job: jobs.Job) -> None:
-    """Put a job into the address, so that the page shows its answer."""
+def _ask(
+    model: RegisteredModel,
+    asked: Question | AskedText | AskedFrames,
+    files: dict[str, bytes] | None = None,
+    *,
+    champion_run: str = "",
+) -> None:
+    """Start the job that answers, and put it into the address, so that the page shows its answer.
+
+    With `champion_run`, also start the work that all explanations of the champion share.
+    """
+    job = jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
+    if champion_run:
+        with suppress(UsageError):  # too many commands run: the first explanation is slower
+            answers.prepare_reasons(asked.model, champion_run)
     basics.write_address("model", model.name)
     basics.write_address("answer", job.job_id)
     st.rerun()
 
 
-def _graph(model: RegisteredModel) -> None:
-    with basics.guarded("The model's names"):
-        vocabulary = models.champion_vocabulary(model)
-        _question(model, vocabulary)
-        with basics.guarded("The answer"):
-            _answers(model, vocabulary)
-
-
-def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
-    """Let a person ask, and start the command that answers.
+@basics.guarded("The model's names")
+def _graph(model: RegisteredModel, champion_run: str) -> None:
+    """Let a person ask, and show the answers.
 
     The address can be an old link: if its answer is gone, its question is asked again.
     """
-    gone = _is_gone()
-    asked = asked_question(models.champion_uri(model), vocabulary, again=gone)
+    vocabulary, gone = runs.champion_vocabulary(model), _is_gone()
+    asked = asked_question(runs.champion_uri(model), vocabulary, again=gone)
     if asked is not None:
-        job = answers.predict(asked)
-        with suppress(UsageError):  # too many commands run: the first explanation is slower
-            answers.prepare_reasons(models.champion_uri(model), models.champion_run(model))
         if not gone:
             basics.write_address("why", None)
-        _show_next(model, job)
+        _ask(model, asked, champion_run=champion_run)
+    with basics.guarded("The answer"):
+        _answers(model, vocabulary)
 
 
 def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
     answer_id = basics.address("answer")
     if not answer_id:
-        show_examples(models.examples(model), vocabulary)
+        show_examples(runs.examples(model), vocabulary)
         return
 
-    def explain(meant: Why) -> None:
-        called = triple_text((meant.head, meant.relation, meant.tail), vocabulary)
-        job = answers.trace(replace(meant, model=models.champion_uri(model)), called=called)
+    def explain(why: Why) -> None:
+        called = triple_text((why.head, why.relation, why.tail), vocabulary)
+        meant = replace(why, model=runs.champion_uri(model))
+        job = jobs.jobs().start(meant, title=f"Explain {called}", action="explain")
         basics.write_address("why", job.job_id)
-        basics.write_address("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
+        basics.write_address("for", [why.end, why.head if why.end == "head" else why.tail])
 
     # The reasons are next to the answers, so that a long table does not push them out of view.
     left, right = basics.columns([1.2, 1], key="reasons", gap="medium")

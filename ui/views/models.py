@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 
 from clew import names
 from clew.config.schema import TASK_KINDS
@@ -12,25 +13,24 @@ from clew.runs.reading.metrics import number_text
 from clew.runs.reading.models import RegisteredModel, Version
 from clew.runs.reading.search import RunQuery
 from clew.ui import access
-from clew.ui.components import basics, glossary, jobs, models, tables
-from clew.ui.components.influence_controls import run_labels
+from clew.ui.components import basics, glossary, jobs, runs, tables
 from clew.ui.components.jobs import Job
 from clew.ui.components.runs import run_by_id, runs_page
-from clew.ui.components.tables import utc
-from clew.ui.work import Promotion
+from clew.ui.components.tables import run_labels, utc
+from clew.ui.work import Promotion, Rollback
 
 REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     st.title("Models", anchor=False)
     with basics.guarded("The promotion"):
-        _job()
+        if job_id := basics.address("job"):  # the one that was started last
+            jobs.show(job_id, progress=checks, result=outcome)
     chosen: RegisteredModel | None = None
     with basics.guarded("The registered models"):
-        found = models.models()
+        found = runs.models()
         chosen = choose_model(found) if found else None
         if chosen is None:
             basics.nothing(
@@ -40,31 +40,33 @@ def render() -> None:
             )
         else:
             _model(chosen)
-    with basics.guarded("The promotion of a run"):
-        _promote()
+    _promote()
 
 
 def _model(model: RegisteredModel) -> None:
-    current = models.champion(model)
+    current = runs.champion(model)
     if current is not None:
         show_champion(model, current)
     st.header("Versions", anchor=False)
-    ticked = choose_version(models.versions(model))
+    ticked = choose_version(runs.versions(model))
     if ticked is not None:
-        _version(ticked)
+        lineage(ticked)
+        if ticked.run is not None:
+            with st.container(horizontal=True):
+                basics.link("compare", "Its training run", runs=ticked.run_id)
+                basics.link("ask", "Ask the champion", model=ticked.model)
     if roll_back_button(model):
-        basics.write_address("job", models.roll_back(model.name).job_id)
-        st.rerun()
+        _start(Rollback(model.name), f"Roll back {model.name}", "roll back")
 
 
-def _version(version: Version) -> None:
-    lineage(version)
-    if version.run is not None:
-        with st.container(horizontal=True):
-            basics.link("compare", "Its training run", runs=version.run_id)
-            basics.link("ask", "Ask the champion", model=version.model)
+def _start(wanted: Promotion | Rollback, title: str, action: access.Action) -> None:
+    """Start a job, and put it into the address, so that the page shows it."""
+    job = jobs.jobs().start(wanted, title=title, action=action)
+    basics.write_address("job", job.job_id)
+    st.rerun()
 
 
+@basics.guarded("The promotion of a run")
 def _promote() -> None:
     """Let a person promote a run, or only check whether it can be promoted."""
     st.header("Promote a run", anchor=False)
@@ -75,22 +77,15 @@ def _promote() -> None:
         message = f"no run {wanted.run_id} in the store; it may have been deleted"
         basics.problem("The run", message, done="promoted")
         return
-    basics.write_address("job", models.promote(wanted).job_id)
-    st.rerun()
-
-
-def _job() -> None:
-    """Show the promotion that was started last, with its checks one by one."""
-    job_id = basics.address("job")
-    if job_id:
-        jobs.show(job_id, progress=checks, result=outcome)
+    verb = "Check" if wanted.dry_run else "Promote"
+    title = f"{verb} run {wanted.run_id[:8]} as {wanted.name}"
+    _start(wanted, title, "check" if wanted.dry_run else "promote")
 
 
 NUM_CANDIDATES = 100
 
 
 def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
-    """Let a person choose a registered model."""
     by_name = {model.name: model for model in found}
     chosen = st.selectbox("Registered model", list(by_name), key="model", bind="query-params")
     return by_name[chosen] if chosen in by_name else found[0]
@@ -189,9 +184,6 @@ LINEAGE = {
     "Examples compared": names.TAG_GATE_EXAMPLES,
     "Interval of the difference": names.TAG_GATE_INTERVAL,
     "Promoted by": names.TAG_PROMOTED_BY,
-    "Compared by": names.TAG_GATE_METRIC,
-    "Compared on": names.TAG_GATE_EXAMPLES,
-    "Improvement, interval": names.TAG_GATE_INTERVAL,
     "Rolled back by": names.TAG_ROLLED_BACK_BY,
     "Overruled because": names.TAG_FORCED_BECAUSE,
 }
@@ -214,14 +206,18 @@ _PAIR = '<tr><td>{key}</td><td style="text-align:left" class="clew-wrap">{value}
 
 def show_champion(model: RegisteredModel, version: Version) -> None:
     """Show which version answers questions, and how good it is."""
+    metrics = measured(version)
+    qualities = [
+        f"{glossary.words(key).label} {number_text(metrics[key])}"
+        for key in QUALITY
+        if key in metrics
+    ]
     basics.show(
         _CARD,
         name=model.name,
         version=version.version,
-        uri=models.champion_uri(model),
-        detail=" · ".join(
-            [*_qualities(version), f"registered {utc(version.created_ms):%Y-%m-%d %H:%M}"]
-        ),
+        uri=runs.champion_uri(model),
+        detail=" · ".join([*qualities, f"registered {utc(version.created_ms):%Y-%m-%d %H:%M}"]),
     )
 
 
@@ -235,57 +231,41 @@ def measured(version: Version) -> dict[str, float]:
     return found or dict(version.run.metrics if version.run is not None else {})
 
 
-def _qualities(version: Version) -> list[str]:
-    metrics = measured(version)
-    return [
-        f"{glossary.words(key).label} {number_text(metrics[key])}"
-        for key in QUALITY
-        if key in metrics
-    ]
-
-
 def choose_version(found: Sequence[Version]) -> Version | None:
     """Show a model's versions and return the one that a person ticked."""
-    frame = pd.DataFrame([_row(version) for version in found])
+    runs_of, numbers = [version.run for version in found], [measured(each) for each in found]
+    aliases = "champion answers questions; previous did before it; challenger was refused by the "
+    columns: tables.Columns = {
+        "Version": ([version.version for version in found], None),
+        "Aliases": (
+            [", ".join(version.aliases) for version in found],
+            TextColumn(help=f"{aliases}checks."),
+        ),
+        "Validation": (
+            [version.tags.get(names.TAG_VALIDATION, "") for version in found],
+            TextColumn(help="The results of the promotion's checks."),
+        ),
+        "Run": (["deleted" if run is None else run.name for run in runs_of], None),
+        "Variant": (
+            ["" if run is None else run.tags.get(names.TAG_VARIANT, "") for run in runs_of],
+            None,
+        ),
+    }
+    for key in QUALITY:
+        column = NumberColumn(format="%.4f", help=glossary.words(key).help)
+        columns[glossary.label(key)] = ([metrics.get(key) for metrics in numbers], column)
+    columns["Registered (UTC)"] = (
+        [utc(version.created_ms) for version in found],
+        DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+    )
     ticked = tables.ticked(
-        frame.dropna(axis="columns", how="all"),
+        tables.with_values(columns),
         found,
         alt="Versions of the model",
         key=f"versions-{hash(tuple((v.model, v.version) for v in found))}",
         placeholder="–",
-        column_config={
-            "Aliases": st.column_config.TextColumn(
-                help="champion answers questions; previous did before it; challenger was refused "
-                "by the checks."
-            ),
-            "Validation": st.column_config.TextColumn(
-                help="The results of the promotion's checks."
-            ),
-            "Registered (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
-            "Epoch [s]": st.column_config.NumberColumn(format="%.4g"),
-        }
-        | {
-            glossary.label(key): st.column_config.NumberColumn(
-                format="%.4f", help=glossary.words(key).help
-            )
-            for key in QUALITY
-        },
     )
     return ticked[0] if ticked else None
-
-
-def _row(version: Version) -> dict[str, object]:
-    run, metrics = version.run, measured(version)
-    row: dict[str, object] = {
-        "Version": version.version,
-        "Aliases": ", ".join(version.aliases),
-        "Validation": version.tags.get(names.TAG_VALIDATION, ""),
-        "Run": "deleted" if run is None else run.name,
-        "Variant": "" if run is None else run.tags.get(names.TAG_VARIANT, ""),
-    }
-    row |= {glossary.label(key): metrics.get(key) for key in QUALITY}
-    row["Registered (UTC)"] = utc(version.created_ms)
-    return row
 
 
 def lineage(version: Version) -> None:
@@ -344,9 +324,10 @@ def outcome(job: Job) -> None:
     for event in job.events():
         result = event.get("result")
         if isinstance(result, dict):
-            models.forget()
+            runs.models.clear()
+            runs.versions.clear()
             if st.session_state.get("outcome") != job.job_id:
                 st.session_state["outcome"] = job.job_id
-                if result.get("name") in {model.name for model in models.models()}:
+                if result.get("name") in {model.name for model in runs.models()}:
                     st.session_state["model"] = result["name"]
             st.success(f"✓ {basics.markdown(result.get('outcome', 'done'))}")
