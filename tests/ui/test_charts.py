@@ -455,33 +455,29 @@ def test_an_empty_graph_is_the_test_triple(explained: pd.Series, facts: pd.DataF
     assert len(spec["series"][0]["links"]) == 1
 
 
-@pytest.mark.parametrize(("edge", "rank"), [(2, 2), (0, None), (99, None)])
+@pytest.mark.parametrize(
+    ("selected", "rank"),
+    [
+        ([{"data_type": "edge", "data_indices": [2]}], 2),
+        ([{"data_type": "edge", "data_indices": [0]}], None),
+        ([{"data_type": "edge", "data_indices": [99]}], None),
+        ([{"data_type": "node", "data_indices": [2]}], None),
+        ([], None),
+    ],
+)
 def test_a_click_on_an_edge_takes_its_fact(
     explained: pd.Series,
     facts: pd.DataFrame,
-    edge: int,
+    selected: list[dict[str, Any]],
     rank: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(st, "echarts_chart", lambda option, **more: given.update(more))
-    clicked = {"selected": [{"data_type": "edge", "data_indices": [edge]}]}
+    clicked = {"selected": selected}
     monkeypatch.setattr(st, "session_state", {"g": SimpleNamespace(selection=clicked)})
     taken: list[int | None] = []
     look = {"column": "influence", "selected": (), "kinds": {}, "alt": "Graph"}
     graph.show(explained, facts, key="g", take=taken.append, **look)
     given["on_select"]()
     assert taken == [rank]
-
-
-@pytest.mark.parametrize(
-    ("selected", "row"),
-    [
-        ([{"data_type": "edge", "data_indices": [3]}], 2),
-        ([{"data_type": "edge", "data_indices": [0]}], None),
-        ([{"data_type": "node", "data_indices": [3]}], None),
-        ([], None),
-    ],
-)
-def test_clicks(selected: list[dict[str, Any]], row: int | None) -> None:
-    assert graph.clicked_row({"selected": selected, "areas": []}) == row

@@ -120,10 +120,6 @@ def sign_symbol(value: float) -> str:
     return "▲" if value > 0 else "▼" if value < 0 else "·"
 
 
-def sign_colour(value: float) -> str:
-    return FOR if value > 0 else AGAINST if value < 0 else NEUTRAL
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -136,9 +132,12 @@ def guarded(what: str, *, done: str = "shown") -> Iterator[None]:
     """
     try:
         yield
-    except ClewError as error:
-        problem(what, str(error), done=done)
     except Exception as error:
+        # Streamlit wraps an error that comes while it makes the key of a cache.
+        for known in (error, error.__cause__):
+            if isinstance(known, ClewError):
+                problem(what, str(known), done=done)
+                return
         logger.exception("%s could not be shown", what)
         problem(
             what,
@@ -200,13 +199,7 @@ def empty_store() -> None:
 def columns(
     widths: Sequence[float], *, key: str, gap: Literal["small", "medium"] = "small"
 ) -> list[DeltaGenerator]:
-    """Return columns; the style sheet sets how narrow they can be.
-
-    Args:
-        widths: Shares of the width.
-        key: Names the place in the page.
-        gap: Space between columns.
-    """
+    """Return columns; for this key, the style sheet sets how narrow they can be."""
     with st.container(key=f"beside-{key}"):
         return st.columns(widths, gap=gap)
 
@@ -255,11 +248,6 @@ def search_box(label: str, key: str, *, placeholder: str = "part of a name or id
 def address(key: str) -> str:
     """Return a value from the address, empty if it is not there."""
     return st.query_params.get(key, "").strip()
-
-
-def addresses(key: str) -> list[str]:
-    """Return a list from the address, which separates the values by commas."""
-    return [part for part in address(key).split(",") if part]
 
 
 def address_number(key: str) -> int | None:

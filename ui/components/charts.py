@@ -43,10 +43,7 @@ def _tooltip(named: Mapping[str, str], **numbers: str | tuple[str, str]) -> list
 def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: str) -> Spec:
     """Return groups as points with their deviations, and a line through those that none beats.
 
-    Args:
-        points: Rows as `comparison.points` returns them.
-        cost_key: Metric on the x axis; less is better.
-        quality_key: Metric on the y axis.
+    `points` are those of `comparison_table.points`.
     """
     deviation, spread = points["quality_deviation"].fillna(0), points["cost_deviation"].fillna(0)
     points = points.assign(
@@ -133,11 +130,11 @@ def curves(
     """Return the curves of a metric: one line per run, one colour per group.
 
     Args:
-        frame: Rows `run, group, step, seconds, value`, as `comparison.curves` returns them.
+        frame: Rows `run, group, step, seconds, value`.
         key: The metric.
         order: Names of the groups in the order of the table, for their colours.
         by_time: Show minutes since the run started on the x axis instead of optimizer steps.
-        logarithmic: Use a logarithmic y axis; values that are not positive are left out.
+        logarithmic: Leave out values that are not positive.
         kind: Kind of the runs; a search counts trials instead of steps.
     """
     frame = frame.assign(minutes=frame["seconds"] / 60)
@@ -206,14 +203,7 @@ def fact_texts(facts: pd.DataFrame) -> list[str]:
 
 
 def fact_bars(facts: pd.DataFrame, column: str, title: str, selected: int | None) -> Spec:
-    """Return the strongest facts as bars; colour, direction and symbol show the sign.
-
-    Args:
-        facts: Rows as `explanations.facts_of` returns them, in the order to show.
-        column: `influence` or `cosine`.
-        title: Name of the numbers.
-        selected: Place of the fact that is selected.
-    """
+    """Return facts as bars, in their order; colour, direction and symbol show the sign."""
     texts = [
         f"{basics.sign_symbol(value)} {text}"
         for value, text in zip(facts[column], fact_texts(facts), strict=True)
@@ -309,14 +299,7 @@ def verdict_bars(frame: pd.DataFrame) -> Spec:
 
 
 def place_bars(windows: pd.DataFrame, column: str, title: str, selected: int) -> Spec:
-    """Return the influence of training windows over their places in the training text.
-
-    Args:
-        windows: Rows as `windows.text_windows` returns them.
-        column: `influence` or `cosine`.
-        title: Name of the numbers.
-        selected: Place of the open window in the list.
-    """
+    """Return the influence of training windows over their places in the training text."""
     frame = windows[["rank", "window", "first_token"]].assign(
         value=windows[column], chosen=windows["place"] == selected
     )
@@ -364,9 +347,8 @@ def rank_scatter(facts: pd.DataFrame, of: tuple[str, str]) -> Spec:
 def predictions(frame: pd.DataFrame, title: str) -> Spec:
     """Return the predictions over frames: a line and an interval for each group.
 
-    Args:
-        frame: Rows `last_frame, group, prediction, lower, upper`; the last two can be null.
-        title: Name of the quantity, with its unit.
+    The columns of the frame are `last_frame, group, prediction, lower, upper`; the last two can be
+    null.
     """
     groups = list(dict.fromkeys(frame["group"]))
     legend = ABOVE if 1 < len(groups) <= len(basics.CATEGORIES) else None

@@ -32,7 +32,9 @@ NO_KINDS: Mapping[str, str] = MappingProxyType({})
 
 # All sessions share what is read without a copy: never change a frame in place.
 of_files = st.cache_resource(
-    max_entries=32, show_spinner=False, hash_funcs={ReportFiles: lambda files: files.identity}
+    max_entries=32,
+    show_spinner="Reading the explanation …",
+    hash_funcs={ReportFiles: lambda files: files.identity},
 )
 
 

@@ -63,8 +63,11 @@ def show(
     places = [int(place) for place in facts["place"]]
 
     def choose() -> None:
-        row = clicked_row(st.session_state[key].selection)
-        take(places[row] if row is not None and row < len(places) else None)
+        groups = st.session_state[key].selection.get("selected", [])
+        edges = [group for group in groups if group.get("data_type") == "edge"]
+        clicked = [int(index) for group in edges for index in group.get("data_indices", [])]
+        row = next(filter(None, clicked), 0)  # 0 is the test triple
+        take(places[row - 1] if 0 < row <= len(places) else None)
 
     option = spec(test, facts, column=column, selected=selected, kinds=kinds)
     st.echarts_chart(option, key=key, on_select=choose, height=HEIGHT, alt=alt)
@@ -89,13 +92,8 @@ def spec(
     """Return the ECharts option.
 
     Edge 0 is the test triple, edge i + 1 is row i of `facts`, at most `MAX_EDGES` of them.
-
-    Args:
-        test: A row of the report's tests.
-        facts: Training facts, strongest first.
-        column: `influence` or `cosine`: the width of the edges.
-        selected: Places of the highlighted facts.
-        kinds: Kinds of entities by their ids, if known.
+    The strongest facts come first. `column` sets the width of the edges; `selected` has the places
+    of the highlighted facts, and `kinds` the kinds of entities by their ids.
     """
     facts = facts.head(MAX_EDGES)
     labels = node_labels(test, facts)
@@ -224,6 +222,7 @@ def _fact_edges(
         pair = frozenset((source, target))
         seen[pair] = seen.get(pair, 0) + 1
         value = float(fact[column])
+        colour = basics.FOR if value > 0 else basics.AGAINST if value < 0 else basics.NEUTRAL
         chosen = fact["place"] in selected
         (x, y), (end_x, end_y) = places[source], places[target]
         # Names of lines that meet, or that run side by side, would overlap.
@@ -236,7 +235,7 @@ def _fact_edges(
                 "target": target,
                 "value": f"{basics.sign_symbol(value)} {short_text(str(fact['relation']))}",
                 "lineStyle": {
-                    "color": basics.sign_colour(value),
+                    "color": colour,
                     "width": 1.0 + 4.0 * abs(value) / largest + (2.0 if chosen else 0.0),
                     "opacity": 1.0 if chosen else 0.55 if selected else 0.85,
                     "curveness": bent or 0.12 * (seen[pair] - 1),
@@ -250,15 +249,6 @@ def _fact_edges(
             }
         )
     return edges
-
-
-def clicked_row(selection: Any) -> int | None:
-    """Return the row of `facts` whose edge was clicked, None for anything else."""
-    for group in selection.get("selected", []):
-        for index in group.get("data_indices", []):
-            if group.get("data_type") == "edge" and index >= 1:
-                return int(index) - 1
-    return None
 
 
 NUM_DRAWN = 8

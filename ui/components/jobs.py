@@ -247,12 +247,9 @@ Show = Callable[[Job], None]
 
 
 def show(job_id: str, *, progress: Show | None = None, result: Show | None = None) -> None:
-    """Show a job, and refresh it while it runs.
+    """Show a job with its output so far, refreshed while it runs, and its result once it has ended.
 
-    Args:
-        job_id: The job; if the server does not have it (any more), a note is shown.
-        progress: Shows the output so far.
-        result: Shows the result, once the job has ended.
+    If the server does not have the job (any more), a note is shown.
     """
     job = find(job_id)
     if job is None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pandas as pd
 import streamlit as st
 from markupsafe import Markup
+from streamlit.column_config import CheckboxColumn, TextColumn
 
 from clew import names
 from clew.config.load import from_mapping
@@ -137,11 +138,7 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame) -> None:
     """Let a person record a verdict, tick facts and comment; write it to the run.
 
     Input that is not saved yet is restored when the person returns to the form.
-
-    Args:
-        run_id: The trace run.
-        test: A row of the report's tests.
-        shown: The training facts that can be ticked.
+    `shown` are the training facts that can be ticked.
     """
     key = f"review-{run_id}-{test.name}"
     if f"{key}-facts" not in st.session_state:  # the form was not on the page before
@@ -158,10 +155,10 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame) -> None:
             hide_index=True,
             disabled=["±", "Training fact"],
             column_config={
-                CONVINCING: st.column_config.CheckboxColumn(width=100),
-                WRONG: st.column_config.CheckboxColumn(width=80),
-                "±": st.column_config.TextColumn(width=30),
-                "Training fact": st.column_config.TextColumn(width=760),
+                CONVINCING: CheckboxColumn(width=100),
+                WRONG: CheckboxColumn(width=80),
+                "±": TextColumn(width=30),
+                "Training fact": TextColumn(width=760),
             },
         )
         st.session_state[f"{key}-ticked"] = ticked
@@ -265,12 +262,7 @@ SUFFIX = " without the facts marked wrong"
 
 
 def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """Return the trainings whose explanations were reviewed, the newest first.
-
-    Args:
-        reviews: The reviews.
-        runs: The runs of these explanations.
-    """
+    """Return the trainings whose explanations, from `runs`, were reviewed, the newest first."""
     sources = {run.run_id: run.tags.get(names.TAG_SOURCE_RUN, "") for run in runs}
     found = runs_by_id(sorted({sources[review.run_id] for review in reviews} - {""}))
     return sorted(found, key=lambda run: -run.started_ms)
@@ -279,11 +271,8 @@ def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list
 def train_without(run: RunRecord, listed: str) -> Job:
     """Start training a run's configuration again without the facts of a list.
 
-    The list stays in a file, because later commands on the new run read its data again.
-
-    Args:
-        run: The training to repeat.
-        listed: The list, in the format of `data.exclude`.
+    The list has the format of `data.exclude`. It stays in a file, because later commands on the new
+    run read its data again.
 
     Raises:
         AccessError: The person may not train.
@@ -297,7 +286,9 @@ def train_without(run: RunRecord, listed: str) -> Job:
     data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
     folder = started_in(run.run_id)
     for name in from_mapping(config).data.paths:
-        data[name] = _where_it_was(data.get(name), folder)
+        there = Path(folder) / expanded(data[name]) if data.get(name) and folder else None
+        if there is not None and there.exists():
+            data[name] = str(there)
     data["exclude"] = str(_kept(listed, data.get("exclude")))
     title = f"{name_of(run).removesuffix(SUFFIX)}{SUFFIX}"
     tracking["run_name"] = title
@@ -313,12 +304,6 @@ def _section(run: RunRecord, config: Mapping[str, object], name: str) -> dict[st
     return section
 
 
-def _where_it_was(path: str | None, folder: str) -> str | None:
-    """Return a path of a run's data joined to the run's folder if that exists, else unchanged."""
-    there = Path(folder) / expanded(path) if path and folder else None
-    return str(there) if there and there.exists() else path
-
-
 def _kept(listed: str, earlier: str | None) -> Path:
     """Write a list to a file named after its content, after the facts that were left out before.
 
@@ -326,22 +311,19 @@ def _kept(listed: str, earlier: str | None) -> Path:
     data without the earlier ones.
     """
     if earlier:
-        before = FactList.parse(_earlier_list(earlier))
+        try:
+            text = (store.project_root() / expanded(earlier)).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{earlier}: the facts that this run left out cannot be read ({described(error)}); "
+                "put the list back, or repeat a run on all facts"
+            ) from None
+        before = FactList.parse(text)
         listed = replace(before, facts=before.facts + FactList.parse(listed).facts).text()
     digest = hashlib.sha256(listed.encode()).hexdigest()[:12]
     path = store.project_root() / FOLDER / f"wrong_facts_{digest}.tsv"
     write_whole(path, listed)
     return path
-
-
-def _earlier_list(path: str) -> str:
-    try:
-        return (store.project_root() / expanded(path)).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path}: the facts that this run left out cannot be read ({described(error)}); put "
-            "the list back, or repeat a run on all facts"
-        ) from None
 
 
 NOISE = (

@@ -78,11 +78,7 @@ def store_exists() -> bool:
 
 
 def connect() -> None:
-    """Query the store for the first time, which takes longer than later queries.
-
-    Raises:
-        TrackingError: The store does not answer.
-    """
+    """Query the store for the first time, which takes longer than later queries."""
     if store_exists():
         list_experiments()
 

@@ -266,9 +266,9 @@ def run_table(
         about = glossary.words(key).help
         values = pd.Series([run.metrics.get(key) for run in runs], dtype=float)
         columns[header] = (values, NumberColumn(format="%.4g", help=about, width="small"))
-    started = pd.to_datetime([utc(run.started_ms) if run.started_ms else None for run in runs])
+    times = [utc(run.started_ms) if run.started_ms else None for run in runs]
     columns["Started (UTC)"] = (
-        started,
+        pd.Series(times, dtype="datetime64[ns]"),
         DatetimeColumn(format="MMM D, HH:mm", width="small"),
     )
     columns["Took"] = ([duration(run) for run in runs], small())

@@ -48,7 +48,7 @@ def render() -> None:
         if not has_runs():
             basics.empty_store()
             return
-        wanted = basics.addresses("runs")[:MAX_RUNS]
+        wanted = [part for part in basics.address("runs").split(",") if part][:MAX_RUNS]
         runs = runs_by_id(wanted)
         if gone := len(wanted) - len(runs):
             basics.warning(
