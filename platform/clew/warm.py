@@ -41,11 +41,11 @@ from clew.ui.work import (
     Why,
 )
 from clew.workflows.explaining import tracin
-from clew.workflows.predicting.frames import predict_frames
-from clew.workflows.predicting.predict import predict
-from clew.workflows.predicting.queries import asked as query
-from clew.workflows.predicting.text import TextRequest, predict_text
-from clew.workflows.promoting.promote import PromotionRequest, promote, rollback
+from clew.workflows.predict import asked as query
+from clew.workflows.predict import predict
+from clew.workflows.predict_frames import predict_frames
+from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.promote import PromotionRequest, promote, rollback
 from clew.workflows.train import train
 
 preload_databases()

@@ -51,7 +51,7 @@ def why(store: Path) -> clew.Attribution:
 @pytest.fixture(scope="session")
 def champion(store: Path, why: clew.Attribution) -> str:
     """Return the address of the sample's model after its promotion."""
-    from clew.workflows.promoting.promote import PromotionRequest, promote
+    from clew.workflows.promote import PromotionRequest, promote
 
     with in_use(store):
         promote(PromotionRequest(run_of(why), name="clew-umls"))

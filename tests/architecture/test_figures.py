@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from clew.config.study import load_study
-from clew.workflows.studies.verdicts import judge
+from clew.workflows.study_report import judge
 from experiments import report
 from experiments.benchmarks import harness
 from experiments.figures import FIGURES, Figure, Quote, gap

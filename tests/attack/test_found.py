@@ -30,7 +30,7 @@ from clew.runs.influence_forms import SCORE_COLUMN, TERM_COLUMNS, TEST_INDEX_COL
 from clew.runs.influence_report import read_influence_json
 from clew.runs.reading.reports import ReportFiles, read_facts
 from clew.workflows.explaining.trace_source import read_test_triples, usable
-from clew.workflows.predicting.queries import read_queries
+from clew.workflows.predict import read_queries
 from tests.attack.cases import refused
 
 RELATIONS = Vocabulary.from_names("relation", ["likes"])

@@ -17,7 +17,7 @@ from clew.link_prediction.sources import leave_out
 from clew.link_prediction.triple_files import GraphFiles, read_graph
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.workflows.explaining.trace_source import read_test_triples, usable
-from clew.workflows.predicting.queries import read_queries
+from clew.workflows.predict import read_queries
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts
 from tests.attack.material import Material

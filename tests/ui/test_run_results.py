@@ -10,8 +10,8 @@ from clew.config.load import load
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.validation_record import DatamodellingScore, DeletionEffect, Measured
 from clew.ui.components.results import correlations
-from clew.workflows.tuning.report import write_best, write_trials
-from clew.workflows.tuning.study import TrialRecord
+from clew.workflows.trial_files import write_best, write_trials
+from clew.workflows.trials import TrialRecord
 from tests.recorded import Recorded
 from tests.runs.reading.test_validations import record
 from tests.ui.conftest import Open, shown

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clew.workflows.clusters.cluster import Cluster
+from clew.workflows.cluster import Cluster
 
 STORE_BYTES = 80 * 2**20
 FEW = {"num_cpus": 1, "object_store_memory": STORE_BYTES}

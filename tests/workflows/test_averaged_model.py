@@ -15,9 +15,8 @@ from clew.training.manifest import MODEL_FILE
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.export import export
-from clew.workflows.predicting.predict import predict
-from clew.workflows.predicting.queries import asked
-from clew.workflows.promoting.promote import PromotionRequest, promote
+from clew.workflows.predict import asked, predict
+from clew.workflows.promote import PromotionRequest, promote
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 

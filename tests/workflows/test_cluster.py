@@ -1,11 +1,9 @@
 """Work on a Ray cluster: the same results, each once, even if a node dies in the middle."""
 
-import dataclasses
 import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +17,13 @@ from clew.__main__ import run as run_command
 from clew.config.study import load_study
 from clew.link_prediction.sources import BUNDLED
 from clew.runs import store
-from clew.runs.hardware import describe_machine
 from clew.runs.influence_report import read_influence_json
-from clew.workflows.clusters import cluster as clusters
-from clew.workflows.clusters import nodes as cluster_nodes
-from clew.workflows.clusters.cluster import opened_cluster
-from clew.workflows.clusters.nodes import ClusterRequest
+from clew.workflows import cluster as cluster_module
+from clew.workflows.cluster import ClusterRequest, opened_cluster
+from clew.workflows.compare import compare
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
-from clew.workflows.studies.compare import compare
 from clew.workflows.train import train
-from clew.workflows.tuning.search import TuneRequest
-from clew.workflows.tuning.tune import tune
+from clew.workflows.tune import TuneRequest, tune
 from tests.workflows.ray_cluster import FEW, die, kill_in_the_middle
 from tests.workflows.trained import ROOT, small_config
 
@@ -221,33 +215,10 @@ def test_a_cluster_that_cannot_do_the_work_is_one_line(
         (line,) = capsys.readouterr().err.splitlines()
         return line
 
-    assert "has 8 CPU; it has 1 CPU" in refusal("--cpus-per-task=8")
-    assert "has 1 CPU, 1 GPU; it has 1 CPU" in refusal("--gpus-per-task=1")
-    monkeypatch.setattr(clusters, "FULL_SECONDS", 1.0)
-    with taken(ray_cluster.address):
-        assert "is full: a task needs 1 CPU, and " in refusal()
-    other = cluster_nodes.ClusterNode("Clew 01234567", describe_machine())
-    with monkeypatch.context() as patch:
-        patch.setattr(cluster_nodes, "describe", lambda: other)
-        assert re.search(r"node .+ runs Clew \w{8} with torch .+, this command Clew 0", refusal())
-    elsewhere = dataclasses.replace(cluster_nodes.origin(), folder=str(tmp_path / "missing"))
-    with monkeypatch.context() as patch:
-        patch.setattr(clusters, "origin", lambda: elsewhere)
-        assert re.search(r"node .+/missing: No such file or directory on ", refusal())
-
-
-@contextmanager
-def taken(address: str) -> Iterator[None]:
-    """Reserve the core of the only node for another program."""
-    for task in ("reserve", "free"):
-        ray.init(address=address, namespace="others", log_to_driver=False, configure_logging=False)
-        try:
-            if task == "reserve":
-                group = ray.util.placement_group([{"CPU": 1}], lifetime="detached", name="others")
-                assert group.wait(60)
-            else:
-                ray.util.remove_placement_group(ray.util.get_placement_group("others"))
-        finally:
-            ray.shutdown()
-        if task == "reserve":
-            yield
+    assert "--cpus-per-task" in refusal("--cpus-per-task=8")
+    assert "--gpus-per-task" in refusal("--gpus-per-task=1")
+    code, folder, environment = cluster_module._conditions()
+    for other in (("other code", folder), (code, str(tmp_path / "missing"))):
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster_module, "_conditions", lambda o=other: (*o, environment))
+            assert "a node cannot do its part" in refusal()

@@ -17,10 +17,9 @@ from clew.config.study import Claim, load_study, memory_of
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.runs.base import check_key
 from clew.runs.mlflow_store import open_tracker
-from clew.workflows.studies import cells as study_cells
-from clew.workflows.studies import compare as workflow
-from clew.workflows.studies.report import metric_name
-from clew.workflows.studies.verdicts import Estimate, judge
+from clew.workflows import compare as study_cells
+from clew.workflows import compare as workflow
+from clew.workflows.study_report import Estimate, judge, metric_name
 from clew.workflows.train import TrainResult
 
 ROOT = Path(__file__).parents[2]

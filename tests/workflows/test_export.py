@@ -20,7 +20,7 @@ from clew.errors import ConfigError
 from clew.link_prediction.models.conve import ConvE
 from clew.workflows.export import export, export_program
 from clew.workflows.model_source import open_model
-from clew.workflows.predicting.predict import open_predictor
+from clew.workflows.predict import open_predictor
 from tests.workflows.trained import StoredRun, TrainedStore
 
 

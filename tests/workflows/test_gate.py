@@ -13,7 +13,7 @@ from clew.link_prediction.rank_metrics import RankingResult
 from clew.runs.reading.best_run import HELD_OUT, best_of_runs
 from clew.runs.reading.runs import RunRecord
 from clew.training.task import ExampleValues
-from clew.workflows.promoting.gate import Improvement
+from clew.workflows.gate import Improvement
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 """Draws the values of some models on the same examples, `(model, example)`."""

@@ -7,7 +7,7 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.runs.registry import Registry
-from clew.workflows.promoting import promote
+from clew.workflows import promote
 from tests.recorded import Recorded
 
 

@@ -14,9 +14,8 @@ from clew.link_prediction.prediction import Query
 from clew.link_prediction.sources import load_graph
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.workflows.model_source import load_source, open_model
-from clew.workflows.predicting.predict import predict
-from clew.workflows.predicting.queries import asked, read_queries
-from clew.workflows.promoting.promote import PromotionRequest, promote
+from clew.workflows.predict import asked, predict, read_queries
+from clew.workflows.promote import PromotionRequest, promote
 from clew.workflows.train import train
 from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore, small_config, write_other_split

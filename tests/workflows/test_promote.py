@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,16 +16,15 @@ from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, PromotionRefused, TrackingError
 from clew.link_prediction.calibration import Calibration
-from clew.runs import alias_moves, packaging
-from clew.runs.alias_moves import UnsettledMove
+from clew.runs import packaging
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.manifest import MANIFEST_FILE, MODEL_FILE
+from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import open_version
 from clew.workflows.open_run import find_version
-from clew.workflows.promoting.gate import Check, Gate
-from clew.workflows.promoting.promote import (
+from clew.workflows.promote import (
     PromotionRequest,
     promote,
     rollback,
@@ -66,8 +64,7 @@ def small_package() -> Iterator[pytest.MonkeyPatch]:
 
 
 def aliases(name: str) -> dict[str, str]:
-    state = Registry.connect().state(name)
-    return dict(state.aliases) if state else {}
+    return Registry.connect().aliases(name)
 
 
 def promoted(name: str, run_id: str, **settings: object) -> str | None:
@@ -81,7 +78,7 @@ def champion(trained: TrainedStore) -> Callable[[str, str], None]:
 
     def crown(name: str, run_id: str) -> None:
         template = f"template {run_id}"
-        if Registry.connect().state(template) is None:
+        if not Registry.connect().aliases(template):
             promoted(template, run_id)
         version = client.get_model_version(template, "1")
         client.create_registered_model(name)
@@ -275,7 +272,7 @@ def test_a_dry_run_writes_nothing(trained: TrainedStore, champion: Crown) -> Non
     result = promote(PromotionRequest(trained.strong, name="dry", dry_run=True))
     assert "would become champion" in result.outcome
     assert [check.name for check in result.checks] == list(CHECKS[:-1])
-    assert Registry.connect().state("dry") is None
+    assert Registry.connect().aliases("dry") == {}
     assert search_runs(RunQuery(kind=names.KIND_PROMOTE)).runs == before
     champion("dry", trained.strong)
     with pytest.raises(PromotionRefused, match=r"dry run, nothing written"):
@@ -415,7 +412,7 @@ def test_an_experiment_without_finished_trainings(trained: TrainedStore) -> None
 def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:
     with pytest.raises(CheckpointError, match="has no best checkpoint"):
         promoted("unvalidated", trained.unvalidated)
-    assert Registry.connect().state("unvalidated") is None
+    assert Registry.connect().aliases("unvalidated") == {}
 
 
 Change = Callable[[Path], object]
@@ -519,7 +516,7 @@ def test_what_cannot_be_used_is_not_registered_even_by_force(
     for force in ("", "I want it"):
         with pytest.raises(PromotionRefused, match=f"not registered: .*{message}"):
             promoted("unusable", run_id, force=force)
-    assert Registry.connect().state("unusable") is None
+    assert Registry.connect().aliases("unusable") == {}
 
 
 def test_a_run_of_another_task(trained: TrainedStore, changed_run: Callable[[Change], str]) -> None:
@@ -536,53 +533,52 @@ def test_a_champion_that_cannot_be_read_is_replaced_by_force_only(
     def broken(version: RegisteredVersion, folder: Path) -> object:
         raise CheckpointError("model.safetensors: not a readable safetensors file")
 
-    monkeypatch.setattr("clew.workflows.promoting.gate.open_version", broken)
+    monkeypatch.setattr("clew.workflows.gate.open_version", broken)
     with pytest.raises(PromotionRefused, match=r"version 1 .* cannot be evaluated"):
         promoted("broken", trained.strong)
     promoted("broken", trained.strong, force="the champion's file is gone")
     assert aliases("broken")["champion"] == "2"
 
 
-def test_a_registry_that_goes_away_before_the_aliases_moves_nothing(
-    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lost", ["champion", "previous"])
+def test_a_registry_that_goes_away_is_put_right_by_the_next_command(
+    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    champion("away", trained.weak)
-
-    def gone(self: Registry, name: str, key: str, value: str) -> None:
-        raise TrackingError("the registry does not answer")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Registry, "set_model_tag", gone)
-        with pytest.raises(TrackingError, match="does not answer"):
-            promoted("away", trained.strong)
-    assert aliases("away") == {"champion": "1"}
-    # When the registry is back, the same command uses the existing version.
-    assert promoted("away", trained.strong) == "2"
-    assert aliases("away") == {"champion": "2", "previous": "1"}
-
-
-def test_a_registry_that_goes_away_half_way_is_put_right_by_the_next_command(
-    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    champion("half", trained.weak)
+    name = f"away {lost}"
+    champion(name, trained.weak)
     original = Registry.set_alias
 
     def gone(self: Registry, name: str, alias: str, number: str | None) -> None:
-        if alias == "previous":
+        if alias == lost:
             raise TrackingError("the registry does not answer")
         original(self, name, alias, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Registry, "set_alias", gone)
-        with pytest.raises(UnsettledMove, match="completes the move"):
-            promoted("half", trained.strong)
-    assert aliases("half") == {"champion": "2"}
-    later = time.time() + 1000
-    monkeypatch.setattr(alias_moves.time, "time", lambda: later)
-    assert (
-        "nothing to do: version 2" in promote(PromotionRequest(trained.strong, name="half")).outcome
-    )
-    assert aliases("half") == {"champion": "2", "previous": "1"}
+        with pytest.raises(TrackingError):
+            promoted(name, trained.strong)
+    assert aliases(name)["champion"] == "1"
+    # When the registry is back, the same command uses the existing version.
+    assert promoted(name, trained.strong) == "2"
+    assert aliases(name) == {"champion": "2", "previous": "1"}
+
+
+def test_an_alias_that_somebody_moves_at_the_same_time_is_noticed(
+    trained: TrainedStore, champion: Crown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    champion("same time", trained.weak)
+    original = Registry.set_alias
+
+    def overtaken(self: Registry, name: str, alias: str, number: str | None) -> None:
+        original(self, name, alias, number)
+        if alias == "champion":
+            original(self, name, alias, "1")
+
+    monkeypatch.setattr(Registry, "set_alias", overtaken)
+    with pytest.raises(PromotionRefused):
+        promoted("same time", trained.strong)
+    found = aliases("same time")
+    assert (found["champion"], found["challenger"]) == ("1", "2")
 
 
 def test_an_upload_that_fails_leaves_no_version(
@@ -595,7 +591,7 @@ def test_an_upload_that_fails_leaves_no_version(
         patch.setattr(MlflowClient, "log_model_artifacts", full)
         with pytest.raises(TrackingError, match="No space left on device"):
             promoted("full", trained.strong)
-    assert Registry.connect().state("full") is None
+    assert Registry.connect().aliases("full") == {}
 
 
 def test_of_two_promotions_at_once_the_loser_is_told(

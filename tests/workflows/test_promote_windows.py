@@ -13,9 +13,9 @@ from clew.image_sequences.prediction import HELD_OUT_FILE, WindowPredictor
 from clew.runs.reading.runs import find_run
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
-from clew.workflows.predicting.frames import predict_frames
-from clew.workflows.predicting.text import TextRequest, predict_text
-from clew.workflows.promoting.promote import PromotionRequest, promote, rollback
+from clew.workflows.predict_frames import predict_frames
+from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.promote import PromotionRequest, promote, rollback
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
 from tests.workflows.conftest import run_of
 from tests.workflows.test_predict_frames import new_frames

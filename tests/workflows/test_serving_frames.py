@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from clew.workflows.predicting.frames import predict_frames
-from clew.workflows.promoting.promote import PromotionRequest, promote
+from clew.workflows.predict_frames import predict_frames
+from clew.workflows.promote import PromotionRequest, promote
 from tests.image_sequences.sequence_files import write_folder
 from tests.workflows.servers import check_formless, post, refused, serving
 from tests.workflows.test_predict_frames import new_frames

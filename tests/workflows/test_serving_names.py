@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clew.runs import store
-from clew.workflows.promoting.promote import PromotionRequest, promote
+from clew.workflows.promote import PromotionRequest, promote
 from tests.workflows.conftest import run_of
 from tests.workflows.servers import post, serving
 from tests.workflows.trained import dispose_of, small_config, use_store

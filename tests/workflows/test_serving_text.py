@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from clew.workflows.predicting.text import TextRequest, predict_text
-from clew.workflows.promoting.promote import PromotionRequest, promote
+from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.promote import PromotionRequest, promote
 from tests.workflows.servers import check_formless, post, refused, serving
 from tests.workflows.trained import StoredRun
 

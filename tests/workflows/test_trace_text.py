@@ -13,8 +13,7 @@ from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
 from clew.workflows.explaining.trace_windows import WindowTrace, write_outputs
-from clew.workflows.predicting.predict import predict
-from clew.workflows.predicting.queries import asked
+from clew.workflows.predict import asked, predict
 from tests.workflows.trained import StoredRun
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from clew.config.load import from_mapping
 from clew.runs.base import Tracker
-from clew.workflows.tuning.cluster import ClusterTrials, NodeLine
-from clew.workflows.tuning.search import Search, TuneRequest
-from clew.workflows.tuning.study import TrialRecord, TrialStudy
+from clew.workflows.trials import TrialRecord, TrialStudy
+from clew.workflows.tune import Search, TuneRequest
 
 
 @pytest.fixture
@@ -37,27 +36,6 @@ def test_a_trial_without_a_value_is_told_as_failed(search: Search, state: str) -
     line = search._line(record, is_best=False)
     assert line.startswith("[trial 3] failed, valid/")
     assert line.endswith("is not finite: a=1")
-
-
-@pytest.mark.parametrize("value", [0.5, math.inf, -math.inf, math.nan])
-def test_a_node_tells_every_value(search: Search, value: float) -> None:
-    heard: list[float] = []
-
-    class Line:
-        def give_up(self, value: float, epoch: int, *, is_last: bool) -> bool:
-            heard.append(value)
-            return is_last
-
-    class Channel:
-        def ask(self, question: str) -> str:
-            return trials._answer(question)
-
-    config, nodes, line = search.request.config, object(), Line()
-    trials = ClusterTrials(nodes, search.study, config, parent_run_id="", seconds_left=lambda: 1.0)  # type: ignore[arg-type]
-    trials._running[3] = line  # type: ignore[assignment]
-    node = NodeLine(Channel(), 3)  # type: ignore[arg-type]
-    assert [node.give_up(value, 1, is_last=last) for last in (False, True)] == [False, True]
-    assert heard == pytest.approx([value, value], nan_ok=True)
 
 
 def test_no_infinite_value_is_the_best(search: Search) -> None:

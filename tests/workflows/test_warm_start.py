@@ -14,11 +14,10 @@ from clew.link_prediction.task import LinkPrediction
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import RunQuery, run_meant, search_runs
 from clew.workflows.model_source import open_model
-from clew.workflows.predicting.predict import open_predictor
+from clew.workflows.predict import open_predictor
 from clew.workflows.tasks import build_task
 from clew.workflows.train import train
-from clew.workflows.tuning.search import TuneRequest
-from clew.workflows.tuning.tune import tune
+from clew.workflows.tune import TuneRequest, tune
 from clew.workflows.warm_start import start_warm
 from tests.workflows.conftest import stored_run
 from tests.workflows.trained import ROOT, StoredRun, use_store, write_other_split

@@ -21,8 +21,7 @@ from clew.runs.reading.reviews import (
 from clew.runs.reading.runs import find_run
 from clew.workflows.evaluate import evaluate
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.predicting.predict import predict
-from clew.workflows.predicting.queries import asked
+from clew.workflows.predict import asked, predict
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 

@@ -25,8 +25,8 @@ from clew.runs.reading.search import run_meant
 from clew.workflows.evaluate import EvaluateResult
 from clew.workflows.evaluate import evaluate as evaluate_model
 from clew.workflows.model_source import open_model
-from clew.workflows.predicting.predict import calibrate_answer_sets, open_predictor
-from clew.workflows.predicting.text import open_text_model
+from clew.workflows.predict import calibrate_answer_sets, open_predictor
+from clew.workflows.predict_text import open_text_model
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from clew import names
 from clew.errors import ConfigError, quoted, reason_of
 from clew.files import working_folder
-from clew.workflows.predicting.frames import predict_frames
+from clew.workflows.predict_frames import predict_frames
 
 
 class _Question(BaseModel):

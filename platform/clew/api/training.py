@@ -209,9 +209,8 @@ def tune(
         Interrupted: If the user stopped the search; finished trials are kept.
     """
     # Imported here because the import of Optuna is slow.
-    from clew.workflows.tuning.report import TRIALS_FILE
-    from clew.workflows.tuning.search import TuneRequest
-    from clew.workflows.tuning.tune import tune as search
+    from clew.workflows.tune import TuneRequest
+    from clew.workflows.tune import tune as search
 
     result = search(
         TuneRequest(
@@ -232,7 +231,7 @@ def tune(
         best.run_id,
         best.settings,
         result.best_file,
-        pd.read_csv(result.folder / TRIALS_FILE).map(
+        pd.read_csv(result.folder / names.TRIALS_CSV).map(
             lambda cell: restored(cell) if isinstance(cell, str) else cell
         ),
     )

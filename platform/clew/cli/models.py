@@ -17,7 +17,6 @@ from clew.cli.options import (
     Options,
     command,
     dashed,
-    is_main_process,
     progress_bar,
 )
 
@@ -106,8 +105,8 @@ def predict(options: PredictOptions) -> int:
 
 
 def _answer(options: PredictOptions) -> None:
-    from clew.workflows.predicting import predict as workflow
-    from clew.workflows.predicting.queries import asked, read_queries
+    from clew.workflows import predict as workflow
+    from clew.workflows.predict import asked, read_queries
 
     if options.input:
         queries = read_queries(options.input)
@@ -120,13 +119,12 @@ def _answer(options: PredictOptions) -> None:
         filter_known=options.filter_known,
         level=options.conformal,
     )
-    if is_main_process():
-        click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 def _continue(options: PredictOptions) -> None:
     from clew.language_modeling.model import Sampling
-    from clew.workflows.predicting.text import TextRequest, predict_text, read_prompt
+    from clew.workflows.predict_text import TextRequest, predict_text, read_prompt
 
     prompt = options.prompt
     if options.prompt_file:
@@ -149,7 +147,7 @@ def _continue(options: PredictOptions) -> None:
 
 
 def _predict_frames(options: PredictOptions) -> None:
-    from clew.workflows.predicting.frames import predict_frames
+    from clew.workflows.predict_frames import predict_frames
 
     assert options.frames is not None
     assert options.output is not None
@@ -199,7 +197,7 @@ class PromoteOptions(Options):
 @command(PromoteOptions)
 def promote(options: PromoteOptions) -> int:
     """Check a run's best checkpoint and make it champion."""
-    from clew.workflows.promoting import promote as workflow
+    from clew.workflows import promote as workflow
 
     def show(check: Any) -> None:
         click.echo(json.dumps(dataclasses.asdict(check)) if options.as_json else check.line())

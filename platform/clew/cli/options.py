@@ -23,7 +23,7 @@ from clew.errors import ConfigError, quoted, reason_of
 from clew.names import KIND_TRAIN, NEWEST
 
 if TYPE_CHECKING:
-    from clew.workflows.clusters.nodes import ClusterRequest
+    from clew.workflows.cluster import ClusterRequest
 import functools
 
 from clew.config.base import Flag
@@ -119,7 +119,7 @@ class ClusterOptions(Options):
 
     def cluster_request(self) -> "ClusterRequest | None":
         """Return the requested cluster, or None."""
-        from clew.workflows.clusters.nodes import ClusterRequest
+        from clew.workflows.cluster import ClusterRequest
 
         if not self.cluster:
             return None
@@ -288,13 +288,9 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
     """Return a function that shows progress: a bar on a terminal, or one JSON object per line."""
     from tqdm import tqdm
 
-    is_main = is_main_process()
-    silent = True if as_json or not is_main else None
-    bar = tqdm(unit=f" {unit}", delay=1.0, disable=silent, leave=False)
+    bar = tqdm(unit=f" {unit}", delay=1.0, disable=True if as_json else None, leave=False)
 
     def show(done: int, total: int) -> None:
-        if not is_main:
-            return
         if as_json:
             click.echo(json.dumps({"done": done, "total": total}))
         bar.total = total

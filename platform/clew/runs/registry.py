@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from clew import names
-from clew.errors import ConfigError, TrackingError
+from clew.errors import ConfigError, PromotionRefused, TrackingError
 from clew.runs import store
 
 SERVABLE = "servable"
@@ -37,14 +37,6 @@ class RegisteredVersion:
     def uri(self) -> str:
         """Address of exactly this version; it does not depend on aliases."""
         return f"models:/{self.name}/{self.number}"
-
-
-@dataclass(frozen=True)
-class ModelState:
-    """The aliases (with their version numbers) and tags of a registered model at one time."""
-
-    aliases: Mapping[str, str]
-    tags: Mapping[str, str]
 
 
 def check_name(name: str) -> None:
@@ -93,17 +85,16 @@ class Registry:
         """
         return cls(store.connect(store.tracking_uri()))
 
-    def state(self, name: str) -> ModelState | None:
-        """Return the model's current aliases and tags; None if there is no such model."""
+    def aliases(self, name: str) -> dict[str, str]:
+        """Return the aliases with their version numbers; empty if there is no such model."""
         with store.using(f"reading model {name!r}"):
             try:
-                model = self.client.get_registered_model(name)
+                found = self.client.get_registered_model(name).aliases
             except MlflowException as error:
                 if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                    return None
+                    return {}
                 raise
-        aliases = {alias: str(number) for alias, number in dict(model.aliases).items()}
-        return ModelState(aliases, dict(model.tags))
+        return {alias: str(number) for alias, number in dict(found).items()}
 
     def version(self, name: str, number: str) -> RegisteredVersion:
         """Return a version by its number.
@@ -128,20 +119,19 @@ class Registry:
         Raises:
             TrackingError: There is no such model or alias.
         """
-        state = self.state(name)
-        if state is None:
-            with store.using("listing registered models"):
-                known = [str(model.name) for model in self.client.search_registered_models()]
+        aliases = self.aliases(name)
+        if alias in aliases:
+            return self.version(name, aliases[alias])
+        with store.using("listing registered models"):
+            known = [str(model.name) for model in self.client.search_registered_models()]
+        if name not in known:
             raise TrackingError(
                 f"no model {name!r} is registered in {store.in_use()}; registered: "
                 f"{', '.join(known) or 'none'}; register one with `clew promote`"
             )
-        if alias not in state.aliases:
-            raise TrackingError(
-                f"model {name!r} has no alias {alias!r}; it has "
-                f"{', '.join(sorted(state.aliases)) or 'none'}"
-            )
-        return self.version(name, state.aliases[alias])
+        raise TrackingError(
+            f"model {name!r} has no alias {alias!r}; it has {', '.join(sorted(aliases)) or 'none'}"
+        )
 
     def versions_of_run(self, name: str, run_id: str) -> list[RegisteredVersion]:
         """Return the model's versions that were registered from a run, the newest first."""
@@ -160,8 +150,7 @@ class Registry:
                     self.client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
             found = [_version_of(v) for v in self.client.search_model_versions(mine)]
         for version in found:
-            state = self.state(version.name)
-            in_use = state is not None and version.number in state.aliases.values()
+            in_use = version.number in self.aliases(version.name).values()
             if version.tags.get(names.TAG_VALIDATION) == names.VALIDATION_PENDING and not in_use:
                 verdict = {names.TAG_REFUSED_BECAUSE: reason}
                 self.tag(version, verdict | {names.TAG_VALIDATION: names.VALIDATION_FAILED})
@@ -223,19 +212,24 @@ class Registry:
             else:
                 self.client.set_registered_model_alias(name, alias, number)
 
-    def set_model_tag(self, name: str, key: str, value: str) -> None:
-        """Set a tag of the registered model, not of a version."""
-        with store.using(f"tagging model {name!r}"):
-            self.client.set_registered_model_tag(name, key, value)
+    def move_alias(self, name: str, alias: str, number: str, *, expected: str | None) -> None:
+        """Point an alias to a version if it is where it is expected: set it, then read it back.
 
-    def delete_model_tag(self, name: str, key: str) -> None:
-        """Remove a tag of the registered model; a tag that does not exist is not an error."""
-        with store.using(f"untagging model {name!r}"):
-            try:
-                self.client.delete_registered_model_tag(name, key)
-            except MlflowException as error:
-                if error.error_code not in store.MISSING:
-                    raise
+        Raises:
+            PromotionRefused: Somebody else moved it.
+        """
+        self.require_alias(name, alias, expected)
+        self.set_alias(name, alias, number)
+        self.require_alias(name, alias, number)
+
+    def require_alias(self, name: str, alias: str, expected: str | None) -> None:
+        """Refuse an alias that is elsewhere."""
+        if (found := self.aliases(name).get(alias)) != expected:
+            raise PromotionRefused(
+                f"alias {alias!r} of model {name!r} is at version {found or 'none'}, expected "
+                f"{expected or 'none'}: somebody else moved it meanwhile; run the command again to "
+                "compete with the current version"
+            )
 
     def download(self, version: RegisteredVersion, folder: Path, part: str = "") -> Path:
         """Copy the files of a version, or of the file or folder `part` in it, into `folder`.

@@ -1,15 +1,16 @@
-"""Middleware of a scoring server ("door"): checks requests and answers errors in one line.
+"""Middleware of a scoring server ("door"): limits requests, and answers mistakes in one line.
 
-MLflow's server parses every request. For an invalid request, it returns the request itself and a
-stack trace. MLflow has no option for a middleware, but it creates its application after it has
-loaded the model. `close_door`, which the model calls, therefore replaces FastAPI's class by a
-subclass that adds the door as middleware.
+MLflow's server parses a request of any size, ignores names that the model's signature does not
+have, and answers a mistake with the request itself and a stack trace. It has no option for a
+middleware, but it creates its application after it has loaded the model. `close_door`, which the
+model calls, therefore gives FastAPI's class the door as middleware.
 """
 
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Set
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Set
+from functools import partial
 from typing import Any
 
 from clew.errors import quoted, valid_names
@@ -46,21 +47,10 @@ def close_door(expects: str, columns: Set[str], parameters: Set[str]) -> None:
         return
     limit_bytes = _limit_bytes(os.environ.get(LIMIT_VARIABLE) or str(LIMIT_MIB))
     import fastapi
+    from fastapi.middleware import Middleware
 
-    class Guarded(fastapi.FastAPI):
-        """A FastAPI application with the door as middleware."""
-
-        def __init__(self, **options: Any) -> None:
-            super().__init__(**options)
-            self.add_middleware(
-                Door,
-                expects=expects,
-                columns=columns,
-                parameters=parameters,
-                limit_bytes=limit_bytes,
-            )
-
-    fastapi.FastAPI = Guarded  # type: ignore[misc]
+    door = Middleware(Door, expects, columns, parameters, limit_bytes)
+    fastapi.FastAPI = partial(fastapi.FastAPI, middleware=[door])  # type: ignore[assignment,misc]
 
 
 def _limit_bytes(given: str) -> int:
@@ -133,13 +123,17 @@ class Door:
         if len(given) != 1:
             forms = ", ".join(FORMS)
             return f"the request has {' and '.join(given) or 'none'} of {forms}; give one"
-        form, rows = given[0], content[given[0]]
+        form, rows, asked = given[0], content[given[0]], content.get("params") or {}
         if not rows:
             return f"{form} is empty"
+        if not isinstance(asked, dict):
+            return "params is not a JSON object"
+        if beside := sorted(self._parameters & content.keys()):
+            return f"{beside[0]} is outside params; put it into params"
         return (
-            _fault_in_params(content, self._parameters)
+            _unknown("params", asked, self._parameters)
             or (_fault_in_table(rows) if form == "dataframe_split" else None)
-            or _fault_in_columns(_columns_of(form, rows), self._columns)
+            or _unknown("a row", _columns_of(form, rows), self._columns)
         )
 
     async def _pass_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
@@ -182,15 +176,10 @@ class Door:
         return code, f"{reason.rstrip('.')}; expected {self._expects}"
 
 
-def _fault_in_params(content: Mapping[str, object], parameters: Set[str]) -> str | None:
-    """Return which parameter is unknown or misplaced; MLflow would only log and ignore it."""
-    asked = content.get("params") or {}
-    if not isinstance(asked, dict):
-        return "params is not a JSON object"
-    if unknown := sorted(asked.keys() - parameters):
-        return f"params has {quoted(unknown[0])}; {valid_names(unknown[0], sorted(parameters))}"
-    if beside := sorted(parameters & content.keys()):
-        return f"{beside[0]} is outside params; put it into params"
+def _unknown(where: str, given: Iterable[str], known: Set[str]) -> str | None:
+    """Return which name is unknown; MLflow would ignore it."""
+    if unknown := sorted(set(given) - known):
+        return f"{where} has {quoted(unknown[0])}; {valid_names(unknown[0], sorted(known))}"
     return None
 
 
@@ -211,12 +200,6 @@ def _columns_of(form: str, rows: object) -> Set[str]:
     if isinstance(rows, dict):
         return set(map(str, rows.get("columns") or () if form == "dataframe_split" else rows))
     return set()
-
-
-def _fault_in_columns(given: Set[str], columns: Set[str]) -> str | None:
-    if unknown := sorted(given - columns):
-        return f"a row has {quoted(unknown[0])}; {valid_names(unknown[0], sorted(columns))}"
-    return None
 
 
 async def _read(receive: Receive, limit_bytes: int) -> bytes | None:

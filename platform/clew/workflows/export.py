@@ -30,7 +30,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.model_source import ModelSource, open_model
 from clew.workflows.outputs import check_new_folder
-from clew.workflows.predicting.predict import open_predictor
+from clew.workflows.predict import open_predictor
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.search import run_meant
 from clew.training.task import Task
 from clew.workflows.model_source import open_model
-from clew.workflows.predicting.predict import open_predictor
+from clew.workflows.predict import open_predictor
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,17 @@
 """Answers queries by name with the best entities, their scores and their probabilities."""
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clew import names
 from clew.config.data import TripleData
-from clew.errors import CheckpointError, DataError, UsageError
+from clew.errors import CheckpointError, DataError, UsageError, described, quoted
 from clew.files import working_folder
+from clew.input_files import read_lines
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
@@ -22,10 +25,19 @@ from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
-from clew.workflows.predicting.queries import ASKED, Asked
-from clew.workflows.shared_table import digest, require_same_question, sharing_the_table
 
 logger = logging.getLogger(__name__)
+
+ASKED = "?"
+"""Placeholder for the unknown end of a query in a file."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query, and its file and line for error messages."""
+
+    query: Query
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,9 +78,6 @@ def predict(
 ) -> PredictResult:
     """Answer queries with a trained model.
 
-    Under torchrun the processes answer together, each with its own rows of the entity table, and
-    all of them get the same result.
-
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
         queries: The queries.
@@ -80,11 +89,8 @@ def predict(
         UsageError: The model or a name cannot be found; the message suggests similar names. Or an
             answer set is requested, but the model's data are not available to calibrate it.
     """
-    with sharing_the_table() as world, open_model(model) as source:
+    with open_model(model) as source:
         predictor, notes = open_predictor(source)
-        request = digest([[vars(item.query) for item in queries], top_k, filter_known, level])
-        facts = _facts(predictor) | {"request": request}
-        require_same_question(world, [source.checkpoint], len(predictor.entities), facts)
         questions = [question for item in queries for question in _questions(item, predictor)]
         if not predictor.has_inverses and any(q.query.is_triple for q in queries):
             notes.append(
@@ -106,14 +112,6 @@ def predict(
             temperature=calibration.temperature if calibration else None,
             notes=tuple(notes),
         )
-
-
-def _facts(predictor: Predictor) -> dict[str, object]:
-    known = predictor.known
-    return {
-        "number of known answers": "unknown" if known is None else len(known.tails),
-        "calibration": digest([predictor.calibration, predictor.answer_sets is None]),
-    }
 
 
 def _questions(item: Asked, predictor: Predictor) -> list[Query]:
@@ -225,3 +223,69 @@ def _line(row: Answer | Place) -> str:
     return (
         f"{row.rank:6g}  {row.score:9.4f}  {probability:>11}  {known:5}  {in_set}{row.name}{label}"
     )
+
+
+def asked(head: str, relation: str, tail: str) -> Asked:
+    """Return a query from command-line values; an empty value means not given."""
+    return Asked(Query(relation, head=head or None, tail=tail or None))
+
+
+def read_queries(path: Path) -> list[Asked]:
+    """Read a file of queries: JSON objects, one per line, or `head<TAB>relation<TAB>tail`.
+
+    In tab-separated lines, `?` is the unknown end, and an unknown tail can be left out. A line with
+    both ends is a whole triple.
+
+    Raises:
+        DataError: A line has neither form, or the file contains no query.
+    """
+    found = [
+        Asked(_query_of_line(line, where), where)
+        for number, line in enumerate(read_lines(path), start=1)
+        if line.strip() and (where := f"{path}, line {number}")
+    ]
+    if not found:
+        raise DataError(
+            f"{path}: contains no query; expected one query per line, such as head<TAB>relation"
+        )
+    return found
+
+
+def _query_of_line(line: str, where: str) -> Query:
+    if line.lstrip().startswith("{"):
+        return _query_of_json(line, where)
+    fields = [field.strip() for field in line.split("\t")]
+    if len(fields) not in (2, 3):
+        raise DataError(
+            f"{where}: {quoted(line.strip())} has {len(fields)} tab-separated columns; expected "
+            f"head, relation and tail, with {ASKED} for the unknown end"
+        )
+    head, relation, tail = (None if field == ASKED else field for field in (*fields, ASKED)[:3])
+    return _checked(Query(relation or "", head=head or None, tail=tail or None), where)
+
+
+def _query_of_json(line: str, where: str) -> Query:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not valid JSON ({described(error)})") from None
+    unknown = sorted(content.keys() - {"head", "relation", "tail"})
+    if unknown or not all(isinstance(v, str | None) for v in content.values()):
+        raise DataError(
+            f"{where}: {quoted(line.strip())}; expected texts under head, relation and tail"
+            + (f", not {quoted(unknown[0])}" if unknown else "")
+        )
+    query = Query(
+        content.get("relation") or "",
+        head=content.get("head") or None,
+        tail=content.get("tail") or None,
+    )
+    return _checked(query, where)
+
+
+def _checked(query: Query, where: str) -> Query:
+    try:
+        _ = query.is_triple or query.asks_for
+    except UsageError as error:
+        raise DataError(f"{where}: {error}") from None
+    return query

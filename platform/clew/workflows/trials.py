@@ -1,7 +1,11 @@
-"""The trials of a search, which Optuna stores in a folder, and the settings to try next."""
+"""The trials of a search: the settings to try, the training of each, and how it ended.
 
+Optuna keeps the trials in a journal file, which the processes of a cluster share.
+"""
+
+import gc
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,18 +20,32 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
 
+from clew import names
+from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.config.search_space import Parameter, SearchSpace, Value, takes_whole_numbers
-from clew.errors import ConfigError, described
+from clew.errors import ConfigError, Interrupted, ProtectedStop, described
+from clew.runs.base import Tracker
+from clew.training.progress import Watch
+from clew.training.schedule import is_better
+from clew.workflows.train import train
 
-STUDY_FILE = "study.db"
-LOCK_FILE = "study.lock"
-NAME = "search"
+STUDY_FILE, LOCK_FILE, NAME = "study.journal", "study.lock", "search"
 IDENTITY, PARENT, RUN, EPOCH, PROBLEM = "identity", "parent_run", "run", "epoch", "problem"
 """Names of user attributes in Optuna's study and trials."""
+PRUNED, OUT_OF_TIME = "pruned", "out of time"
+# A trial keeps only its best model, and the test split chooses nothing.
+OF_A_TRIAL: dict[str, Value] = {
+    "evaluation.test_after_training": False,
+    "training.checkpoint_frequency": 0,
+    "training.checkpoint_every_steps": None,
+    "tracking.log_checkpoints": False,
+    "tracking.log_mfu": False,  # each measurement takes a second
+}
 
 State = Literal["complete", "pruned", "failed", "stopped"]
 STATES: dict[State, TrialState] = {
@@ -88,14 +106,17 @@ class TrialStudy:
         self.study.sampler = optuna.samplers.TPESampler(seed=seed)
         return self.study.ask(dict(self.distributions))
 
-    def end(
-        self, trial: optuna.Trial, state: State, *, value: float | None = None, problem: str = ""
-    ) -> None:
-        """End a trial, with its metric if the training was complete.
+    def settle(self, trial: optuna.Trial, ending: "Ending") -> None:
+        """Store how a trial ended; without a finite metric it has failed.
 
         The settings of a failed trial are not tried again. A stopped trial says nothing about its
         settings, so they will be tried again.
         """
+        state, value, problem = ending.state, None, ending.problem
+        if state == "complete" and math.isfinite(ending.best):
+            value = ending.best
+        elif state == "complete":
+            state, problem = "failed", "the metric was never a finite number"
         if problem:
             trial.set_user_attr(PROBLEM, problem)
         self.study.tell(trial, value, state=STATES[state])
@@ -112,11 +133,7 @@ class TrialStudy:
     @property
     def best(self) -> TrialRecord | None:
         """The complete trial with the best validation metric; the first one in case of a tie."""
-        complete = [
-            record
-            for record in self.records
-            if record.state == "complete" and record.value is not None
-        ]
+        complete = [r for r in self.records if r.state == "complete" and r.value is not None]
         maximize = self.study.direction == optuna.study.StudyDirection.MAXIMIZE
         choose = max if maximize else min
         return choose(complete, key=lambda record: record.value or 0.0, default=None)
@@ -155,25 +172,15 @@ def opened_study(
         ConfigError: Another process is using the folder, or the folder has another search.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK_FILE)
     try:
-        lock.acquire(timeout=0)
+        lock = FileLock(folder / LOCK_FILE).acquire(timeout=0)
     except Timeout:
         raise ConfigError(
             f"{folder}: another clew tune is using this folder; wait until it ends, or name "
             "another folder with --output-dir"
         ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{folder / STUDY_FILE}")
-    except (SQLAlchemyError, RuntimeError) as error:
-        lock.release()
-        raise ConfigError(
-            f"{folder / STUDY_FILE}: not a file with trials of a search ({described(error)}); name "
-            "another folder with --output-dir"
-        ) from None
-    try:
-        study = _begin(storage, space, maximize=config.evaluation.maximize)
+    with lock:
+        study = _begin(folder / STUDY_FILE, space, maximize=config.evaluation.maximize)
         if study.user_attrs.get(IDENTITY, identity) != identity:
             raise ConfigError(
                 f"{folder} holds a search with another configuration, space or seed, or on other "
@@ -185,24 +192,25 @@ def opened_study(
             for key, parameter in space.parameters.items()
         }
         yield TrialStudy(study, distributions, seed, _stop_running(study))
-    finally:
-        storage.remove_session()
-        storage.engine.dispose()
-        lock.release()
 
 
-def _begin(
-    storage: optuna.storages.BaseStorage, space: SearchSpace, *, maximize: bool
-) -> optuna.Study:
-    return optuna.create_study(
-        storage=storage,
-        study_name=NAME,
-        load_if_exists=True,
-        direction="maximize" if maximize else "minimize",
-        pruner=optuna.pruners.MedianPruner(
-            n_startup_trials=space.unpruned_trials, n_warmup_steps=space.unpruned_epochs
-        ),
-    )
+def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path))),
+            study_name=NAME,
+            load_if_exists=True,
+            direction="maximize" if maximize else "minimize",
+            pruner=optuna.pruners.MedianPruner(
+                n_startup_trials=space.unpruned_trials, n_warmup_steps=space.unpruned_epochs
+            ),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: not a file with trials of a search ({described(error)}); name another folder "
+            "with --output-dir"
+        ) from None
 
 
 def _stop_running(study: optuna.Study) -> list[str]:
@@ -221,3 +229,102 @@ def _distribution(parameter: Parameter, *, whole: bool) -> BaseDistribution:
             int(low), int(high), log=parameter.log, step=int(parameter.step or 1)
         )
     return FloatDistribution(low, high, log=parameter.log, step=parameter.step)
+
+
+class TrialPruned(Interrupted):
+    """The search pruned a trial."""
+
+
+class OutOfTime(Interrupted):
+    """The time of the search was up."""
+
+
+@dataclass
+class TrialWatch(Watch):
+    """Reports each validation to Optuna, and stops the training if pruned or out of time.
+
+    A watch that is sent to a node of a cluster reports there, to the same journal.
+    """
+
+    trial: optuna.Trial
+    maximize: bool
+    is_time_up: Callable[[], bool]
+    best: float = math.nan
+    """Best validation metric so far."""
+    _epochs: set[int] = field(default_factory=set)
+    _tracker: Tracker = field(default_factory=Tracker)
+
+    def started(self, tracker: Tracker) -> None:
+        """Store the run's id with the trial, so that a killed search finds it again."""
+        self._tracker = tracker
+        assert tracker.run_id is not None
+        self.trial.set_user_attr(RUN, tracker.run_id)
+
+    def before_step(self) -> None:
+        """Stop the training if the time is up.
+
+        Raises:
+            OutOfTime: The time of the search is up.
+        """
+        if self.is_time_up():
+            self._tracker.tags({names.TAG_STOPPED_BECAUSE: OUT_OF_TIME})
+            raise OutOfTime(f"trial {self.trial.number}: the time is up")
+
+    def validated(self, value: float, epoch: int, *, is_last: bool) -> None:
+        """Report the metric, and stop the training if the search prunes the trial.
+
+        Raises:
+            TrialPruned: The search prunes the trial.
+        """
+        if epoch not in self._epochs:
+            self.trial.report(value, epoch)
+            self._epochs.add(epoch)
+        if is_better(value, self.best, maximize=self.maximize):
+            self.best = value
+            self.trial.set_user_attr(EPOCH, epoch)
+        if not is_last and self.trial.should_prune():
+            self.trial.set_user_attr(EPOCH, epoch)
+            self._tracker.tags({names.TAG_STOPPED_BECAUSE: PRUNED})
+            raise TrialPruned(f"trial {self.trial.number}: pruned after epoch {epoch}")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the training of a trial ended, and its best validation metric."""
+
+    state: State
+    problem: str = ""
+    best: float = math.nan
+
+
+def train_trial(
+    config: RunConfig, trial: optuna.Trial, is_time_up: Callable[[], bool], parent_run_id: str
+) -> Ending:
+    """Train with a trial's settings, and return how the training ended.
+
+    A failure because of the settings (values that do not fit together, a loss that is not finite,
+    too little memory) is a result.
+
+    Raises:
+        UsageError: The data or the tracking store cannot be used.
+        Interrupted: The user stopped the search.
+    """
+    watch = TrialWatch(trial, config.evaluation.maximize, is_time_up)
+    name = f"{config.tracking.run_name or 'trial'} {trial.number}"
+    own = {**trial.params, **OF_A_TRIAL, "tracking.run_name": name}
+    try:
+        train(
+            with_settings(config, own, source="settings of the trial"),
+            parent_run_id=parent_run_id,
+            tags={names.TAG_TRIAL: str(trial.number)},
+            watch=watch,
+        )
+    except TrialPruned:
+        return Ending("pruned")
+    except OutOfTime:
+        return Ending("stopped")
+    except (ConfigError, ProtectedStop) as error:
+        return Ending("failed", str(error))
+    finally:
+        gc.collect()  # model and optimizer form a reference cycle; the next trial needs the memory
+    return Ending("complete", best=watch.best)

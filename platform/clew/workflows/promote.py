@@ -1,11 +1,12 @@
-"""The promotion of one candidate: check, register, check as served, and move the aliases.
+"""Promote: register the best checkpoint of a run as a model that can be queried and served.
 
-The order of steps ensures that no promotion is left half done:
+The order of steps ensures that no promotion is left half done, and that a command that was
+interrupted can be repeated:
 
 1. All checks run on local files.
 2. The servable model is uploaded and registered as a version without an alias.
 3. The version is loaded from the registry, and its answers are compared with the checkpoint's.
-4. The aliases move (`clew.runs.alias_moves`).
+4. The aliases move: `previous` first, then the alias that decides, which is read back.
 
 A candidate that the gate refuses is kept as a version with the alias `challenger`, and the reason
 is a tag of the version. A candidate that fails a final check before step 2, for example because it
@@ -21,17 +22,49 @@ from typing import Any
 
 from clew import names
 from clew.config.services import TrackingConfig
-from clew.errors import PromotionRefused
+from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
 from clew.files import working_folder
-from clew.runs.alias_moves import move_aliases
+from clew.names import maximizes
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.registry import RegisteredVersion, Registry
+from clew.runs.reading.best_run import find_best_run, own_metric
+from clew.runs.reading.runs import RunRecord, find_run
+from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.registry import RegisteredVersion, Registry, check_alias, check_name
 from clew.runs.store import acting_person
-from clew.workflows.promoting.gate import Check, Gate
+from clew.workflows.gate import Check, Gate
+from clew.workflows.model_source import open_run_best
+from clew.workflows.resume import require_dead
 from clew.workflows.servables import save_candidate
 
 Report = Callable[[Check], None]
+
+CUT_OFF = "the promotion's process ended before a decision was recorded"
+
+# Tags that a promotion's run copies from the training run.
+TRAINING_TAGS = (
+    names.TAG_TASK,
+    names.TAG_DATASET,
+    names.TAG_DATA_FINGERPRINT,
+    names.TAG_CONFIG_HASH,
+    names.TAG_VARIANT,
+)
+
+
+@dataclass(frozen=True)
+class PromotionRequest:
+    """What to promote, and how; an empty field has a default.
+
+    `force` is a reason to overrule failed checks that are not final. It is recorded.
+    """
+
+    run_id: str = ""
+    experiment: str = ""
+    metric: str = ""
+    name: str = ""
+    alias: str = ""
+    dry_run: bool = False
+    force: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +93,149 @@ class PromotionResult:
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"uri": self.uri}
+
+
+def promote(request: PromotionRequest, report: Report = lambda check: None) -> PromotionResult:
+    """Check a run's best checkpoint, register it, and give it the alias, by default champion.
+
+    Args:
+        request: The run, the model's name and the alias.
+        report: Called with the result of each check when it is done.
+
+    Raises:
+        UsageError: The run, the metric, the name or the registry cannot be used.
+        PromotionRefused: A check failed, or another process moved the aliases in the meantime.
+    """
+    alias = request.alias or names.ALIAS_CHAMPION
+    check_alias(alias, reserved=frozenset({names.ALIAS_PREVIOUS, names.ALIAS_CHALLENGER}))
+    if request.name:
+        check_name(request.name)
+    _check_metric(request.metric)
+    registry = Registry.connect()
+    run, tries = _choose_run(request)
+    metric = request.metric or own_metric([run])
+    maximize = maximizes(metric)
+    with working_folder("promote", holds=f"run {run.run_id}") as folder:
+        candidate = open_run_best(run.run_id, folder)
+        name = request.name or names.default_model_name(run.tags.get(names.TAG_DATASET, "model"))
+        if not request.dry_run:
+            _end_dead_promotions(registry)
+        before = registry.aliases(name)
+        champion = registry.version(name, before[alias]) if alias in before else None
+        gate = Gate(candidate, champion, metric, maximize, folder, tries)
+        challenge = Challenge(registry, name, alias, before, gate, report, request.force)
+        tags = {key: run.tags[key] for key in TRAINING_TAGS if key in run.tags}
+        result = challenge.run(tags, dry_run=request.dry_run)
+    if result.refused:
+        raise PromotionRefused(result.outcome)
+    return result
+
+
+def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionResult:
+    """Give an alias back to the version that had it before; a second rollback undoes the first.
+
+    Args:
+        name: The registered model.
+        alias: The alias; empty: champion.
+        dry_run: Only report what would happen, and write nothing.
+
+    Raises:
+        ConfigError: No name is given, or it is not valid.
+        TrackingError: There is no such model or no former version.
+        PromotionRefused: Another process moved the aliases in the meantime.
+    """
+    alias = alias or names.ALIAS_CHAMPION
+    if not name:
+        raise ConfigError("rollback needs --name, the registered model whose alias goes back")
+    check_name(name)
+    previous, registry = alias_beside(alias, names.ALIAS_PREVIOUS), Registry.connect()
+    now = registry.version_at(name, alias)
+    former = _former_version(registry, now, alias, previous)
+    if now.number == former.number:
+        raise TrackingError(f"{alias!r} and {previous!r} of {name!r} are the same version")
+    if dry_run:
+        outcome = (
+            f"dry run, nothing written: {alias} of {name} would be version {former.number} again, "
+            f"version {now.number} would be {previous}"
+        )
+        return PromotionResult(name, alias, None, now.number, former.run_id, outcome)
+    registry.move_alias(name, alias, former.number, expected=now.number)
+    registry.set_alias(name, previous, now.number)
+    registry.tag(former, {names.TAG_ROLLED_BACK_BY: acting_person()})
+    outcome = (
+        f"rolled back: {alias} of {name} is version {former.number} again, version {now.number} "
+        f"is {previous}"
+    )
+    return PromotionResult(name, alias, former.number, now.number, former.run_id, outcome)
+
+
+def _former_version(
+    registry: Registry, now: RegisteredVersion, alias: str, previous: str
+) -> RegisteredVersion:
+    """Return the version that had the alias before the one that has it now."""
+    if previous not in registry.aliases(now.name):
+        raise TrackingError(
+            f"version {now.number} is the first {alias} of {now.name!r}: there is no earlier one "
+            "to go back to"
+        )
+    return registry.version_at(now.name, previous)
+
+
+def _check_metric(metric: str) -> None:
+    """Refuse to promote by other metrics than those of the validation split.
+
+    Raises:
+        ConfigError: The metric cannot decide.
+    """
+    if metric and not metric.startswith("valid/"):
+        own = metric.rpartition("/")[2]
+        raise ConfigError(
+            f"metric {quoted(metric)} cannot decide a promotion: the validation split decides, "
+            f"test figures are only reported; give a metric such as valid/{own}"
+        )
+
+
+def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:
+    if bool(request.run_id) == bool(request.experiment):
+        given = "both" if request.run_id else "neither"
+        raise ConfigError(
+            f"{given} of --run-id and --experiment given; give either the run, or the experiment "
+            "whose best run is to be promoted"
+        )
+    if request.experiment:
+        return find_best_run(request.experiment, request.metric)
+    run = find_run(request.run_id)
+    if request.metric and request.metric not in run.metrics:
+        known = sorted(key for key in run.metrics if key.startswith("valid/"))
+        raise TrackingError(
+            f"run {run.run_id} has no metric {request.metric!r}; it has "
+            f"{', '.join(known) or 'none'}"
+        )
+    return run, 1
+
+
+def _end_dead_promotions(registry: Registry) -> None:
+    """End the runs of promotions whose process died, and clean up what they left in the registry.
+
+    A run that is FAILED without a decision died too, and `clew sync` ended it.
+    """
+    found = [
+        run
+        for status in ("RUNNING", "FAILED")
+        for run in search_runs(RunQuery(kind=names.KIND_PROMOTE, status=status)).runs
+        if names.TAG_DECISION not in run.tags
+    ]
+    for run in found:
+        if run.status == "RUNNING":
+            try:
+                require_dead(run)
+            except TrackingError:
+                continue  # it is alive
+        registry.abandon(run.run_id, run.tags.get(names.TAG_SOURCE_RUN, ""), CUT_OFF)
+        # Tags that the dead process recorded are still in its spool, and replace these tags.
+        tags = {names.TAG_DECISION: CUT_OFF}
+        left = open_tracker(TrackingConfig(), kind=names.KIND_PROMOTE, run_id=run.run_id, tags=tags)
+        left.finish("KILLED")
 
 
 def alias_beside(alias: str, role: str) -> str:
@@ -148,11 +324,11 @@ class Challenge:
         return checks
 
     def _register(self, promote_run: str | None) -> RegisteredVersion:
-        tags, state = self.gate.describe_candidate(), self.registry.state(self.name)
+        tags = self.gate.describe_candidate()
         if promote_run is not None:
             tags[names.TAG_PROMOTE_RUN] = promote_run
-        aliases = state.aliases.items() if state else ()
-        in_use = {number for alias, number in aliases if alias != self.challenger}
+        aliases = self.registry.aliases(self.name)
+        in_use = {number for alias, number in aliases.items() if alias != self.challenger}
         same = (names.TAG_WEIGHTS, names.TAG_VERSION, names.TAG_PACKAGE_COMMIT)
         for version in self.registry.versions_of_run(self.name, self.run_id):
             is_same = all(version.tags.get(key) == tags[key] for key in same)
@@ -169,21 +345,18 @@ class Challenge:
             return self.registry.register(self.name, package, run_id=self.run_id, tags=tags)
 
     def _move(self, version: RegisteredVersion, former: str | None) -> None:
-        before: dict[str, str | None] = {self.alias: former}
-        after: dict[str, str | None] = {self.alias: version.number}
         if former is not None:
-            before[self.previous] = self.before.get(self.previous)
-            after[self.previous] = former
+            self.registry.require_alias(self.name, self.alias, former)
+            self.registry.set_alias(self.name, self.previous, former)
+        self.registry.move_alias(self.name, self.alias, version.number, expected=former)
         if self.before.get(self.challenger) == version.number:
-            before[self.challenger], after[self.challenger] = version.number, None
-        move_aliases(self.registry, self.name, before=before, after=after)
+            self.registry.set_alias(self.name, self.challenger, None)
 
     def _refuse(
         self, version: RegisteredVersion, checks: list[Check], reason: str
     ) -> PromotionResult:
         """Keep the refused version as challenger, with the reason."""
-        state = self.registry.state(self.name)
-        if state is not None and state.aliases.get(self.alias) == version.number:
+        if self.registry.aliases(self.name).get(self.alias) == version.number:
             outcome = f"nothing to do: version {version.number} of {self.name} is {self.alias}"
             outcome += ", another process promoted it in the meantime"
             return self._result(version.number, checks, outcome)

@@ -11,11 +11,10 @@ from clew.config.search_space import Value
 from clew.files import write_whole
 from clew.runs.reading.results import TRIAL_COLUMNS
 from clew.spreadsheets import csv_text
-from clew.workflows.tuning.study import TrialRecord
+from clew.workflows.trials import TrialRecord
 
-BEST_FILE, TRIALS_FILE = names.BEST_YAML, names.TRIALS_CSV
 CHART_FILE = "chart.vl.json"
-FILES = (BEST_FILE, TRIALS_FILE, CHART_FILE)
+FILES = (names.BEST_YAML, names.TRIALS_CSV, CHART_FILE)
 
 
 def shown(settings: dict[str, Value]) -> str:

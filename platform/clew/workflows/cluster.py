@@ -1,0 +1,226 @@
+"""Units of work as tasks of a Ray cluster; only this file uses Ray.
+
+A unit is a function of this package with its arguments. Ray places it where its resources are free,
+and starts it again on another node if its node dies, so a unit can run twice.
+"""
+
+import hashlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import clew
+from clew.errors import ClewError, ClusterError, described
+from clew.files import DATA_VARIABLE
+from clew.runs.hardware import Machine, describe_machine, num_cores
+from clew.runs.store import SQLITE_PREFIX, tracking_uri
+
+LOCAL, AUTO = "local", "auto"
+CONNECT_SECONDS, LOOK_SECONDS, NUM_RETRIES = 10.0, 120.0, 3
+LOCAL_STORE_BYTES = 256 * 2**20
+PASSED_ON = (DATA_VARIABLE, "MLFLOW_EXPERIMENT_NAME", "XDG_CACHE_HOME")
+
+
+@dataclass(frozen=True)
+class ClusterRequest:
+    """A cluster, and the resources that a unit of work needs on a node."""
+
+    address: str
+    """HOST:PORT of its head, `auto` for the cluster on this machine, `local` to start one here."""
+    cpus: float = 1.0
+    gpus: float | None = None
+    """None: one if the cluster has GPUs, else zero."""
+    memory_gib: float | None = None
+    """None: no memory is reserved."""
+
+    def needs(self, nodes: list[dict[str, Any]]) -> dict[str, float]:
+        """Return the resources of a unit by Ray's names."""
+        has_gpus = any(node["Resources"].get("GPU", 0) for node in nodes)
+        gpus = float(has_gpus) if self.gpus is None else self.gpus
+        needs = {"CPU": self.cpus, "GPU": gpus, "memory": (self.memory_gib or 0) * 2**30}
+        return {kind: need for kind, need in needs.items() if need}
+
+
+@dataclass(frozen=True)
+class UnitOutcome:
+    """The result of a unit, or the error that ended it; lost if the node of every attempt died."""
+
+    result: Any
+    error: ClewError | None = None
+    is_lost: bool = False
+
+
+@dataclass
+class Cluster:
+    """A cluster whose nodes run the same code as this process.
+
+    `slots` units can run at the same time, on the nodes with the ids `_nodes`.
+    """
+
+    slots: int
+    _task: Any
+    _nodes: tuple[str, ...]
+    machines: tuple[Machine, ...] = ()
+    _running: dict[Any, Hashable] = field(default_factory=dict)
+
+    def submit(self, key: Hashable, function: Callable[..., Any], *arguments: object) -> None:
+        self._running[self._task.remote(_conditions(), function, arguments)] = key
+
+    def finished(self) -> Iterator[tuple[Any, UnitOutcome]]:
+        """Yield keys and outcomes of units as they end; more can be submitted meanwhile."""
+        import ray
+
+        while self._running:
+            reference = ray.wait([*self._running], num_returns=1)[0][0]
+            yield self._running.pop(reference), _outcome(reference)
+
+    def on_each(self, function: Callable[..., Any], *arguments: object) -> list[Any]:
+        """Return what a function returns on each node, without using its slots.
+
+        Raises:
+            ClusterError: A node does not answer or cannot run the function.
+        """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        free = {"num_cpus": 0, "num_gpus": 0, "memory": None}
+        pinned = [NodeAffinitySchedulingStrategy(node, soft=False) for node in self._nodes]
+        tasks = [self._task.options(**free, scheduling_strategy=strategy) for strategy in pinned]
+        asked = [task.remote(_conditions(), function, arguments) for task in tasks]
+        outcomes = [_outcome(reference, LOOK_SECONDS) for reference in asked]
+        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+        if errors:
+            raise ClusterError(f"a node cannot do its part: {errors[0]}")
+        return [outcome.result for outcome in outcomes]
+
+    def require_same(self, what: str, function: Callable[..., str], *arguments: object) -> None:
+        """Refuse a cluster if a function of this package returns another value on a node."""
+        here = function(*arguments)
+        for found in self.on_each(function, *arguments):
+            if found != here:
+                raise ClusterError(
+                    f"{what} on a node is {found}, here it is {here}; give all nodes the same "
+                    "files, or leave --cluster out"
+                )
+
+
+@contextmanager
+def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> Iterator[Cluster]:
+    """Connect to a cluster, and check that its nodes can run the same work as this process.
+
+    Raises:
+        ClusterError: Ray is not installed, the cluster cannot be reached, a node has other code or
+            other folders, or no node is large enough for a unit.
+    """
+    ray = _connected(request.address, shows_output=shows_output)
+    try:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        needs, has = request.needs(alive), [node["Resources"] for node in alive]
+        rooms = [min(int(had.get(kind, 0) / need) for kind, need in needs.items()) for had in has]
+        if not any(rooms):
+            raise ClusterError(
+                f"no node of the cluster {request.address} has {needs}; they have {has}. Ask for "
+                "less with --cpus-per-task, --gpus-per-task or --memory-gib-per-task"
+            )
+        hosts, store = {node["NodeManagerAddress"] for node in alive}, tracking_uri()
+        if len(hosts) > 1 and store.startswith(SQLITE_PREFIX):
+            raise ClusterError(
+                f"the nodes of {request.address} are {len(hosts)} machines, but the tracking store "
+                f"{store} is a file on one of them; set MLFLOW_TRACKING_URI to a server"
+            )
+        names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        options = {names[kind]: need for kind, need in needs.items()}
+        task = ray.remote(**options, max_retries=NUM_RETRIES)(_carry_out)
+        used = tuple(n["NodeID"] for n, units in zip(alive, rooms, strict=True) if units)
+        cluster = Cluster(sum(rooms), task, used)
+        cluster.machines = tuple(cluster.on_each(describe_machine))
+        yield cluster
+    finally:
+        ray.shutdown()
+
+
+def _connected(address: str, *, shows_output: bool) -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise ClusterError(
+            "--cluster needs Ray, which is not installed; install it with "
+            "pip install 'clew[cluster]', or leave --cluster out"
+        ) from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    host, _, port = address.rpartition(":")
+    if address not in (LOCAL, AUTO) and not (host and port.isdecimal()):
+        raise ClusterError(f"--cluster is {address!r}; expected HOST:PORT, {AUTO} or {LOCAL}")
+    own: dict[str, Any] = {"num_cpus": num_cores(), "object_store_memory": LOCAL_STORE_BYTES}
+    try:
+        if host:  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        started = own | {"include_dashboard": False} if address == LOCAL else {}
+        ray.init(address, **started, log_to_driver=shows_output, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise ClusterError(
+            f"the cluster {address} cannot be reached ({described(error)}); give HOST:PORT of its "
+            "head (ray start --head) and run this on one of its nodes, or give local"
+        ) from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return ray
+
+
+def _outcome(reference: Any, timeout: float | None = None) -> UnitOutcome:
+    import ray
+
+    try:
+        return UnitOutcome(ray.get(reference, timeout=timeout))
+    except ray.exceptions.RayTaskError as failure:
+        if isinstance(failure.cause, ClewError):
+            return UnitOutcome(None, failure.cause)
+        raise
+    except ray.exceptions.RayError as failure:
+        lost = f"lost, started again up to {NUM_RETRIES} times ({described(failure)}); check "
+        lost += "whether its node has enough memory"
+        return UnitOutcome(None, ClusterError(lost), is_lost=True)
+
+
+@cache
+def _code() -> str:
+    root, digest = Path(clew.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return f"Clew {digest.hexdigest()[:8]} with torch {version('torch')}, Python {python_version()}"
+
+
+def _conditions() -> tuple[str, str, dict[str, str]]:
+    given = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return _code(), os.getcwd(), given | {"MLFLOW_TRACKING_URI": tracking_uri()}
+
+
+def _carry_out(
+    conditions: tuple[str, str, dict[str, str]],
+    function: Callable[..., Any],
+    arguments: tuple[object, ...],
+) -> Any:
+    (expected, folder, environment), host = conditions, socket.gethostname()
+    if _code() != expected:
+        raise ClusterError(f"{host} runs {_code()}, the command {expected}; install the same there")
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise ClusterError(
+            f"{folder}: {error.strerror} on {host}; nodes need the same folders as the command, "
+            "for example on a shared file system"
+        ) from None
+    os.environ.update(environment)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
+    return function(*arguments)

@@ -1,1 +1,0 @@
-"""Distributes a command's work over the nodes of a Ray cluster."""

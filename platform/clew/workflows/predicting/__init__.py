@@ -1,1 +1,0 @@
-"""Predictions of a trained model: heads and tails, text, or values of image sequences."""

@@ -1,1 +1,0 @@
-"""Promotes a run's model to a registered version that has the champion alias, after checks."""

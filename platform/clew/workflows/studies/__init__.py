@@ -1,1 +1,0 @@
-"""Runs several variants of a configuration, and judges claims about them."""

@@ -1,0 +1,366 @@
+"""Tune: search for the configuration with the best validation metric in a given time."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import optuna
+
+from clew import names
+from clew.config.image_sequences import ImageSequenceData
+from clew.config.load import flatten, with_settings
+from clew.config.schema import RunConfig
+from clew.config.search_space import SearchSpace, load_space
+from clew.config.services import TrackingConfig
+from clew.errors import ConfigError, Interrupted, UsageError
+from clew.files import as_typed
+from clew.runs.base import Tracker
+from clew.runs.mlflow_store import open_tracker
+from clew.runs.tracker import MlflowTracker
+from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
+from clew.workflows.outputs import check_folder
+from clew.workflows.resume import end_if_dead
+from clew.workflows.tasks import build_task, data_fingerprint
+from clew.workflows.trial_files import (
+    CHART_FILE,
+    FILES,
+    shown,
+    write_best,
+    write_chart,
+    write_trials,
+)
+from clew.workflows.trials import Ending, TrialRecord, TrialStudy, opened_study, train_trial
+from clew.workflows.warm_start import with_named_start
+
+logger = logging.getLogger(__name__)
+
+Say = Callable[[str], object]
+MOST_FAILURES = 10
+"""Number of consecutive failures after which a search stops."""
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """What to search, and with which budget."""
+
+    config: RunConfig
+    """Configuration that all trials share."""
+    space: str = ""
+    """YAML file, or the name of a space that ships with Clew; empty: the one for the data's kind.
+    """
+    minutes: float = 60.0
+    """Time budget of this command."""
+    trials: int | None = None
+    """Total number of trials, including those of earlier commands; None: no limit."""
+    seed: int = 0
+    """Seed of the search; `training.seed` is the seed of the trainings."""
+    output_dir: Path | None = None
+    """Folder for the trials and the best configuration; None: one below `runs/tune`."""
+
+
+@dataclass
+class Search:
+    """The loop over trials."""
+
+    request: TuneRequest
+    study: TrialStudy
+    tracker: Tracker
+    folder: Path
+    began: float
+    clock: Callable[[], float]
+    say: Say
+    progress: Callable[[float, str], object]
+    nodes: Cluster | None
+    found: str = ""
+    """The best metric so far, as text."""
+
+    def run(self) -> None:
+        """Run trials until the time or the number of trials is used up.
+
+        On a cluster, as many run at once as it has room for. If all nodes that try a trial die, it
+        fails: its settings may need too much memory.
+
+        Raises:
+            UsageError: The data or the tracking store cannot be used, or too many trials failed one
+                after another.
+        """
+        running: dict[int, optuna.Trial] = {}
+        try:
+            while self._begin(running) or running:
+                number, ending = self._next(running)
+                self.study.settle(running.pop(number), ending)
+                self._ended(number)
+        finally:
+            for trial in running.values():
+                self.study.settle(trial, Ending("stopped"))
+
+    def _begin(self, running: dict[int, optuna.Trial]) -> bool:
+        before = len(running)
+        while len(running) < (self.nodes.slots if self.nodes else 1) and self._wants_more(
+            len(running)
+        ):
+            trial = self.study.ask()
+            running[trial.number] = trial
+            if self.nodes is not None:
+                is_over = partial(_is_over, time.time() + self._seconds_left())
+                own = (self.request.config, trial, is_over, self._parent)
+                self.nodes.submit(trial.number, train_trial, *own)
+        return len(running) > before
+
+    def _next(self, running: dict[int, optuna.Trial]) -> tuple[int, Ending]:
+        if self.nodes is None:
+            ((number, trial),) = running.items()
+            config = self.request.config
+            return number, train_trial(config, trial, self._is_time_up, self._parent)
+        number, ended = next(self.nodes.finished())
+        if ended.error is not None and not ended.is_lost:
+            raise ended.error
+        return number, ended.result or Ending("failed", str(ended.error))
+
+    @property
+    def _parent(self) -> str:
+        assert self.tracker.run_id is not None
+        return self.tracker.run_id
+
+    def _wants_more(self, running: int) -> bool:
+        limit = self.request.trials
+        has_room = limit is None or len(self.study.decided) + running < limit
+        return not self._is_time_up() and has_room
+
+    def _ended(self, number: int) -> None:
+        """Report in one line how a trial ended, and update the search's run and files.
+
+        Raises:
+            UsageError: Too many trials failed one after another.
+        """
+        record = next(r for r in reversed(self.study.records) if r.number == number)
+        best, decided = self.study.best, self.study.decided
+        self.say(self._line(record, is_best=record == best))
+        if best is not None and best.value is not None:
+            self.found = f"{self._metric} {best.value:.4g}"
+            self.tracker.metrics({self._metric: best.value}, len(decided))
+            self.tracker.tags({names.TAG_BEST_RUN: best.run_id})
+        self._write()
+        last = decided[-MOST_FAILURES:]
+        if len(last) == MOST_FAILURES and all(record.state == "failed" for record in last):
+            raise UsageError(
+                f"{MOST_FAILURES} trials failed one after another, the last because: "
+                f"{last[-1].problem}; narrow the space"
+            )
+
+    def store(self) -> None:
+        """Store the files of the search as artifacts of its run."""
+        self._write()
+        for path in (self.folder / name for name in FILES):
+            if path.is_file():
+                self.tracker.artifact(path, names.ARTIFACT_TUNE)
+
+    def _is_time_up(self) -> bool:
+        """Return whether the time is up, and update the progress; called before each step."""
+        return self._seconds_left() <= 0
+
+    def _seconds_left(self) -> float:
+        seconds = self.clock() - self.began
+        self.progress(seconds, self.found)
+        return 60 * self.request.minutes - seconds
+
+    @property
+    def _metric(self) -> str:
+        return self.request.config.evaluation.metric
+
+    def _write(self) -> None:
+        """Write all files after each trial, because a search can be killed at any time."""
+        config, best, records = self.request.config, self.study.best, self.study.records
+        write_trials(self.folder / names.TRIALS_CSV, records)
+        maximize = config.evaluation.maximize
+        write_chart(self.folder / CHART_FILE, records, self._metric, maximize=maximize)
+        if best is not None:
+            found = with_settings(config, best.settings)
+            write_best(self.folder / names.BEST_YAML, found, best, len(self.study.decided))
+
+    def _line(self, record: TrialRecord, *, is_best: bool) -> str:
+        match record.state:
+            case "complete" | "pruned" if record.value is None:
+                result = f"failed, {self._metric} is not finite"
+            case "complete" | "pruned":
+                after = "pruned" if record.state == "pruned" else f"{record.seconds:.0f} s"
+                result = f"{self._metric} {record.value:.4g} after epoch {record.epoch}, {after}"
+            case "failed":
+                result = f"failed, {record.problem}"
+            case "stopped":
+                result = "stopped, the time is up"
+        note = " (best so far)" if is_best else ""
+        return f"[trial {record.number}] {result}: {shown(dict(record.settings))}{note}"
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The trials of a search so far, and the best one."""
+
+    run_id: str
+    """Id of the search's run, the parent of the trials' runs."""
+    metric: str
+    best: TrialRecord
+    trials: tuple[TrialRecord, ...]
+    folder: Path
+
+    @property
+    def best_file(self) -> Path:
+        return self.folder / names.BEST_YAML
+
+    def table(self) -> str:
+        """Return the best trial, and the command that trains its configuration."""
+        best = self.best
+        lines = [
+            f"run {self.run_id}  {_counts(self.trials)}",
+            f"best: {self.metric} {best.value:.6g} after epoch {best.epoch}, run {best.run_id}",
+            *(f"  {key:36} {value}" for key, value in best.settings.items()),
+            f"train it: clew train --config {as_typed(self.best_file)}",
+        ]
+        return "\n".join(lines)
+
+
+def tune(
+    request: TuneRequest,
+    *,
+    cluster: ClusterRequest | None = None,
+    say: Say = logger.info,
+    progress: Callable[[float, str], object] = lambda seconds, found: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> TuneResult:
+    """Run trials until the time or the number of trials is used up.
+
+    The same request continues an earlier search in its folder.
+
+    Args:
+        request: What to search, and with which budget.
+        cluster: Cluster on which trials train; None: in this process, one after another.
+        say: Receives one line for each trial.
+        progress: Receives the seconds that have passed, and the best metric so far as text.
+        clock: Returns the seconds since any fixed time.
+
+    Raises:
+        UsageError: The configuration, space, data, folder, tracking store or cluster cannot be
+            used, no trial was completed, or too many trials failed one after another.
+        Interrupted: The user stopped the search. The trials that ended are kept.
+    """
+    began = clock()
+    _check(request)
+    config = request.config
+    space = load_space(request.space, config)
+    task = build_task(config)
+    tags = {
+        names.TAG_TASK: task.kind,
+        names.TAG_DATASET: task.dataset,
+        names.TAG_DATA_FINGERPRINT: task.data_fingerprint,
+        names.TAG_CONFIG_HASH: config.config_hash,
+    }
+    identity = _identity(request, space, task.data_fingerprint)
+    del task  # each trial reads the data itself and may need the memory
+    place = re.sub(r"[^\w.-]+", "-", tags[names.TAG_DATASET])
+    folder = request.output_dir or Path("runs") / "tune" / f"{place}-{identity}"
+    with (
+        opened_study(
+            folder, identity=identity, space=space, config=config, seed=request.seed
+        ) as study,
+        opened_cluster(cluster) if cluster else nullcontext() as nodes,
+    ):
+        if nodes is not None:
+            nodes.require_same("the data", data_fingerprint, config)
+        for run_id in study.left:
+            end_if_dead(run_id)
+        with _parent_run(request, study, space, tags) as tracker:
+            search = Search(request, study, tracker, folder, began, clock, say, progress, nodes)
+            best = _searched(search)
+            return TuneResult(
+                tracker.run_id,
+                config.evaluation.metric,
+                best,
+                tuple(study.records),
+                folder,
+            )
+
+
+def _searched(search: Search) -> TrialRecord:
+    study = search.study
+    try:
+        search.run()
+    except Interrupted:
+        raise Interrupted(
+            f"the search was stopped ({_counts(study.records)}); its trials are in "
+            f"{search.folder}, and the same command continues it"
+        ) from None
+    finally:
+        search.store()
+    if study.best is None:
+        raise UsageError(
+            f"no trial was completed ({_counts(study.records)}), so there is no best one; give "
+            "more --minutes or --trials, or shorten the training (training.num_epochs)"
+        )
+    return study.best
+
+
+def _counts(records: Sequence[TrialRecord]) -> str:
+    states = Counter(record.state for record in records)
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or "no trial began"
+
+
+def _check(request: TuneRequest) -> None:
+    """Refuse a request that cannot be carried out, or only with the test split.
+
+    Raises:
+        ConfigError: Evaluation is not enabled, no group is held out for validation, or the output
+            folder cannot be written.
+    """
+    config = request.config
+    check_folder("--output-dir", request.output_dir)
+    with_named_start(config, is_part=True)
+    if not config.evaluation.enabled:
+        raise ConfigError(
+            f"evaluation.enabled is false, but a search chooses by {config.evaluation.metric}; "
+            "set it to true"
+        )
+    if isinstance(config.data, ImageSequenceData) and not config.data.hold_out_validation:
+        raise ConfigError(
+            "a search needs a validation group, because it must not choose by the test group; set "
+            "data.hold_out_validation=true and evaluation.every_epochs=1"
+        )
+
+
+def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str:
+    content = [request.config.config_hash, space.model_dump(mode="json"), request.seed, fingerprint]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
+
+
+def _parent_run(
+    request: TuneRequest, study: TrialStudy, space: SearchSpace, tags: dict[str, str]
+) -> MlflowTracker:
+    if study.parent_run_id is not None:
+        # Otherwise the first trial would use the run that `mlflow run` opened for this command.
+        os.environ.pop("MLFLOW_RUN_ID", None)
+    tracking = request.config.tracking
+    tracker = open_tracker(
+        TrackingConfig(experiment=tracking.experiment),
+        kind=names.KIND_TUNE,
+        run_name=tracking.run_name or f"tune {tags[names.TAG_DATASET]}",
+        tags=tags,
+        run_id=study.parent_run_id,
+    )
+    study.set_parent(tracker.run_id)
+    tracker.params(flatten(request.config))
+    tracker.params({"tune.seed": request.seed, "tune.space": space.model_dump(mode="json")})
+    return tracker
+
+
+def _is_over(ends_at: float) -> bool:
+    """Return whether a time in seconds since 1970 is over; nodes have other monotonic clocks."""
+    return time.time() >= ends_at
