@@ -19,6 +19,7 @@ from clew.ui.components.runs import run_by_id, runs_page
 from clew.ui.components.tables import run_labels, utc
 from clew.ui.work import Promotion, Rollback
 
+NUM_CANDIDATES = 100
 REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
 
 
@@ -28,18 +29,18 @@ def render() -> None:
     with basics.guarded("The promotion"):
         if job_id := basics.address("job"):  # the one that was started last
             jobs.show(job_id, progress=checks, result=outcome)
-    chosen: RegisteredModel | None = None
     with basics.guarded("The registered models"):
-        found = runs.models()
-        chosen = choose_model(found) if found else None
-        if chosen is None:
+        by_name = {model.name: model for model in runs.models()}
+        if not by_name:
             basics.nothing(
                 "No registered models yet",
                 "Promote a run below or with this command: its best checkpoint becomes a model.",
                 commands=REGISTER_COMMAND,
             )
         else:
-            _model(chosen)
+            options = list(by_name)
+            chosen = st.selectbox("Registered model", options, key="model", bind="query-params")
+            _model(by_name.get(chosen, by_name[options[0]]))
     _promote()
 
 
@@ -55,8 +56,17 @@ def _model(model: RegisteredModel) -> None:
             with st.container(horizontal=True):
                 basics.link("compare", "Its training run", runs=ticked.run_id)
                 basics.link("ask", "Ask the champion", model=ticked.model)
-    if roll_back_button(model):
-        _start(Rollback(model.name), f"Roll back {model.name}", "roll back")
+    previous = model.aliases.get(names.ALIAS_PREVIOUS)
+    if previous is None or model.champion is None:
+        return
+    with st.popover(f"Roll back to version {previous}"):
+        st.markdown(
+            f"Version {previous} answers questions again; version {model.champion} becomes "
+            "*previous*. A second rollback undoes this."
+        )
+        allowed = access.may("roll back")
+        if st.button("Roll back now", key="rollback", type="primary", disabled=not allowed):
+            _start(Rollback(model.name), f"Roll back {model.name}", "roll back")
 
 
 def _start(wanted: Promotion | Rollback, title: str, action: access.Action) -> None:
@@ -68,55 +78,14 @@ def _start(wanted: Promotion | Rollback, title: str, action: access.Action) -> N
 
 @basics.guarded("The promotion of a run")
 def _promote() -> None:
-    """Let a person promote a run, or only check whether it can be promoted."""
-    st.header("Promote a run", anchor=False)
-    wanted = asked_promotion()
-    if wanted is None:
-        return
-    if run_by_id(wanted.run_id) is None:
-        message = f"no run {wanted.run_id} in the store; it may have been deleted"
-        basics.problem("The run", message, done="promoted")
-        return
-    verb = "Check" if wanted.dry_run else "Promote"
-    title = f"{verb} run {wanted.run_id[:8]} as {wanted.name}"
-    _start(wanted, title, "check" if wanted.dry_run else "promote")
-
-
-NUM_CANDIDATES = 100
-
-
-def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
-    by_name = {model.name: model for model in found}
-    chosen = st.selectbox("Registered model", list(by_name), key="model", bind="query-params")
-    return by_name[chosen] if chosen in by_name else found[0]
-
-
-def roll_back_button(model: RegisteredModel) -> bool:
-    """Let a person roll back to the previous version; return whether they confirmed it."""
-    previous = model.aliases.get(names.ALIAS_PREVIOUS)
-    if previous is None or model.champion is None:
-        return False
-    with st.popover(f"Roll back to version {previous}"):
-        st.markdown(
-            f"Version {previous} answers questions again; version {model.champion} becomes "
-            "*previous*. A second rollback undoes this."
-        )
-        return st.button(
-            "Roll back now",
-            key="rollback",
-            type="primary",
-            disabled=not access.may("roll back"),
-        )
-
-
-def asked_promotion() -> Promotion | None:
-    """Let a person choose a run and a name; return what they ask for, once they do.
+    """Let a person promote a run, or only check whether it can be promoted.
 
     The default name comes from the run's data.
     """
-    runs = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
+    st.header("Promote a run", anchor=False)
+    found = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
     linked = basics.address("candidate")
-    labels = run_labels(runs, linked=linked)
+    labels = run_labels(found, linked=linked)
     options = list(labels)
     first, second, third = st.columns([3, 2, 2], vertical_alignment="bottom")
     run_id = first.selectbox(
@@ -128,18 +97,13 @@ def asked_promotion() -> Promotion | None:
     )
     run = run_by_id(run_id or "")
     data = run.tags.get(names.TAG_DATASET, "") if run is not None else ""
-    wanted = second.text_input(
-        "Model name",
-        value=names.default_model_name(data),
-        placeholder="clew-umls",
-        key=f"as-{run_id}",
-    )
-    force = third.text_input(
-        "Overrule, with a reason",
-        key="force",
-        help="Checks that are not final can be overruled; the reason is recorded with the version.",
-    )
-    ready = bool(run_id and wanted.strip())
+    default = names.default_model_name(data)
+    name = second.text_input(
+        "Model name", value=default, placeholder="clew-umls", key=f"as-{run_id}"
+    ).strip()
+    about = "Checks that are not final can be overruled; the reason is recorded with the version."
+    force = third.text_input("Overrule, with a reason", key="force", help=about).strip()
+    ready = bool(run_id and name)
     with st.container(horizontal=True):
         check = st.button(
             "Check only",
@@ -147,15 +111,17 @@ def asked_promotion() -> Promotion | None:
             disabled=not (ready and access.may("check")),
             help="Runs every check and writes nothing.",
         )
-        promote = st.button(
-            "Promote",
-            key="promote",
-            type="primary",
-            disabled=not (ready and access.may("promote")),
-        )
+        allowed = ready and access.may("promote")
+        promote = st.button("Promote", key="promote", type="primary", disabled=not allowed)
     if not (check or promote):
-        return None
-    return Promotion(run_id or "", wanted.strip(), dry_run=check, force=force.strip())
+        return
+    if run is None:
+        message = f"no run {run_id} in the store; it may have been deleted"
+        basics.problem("The run", message, done="promoted")
+        return
+    wanted = Promotion(run.run_id, name, dry_run=check, force=force)
+    title = f"{'Check' if check else 'Promote'} run {run.run_id[:8]} as {name}"
+    _start(wanted, title, "check" if check else "promote")
 
 
 QUALITY = tuple(
