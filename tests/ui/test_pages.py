@@ -206,7 +206,7 @@ def test_a_run_that_began_first_and_ended_last_renews_the_preset(
         assert page("compare", store.uri).button(key="preset").disabled
         ended = "UPDATE runs SET end_time = 9000000000000, status = 'FINISHED'"
         base.execute(f"{ended} WHERE run_uuid = ?", [slow])
-    runs._page.clear()  # kept for seconds
+    runs.runs_page.clear()  # kept for seconds
     assert not page("compare", store.uri).button(key="preset").disabled
 
 
@@ -518,7 +518,7 @@ def test_a_review_is_saved_and_summarised(page: Open, fresh_many: Recorded) -> N
 
 def test_verdicts_of_a_run_are_named_after_it() -> None:
     from clew.runs.reading.reviews import VerdictCount
-    from clew.ui.components.review_tables import verdict_frame
+    from clew.ui.views.reviews import verdict_frame
 
     frame = verdict_frame([VerdictCount("a" * 32, 2, 0, 1)], {"a" * 32: "tracin fp32"})
     assert frame.to_dict("records") == [
