@@ -1,7 +1,6 @@
-"""What a run found: tests of explanations, searches, values of facts, claims of studies."""
+"""What a run found: tests of explanations, searches, values of facts, studies."""
 
 import logging
-from dataclasses import fields
 from typing import Any
 
 import pandas as pd
@@ -12,15 +11,14 @@ from clew.errors import ClewError
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.results import (
     TRIAL_COLUMNS,
-    ClaimResult,
     StudyResult,
+    StudyRow,
     read_best_configuration,
     read_fact_values,
     read_result,
     read_study,
     read_trials,
     read_worst_facts,
-    shipped_studies,
 )
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
@@ -323,40 +321,43 @@ def fact_values(facts: pd.DataFrame, worst: str) -> None:
     st.code(command, language="bash", wrap_lines=True)
 
 
-def show_claims(frame: pd.DataFrame) -> None:
-    """Show claims, one per row."""
-    st.dataframe(
-        frame,
-        column_order=[
-            *("study", "claim", "verdict", "measured", "low", "high", "about", "bounds", "machine"),
-            *(["source"] if frame["source"].any() else []),
-        ],
-        alt="Claims of the studies",
-        placeholder="–",
-        hide_index=True,
-        width="stretch",
-        column_config={
-            "study": st.column_config.TextColumn("Study"),
-            "claim": st.column_config.TextColumn("Claim", width="large"),
-            "bounds": st.column_config.TextColumn("Bounds"),
-            "about": st.column_config.TextColumn(
-                "Measured as",
-                help="ratio: divided by the value of the study's reference. difference: from that "
-                "value. value: the variant's own.",
-            ),
-            "measured": st.column_config.NumberColumn("Measured", format="%.3g"),
-            "low": st.column_config.NumberColumn("95 % from", format="%.3g"),
-            "high": st.column_config.NumberColumn("95 % to", format="%.3g"),
-            "verdict": st.column_config.TextColumn("Verdict"),
-            "source": st.column_config.TextColumn("Printed in"),
-            "machine": st.column_config.TextColumn("Machine"),
+def show_studies(found: list[StudyResult]) -> None:
+    """Show a row for each variant and measure of the studies."""
+    shown = pd.DataFrame(
+        {
+            "Study": study.study,
+            "Variant": row.variant,
+            "Measure": row.label,
+            "Median": row.median,
+            **_ratio(row, study.reference),
+            "Reference": study.reference,
+            "Machine": study.machine,
+        }
+        for study in found
+        for row in study.results
+    )
+    columns = {
+        "Variant": st.column_config.TextColumn(width="medium"),
+        "Median": st.column_config.NumberColumn(format="%.4g", width="small"),
+        **{
+            name: st.column_config.NumberColumn(format="%.3g", width="small")
+            for name in ("Ratio", "95 % from", "95 % to")
         },
+    }
+    tables.show(
+        shown, alt="Variants of the studies", column_config=columns, most=700, placeholder="–"
     )
     basics.note(
-        "Measured: the ratio to the study's reference, the difference from it, or the value "
-        "itself, with its 95 % interval over rounds. A claim holds if the whole "
-        "interval is within its bounds; a larger saving than claimed holds too."
+        "Median: over rounds, a seed each. Ratio: the geometric mean of the rounds' ratios to the "
+        "reference, with its 95 % interval over rounds; a single round has no interval."
     )
+
+
+def _ratio(row: StudyRow, reference: str) -> dict[str, float | None]:
+    ratio = None if row.variant == reference else row.ratio
+    if ratio is None:
+        return {"Ratio": None, "95 % from": None, "95 % to": None}
+    return {"Ratio": ratio.value, "95 % from": ratio.low, "95 % to": ratio.high}
 
 
 logger = logging.getLogger(__name__)
@@ -365,17 +366,14 @@ NUM_STUDIES = 100
 
 
 def studies() -> list[StudyResult]:
-    """Return the latest finished run of each study on each machine, the latest first.
-
-    If the store has none, return the results that ship with Clew.
-    """
+    """Return the latest finished run of each study on each machine, the latest first."""
     runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
     latest: dict[tuple[str, str], StudyResult] = {}
     for run in runs:
         found = study_of(run.run_id) if run.status == "FINISHED" else None
-        if found is not None and found.claims:
+        if found is not None and found.results:
             latest.setdefault((found.study, found.machine), found)
-    return list(latest.values()) or shipped_studies()
+    return list(latest.values())
 
 
 @st.cache_data(ttl=600, max_entries=256, show_spinner="Reading the studies …")
@@ -386,9 +384,3 @@ def study_of(run_id: str) -> StudyResult | None:
     except ClewError as error:
         logger.info("%s", error)
         return None
-
-
-def claims_frame(found: list[StudyResult]) -> pd.DataFrame:
-    """Return a row for each claim on each machine."""
-    claims = [claim for study in found for claim in study.claims]
-    return pd.DataFrame(claims, columns=[field.name for field in fields(ClaimResult)])

@@ -8,7 +8,6 @@ from clew.runs.reading.runs import RunRecord
 from clew.ui.components import basics, results, run_report, tables
 from clew.ui.components.results import (
     best_configuration,
-    claims_frame,
     extreme_values,
     keeps,
     study_of,
@@ -103,9 +102,9 @@ def _actions(run: RunRecord) -> None:
 def _results(run: RunRecord) -> None:
     """Show the results of the run that are not metrics, if it has any."""
     study = study_of(run.run_id) if run.tags.get(names.TAG_KIND) == names.KIND_COMPARE else None
-    if study is not None and study.claims:
-        st.header("Claims", anchor=False)
-        results.show_claims(claims_frame([study]))
+    if study is not None and study.results:
+        st.header("Study", anchor=False)
+        results.show_studies([study])
     if keeps(run, names.ARTIFACT_VALIDATION, names.VALIDATION_JSON):
         st.header("Test of explanations", anchor=False)
         results.validation(validation_of(run.run_id))
