@@ -134,8 +134,8 @@ def pick_values(
 ) -> dict[str, float]:
     """Return one value per run: its best, its last, or the last one up to `step`.
 
-    `best` is the best finite value. It is the last value if neither direction of a metric is better,
-    if no value is finite, and for a test metric, because the test split chooses nothing.
+    `best` is the best finite value. It is the last value if neither direction of a metric is
+    better, if no value is finite, and for a test metric, because the test split chooses nothing.
     """
     if pick == "step" and step is not None:
         frame = frame[frame["step"] <= step]
