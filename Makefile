@@ -39,7 +39,7 @@ help:
 	@echo "make gpu     checks and measures a GPU in ten minutes: gpu.json and gpu.md"
 	@echo "make bench   all benchmarks: prints tables and writes JSON to experiments/benchmarks/results"
 	@echo "make figures the benchmarks that README quotes, three rounds each, about 40 minutes (estimate)"
-	@echo "make studies the studies of the guides' claims, about 35 minutes (estimate): JSON in experiments/studies/results"
+	@echo "make studies the studies that the guides' claims are about, about 35 minutes (estimate): JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
 	@echo "The demo took 93 s on 2 cores."

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import quality_picture, trust_picture
+from experiments import claims, quality_picture, trust_picture
 from experiments.figures import FIGURES, MIN_ROUNDS, Content, Figure, Quote, gap
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,12 +76,14 @@ def machine(content: Content) -> str:
     return f"{found['cpu']}, {size}{gpus}, torch {found['torch']}"
 
 
-def _claim_cells(claim: Content) -> str:
-    found = claim["measured"]
-    shown = "-" if found is None else number(found["value"])
-    if found is not None and found["low"] is not None:
-        shown += f", {number(found['low'])} to {number(found['high'])}"
-    return f"{claim['claim']} | {shown} | {claim['verdict']}"
+def claim_row(found: claims.Verdict) -> str:
+    """Return a row of the table of a study's claims."""
+    estimate = found.estimate
+    shown = "-" if estimate is None else number(estimate.value)
+    if estimate is not None and estimate.rounds > 1:
+        shown += f", {number(estimate.low)} to {number(estimate.high)}"
+    source = found.claim.source.replace("|", "/")
+    return f"| {found.claim.text} | {source} | {shown} | {found.verdict} |"
 
 
 def measurements(benchmarks: Mapping[str, Content], studies: Mapping[str, Content]) -> str:
@@ -99,12 +101,14 @@ def measurements(benchmarks: Mapping[str, Content], studies: Mapping[str, Conten
         rounds = f"seeds {', '.join(map(str, content['seeds']))}"
         lines += [f"## Study: {name}", "", f"{content['study']}, commit {content['commit']},"]
         lines += [f"{content['date'][:10]}; {content['machine']}, torch {content['torch']};"]
-        lines += [f"{rounds}. {content['method']}", ""]
+        lines += [f"{rounds}. {content['method']} {claims.METHOD}", ""]
         lines += [*table(list(study_rows(content))), ""]
         lines += ["| claim | printed in | measured, 95 % interval | verdict |", "|---|---|---|---|"]
-        for claim in content["claims"]:
-            text, _, rest = _claim_cells(claim).partition(" | ")
-            lines.append(f"| {text} | {claim['source'].replace('|', '/')} | {rest} |")
+        judged = claims.judge(
+            claims.load_claims(claims.STUDIES / "claims" / f"{name}.yaml"),
+            claims.Results.model_validate(content),
+        )
+        lines += map(claim_row, judged)
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

@@ -312,12 +312,11 @@ def config_file(folder: Path, **sections: dict[str, object]) -> Path:
 
 
 def study_file(path: Path) -> Path:
-    """Write a small study with a claim of each verdict.
+    """Write a small study.
 
     Its variants differ in the batch size, so that it is no comparison of precisions.
     """
     speed = "throughput/examples_per_second"
-    claim = {"variant": "large batch", "metric": speed}
     small = {key: value for key, value in tiny(1).items() if key != "set"}
     sections = {"embedding_dim": "model", "output_channels": "model"}
     content = {
@@ -327,11 +326,6 @@ def study_file(path: Path) -> Path:
         | {"training.device": "cpu", "tracking.log_mfu": False},
         "variants": {"small batch": {}, "large batch": {"training.batch_size": 512}},
         "measures": [{"metric": speed, "label": "examples/s"}],
-        "claims": [
-            claim | {"at_least": 1e-6, "text": "not slower than a snail"},
-            claim | {"at_least": 1e6, "text": "<b>a million</b> times as fast"},
-            claim | {"at_least": 1, "text": "faster on a GPU", "needs": "gpu"},
-        ],
     }
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return path

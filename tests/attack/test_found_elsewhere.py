@@ -127,8 +127,8 @@ def test_a_history_of_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["[" * 900 + "]" * 900, '{"study": "a", "machine": "b", "commit": "c", "claims": [{"claim": "",'
-     '"source": "", "verdict": "", "measured": {"value": 1' + "0" * 400 + "}}]}"],
+    ["[" * 900 + "]" * 900, '{"study": "a", "machine": "b", "reference": "c", "results": [{'
+     '"variant": "", "label": "", "ratio": null, "median": "many"}]}'],
 )  # fmt: skip
 def test_studies_that_are_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str

@@ -44,11 +44,11 @@ DECISION: dict[str, Any] = {
     "person": "ada", "comment": "why", "review_ids": ["0" * 32],
     "created": "2026-01-01T00:00:00+00:00", "decision_id": "1" * 32,
 }  # fmt: skip
-CLAIM = {
-    "claim": "half the memory", "source": "a paper", "verdict": "holds",
-    "measured": {"value": 0.5, "low": 0.4, "high": 0.6},
+ROW = {
+    "variant": "mixed", "metric": "m", "label": "examples/s", "values": {"0": 2.0}, "median": 2.0,
+    "ratio": {"value": 0.5, "low": 0.4, "high": 0.6, "rounds": 3},
 }  # fmt: skip
-STUDY = {"study": "precision", "machine": "x", "commit": "0" * 40, "claims": [CLAIM, CLAIM]}
+STUDY = {"study": "precision", "machine": "x", "reference": "fp32", "results": [ROW, ROW]}
 
 
 @pytest.fixture

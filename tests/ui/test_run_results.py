@@ -144,7 +144,9 @@ def test_a_damaged_result_hides_nothing_else(page: Open, store: Recorded, tmp_pa
     assert "Files" in [heading.value for heading in app.header]
 
 
-def test_the_run_of_a_study_shows_its_claims(page: Open, store: Recorded) -> None:
+def test_the_run_of_a_study_shows_its_variants(page: Open, store: Recorded) -> None:
     app = page("run", store.uri, id=store.runs["study"])
     assert not app.error
-    assert list(app.dataframe[0].value["about"]) == ["ratio"] * 3
+    table = app.dataframe[0].value
+    assert list(table["Variant"]) == ["small batch", "large batch"]
+    assert (table["Median"] > 0).all()

@@ -1,7 +1,6 @@
-"""What a run found: tests of explanations, searches, values of facts, claims of studies."""
+"""What a run found: tests of explanations, searches, values of facts, studies."""
 
 import logging
-from dataclasses import fields
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,6 @@ from clew.errors import ClewError
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.results import (
     TRIAL_COLUMNS,
-    ClaimResult,
     StudyResult,
     read_best_configuration,
     read_fact_values,
@@ -21,7 +19,6 @@ from clew.runs.reading.results import (
     read_study,
     read_trials,
     read_worst_facts,
-    shipped_studies,
 )
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
@@ -248,39 +245,36 @@ def fact_values(run_id: str) -> None:
     st.code(command, language="bash", wrap_lines=True)
 
 
-def show_claims(frame: pd.DataFrame) -> None:
-    """Show claims, one per row."""
-    st.dataframe(
-        frame,
-        column_order=[
-            *("study", "claim", "verdict", "measured", "low", "high", "about", "bounds", "machine"),
-            *(["source"] if frame["source"].any() else []),
-        ],
-        alt="Claims of the studies",
-        placeholder="–",
-        hide_index=True,
-        width="stretch",
-        column_config={
-            "study": TextColumn("Study"),
-            "claim": TextColumn("Claim", width="large"),
-            "bounds": TextColumn("Bounds"),
-            "about": TextColumn(
-                "Measured as",
-                help="ratio: divided by the value of the study's reference. difference: from that "
-                "value. value: the variant's own.",
+def show_studies(found: list[StudyResult]) -> None:
+    """Show a row for each variant and measure of the studies."""
+    rows = [(study, row) for study in found for row in study.results]
+    ratios = [
+        None if row.variant == study.reference or row.ratio is None else row.ratio
+        for study, row in rows
+    ]
+    short = NumberColumn(format="%.3g", width="small")
+    tables.show(
+        {
+            "Study": ([study.study for study, _ in rows], None),
+            "Variant": ([row.variant for _, row in rows], TextColumn(width="medium")),
+            "Measure": ([row.label for _, row in rows], None),
+            "Median": (
+                [row.median for _, row in rows],
+                NumberColumn(format="%.4g", width="small"),
             ),
-            "measured": NumberColumn("Measured", format="%.3g"),
-            "low": NumberColumn("95 % from", format="%.3g"),
-            "high": NumberColumn("95 % to", format="%.3g"),
-            "verdict": TextColumn("Verdict"),
-            "source": TextColumn("Printed in"),
-            "machine": TextColumn("Machine"),
+            "Ratio": ([ratio and ratio.value for ratio in ratios], short),
+            "95 % from": ([ratio and ratio.low for ratio in ratios], short),
+            "95 % to": ([ratio and ratio.high for ratio in ratios], short),
+            "Reference": ([study.reference for study, _ in rows], None),
+            "Machine": ([study.machine for study, _ in rows], None),
         },
+        alt="Variants of the studies",
+        most=700,
+        placeholder="–",
     )
     basics.note(
-        "Measured: the ratio to the study's reference, the difference from it, or the value "
-        "itself, with its 95 % interval over rounds. A claim holds if the whole "
-        "interval is within its bounds; a larger saving than claimed holds too."
+        "Median: over rounds, a seed each. Ratio: the geometric mean of the rounds' ratios to the "
+        "reference, with its 95 % interval over rounds; a single round has no interval."
     )
 
 
@@ -290,17 +284,14 @@ NUM_STUDIES = 100
 
 
 def studies() -> list[StudyResult]:
-    """Return the latest finished run of each study on each machine, the latest first.
-
-    If the store has none, return the results that ship with Clew.
-    """
+    """Return the latest finished run of each study on each machine, the latest first."""
     runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
     latest: dict[tuple[str, str], StudyResult] = {}
     for run in runs:
         found = study_of(run.run_id) if run.status == "FINISHED" else None
-        if found is not None and found.claims:
+        if found is not None and found.results:
             latest.setdefault((found.study, found.machine), found)
-    return list(latest.values()) or shipped_studies()
+    return list(latest.values())
 
 
 @st.cache_data(ttl=600, max_entries=256, show_spinner="Reading the studies …")
@@ -311,9 +302,3 @@ def study_of(run_id: str) -> StudyResult | None:
     except ClewError as error:
         logger.info("%s", error)
         return None
-
-
-def claims_frame(found: list[StudyResult]) -> pd.DataFrame:
-    """Return a row for each claim on each machine."""
-    claims = [claim for study in found for claim in study.claims]
-    return pd.DataFrame(claims, columns=[field.name for field in fields(ClaimResult)])

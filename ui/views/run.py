@@ -196,9 +196,9 @@ def mlflow_page(run: RunRecord) -> tuple[str, str]:
 def _results(run: RunRecord) -> None:
     is_study = run.tags.get(names.TAG_KIND) == names.KIND_COMPARE
     study = results.study_of(run.run_id) if is_study else None
-    if study is not None and study.claims:
-        st.header("Claims", anchor=False)
-        results.show_claims(results.claims_frame([study]))
+    if study is not None and study.results:
+        st.header("Study", anchor=False)
+        results.show_studies([study])
     if keeps(run, names.ARTIFACT_VALIDATION, names.VALIDATION_JSON):
         st.header("Test of explanations", anchor=False)
         results.validation(results.validation_of(run.run_id))

@@ -269,7 +269,7 @@ class CompareOptions(ClusterOptions):
 
 @command(CompareOptions)
 def compare(options: CompareOptions) -> int:
-    """Test claims by measurement. Each variant of a study runs in a separate process."""
+    """Measure variants against a reference. Each variant of a study runs in a separate process."""
     from clew.config.study import load_study
     from clew.workflows.compare import compare as run_study
 

@@ -16,13 +16,6 @@ from clew.errors import ConfigError, quoted
 
 INFLUENCE_PREFIX = "influence."
 QUICK = "quick"
-MEMORY = {"memory/process_": "process memory", "memory/gpu_": "GPU memory"}
-"""Prefix of a metric to the kind of memory that it measures; a claim's text must name the kind."""
-
-
-def memory_of(metric: str) -> str | None:
-    """Return which kind of memory a metric measures; None if it measures something else."""
-    return next((kind for start, kind in MEMORY.items() if metric.startswith(start)), None)
 
 
 class Measure(Section):
@@ -32,35 +25,6 @@ class Measure(Section):
     """Metric key, for example `throughput/examples_per_second`."""
     label: str
     """Title in tables and figures."""
-
-
-class Claim(Section):
-    """A statement about a variant: bounds on how it compares with the reference."""
-
-    variant: str
-    """Variant that the claim is about."""
-    metric: str
-    """Metric that the claim is about. If it measures memory, the text must say which kind."""
-    at_least: float | None = None
-    """The measured value should be at least this."""
-    at_most: float | None = None
-    """The measured value should be at most this."""
-    text: str
-    """The claim in words."""
-    source: str = ""
-    """Where the claim was published, and its wording there."""
-    needs: Literal["any", "gpu"] = "any"
-    """Hardware that is needed to confirm or refute the claim."""
-    about: Literal["ratio", "value", "difference"] = "ratio"
-    """Whether the bound applies to the ratio to the reference, to the variant's own value, or to
-    the difference from the reference. The whole 95 % interval over rounds must satisfy it."""
-    against: str | None = None
-    """Variant to compare with, instead of the study's reference."""
-
-    def holds(self, measured: float) -> bool:
-        return (self.at_least is None or measured >= self.at_least) and (
-            self.at_most is None or measured <= self.at_most
-        )
 
 
 class Size(Section):
@@ -95,8 +59,6 @@ class Study(Section):
     in every second round."""
     measures: list[Measure] = Field(min_length=1)
     """The metrics to compare."""
-    claims: list[Claim] = Field(default_factory=list)
-    """Statements about the variants."""
     sizes: dict[str, Size] = Field(default_factory=dict)
     """Sizes to choose from, for example `quick` for two cores and `full` for a GPU."""
 
@@ -104,31 +66,15 @@ class Study(Section):
     def reference(self) -> str:
         return next(iter(self.variants))
 
-    @model_validator(mode="after")
-    def _claims_fit(self) -> "Study":
-        metrics = [measure.metric for measure in self.measures]
-        for claim in self.claims:
-            for variant in filter(None, (claim.variant, claim.against)):
-                if variant not in self.variants:
-                    raise ValueError(
-                        f"claim about variant {quoted(variant)}; valid: {', '.join(self.variants)}"
-                    )
-            if claim.metric not in metrics:
-                raise ValueError(
-                    f"claim about {quoted(claim.metric)}; measured: {', '.join(metrics)}"
-                )
-            if claim.at_least is None and claim.at_most is None:
-                raise ValueError(f"claim {quoted(claim.text)}: give at_least or at_most")
-            low, high = claim.at_least, claim.at_most
-            if low is not None and high is not None and low > high:
-                raise ValueError(
-                    f"claim {quoted(claim.text)}: at_least {low} is more than at_most {high}; "
-                    "correct one of them"
-                )
-            memory = memory_of(claim.metric)
-            if memory is not None and memory not in claim.text:
-                raise ValueError(f"claim {quoted(claim.text)}: the text must name {memory}")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _removed(cls, content: Any) -> Any:
+        if isinstance(content, dict) and "claims" in content:
+            raise ValueError(
+                "a study has no claims; put them into a file of their own and judge the results "
+                "with `python -m experiments.claims CLAIMS.yaml RESULTS.json` in a checkout"
+            )
+        return content
 
     @model_validator(mode="after")
     def _seeds_differ(self) -> "Study":

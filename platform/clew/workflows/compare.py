@@ -1,4 +1,4 @@
-"""Compare: run a study's cells, compute ratios, and judge the study's claims.
+"""Compare: run a study's cells, and compute ratios to its reference.
 
 Each cell runs in a separate process, unless an earlier run of it is finished: on this machine or,
 with a cluster, on one of its nodes.

@@ -1,4 +1,4 @@
-"""The report of a study: medians, ratios with intervals, and verdicts on its claims."""
+"""The report of a study: medians, and ratios to the reference with intervals."""
 
 import math
 import re
@@ -10,15 +10,13 @@ from typing import Self
 
 from scipy.stats import t as student_t
 
-from clew.config.study import Claim, Study, memory_of
+from clew.config.study import Study
 from clew.runs.hardware import Machine
 
 METHOD = (
     "Variants take turns in rounds, one seed per round. A ratio is the geometric mean of the "
     "rounds' ratios; its 95 % interval is Student's t over their logarithms, so a slowdown of a "
-    "whole round cancels. Differences and values have the same interval without logarithms. A "
-    "claim holds if the whole interval is within its bounds, does not hold if no part of it is, "
-    "and cannot be told in between."
+    "whole round cancels."
 )
 
 Values = Mapping[tuple[str, str], Mapping[int, float]]
@@ -27,7 +25,7 @@ Values = Mapping[tuple[str, str], Mapping[int, float]]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio, a difference or a value, with its 95 % interval over rounds."""
+    """A ratio or another mean over rounds, with its 95 % interval."""
 
     value: float
     low: float
@@ -48,67 +46,18 @@ class Estimate:
         return cls(mean, mean - half, mean + half, count)
 
     @classmethod
-    def of_differences(cls, values: Mapping[int, float], base: Mapping[int, float]) -> Self | None:
-        return cls.of_values([values[seed] - base[seed] for seed in _common(values, base)])
-
-    @classmethod
     def of_ratios(cls, values: Mapping[int, float], base: Mapping[int, float]) -> Self | None:
         """Return the geometric mean of the ratios of the rounds that both have.
 
         Returns None if one of the values is zero or negative, because such a ratio has no meaning.
         """
-        seeds = _common(values, base)
+        seeds = values.keys() & base.keys()
         if any(values[seed] <= 0 or base[seed] <= 0 for seed in seeds):
             return None
-        found = cls.of_values([math.log(values[seed] / base[seed]) for seed in seeds])
+        found = cls.of_values([math.log(values[seed] / base[seed]) for seed in sorted(seeds)])
         if found is None:
             return None
         return cls(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.rounds)
-
-    def judge(self, claim: Claim) -> str:
-        """Return whether the claim holds, as described in `METHOD`."""
-        if claim.holds(self.low) and claim.holds(self.high):
-            return "holds"
-        above = claim.at_most is not None and self.low > claim.at_most
-        below = claim.at_least is not None and self.high < claim.at_least
-        if above or below:
-            return "does not hold"
-        return f"cannot be told from {self.rounds} round{'s' if self.rounds > 1 else ''}"
-
-
-def _common(values: Mapping[int, float], base: Mapping[int, float]) -> list[int]:
-    return sorted(values.keys() & base.keys())
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim with its estimate."""
-
-    claim: Claim
-    estimate: Estimate | None
-    """None if nothing was measured that could confirm or refute the claim."""
-    verdict: str
-
-
-def judge(study: Study, values: Values, *, has_gpu: bool) -> list[Verdict]:
-    return [_judge(claim, study.reference, values, has_gpu=has_gpu) for claim in study.claims]
-
-
-def _judge(claim: Claim, reference: str, values: Values, *, has_gpu: bool) -> Verdict:
-    if claim.needs == "gpu" and not has_gpu:
-        return Verdict(claim, None, "open: needs a GPU")
-    own = values.get((claim.variant, claim.metric), {})
-    base = values.get((claim.against or reference, claim.metric), {})
-    if claim.about == "value":
-        estimate = Estimate.of_values(list(own.values()))
-    elif claim.about == "difference":
-        estimate = Estimate.of_differences(own, base)
-    else:
-        estimate = Estimate.of_ratios(own, base)
-    if estimate is None:
-        return Verdict(claim, None, "open: not measured here")
-    memory = memory_of(claim.metric)
-    return Verdict(claim, estimate, estimate.judge(claim) + (f" ({memory})" if memory else ""))
 
 
 def metric_name(variant: str) -> str:
@@ -123,7 +72,7 @@ def in_words(machines: Iterable[Machine]) -> str:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """The values measured for each variant in each round, with ratios and verdicts."""
+    """The values measured for each variant in each round, with ratios."""
 
     study: Study
     values: Values
@@ -143,10 +92,6 @@ class StudyReport:
     @property
     def machines(self) -> str:
         return in_words(self.nodes or (self.machine,))
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        return judge(self.study, self.values, has_gpu=self.has_gpu)
 
     def ratio(self, variant: str, metric: str) -> Estimate | None:
         """Return a variant's ratio to the reference; None if one of the two has no values."""
@@ -177,11 +122,6 @@ class StudyReport:
         for variant in study.variants:
             cells = (self._cell(variant, measure.metric) for measure in study.measures)
             yield f"| `{variant}` | " + " | ".join(cells) + " |"
-        if study.claims:
-            yield from ("", "| claim | measured | verdict |", "|---|---|---|")
-        for found in self.verdicts:
-            measured = shown(found.estimate)
-            yield f"| {found.claim.text} | {measured} | {found.verdict} |"
         yield from ("", METHOD)
         if self.problems:
             yield from ("", "Did not finish:", *(f"- {problem}" for problem in self.problems))
@@ -218,20 +158,6 @@ class StudyReport:
                 for variant in self.study.variants
                 for measure in self.study.measures
                 if (found := self.values.get((variant, measure.metric)))
-            ],
-            "claims": [
-                {
-                    "claim": found.claim.text,
-                    "source": found.claim.source,
-                    "variant": found.claim.variant,
-                    "metric": found.claim.metric,
-                    "about": found.claim.about,
-                    "at_least": found.claim.at_least,
-                    "at_most": found.claim.at_most,
-                    "measured": _as_dict(found.estimate),
-                    "verdict": found.verdict,
-                }
-                for found in self.verdicts
             ],
             "problems": self.problems,
             "runs": self.run_ids,

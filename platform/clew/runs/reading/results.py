@@ -1,15 +1,12 @@
 """What commands found, as the store keeps it: searches, values of facts, studies, tests."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import SHIPPED, STUDIES
@@ -85,37 +82,31 @@ def _read_csv(
 STUDY_FILE = "study/study.json"
 
 
-@dataclass(frozen=True)
-class ClaimResult:
-    """One claim and its measurement."""
+class StudyRatio(BaseModel):
+    """A variant's ratio to the reference, with its 95 % interval over rounds."""
 
-    study: str
-    machine: str
-    claim: str
-    about: str
-    """What was measured: `ratio`, `difference` or `value`; empty in older reports."""
-    bounds: str
-    """The claimed bounds, such as `at least 1.5`; empty in older reports."""
-    measured: float | None
-    """A ratio to the reference, a difference or a value, see `about`; None if not measured."""
+    value: float
     low: float | None
-    """Lower end of its 95 % interval; None after a single round."""
+    """Lower end of the interval; None after a single round."""
     high: float | None
-    verdict: str
-    source: str
-    """The text that contains the claim."""
 
 
-@dataclass(frozen=True)
-class StudyResult:
-    """The result of one run of a study."""
+class StudyRow(BaseModel):
+    """What one variant measured of one metric."""
 
-    run_id: str
-    """Id of the run; empty for a result that ships with Clew."""
+    variant: str
+    label: str
+    median: float
+    ratio: StudyRatio | None
+
+
+class StudyResult(BaseModel):
+    """The part of a study's report that is shown; reports of earlier versions also have claims."""
+
     study: str
     machine: str
-    commit: str
-    claims: tuple[ClaimResult, ...]
+    reference: str
+    results: tuple[StudyRow, ...]
 
 
 def read_study(run_id: str) -> StudyResult:
@@ -126,8 +117,8 @@ def read_study(run_id: str) -> StudyResult:
     """
     with fetched(run_id, STUDY_FILE) as path:
         try:
-            return _read_study(path, run_id)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+            return StudyResult.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
             raise TrackingError(
                 f"run {run_id}: {STUDY_FILE} is not a study's report ({described(error)})"
             ) from None
@@ -135,39 +126,8 @@ def read_study(run_id: str) -> StudyResult:
 
 def shipped_studies() -> list[StudyResult]:
     """Return the results of the project's own studies, which ship with Clew."""
-    return [_read_study(path) for path in sorted((SHIPPED / STUDIES / "results").glob("*.json"))]
-
-
-def _read_study(path: Path, run_id: str = "") -> StudyResult:
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    study, machine, commit = (str(content[key]) for key in ("study", "machine", "commit"))
-    claims = tuple(_claim(study, machine, claim) for claim in content["claims"])
-    return StudyResult(run_id, study, machine, commit, claims)
-
-
-def _claim(study: str, machine: str, claim: dict[str, Any]) -> ClaimResult:
-    """Return a claim of a report; without a measurement, its numbers are None."""
-    measured = claim["measured"] or {"value": None, "low": None, "high": None}
-    value, low, high = (
-        None if measured[key] is None else float(measured[key]) for key in ("value", "low", "high")
-    )
-    said = [
-        f"{key.replace('_', ' ')} {float(claim[key]):.4g}"
-        for key in ("at_least", "at_most")
-        if claim.get(key) is not None
-    ]
-    return ClaimResult(
-        study,
-        machine,
-        str(claim["claim"]),
-        str(claim.get("about", "")),
-        ", ".join(said),
-        value,
-        low,
-        high,
-        str(claim["verdict"]),
-        str(claim["source"]),
-    )
+    files = sorted((SHIPPED / STUDIES / "results").glob("*.json"))
+    return [StudyResult.model_validate_json(file.read_bytes()) for file in files]
 
 
 logger = logging.getLogger(__name__)
