@@ -19,7 +19,7 @@ from clew.training.flops import count_flops, peak_flops_per_second
 from clew.training.precision import Precision
 from clew.training.setup import measure_before_training, prepare_process
 from clew.training.step_timing import WARM_UP_STEPS
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="needs a C++ compiler"

@@ -29,7 +29,7 @@ from clew.workflows.planning import memory_guard
 from clew.workflows.planning.memory_guard import resolve_batch_size
 from clew.workflows.planning.plan import plan
 from clew.workflows.planning.planned_task import DataSizes
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
 

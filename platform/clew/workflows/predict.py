@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clew import names
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError, described, quoted
 from clew.files import working_folder
@@ -24,7 +23,7 @@ from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
-from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
+from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_data
 from clew.workflows.shared_table import digest, require_same_question, sharing_the_table
 
 logger = logging.getLogger(__name__)
@@ -148,9 +147,9 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     Raises:
         UsageError: The model is not a link prediction model, or neither data nor names are found.
     """
-    require_task(
+    require_data(
         source,
-        names.TASK_LINK_PREDICTION,
+        TripleData,
         "only link prediction answers queries by name and has embeddings with names",
     )
     if (source.checkpoint / VOCABULARY_FOLDER).is_dir():

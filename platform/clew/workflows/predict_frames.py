@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, UsageError
 from clew.files import working_folder
@@ -30,7 +29,7 @@ from clew.workflows.model_source import (
     open_model,
     own_task,
     recorded_file,
-    require_task,
+    require_data,
 )
 from clew.workflows.outputs import check_file
 
@@ -113,19 +112,16 @@ def predict_frames(
             "images.npy"
         )
     with open_model(model) as source:
-        require_task(
-            source, names.TASK_SEQUENCE_REGRESSION, "only models of image sequences predict frames"
-        )
-        config = source.config
-        assert isinstance(config.data, ImageSequenceData)
+        only = "only models of image sequences predict frames"
+        config, data = source.config, require_data(source, ImageSequenceData, only)
         device = device_of(config)
         regressor, record = open_regressor(source)
         regressor.to(device)
         errors, notes = held_out_errors(source, regressor, device)
         intervals = intervals_of(errors, confidence) if errors else None
-        with handed_in_frames(frames, config.data.channels) as table:
+        with handed_in_frames(frames, data.channels) as table:
             needs_present = regressor.config.predicts == "change"
-            windows = windows_to_predict(table, record, config.data, needs_present=needs_present)
+            windows = windows_to_predict(table, record, data, needs_present=needs_present)
             prediction = predict_windows(
                 regressor,
                 windows,

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from clew import names
 from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
@@ -34,7 +33,7 @@ from clew.workflows.model_source import (
     device_of,
     open_model,
     recorded_file,
-    require_task,
+    require_data,
 )
 from clew.workflows.outputs import check_file
 
@@ -85,7 +84,7 @@ def predict_text(
             f"no prompt given{missing}; expected text to continue, as --prompt or --prompt-file"
         )
     with open_model(model) as source:
-        require_task(source, names.TASK_LANGUAGE_MODELING, "only language models continue a prompt")
+        require_data(source, TokenData, "only language models continue a prompt")
         text_model, start, weights = open_text_model(source), None, ""
         if request.state is not None:
             weights = weights_digest(source.checkpoint)

@@ -29,7 +29,7 @@ from clew.runs.tracker import MlflowTracker
 from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.outputs import check_folder
 from clew.workflows.resume import end_if_dead
-from clew.workflows.tasks import build_task, data_fingerprint
+from clew.workflows.subjects import build_task, data_fingerprint
 from clew.workflows.trial_files import (
     CHART_FILE,
     FILES,

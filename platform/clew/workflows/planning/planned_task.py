@@ -34,7 +34,7 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.task import Task
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 
 NAME = "sizes alone"
 
