@@ -23,8 +23,8 @@ from clew.runs.reading.run_details import read_by_relation
 from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
 from clew.runs.spool import RECORDS, Unreadable
 from clew.runs.store import creation_lock
-from clew.training.history import last_step
 from clew.training.manifest import MANIFEST_FILE, read_manifest
+from clew.training.progress import last_step
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
     SETTINGS_FILE,

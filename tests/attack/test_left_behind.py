@@ -36,7 +36,7 @@ from clew.language_modeling.documents import plan_units
 from clew.language_modeling.pretokenize import PackSettings, tokenize_unit
 from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
-from clew.training.history import last_step
+from clew.training.progress import last_step
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
     SETTINGS_FILE,

@@ -24,11 +24,10 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.base import Tracker
-from clew.training.distributed import joined_world
+from clew.training.distributed import joined_world, reporting_lost_peers, require_same
 from clew.training.manifest import Manifest, list_checkpoints
-from clew.training.peers import naming_lost_peers, require_same
+from clew.training.progress import Watch
 from clew.training.setup import build_trainer
-from clew.training.stopping import Watch
 from clew.workflows.explaining.trace_source import over_all_entities
 from tests.memory_tracker import MemoryTracker
 from tests.ports import meeting_place_for_forks
@@ -187,7 +186,7 @@ def train(run: Run, rank: int) -> None:
     timeout = config.training.peer_timeout_seconds
     if config.optimizations.use_mixed_precision:
         torch.set_default_dtype(torch.float32)
-    with joined_world(timeout) as joined, naming_lost_peers(joined):
+    with joined_world(timeout) as joined, reporting_lost_peers(joined):
         world = joined.sharing_tables() if config.training.shard_entities else joined
         task = LinkPrediction(graph(run.entities, run.triples), config)
         differs = is_last and run.last_rank == "differs"

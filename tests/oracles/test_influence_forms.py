@@ -42,7 +42,6 @@ from clew.link_prediction.models.base import GraphModel, build_graph_model
 from clew.link_prediction.triples import FilterIndex
 from clew.training.checkpoints import load_model
 from clew.training.manifest import list_checkpoints
-from clew.training.sharding.rows import OwnRows, RowShard
 from tests.oracles.test_influence_graph_models import alternating
 from tests.oracles.test_influence_sum import DoubleTask, fixture_of, matrix
 
@@ -375,9 +374,8 @@ def test_labels_are_drawn_as_the_model_believes():
     torch.manual_seed(0)
     scores = torch.randn(1, 6, dtype=torch.float64).expand(20_000, 6)
     for function in ("binary_cross_entropy", "softmax_cross_entropy"):
-        entities = OwnRows(RowShard(scores.shape[1], rank=0, size=1))
         generator = torch.Generator().manual_seed(1)
-        delta, variance = drawn_delta(scores, entities, function, generator)
+        delta, variance = drawn_delta(scores, function, generator)
         assert delta.mean(0).abs().max() < 0.02
         torch.testing.assert_close(delta.square().mean(0), variance[0], rtol=0.05, atol=0.01)
 

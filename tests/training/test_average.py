@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from clew.errors import CheckpointError, ConfigError
-from clew.training.average import ParameterAverage
 from clew.training.manifest import read_manifest
+from clew.training.optimizer import ParameterAverage
 
 
 def walk(decay: float, steps: int) -> tuple[ParameterAverage, list[torch.Tensor]]:
@@ -40,7 +40,7 @@ def test_later_steps_count_by_the_decay() -> None:
 
 
 def test_it_is_exchanged_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clew.training.average._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("clew.training.optimizer._ROWS_AT_ONCE", 2)
     model = nn.Linear(3, 5)
     model.scale = nn.Parameter(torch.tensor(2.0))
     average = ParameterAverage(model, 0.5)

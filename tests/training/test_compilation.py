@@ -12,13 +12,11 @@ import torch
 from clew import names
 from clew.config.load import from_mapping
 from clew.errors import ConfigError
-from clew.training import compilation, setup
+from clew.training import setup
 from clew.training.checkpoints import load_tensors
-from clew.training.compilation import warm_up
-from clew.training.flops import count_flops, peak_flops_per_second
 from clew.training.precision import Precision
-from clew.training.setup import measure_before_training, prepare_process
-from clew.training.step_timing import WARM_UP_STEPS
+from clew.training.setup import measure_before_training, prepare_process, warm_up
+from clew.training.throughput import WARM_UP_STEPS, count_flops, peak_flops_per_second
 from clew.workflows.subjects import build_task
 
 needs_compiler = pytest.mark.skipif(
@@ -54,7 +52,7 @@ def test_compiled_training_is_eager_training_with_the_same_keys(
 def test_without_a_compiler_the_error_comes_first(
     make_trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compilation.shutil, "which", lambda name: None)
+    monkeypatch.setattr(setup.shutil, "which", lambda name: None)
     settings = {"optimizations__torch_compile": True}
     with pytest.raises(ConfigError, match=r"none of g\+\+, c\+\+, clang\+\+ is on PATH"):
         measure_before_training(make_trainer(**settings))
@@ -68,7 +66,7 @@ def test_a_compiler_that_fails_stops_training_unless_it_was_optional(
 
     compile_with = functools.partialmethod(torch.nn.Module.compile, backend=fail)
     monkeypatch.setattr(torch.nn.Module, "compile", compile_with)
-    monkeypatch.setattr(compilation.shutil, "which", lambda name: name)
+    monkeypatch.setattr(setup.shutil, "which", lambda name: name)
     settings = {"optimizations__torch_compile": True}
     with pytest.raises(ConfigError, match=r"torch\.compile failed .* no such instruction"):
         measure_before_training(make_trainer(**settings))

@@ -15,9 +15,15 @@ from torch import Tensor, nn
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.training.live_bytes import LiveBytes, TimeLimit, TookTooLong
 from clew.training.memory import apply_gradient_checkpointing
-from clew.training.memory_plan import MemoryPlanner, StepMemory, live_bytes_of_step
+from clew.training.memory_plan import (
+    LiveBytes,
+    MemoryPlanner,
+    StepMemory,
+    TimeLimit,
+    TookTooLong,
+    live_bytes_of_step,
+)
 from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, half_precision_type
 from clew.training.task import LossSum, Task

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clew.training.step_timing import StepProfiler
+from clew.training.throughput import StepProfiler
 from tests.memory_tracker import MemoryTracker
 
 

@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_optimizer_state_is_refused(make_trainer: Any) -
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import clew.training.checkpoint_files as checkpoint_files
+import clew.training.manifest as checkpoint_files
 import clew.training.checkpoints as checkpoints
 from clew.training.manifest import Manifest
 folder, stop_in = Path(sys.argv[1]), sys.argv[2]

@@ -20,9 +20,8 @@ from clew.config.load import from_mapping, with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
-from clew.training.devices import find_device
 from clew.training.distributed import World
-from clew.training.hardware import Hardware, fit_to_hardware
+from clew.training.hardware import Hardware, find_device, fit_to_hardware
 from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows.planning import memory_guard

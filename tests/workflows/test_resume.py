@@ -20,7 +20,7 @@ from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.training.checkpointing import Checkpointer
 from clew.training.manifest import read_manifest
-from clew.training.stopping import Watch
+from clew.training.progress import Watch
 from clew.workflows.resume import ResumePoint, find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import resume, train
 from clew.workflows.training_run import lock_of

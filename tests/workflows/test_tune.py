@@ -27,7 +27,7 @@ from clew.config.load import from_mapping, load, to_yaml, with_settings
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, Interrupted, UsageError
 from clew.runs import store
-from clew.training.stopping import Watch
+from clew.training.progress import Watch
 from clew.workflows.train import train
 from clew.workflows.trial_files import chart
 from clew.workflows.trials import LOCK_FILE, STUDY_FILE, TrialWatch

@@ -14,7 +14,7 @@ from clew.cli import explanations, models, project, training
 from clew.cli.options import CONTEXT
 from clew.errors import UsageError
 
-UNDER_TORCHRUN = ("train", "predict", "tracin", "batch-tracin")
+UNDER_TORCHRUN = ("train",)
 """Commands whose processes share the work; with other commands, each process would do all of it."""
 
 

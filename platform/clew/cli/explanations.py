@@ -17,7 +17,6 @@ from clew.cli.options import (
     Option,
     Options,
     command,
-    is_main_process,
     progress_bar,
 )
 from clew.config.services import Question, TestLoss
@@ -76,8 +75,7 @@ def tracin(options: TracinOptions) -> int:
         first_answer=options.first_answer,
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
-    if is_main_process():
-        click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 
@@ -119,8 +117,7 @@ def batch_tracin(options: BatchTracinOptions) -> int:
     )
     progress = progress_bar("tests", as_json=options.as_json)
     result = workflow.batch_tracin(request, cluster=options.cluster_request(), progress=progress)
-    if is_main_process():
-        click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
     return 0
 
 

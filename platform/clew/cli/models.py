@@ -17,7 +17,6 @@ from clew.cli.options import (
     Options,
     command,
     dashed,
-    is_main_process,
     progress_bar,
 )
 
@@ -120,8 +119,7 @@ def _answer(options: PredictOptions) -> None:
         filter_known=options.filter_known,
         level=options.conformal,
     )
-    if is_main_process():
-        click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 def _continue(options: PredictOptions) -> None:

@@ -288,13 +288,9 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
     """Return a function that shows progress: a bar on a terminal, or one JSON object per line."""
     from tqdm import tqdm
 
-    is_main = is_main_process()
-    silent = True if as_json or not is_main else None
-    bar = tqdm(unit=f" {unit}", delay=1.0, disable=silent, leave=False)
+    bar = tqdm(unit=f" {unit}", delay=1.0, disable=True if as_json else None, leave=False)
 
     def show(done: int, total: int) -> None:
-        if not is_main:
-            return
         if as_json:
             click.echo(json.dumps({"done": done, "total": total}))
         bar.total = total

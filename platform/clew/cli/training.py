@@ -126,14 +126,21 @@ class PlanOptions(Configured):
     """Plan for this many entities, without the data."""
     num_relations: Annotated[int | None, Field(ge=1)] = None
     """Plan for this many relations, without inverses and without the data."""
-    num_triples: Annotated[int | None, Field(ge=1)] = None
-    """With --num-entities and --num-relations: training triples, for the time of an epoch."""
+    num_triples: Annotated[str, HIDDEN] = ""
+    """Removed."""
     vocabulary_size: Annotated[int | None, Field(ge=1)] = None
     """Plan for a vocabulary of this size (default: that of the packed text or its tokenizer)."""
     frame_shape: str = ""
     """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
+
+    @field_validator("num_triples")
+    @classmethod
+    def _is_removed(cls, given: str) -> str:
+        if given:
+            raise ValueError("times are not planned: leave it out, and train with max_steps=50")
+        return given
 
     @field_validator("frame_shape")
     @classmethod
@@ -158,7 +165,6 @@ def plan(options: PlanOptions) -> int:
         sizes=DataSizes(
             num_entities=options.num_entities,
             num_relations=options.num_relations,
-            num_triples=options.num_triples,
             vocabulary_size=options.vocabulary_size,
             frame_shape=(channels, height, width) if options.frame_shape else None,
         ),

@@ -61,8 +61,8 @@ class TrainingConfig(Section):
     its rows, their optimizer state and their part of the loss. For link prediction with inverse
     relations."""
     peer_timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, gt=0)
-    """Under `torchrun`, how long a process waits for the others before it stops and names the
-    process that died or hangs. It must be longer than an evaluation, because the other processes
+    """Under `torchrun`, how long a process waits for the others before it stops, because one
+    died or hangs. It must be longer than an evaluation, because the other processes
     wait while the main process evaluates."""
     checkpoint_frequency: Annotated[int, TRAIN_FLAG] = Field(default=5, ge=0)
     """Epochs between two checkpoints; 0: only the last checkpoint. TracIn sums over the

@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.layers.examples import for_each_example
 from clew.layers.scan import RealEigenvalues, RealSeries, RealState, Starts, scan
 from clew.layers.short_convolution import Inputs, Positions, ShortConvolution
-from clew.layers.training_mode import dropout
+from clew.layers.training_mode import dropout, for_each_example
 from clew.layers.varying_scan import varying_scan
 
 Hidden = Float[Tensor, "batch time dim"]

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clew.layers.examples import for_each_example
+from clew.layers.training_mode import for_each_example
 
 Series = Float[Tensor, "batch time channel"]
 Inputs = Float[Tensor, "batch before channel"]

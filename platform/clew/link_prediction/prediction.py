@@ -245,7 +245,7 @@ class Predictor(QueryScores):
         answers = self._best(candidates if filter_known else scores, candidates, known, top_k)
         counts = [None] * len(questions)
         if known is not None:
-            counts = self.rows.sum(known.sum(1), "answers").tolist()
+            counts = known.sum(1).tolist()
         found = []
         for row, question in enumerate(questions):
             place = None
@@ -277,8 +277,7 @@ class Predictor(QueryScores):
             if place.known:  # a candidate here, but its score is not in the normaliser yet
                 normaliser = float(np.logaddexp(normaliser, place.score))
             place = replace(place, in_set=normaliser - place.score <= guarantee.threshold)
-        counts = torch.stack([inside.sum(), is_candidate.sum()])
-        size, num_candidates = self.rows.sum(counts, "answers").tolist()
+        size, num_candidates = int(inside.sum()), int(is_candidate.sum())
         num_shown = sum(bool(answer.in_set) for answer in answers)
         answer_set = AnswerSet(size, num_candidates, guarantee, num_shown)
         return replace(prediction, answers=answers, place=place, answer_set=answer_set)
@@ -286,11 +285,11 @@ class Predictor(QueryScores):
     def _best(
         self, shown: Scores, candidates: Scores, known: Known | None, top_k: int
     ) -> list[tuple[Answer, ...]]:
-        best, ids = self.rows.strongest(shown, top_k)
+        best, ids = shown.topk(min(top_k, shown.shape[1]), dim=1)
         probabilities = self._probabilities(candidates, ids)
         flags = None
         if known is not None:
-            flags = self.rows.at(known.byte(), _each(ids), ids).bool().tolist()
+            flags = known[_each(ids), ids].tolist()
         width, named = ids.shape[1], self.entities.named(ids.flatten().numpy())
         return [
             tuple(
@@ -310,11 +309,11 @@ class Predictor(QueryScores):
     def _place(self, scores: Scores, candidates: Scores, entity: int) -> Place:
         """Return the rank of an entity for one query; it is a candidate even if it is known."""
         asked = torch.tensor([0]), torch.tensor([entity])
-        own, as_candidate = (self.rows.at(values, *asked) for values in (scores, candidates))
-        candidates = candidates.index_put(self.rows.own(*asked), own)
+        own, as_candidate = scores[asked], candidates[asked]
+        candidates = candidates.index_put(asked, own)
         compared = candidates > own, candidates == own, candidates > -torch.inf
         counts = torch.stack([found.sum() for found in compared])
-        above, equal, num_candidates = self.rows.sum(counts, "answers").tolist()
+        above, equal, num_candidates = counts.tolist()
         probabilities = self._probabilities(candidates, torch.tensor([[entity]]))
         ((name, label),) = self.entities.named(np.array([entity]))
         return Place(
@@ -331,8 +330,8 @@ class Predictor(QueryScores):
         if self.calibration is None:
             return None
         scaled = candidates / self.calibration.temperature
-        normaliser = self.rows.log_sum(scaled.logsumexp(dim=1))
-        shown = self.rows.at(scaled, _each(ids), ids) - normaliser[:, None]
+        normaliser = scaled.logsumexp(dim=1)
+        shown = scaled[_each(ids), ids] - normaliser[:, None]
         return [[p if p > 0 else None for p in row] for row in shown.double().exp().tolist()]
 
     def resolve(self, query: Query) -> "Resolved":

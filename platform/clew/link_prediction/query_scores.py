@@ -2,10 +2,6 @@
 
 The head of (relation r, tail t) is predicted as the tail of (t, inverse of r), so it needs a model
 that was trained with inverse relations. Everything is computed on the CPU in float32.
-
-If processes share the entity table, all of them answer the same queries together, and each process
-has the scores of its own rows. Scores, known answers and candidates have a column for each row of
-the process.
 """
 
 from collections.abc import Iterator, Sized
@@ -31,7 +27,7 @@ CHUNK_MIB = 64.0
 MAX_CALIBRATION_QUERIES = 2048
 MAX_HELD_OUT_TRIPLES = 20_000
 
-Known = Bool[Tensor, "batch own"]
+Known = Bool[Tensor, "batch entity"]
 Ids = Int64[np.ndarray, " query"]
 Normalisers = Float[Tensor, "batch"]
 
@@ -47,14 +43,13 @@ class QueryScores:
 
     def __init__(self, model: GraphModel, num_relations: int, known: FilterIndex | None) -> None:
         self.model = model.eval()
-        self.rows = model.table_rows
         self.num_entities = model.entity.num_embeddings
         self.num_relations = num_relations
         self.known = known
         self.has_inverses = model.relation.num_embeddings == 2 * num_relations
 
     def chunks(self, queries: Sized) -> Iterator[slice]:
-        size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.rows.most))
+        size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.num_entities))
         for start in range(0, len(queries), size):
             yield slice(start, start + size)
 
@@ -65,21 +60,21 @@ class QueryScores:
 
     @torch.no_grad()
     def scores(self, queries: Queries) -> Scores:
-        """Return the scores of the entities of this process, `(batch, own)`.
+        """Return the scores of all entities, `(batch, entity)`.
 
         Raises:
-            CheckpointError: If a score is NaN or infinite, in this process or in another one.
+            CheckpointError: If a score is NaN or infinite.
         """
         scores = self.model.scores(queries)
         finite = all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores))
-        if int(self.rows.sum(torch.tensor([not finite], dtype=torch.long), "checks")):
+        if not finite:
             raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
         return scores
 
     def known_answers(
         self, entities: Ids, relations: Ids, *, but: Ids | None = None
     ) -> Known | None:
-        """Return which entities of this process are known answers; None without training triples.
+        """Return which entities are known answers; None without training triples.
 
         Args:
             entities: The given entity of each query.
@@ -92,13 +87,13 @@ class QueryScores:
         if but is not None:
             others = answer != but[row]
             row, answer = row[others], answer[others]
-        flags = torch.zeros(len(entities), self.rows.count, dtype=torch.bool)
-        flags[self.rows.own(torch.from_numpy(row), torch.from_numpy(answer))] = True
+        flags = torch.zeros(len(entities), self.num_entities, dtype=torch.bool)
+        flags[torch.from_numpy(row), torch.from_numpy(answer)] = True
         return flags
 
     def normalisers(self, candidates: Scores) -> Normalisers:
         """Return log sum exp of all candidates' scores of each query, `(batch,)`, in float64."""
-        return self.rows.log_sum(candidates.double().logsumexp(dim=1))
+        return candidates.double().logsumexp(dim=1)
 
     def calibrate(self, triples: Triples) -> Calibration | None:
         """Fit the temperature to both ends of held-out triples; return None without triples.
@@ -125,11 +120,10 @@ class QueryScores:
             triples = triples[generator.choice(len(triples), MAX_HELD_OUT_TRIPLES, replace=False)]
         entities, relations, answers = self._questions(triples)
         found = [torch.empty(0, dtype=torch.float64)]
-        silent = True if self.rows.shard.rank else None
-        bar = tqdm(total=len(answers), unit=" queries", delay=1.0, disable=silent, leave=False)
+        bar = tqdm(total=len(answers), unit=" queries", delay=1.0, disable=None, leave=False)
         with bar:
             for scores, own in self._held_out(entities, relations, answers)():
-                chosen = self.rows.at(scores, torch.arange(len(own)), own)
+                chosen = scores[torch.arange(len(own)), own]
                 found.append(self.normalisers(scores) - chosen.double())
                 bar.update(len(own))
         return Surprises(relations, torch.cat(found).numpy())

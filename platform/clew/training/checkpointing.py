@@ -4,27 +4,113 @@ import dataclasses
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from clew import names
-from clew.errors import NonFiniteLossError, PlaceError
-from clew.training.checkpoint_files import save_tensors
+from clew.errors import CheckpointError, NonFiniteLossError, described
 from clew.training.checkpoints import (
     AVERAGE,
     MODEL,
     OPTIMIZER,
     TrainingState,
+    load_model,
+    load_training_state,
     write_checkpoint,
 )
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, read_manifest
-from clew.training.sharding.files import rows_file, split_rows
-from clew.training.sharding.rows import row_shards
-from clew.training.state import Resumable
+from clew.training.optimizer import ParameterAverage, optimizer_tensors, restore_optimizer
+from clew.training.precision import Precision
+from clew.training.progress import History, Progress, TrainingValues
+from clew.training.schedule import Schedule
+from clew.training.seeding import capture_generators, restore_generators
+from clew.training.sharding.files import rows_files, write_own_rows
+from clew.training.sharding.table import RowShard, row_shards
+
+
+@dataclass
+class Resumable:
+    """The parts of a run whose state a checkpoint keeps.
+
+    With this state, a resumed run gives the same results as an uninterrupted run.
+    """
+
+    model: nn.Module
+    average: ParameterAverage
+    optimizer: Optimizer
+    schedule: Schedule
+    precision: Precision
+    world: World
+    history: History
+    progress: Progress
+
+    def capture(self) -> TrainingState:
+        """Return the training state without the tensors of the model."""
+        tensors, values = capture_generators()
+        return TrainingState(
+            optimizer=optimizer_tensors(self.optimizer, self.model),
+            tensors=self.world.gather_tensors(tensors, self.precision.device),
+            values=TrainingValues(
+                progress=replace(self.progress),
+                generators=values,
+                schedule=self.schedule.state(),
+                scaler=self.precision.state(),
+                history=self.history.entries,
+                world_size=self.world.size,
+                num_threads=torch.get_num_threads(),
+            ),
+            average=self.average.tensors(),
+        )
+
+    def restore(self, folder: Path) -> None:
+        """Load model and training state from a checkpoint folder.
+
+        Raises:
+            CheckpointError: The checkpoint is incomplete, belongs to another model, or was written
+                by a different number of processes (unless tables are sharded).
+        """
+        own = row_shards(self.model)
+        saved = load_training_state(folder, own)
+        try:
+            self._put_back(saved, folder, own)
+        except CheckpointError:
+            raise
+        except (RuntimeError, ValueError, TypeError, KeyError, OverflowError) as error:
+            # Optimizers, schedules and generators raise these errors for a state that does not fit.
+            raise CheckpointError(
+                f"{folder}: its training state does not fit ({described(error)}); use another "
+                "checkpoint"
+            ) from None
+
+    def _put_back(self, saved: TrainingState, folder: Path, own: dict[str, RowShard]) -> None:
+        sharded = own or rows_files(read_manifest(folder).sha256)
+        if saved.values.world_size != self.world.size and not sharded:
+            raise CheckpointError(
+                f"{folder}: written by {saved.values.world_size} processes, resumed by "
+                f"{self.world.size}; resume with the same number of processes, or with "
+                "training.shard_entities=true"
+            )
+        self.average.restore(saved.average)
+        load_model(folder, self.model)
+        restore_optimizer(self.optimizer, self.model, saved.optimizer)
+        self.schedule.restore(saved.values.schedule)
+        self.precision.restore(saved.values.scaler)
+        vars(self.progress).update(vars(saved.values.progress))
+        manifest = read_manifest(folder)
+        self.progress.checkpoint_step = manifest.step
+        self.progress.previous_step = manifest.previous_step
+        self.progress.learning_rate_weight = manifest.learning_rate_weight
+        self.history.restore(saved.values.history)
+        mine = f"{self.world.rank}/"
+        tensors = {n.removeprefix(mine): t for n, t in saved.tensors.items() if n.startswith(mine)}
+        if tensors:  # a process that did not exist before keeps its seeded generators
+            restore_generators(tensors, saved.values.generators)
+
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +155,10 @@ class Checkpointer:
 
         def write_rows(folder: Path) -> None:
             if world.exchange is not None:
-                write_own_rows(folder, model, state, world)
+                tensors = {MODEL: model.state_dict()}
+                if state is not None:
+                    tensors |= {OPTIMIZER: state.optimizer, AVERAGE: state.average}
+                write_own_rows(folder, tensors, row_shards(model), world)
 
         if world.is_main:
             write_checkpoint(path, model, manifest, state, write_rows=write_rows)
@@ -165,30 +254,3 @@ def _is_finite(parameter: Tensor) -> bool:
         values = torch.view_as_real(values)
     ends = torch.stack(values.aminmax()) if values.numel() else values.flatten()
     return bool(torch.isfinite(ends).all())
-
-
-def write_own_rows(
-    folder: Path, model: nn.Module, training: TrainingState | None, world: World
-) -> None:
-    """Write this process's rows of sharded tables into the folder that all processes share.
-
-    Raises:
-        PlaceError: A process could not write its rows; the message names the process.
-    """
-    device = torch.device("cpu")
-    folder, shards = Path(world.broadcast_text(str(folder), device)), row_shards(model)
-    _, rows = split_rows(model.state_dict(), shards, MODEL)
-    if training is not None:
-        rows |= split_rows(training.optimizer, shards, OPTIMIZER)[1]
-        rows |= split_rows(training.average, shards, AVERAGE)[1]
-    problem = ""
-    try:
-        save_tensors(rows, folder / rows_file(world.rank, world.size))
-    except OSError as error:
-        problem = f"{error.filename}: {error.strerror}"
-    for rank, said in enumerate(world.gather_texts(problem, device)):
-        if said:
-            raise PlaceError(
-                f"rank {rank} could not write its rows of the checkpoint: {said}; no checkpoint "
-                "was written. All processes need the same folder: set it with --checkpoint-dir"
-            )

@@ -27,26 +27,24 @@ from torch import Tensor, nn
 
 from clew.errors import CheckpointError, OutOfMemoryError, described, quoted
 from clew.files import replacing
-from clew.training.checkpoint_files import (
-    read_json,
-    save_tensors,
-    sha256,
-    sync,
-    write_json,
-)
-from clew.training.devices import free_gib
+from clew.training.hardware import free_gib
 from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
     Manifest,
+    read_json,
     read_manifest,
     require_unchanged,
+    save_tensors,
+    sha256,
+    sync,
+    write_json,
     write_manifest,
 )
 from clew.training.progress import TrainingValues
 from clew.training.seeding import DrawingApart
 from clew.training.sharding.files import read_file, read_rows, rows_files, split_rows
-from clew.training.sharding.rows import RowShard, row_shards
+from clew.training.sharding.table import RowShard, row_shards
 
 M = TypeVar("M", bound=nn.Module)
 

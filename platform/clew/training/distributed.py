@@ -6,12 +6,14 @@ shares of different sizes and for processes without examples. Gradients are summ
 optimizer step, for any number of accumulated microbatches.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -20,9 +22,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from clew.config.training import DEFAULT_TIMEOUT_SECONDS
-from clew.errors import ConfigError
+from clew.errors import ConfigError, PeerError
 from clew.training.sharding.exchange import Exchange
-from clew.training.sharding.rows import row_shards, shard_of
+from clew.training.sharding.table import row_shards, shard_of
+
+LOST = ("connection", "timed out", "timeout", "gloo", "nccl", "peer", "socket")
+"""Words in the errors of collectives that failed because of another process."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,54 @@ class World:
             for name, tensor in model.state_dict().items():
                 if name not in sharded:
                     dist.broadcast(tensor, src=0)
+
+
+def code_digest() -> str:
+    """Return sixteen hexadecimal digits over the source files of this package."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(path.relative_to(package).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def require_same(world: World, facts: Mapping[str, str]) -> None:
+    """Check that all processes run with the same code, data and settings.
+
+    Args:
+        world: The processes.
+        facts: Values that must be equal in all processes, by name.
+
+    Raises:
+        ConfigError: A process differs from the main process; all processes raise this error.
+    """
+    texts = world.gather_texts(json.dumps(dict(facts)), torch.device("cpu"))
+    main, *others = (json.loads(text) for text in texts)
+    for rank, own in enumerate(others, start=1):
+        for name, value in main.items():
+            if own[name] != value:
+                raise ConfigError(
+                    f"rank {rank} has {name} {own[name]}, rank 0 has {value}; start all processes "
+                    f"with the same {name}"
+                )
+
+
+@contextmanager
+def reporting_lost_peers(world: World) -> Iterator[None]:
+    """Turn the error of a failed collective into one line; torchrun's report says who failed.
+
+    Raises:
+        PeerError: A collective failed because another process died, hangs or left.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if world.size == 1 or not any(word in str(error).lower() for word in LOST):
+            raise
+        raise PeerError(
+            f"rank {world.rank} of {world.size}: another process ended or hangs, torchrun's report "
+            "names it; checkpoints written before are whole: continue with --resume"
+        ) from error
 
 
 @contextmanager

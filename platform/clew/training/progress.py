@@ -1,12 +1,105 @@
-"""The progress of training, and everything else besides tensors that a resume needs."""
+"""The progress of a training: its metrics and counters, which a resume needs, and what stops it."""
 
+import itertools
+import logging
 import math
-from dataclasses import dataclass
+import signal
+import threading
+import time
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field
 
-from clew.training.history import MetricValue
+from clew.errors import CheckpointError, described
+from clew.runs.base import Tracker
+
+
+@dataclass(frozen=True)
+class MetricValue:
+    """One value of one metric."""
+
+    key: str
+    value: float
+    step: int
+    epoch: int
+    elapsed_seconds: float
+
+
+@dataclass
+class History:
+    """Records metric values and sends them to the tracker.
+
+    `elapsed_seconds` counts from the start of training and continues after a resume.
+    """
+
+    tracker: Tracker
+    entries: list[MetricValue] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def record(self, values: Mapping[str, float], *, step: int, epoch: int) -> None:
+        elapsed = self.elapsed_seconds
+        self.entries.extend(
+            MetricValue(key, float(value), step, epoch, elapsed) for key, value in values.items()
+        )
+        self.tracker.metrics(values, step)
+
+    def start(self) -> None:
+        """Start the clock; after a resume, it continues from the last recorded time."""
+        before = self.entries[-1].elapsed_seconds if self.entries else 0.0
+        self.started = time.perf_counter() - before
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since training started, including the time before a resume."""
+        return time.perf_counter() - self.started
+
+    def restore(self, entries: Sequence[MetricValue]) -> None:
+        """Restore saved entries and send them again, so that a resumed run has complete curves."""
+        self.entries = list(entries)
+        together = itertools.groupby(self.entries, key=lambda e: (e.step, e.elapsed_seconds))
+        for (step, _), same in together:
+            self.tracker.metrics({entry.key: entry.value for entry in same}, step)
+
+    def write(self, path: Path) -> None:
+        """Write all entries as Parquet: key, value, step, epoch, elapsed_seconds."""
+        columns = {
+            name: [getattr(entry, name) for entry in self.entries]
+            for name in MetricValue.__dataclass_fields__
+        }
+        schema = pa.schema(
+            [
+                ("key", pa.string()),
+                ("value", pa.float64()),
+                ("step", pa.int64()),
+                ("epoch", pa.int64()),
+                ("elapsed_seconds", pa.float64()),
+            ]
+        )
+        pq.write_table(pa.table(columns, schema=schema), path)
+
+
+def last_step(path: Path) -> int:
+    """Return the last optimizer step of a finished run, which its last checkpoint has too.
+
+    Raises:
+        CheckpointError: The file is not a history file.
+    """
+    try:
+        steps = pq.read_table(path, columns=["step"])["step"].cast(pa.int64())
+    except (pa.ArrowException, KeyError, OSError) as error:
+        raise CheckpointError(
+            f"{path}: not a run's history ({described(error)}); copy it here again"
+        ) from None
+    return int(pc.max(steps).as_py() or 0)
+
 
 Count = Annotated[int, Field(strict=True, ge=0)]
 Weight = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -75,3 +168,58 @@ class TrainingValues(BaseModel):
     world_size: Annotated[int, Field(ge=1)] = 1
     num_threads: Annotated[int, Field(ge=1)] | None = None
     """None if an older version of Clew did not record it."""
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StopRequest:
+    """Whether this process has received SIGINT or SIGTERM."""
+
+    requested: bool = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Record the first signal inside this context; a second signal interrupts immediately.
+
+        Only the main thread of a process can handle signals. In other threads, this does nothing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def request(signum: int, frame: types.FrameType | None) -> None:
+            self.requested = True
+            signal.signal(signum, signal.default_int_handler)
+            logger.warning("stopping after this step")
+
+        previous = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+
+
+class Watch:
+    """Watches a training and can stop it early, as a search does; this base class does nothing.
+
+    Each method except `started` can raise `Interrupted`, which stops the training immediately. Its
+    run then has the status KILLED, and no further checkpoint is written.
+    """
+
+    def started(self, tracker: Tracker) -> None:
+        """Receive the run's tracker before training starts."""
+
+    def before_step(self) -> None:
+        """Receive a call before every optimizer step."""
+
+    def validated(self, value: float, epoch: int, *, is_last: bool) -> None:
+        """Receive the result of a validation.
+
+        Args:
+            value: The value of `evaluation.metric`.
+            epoch: Number of epochs done, including an epoch that `max_steps` ended early.
+            is_last: Whether training ends after this validation in any case.
+        """

@@ -1,7 +1,9 @@
 """Seeds, captures and restores all random generators."""
 
 import random
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -73,3 +75,26 @@ class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
             func = func if takes_one else func.overloadpacket.generator
             given["generator"] = self._generator
         return func(*args, **given)
+
+
+_TURN = threading.RLock()
+
+
+@contextmanager
+def own_process() -> Iterator[None]:
+    """Reserve the random generators, the number of threads and the determinism for one training.
+
+    These settings belong to the whole process. If two trainings used the same generators at the
+    same time, no seed could reproduce their results, so the second training waits for the first.
+    Everything is restored afterwards, so that a training does not restart the caller's random
+    numbers.
+    """
+    with _TURN:
+        generators = capture_generators()
+        threads, determinism = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+        try:
+            yield
+        finally:
+            restore_generators(*generators)
+            torch.set_num_threads(threads)
+            torch.set_deterministic_debug_mode(determinism)

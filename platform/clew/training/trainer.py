@@ -22,19 +22,16 @@ from clew import names
 from clew.config.schema import RunConfig
 from clew.config.training import SGD, TrainingConfig
 from clew.errors import ConfigError, Interrupted, NonFiniteLossError
-from clew.training.average import ParameterAverage
 from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
-from clew.training.history import History
 from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
-from clew.training.optimizer import clip_gradients, gradient_norm
+from clew.training.optimizer import ParameterAverage, clip_gradients, gradient_norm
 from clew.training.precision import Precision
-from clew.training.progress import Progress
+from clew.training.progress import History, Progress, StopRequest, Watch
 from clew.training.schedule import Schedule, is_better
-from clew.training.step_timing import StepProfiler, Throughput
-from clew.training.stopping import StopRequest, Watch
 from clew.training.task import B, Task
+from clew.training.throughput import StepProfiler, Throughput
 
 
 @dataclass(frozen=True)

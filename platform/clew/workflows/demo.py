@@ -100,10 +100,10 @@ def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[s
     yield f"explained {len(result.report.tests)} test triples in {result.report.seconds:.1f} s"
     fact = in_words(shown_test.test)
     yield f"{model.variant} puts this at rank {shown_test.rank:g}: {fact}"
-    yield "the training facts behind it, by an estimate; in brackets the"
-    yield form_of(result.report.settings).sentence
+    yield "the training facts behind it, by an estimate:"
     for entry in shown_test.proponents[:SHOWN_PROPONENTS]:
         yield f"  {in_words(entry.train)}   ({entry.influence:+.3g})"
+    yield f"in brackets: {form_of(result.report.settings).sentence}"
 
 
 def promotion(results: Sequence[TrainResult]) -> Iterator[str]:

@@ -203,9 +203,9 @@ def own_task(source: ModelSource) -> Task[Any]:
     return task
 
 
-def device_of(config: RunConfig, local_rank: int = 0) -> torch.device:
+def device_of(config: RunConfig) -> torch.device:
     """Return the device for a trained model: the CPU if it was configured, else a GPU if any."""
-    return resolve_device("cpu" if config.training.device == "cpu" else "auto", local_rank)
+    return resolve_device("cpu" if config.training.device == "cpu" else "auto")
 
 
 def check_fingerprint(source: ModelSource, fingerprint: str) -> None:

@@ -24,7 +24,6 @@ from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_data
-from clew.workflows.shared_table import digest, require_same_question, sharing_the_table
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +77,6 @@ def predict(
 ) -> PredictResult:
     """Answer queries with a trained model.
 
-    Under torchrun the processes answer together, each with its own rows of the entity table, and
-    all of them get the same result.
-
     Args:
         model: A run id, `models:/name@alias`, or a checkpoint folder.
         queries: The queries.
@@ -92,11 +88,8 @@ def predict(
         UsageError: The model or a name cannot be found; the message suggests similar names. Or an
             answer set is requested, but the model's data are not available to calibrate it.
     """
-    with sharing_the_table() as world, open_model(model) as source:
+    with open_model(model) as source:
         predictor, notes = open_predictor(source)
-        request = digest([[vars(item.query) for item in queries], top_k, filter_known, level])
-        facts = _facts(predictor) | {"request": request}
-        require_same_question(world, [source.checkpoint], len(predictor.entities), facts)
         questions = [question for item in queries for question in _questions(item, predictor)]
         if not predictor.has_inverses and any(q.query.is_triple for q in queries):
             notes.append(
@@ -118,14 +111,6 @@ def predict(
             temperature=calibration.temperature if calibration else None,
             notes=tuple(notes),
         )
-
-
-def _facts(predictor: Predictor) -> dict[str, object]:
-    known = predictor.known
-    return {
-        "number of known answers": "unknown" if known is None else len(known.tails),
-        "calibration": digest([predictor.calibration, predictor.answer_sets is None]),
-    }
 
 
 def _questions(item: Asked, predictor: Predictor) -> list[Query]:

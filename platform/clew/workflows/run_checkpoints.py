@@ -9,8 +9,8 @@ from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, quoted
 from clew.training.checkpoints import AVERAGE_FILE
-from clew.training.history import last_step
 from clew.training.manifest import CheckpointRecord, read_manifest
+from clew.training.progress import last_step
 from clew.workflows.model_source import ModelSource, trained_with
 from clew.workflows.open_run import OpenedRun, open_run
 

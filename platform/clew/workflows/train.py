@@ -20,19 +20,24 @@ from clew.files import working_folder
 from clew.link_prediction.task import LinkPrediction
 from clew.runs.hardware import reset_process_peak
 from clew.training.checkpoints import load_model, load_training_values
-from clew.training.distributed import World, joined_world
+from clew.training.distributed import (
+    World,
+    code_digest,
+    joined_world,
+    reporting_lost_peers,
+    require_same,
+)
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
-from clew.training.own_process import own_process
-from clew.training.peers import code_digest, naming_lost_peers, require_same
 from clew.training.precision import resolve_device
+from clew.training.progress import Watch
+from clew.training.seeding import own_process
 from clew.training.setup import (
     build_trainer,
     count_parameters,
     measure_before_training,
     prepare_process,
 )
-from clew.training.stopping import Watch
 from clew.training.task import Task
 from clew.training.trainer import Trainer
 from clew.workflows.planning.memory_guard import (
@@ -106,7 +111,7 @@ def train(
     with (
         own_process(),
         joined_world(config.training.peer_timeout_seconds) as world,
-        naming_lost_peers(world),
+        reporting_lost_peers(world),
     ):
         return _train(
             config,
@@ -144,7 +149,7 @@ def resume(
     with (
         own_process(),
         joined_world() as world,
-        naming_lost_peers(world),
+        reporting_lost_peers(world),
         working_folder("resume", holds="the resumed run") as folder,
     ):
         with world.main_first():

@@ -30,8 +30,8 @@ from clew.config.schema import RunConfig
 from clew.config.search_space import Parameter, SearchSpace, Value, takes_whole_numbers
 from clew.errors import ConfigError, Interrupted, ProtectedStop, described
 from clew.runs.base import Tracker
+from clew.training.progress import Watch
 from clew.training.schedule import is_better
-from clew.training.stopping import Watch
 from clew.workflows.train import train
 
 STUDY_FILE, LOCK_FILE, NAME = "study.journal", "study.lock", "search"

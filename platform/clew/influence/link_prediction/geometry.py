@@ -121,7 +121,7 @@ class Geometry:
             coordinates=self._coordinates(queries, trunk),
         )
         if self.scored is not None:
-            queries.base.mul_(self.scored[trunk.model.table_rows.place])
+            queries.base.mul_(self.scored)
             deltas = replace(deltas, beta=deltas.beta * self.scored[deltas.tail])
         gradients = replace(
             gradients,

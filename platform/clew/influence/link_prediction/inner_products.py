@@ -76,21 +76,18 @@ class Grid:
 
     def base_dot(self, b: Tensor) -> Tensor:
         """Return the inner products of the bases, computed once per pair of queries."""
-        own = self.trunk.product(self.left.queries.base, b.T)
-        products = self.trunk.model.table_rows.sum(own, "products")
+        products = self.trunk.product(self.left.queries.base, b.T)
         columns = products[:, self.right.queries.base_row[self.right.query]]
         return columns[self.left.queries.base_row[self.left.query]]
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
         """Return the base of each row of a at an entity of each row of b, `(a, b)`."""
         queries = self.left.queries
-        found = self.trunk.model.table_rows.at(queries.base, EVERY, entity_b)
-        return found[queries.base_row[self.left.query]]
+        return queries.base[:, entity_b][queries.base_row[self.left.query]]
 
     def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
         """Return the base of each row of b at an entity of each row of a, `(a, b)`."""
-        found = self.trunk.model.table_rows.at(base_b, EVERY, entity_a)
-        return found[self.right.queries.base_row[self.right.query]].T
+        return base_b[:, entity_a][self.right.queries.base_row[self.right.query]].T
 
     def a(self, values: Tensor) -> Tensor:
         """Return values of the rows of a in the shape `(a, 1)`."""
@@ -145,18 +142,18 @@ class Aligned:
         """Return the inner products of the bases, `(row,)`."""
         left, right = self.left.queries, self.right.queries
         i, j = left.base_row[self.left.query], right.base_row[self.right.query]
-        return self.trunk.model.table_rows.sum(_dots(left.base, b, i, j), "products")
+        return _dots(left.base, b, i, j)
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
         """Return the base of each row of a at the entity of its row of b, `(row,)`."""
         queries = self.left.queries
         place = queries.base_row[self.left.query]
-        return self.trunk.model.table_rows.at(queries.base, place, entity_b)
+        return queries.base[place, entity_b]
 
     def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
         """Return the base of each row of b at the entity of its row of a, `(row,)`."""
         place = self.right.queries.base_row[self.right.query]
-        return self.trunk.model.table_rows.at(base_b, place, entity_a)
+        return base_b[place, entity_a]
 
     def a(self, values: Tensor) -> Tensor:
         """Return values of the rows of a, `(row,)`."""

@@ -26,10 +26,9 @@ from clew.influence.link_prediction.geometry import Geometry, Metric
 from clew.influence.link_prediction.rows import ROW_CHUNK, DeltaRows, distinct_queries
 from clew.influence.link_prediction.trunk import EVERY, Queries, Scorer, Trunk
 from clew.link_prediction.losses.one_vs_all import LossFunction
-from clew.training.checkpoint_files import save_tensors
-from clew.training.peers import code_digest
+from clew.training.distributed import code_digest
+from clew.training.manifest import save_tensors
 from clew.training.precision import device_name
-from clew.training.sharding.rows import OwnRows
 
 logger = logging.getLogger(__name__)
 
@@ -90,14 +89,14 @@ def kronecker(
         settings: How moments are estimated.
     """
     queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
-    entities, num_rows = trunk.model.table_rows, len(query)
+    num_entities, num_rows = trunk.model.entity.num_embeddings, len(query)
     moments: dict[str, Tensor] = {}
-    variance = torch.zeros(entities.count, dtype=torch.float64, device=query.device)
+    variance = torch.zeros(num_entities, dtype=torch.float64, device=query.device)
     generator = torch.Generator().manual_seed(settings.seed)
-    at_once = max(1, min(ROW_CHUNK, SCORES_AT_ONCE // entities.num_rows))
+    at_once = max(1, min(ROW_CHUNK, SCORES_AT_ONCE // num_entities))
     for index in torch.split(query, at_once):
         hidden = queries.hidden[index]
-        delta, of_entity = drawn_delta(scorer.scores(hidden), entities, function, generator)
+        delta, of_entity = drawn_delta(scorer.scores(hidden), function, generator)
         variance += of_entity.double().sum(0)
         pulled = scorer.pull(delta, hidden)
         gradients = trunk.backward(queries, index, pulled, deep=True, small=False)
@@ -117,7 +116,7 @@ def kronecker(
         for name, moment in moments.items()
     }
     of_queries = whitening(_second_moment(queries.hidden * weight), settings.damping)
-    heads = _share(rows.head, entities.num_rows)
+    heads = _share(rows.head, num_entities)
     relations = _share(rows.relation, trunk.model.relation.num_embeddings)
     return Geometry(
         hidden=of_queries.to(dtype),
@@ -125,38 +124,33 @@ def kronecker(
         projected=roots.get("projected"),
         head=roots["head"],
         relation=roots["relation"],
-        scored=_damped_root(entities.whole(variance) / num_rows, settings.damping).to(dtype),
+        scored=_damped_root(variance / num_rows, settings.damping).to(dtype),
         looked_up=_damped_root(heads, settings.damping).to(dtype),
         related=_damped_root(relations, settings.damping).to(dtype),
     )
 
 
 def drawn_delta(
-    scores: Float[Tensor, "row own"],
-    entities: OwnRows,
+    scores: Float[Tensor, "row entity"],
     function: LossFunction,
     generator: torch.Generator,
-) -> tuple[Float[Tensor, "row own"], Float[Tensor, "row own"]]:
+) -> tuple[Float[Tensor, "row entity"], Float[Tensor, "row entity"]]:
     """Return dL / ds of labels drawn from the model, and the variance of each of its entries.
 
     Binary cross entropy draws a label for every entity; softmax cross entropy draws one entity per
     row. Numbers are drawn on the CPU in float32 for any type of the model, in the order of the
-    rows. Each process that shares the table draws the numbers of all entities.
+    rows.
     """
-    rows = len(scores)
     if function == "binary_cross_entropy":
         chance = scores.sigmoid()
-        numbers = torch.rand(rows, entities.num_rows, generator=generator)[:, entities.place]
+        numbers = torch.rand(scores.shape, generator=generator)
         drawn = numbers.to(scores.device) < chance
         return chance - drawn.to(chance.dtype), chance * (1.0 - chance)
-    chance = entities.softmax(scores)
-    place = torch.rand(rows, generator=generator).to(chance)
-    first, last = entities.span(chance.sum(1))
-    inner = (place - first)[:, None]
-    entity = torch.searchsorted(chance.cumsum(1), inner, right=True)
-    is_own = (place >= first) & (place < last)
-    entity = entity.clamp_max(entities.count - 1)
-    delta = chance.scatter_add(1, entity, -is_own.to(chance.dtype)[:, None])
+    chance = scores.softmax(1)
+    place = torch.rand(len(scores), generator=generator).to(chance)[:, None]
+    entity = torch.searchsorted(chance.cumsum(1), place, right=True)
+    entity = entity.clamp_max(scores.shape[1] - 1)
+    delta = chance.scatter_add(1, entity, torch.full_like(place, -1.0))
     return delta, chance * (1.0 - chance)
 
 

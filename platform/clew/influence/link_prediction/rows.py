@@ -40,7 +40,6 @@ from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples, add_inverses
-from clew.training.sharding.rows import OwnRows
 
 ROW_CHUNK = 256
 """Rows per backward pass through the convolution; few enough that feature maps stay in cache."""
@@ -79,43 +78,39 @@ class LossForm:
     def from_config(cls, loss: OneVsAllLoss | KvsAllLoss) -> "LossForm":
         return cls(loss.function, loss.label_smoothing, loss.kind == "kvs_all")
 
-    def base_(
-        self, scores: Float[Tensor, "query own"], entities: OwnRows
-    ) -> Float[Tensor, "query own"]:
-        """Turn scores of the entities of this process into P, in place."""
+    def base_(self, scores: Float[Tensor, "query entity"]) -> Float[Tensor, "query entity"]:
+        """Turn scores into P, in place."""
         if self.function == "binary_cross_entropy":
             scores.sigmoid_()
         else:
-            scores.sub_(entities.log_sum(scores.logsumexp(1))[:, None]).exp_()
+            scores.sub_(scores.logsumexp(1)[:, None]).exp_()
         if self.label_smoothing:
-            scores.sub_(self.label_smoothing / entities.num_rows)
+            scores.sub_(self.label_smoothing / scores.shape[1])
         return scores
 
     def filtered(
         self,
-        scores: Float[Tensor, "query own"],
-        entities: OwnRows,
+        scores: Float[Tensor, "query entity"],
         known: tuple[Tensor, Tensor],
         query: Int[Tensor, "row"],
         rows: "DeltaRows",
-    ) -> tuple[Float[Tensor, "query own"], "DeltaRows"]:
+    ) -> tuple[Float[Tensor, "query entity"], "DeltaRows"]:
         """Return F of queries, and their rows with the coefficients of the filtered loss.
 
         Args:
             scores: Scores of the queries.
-            entities: The entities of this process.
             known: Known answers of the queries, as query and entity.
             query: Query of each row.
             rows: The rows.
         """
-        own = entities.at(scores, query, rows.tail)
-        others = scores.index_put(entities.own(*known), scores.new_tensor(-torch.inf))
-        is_known = entities.at(others, query, rows.tail) == -torch.inf
+        own = scores[query, rows.tail]
+        others = scores.index_put(known, scores.new_tensor(-torch.inf))
+        is_known = others[query, rows.tail] == -torch.inf
         one = torch.ones_like(own)
         if self.function == "binary_cross_entropy":
             beta = torch.where(is_known, 1.0 - own.sigmoid(), one)
             return others.sigmoid(), replace(rows, alpha=one, beta=beta)
-        total = entities.log_sum(others.logsumexp(1))
+        total = others.logsumexp(1)
         beta = torch.where(is_known, (total[query] - own).sigmoid(), one)
         base = (others - total[:, None]).exp()
         base[total == -torch.inf] = 0.0  # every entity is a known answer
@@ -277,8 +272,7 @@ class RowBuilder:
             base = self._base(head[needed], relation[needed], scores)
         else:
             known = _coordinates(self.answers, head, relation)
-            entities = self.trunk.model.table_rows
-            base, rows = self.form.filtered(scores, entities, known, query, rows)
+            base, rows = self.form.filtered(scores, known, query, rows)
         pulled = torch.zeros_like(hidden)
         pulled[needed] = self.scorer.pull(base, hidden[needed])
         if not len(needed):
@@ -286,15 +280,14 @@ class RowBuilder:
         return Queries(head, relation, activations, hidden, base, base_row, needed, pulled), rows
 
     def _base(self, head: Tensor, relation: Tensor, scores: Tensor) -> Tensor:
-        entities = self.trunk.model.table_rows
-        base = self.form.base_(scores, entities)
+        base = self.form.base_(scores)
         if self.known is None:
             return base
         row, tail = _coordinates(self.known, head, relation)
         several = torch.bincount(row, minlength=len(base)) > 1
         base[several] = 0.0
         listed = several[row]
-        base[entities.own(row[listed], tail[listed])] = 1.0
+        base[row[listed], tail[listed]] = 1.0
         return base
 
     def _gradients(

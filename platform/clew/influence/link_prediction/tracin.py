@@ -277,7 +277,7 @@ def plan_tiles(
     pair of triples needs memory for one product per part and pair of directions, and for the sums.
     """
     budget = budget_mib * 2**20
-    num_entities, dim = model.table_rows.most, model.entity.embedding_dim
+    num_entities, dim = model.entity.num_embeddings, model.entity.embedding_dim
     tables = 3 if model.squared_distance else 1  # deltas, and their two weighted forms
     features = (1 + keep_features) * model.floats_per_query
     row = FLOAT_BYTES * (tables * num_entities + features + 12 * dim)

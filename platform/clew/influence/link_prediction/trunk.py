@@ -42,8 +42,8 @@ class Queries:
     activations: Activations
     hidden: Float[Tensor, "query dim"]
     """h, the query vector"""
-    base: Float[Tensor, "dense own"]
-    """P or Y of the queries that need it, see `rows`, for the entities of this process."""
+    base: Float[Tensor, "dense entity"]
+    """P or Y of the queries that need it, see `rows`."""
     base_row: Int[Tensor, "query"]
     base_query: Int[Tensor, "dense"]
     """Query of each row of `base`."""
@@ -184,8 +184,6 @@ class Scorer:
     """The products with the entity table, which are the same for every model.
 
     A squared distance has the biases -|W_e|^2 and -|h|^2 / 4, so that ds_e / dh = W_e - h / 2.
-    If processes share the table, each computes the products with its rows, and sums over entities
-    are added over processes.
     """
 
     def __init__(self, model: GraphModel, product: MatrixProduct) -> None:
@@ -193,13 +191,13 @@ class Scorer:
         self.bias = None if bias is None else bias.detach()
         self._product, self._prepared = product, product.prepare(model.entity.weight.detach())
 
-    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n own"]:
+    def scores(self, hidden: Float[Tensor, "n dim"]) -> Float[Tensor, "n entity"]:
         scores = self._product.affine(hidden, self._prepared, self.bias)
         bias = self._model.query_bias(hidden)
         return scores if bias is None else scores.add_(bias[:, None])
 
     def pull(
-        self, base: Float[Tensor, "n own"], hidden: Float[Tensor, "n dim"]
+        self, base: Float[Tensor, "n entity"], hidden: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "n dim"]:
         """Return the gradient of B . s with respect to h.
 
@@ -208,7 +206,7 @@ class Scorer:
         pulled = self._product(base, self._prepared)
         if self._model.squared_distance:
             pulled -= 0.5 * base.sum(1, keepdim=True) * hidden
-        return self._model.table_rows.sum(pulled, "pulled")
+        return pulled
 
     def slope(
         self, entity: Int[Tensor, "n"], hidden: Float[Tensor, "n dim"]

@@ -34,8 +34,8 @@ from clew.influence.unrolled.adjoints import (
 from clew.influence.unrolled.linearization import Facts, Linear, final_adjoint
 from clew.influence.unrolled.passes import KeptInFile, Unfinished
 from clew.training.optimizer import WithoutDecay
-from clew.training.own_process import own_process
 from clew.training.replay import Replay, ReplayedStep, State
+from clew.training.seeding import own_process
 from clew.training.task import B
 
 MEBIBYTE = 2**20

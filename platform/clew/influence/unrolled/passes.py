@@ -19,9 +19,8 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, described
 from clew.files import replacing
 from clew.influence.unrolled.adjoints import Adjoint
-from clew.training.checkpoint_files import save_tensors
 from clew.training.checkpoints import load_training_values
-from clew.training.manifest import MODEL_FILE, CheckpointRecord, read_manifest
+from clew.training.manifest import MODEL_FILE, CheckpointRecord, read_manifest, save_tensors
 
 NEEDS = "--score unrolled and clew value-facts"
 OTHERWISE = "explain with --score raw or cosine, or train again"

@@ -36,8 +36,7 @@ from torch import Tensor
 
 from clew.errors import CheckpointError, described
 from clew.influence.factors import Explicit, Factor, Outer, TableRows, explicit_sum
-from clew.training.checkpoint_files import sha256
-from clew.training.manifest import MODEL_FILE, read_manifest
+from clew.training.manifest import MODEL_FILE, read_manifest, sha256
 
 OVERSAMPLING = 8
 """Number of random combinations in addition to the directions that are kept."""

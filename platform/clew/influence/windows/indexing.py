@@ -44,8 +44,8 @@ from clew.influence.windows.index_files import (
     write_manifest,
 )
 from clew.layers.products import MatrixProduct
-from clew.training.checkpoint_files import save_tensors
 from clew.training.loaders import ExampleSource
+from clew.training.manifest import save_tensors
 from clew.training.task import B
 
 COMPARED_TILES = 16

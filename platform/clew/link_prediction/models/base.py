@@ -28,8 +28,14 @@ from torch.nn import functional as F
 
 from clew.config.graph_models import FactorizationSettings, GraphModelSettings
 from clew.layers.products import linear
-from clew.training.sharding.rows import OwnRows, RowShard
-from clew.training.sharding.table import ShardedTable, draw_normal, entity_table, row_bias
+from clew.training.sharding.table import (
+    OwnRows,
+    RowShard,
+    ShardedTable,
+    draw_normal,
+    entity_table,
+    row_bias,
+)
 
 Ids = Int[Tensor, "batch"]
 Queries = Float[Tensor, "batch dim"]

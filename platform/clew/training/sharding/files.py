@@ -13,11 +13,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor, cat
 
-from clew.errors import CheckpointError
-from clew.training.sharding.rows import RowShard
+from clew.errors import CheckpointError, PlaceError
+from clew.training.distributed import World
+from clew.training.manifest import save_tensors
+from clew.training.sharding.table import RowShard
 
 _NAME = re.compile(r"rows-(\d+)-of-(\d+)\.safetensors")
 
@@ -123,3 +126,36 @@ def _require_rows(name: str, count: int, shard: RowShard) -> None:
             f"{name} has {count} rows, the model needs {shard.num_rows}; the checkpoint belongs "
             "to another model"
         )
+
+
+def write_own_rows(
+    folder: Path,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    shards: Mapping[str, RowShard],
+    world: World,
+) -> None:
+    """Write this process's rows of sharded tables into the folder that all processes share.
+
+    Args:
+        folder: The main process's folder.
+        tensors: For each kind, the tensors of this process by name.
+        shards: The rows that this process has of each sharded parameter.
+        world: The processes.
+
+    Raises:
+        PlaceError: A process could not write its rows; the message names the process.
+    """
+    device, rows, problem = torch.device("cpu"), dict[str, Tensor](), ""
+    folder = Path(world.broadcast_text(str(folder), device))
+    for kind, named in tensors.items():
+        rows |= split_rows(named, shards, kind)[1]
+    try:
+        save_tensors(rows, folder / rows_file(world.rank, world.size))
+    except OSError as error:
+        problem = f"{error.filename}: {error.strerror}"
+    for rank, said in enumerate(world.gather_texts(problem, device)):
+        if said:
+            raise PlaceError(
+                f"rank {rank} could not write its rows of the checkpoint: {said}; no checkpoint "
+                "was written. All processes need the same folder: set it with --checkpoint-dir"
+            )

@@ -10,15 +10,100 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from clew.training.sharding.exchange import Exchange
-from clew.training.sharding.rows import RowShard, mark
+
+I = TypeVar("I", Tensor, np.ndarray)  # noqa: E741
+
+
+@dataclass(frozen=True)
+class RowShard:
+    """The consecutive rows of a table that one process has; shard sizes differ by at most one."""
+
+    num_rows: int
+    """Number of rows of the whole table."""
+    rank: int
+    size: int
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """Return the first row of a process and the row after its last."""
+        return rank * self.num_rows // self.size, (rank + 1) * self.num_rows // self.size
+
+    @property
+    def start(self) -> int:
+        """First row of this process."""
+        return self.bounds(self.rank)[0]
+
+    @property
+    def stop(self) -> int:
+        """Row after the last row of this process."""
+        return self.bounds(self.rank)[1]
+
+    def owner(self, row: Int64[Tensor, " id"]) -> Int64[Tensor, " id"]:
+        stops = torch.tensor([self.bounds(r)[1] for r in range(self.size)], device=row.device)
+        return torch.searchsorted(stops, row, right=True)
+
+    def owns(self, row: I) -> I:
+        return (row >= self.start) & (row < self.stop)
+
+
+def mark(parameter: nn.Parameter, shard: RowShard) -> nn.Parameter:
+    parameter.row_shard = shard  # type: ignore[attr-defined]
+    return parameter
+
+
+def shard_of(parameter: Tensor) -> RowShard | None:
+    """Return the rows of a table that a parameter holds; None if it is not sharded."""
+    shard: RowShard | None = getattr(parameter, "row_shard", None)
+    return shard
+
+
+def row_shards(model: nn.Module) -> dict[str, RowShard]:
+    """Return the row shards of a model's sharded parameters, by parameter name."""
+    found = {name: shard_of(parameter) for name, parameter in model.named_parameters()}
+    return {name: shard for name, shard in found.items() if shard is not None}
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """What ranking needs to know of the rows that this process has; without sharding, all rows.
+
+    Rows are numbered as in the whole table. `sum` is a collective: all processes must make the same
+    calls in the same order.
+    """
+
+    shard: RowShard
+    exchange: Exchange | None = None
+    """Communication with the other processes; None if there are none."""
+
+    @property
+    def num_rows(self) -> int:
+        return self.shard.num_rows
+
+    @property
+    def count(self) -> int:
+        return self.shard.stop - self.shard.start
+
+    @property
+    def most(self) -> int:
+        return -(-self.num_rows // self.shard.size)
+
+    def own(self, place: I, row: I) -> tuple[I, I]:
+        """Return the pairs with own rows; each row is renumbered from the first own row."""
+        is_own = self.shard.owns(row)
+        return place[is_own], row[is_own] - self.shard.start
+
+    def sum(self, own: Tensor, purpose: str) -> Tensor:
+        return own if self.exchange is None else self.exchange.sum(own.contiguous(), purpose)
+
 
 # A multiple of 16: torch draws normal numbers in groups of 16, so this keeps the stream unchanged.
 _BLOCK = 2**22

@@ -7,8 +7,6 @@ begins, so a killed command loses at most one group.
 On a cluster, a part of the work consists of several groups, the same groups as without a cluster.
 A node works in a temporary folder and returns the files. Only this process writes the output
 folder, each test triple once.
-
-If processes share the entity table, all of them explain every group, and the main process writes.
 """
 
 import hashlib
@@ -21,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from clew import names
 from clew.errors import (
@@ -30,7 +27,6 @@ from clew.errors import (
     ConfigError,
     DataError,
     Interrupted,
-    NonFiniteLossError,
     described,
 )
 from clew.files import cache_folder, working_folder
@@ -39,7 +35,6 @@ from clew.influence.link_prediction.report import Findings, ReportSource, build_
 from clew.link_prediction.dictionaries import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.training.peers import require_same
 from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.trace_source import (
@@ -60,15 +55,12 @@ from clew.workflows.explaining.tracin import (
     speed,
 )
 from clew.workflows.outputs import check_folder
-from clew.workflows.shared_table import digest, sharing_the_table
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_FOLDER = Path("runs/batch_tracin")
 Waiting = list[tuple[GivenTriple, np.ndarray]]
 """Test triples to explain, with their candidates."""
-KEPT = "finished test triples are kept: start again to add the others"
-"""What to tell the user when a process is lost."""
 PARTS_PER_SLOT = 4
 """Several parts, so that nodes end at about the same time and a dead node loses little work."""
 
@@ -105,7 +97,9 @@ class BatchRequest:
     def folder(self, identity: Mapping[str, Any]) -> Path:
         if self.output_dir is not None:
             return self.output_dir
-        return DEFAULT_FOLDER / digest([identity, str(Path(self.test_triples).resolve())])[:12]
+        content = [identity, str(Path(self.test_triples).resolve())]
+        text = json.dumps(content, sort_keys=True, default=str)
+        return DEFAULT_FOLDER / hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def labelled(self, graph: KnowledgeGraph) -> KnowledgeGraph:
         """Return the graph with labels from `node_name_dict` and `edge_map`, if they are given."""
@@ -147,22 +141,13 @@ class BatchTrace:
         return self.source.model.config.influence.tests_per_group
 
     def run(self, tests: Sequence[GivenTriple], progress: Progress) -> list[Outcome]:
-        outcomes, waiting = self._look_together(tests)
+        outcomes, waiting = self.look(tests)
         progress(len(outcomes), len(tests))
         for start in range(0, len(waiting), self.group_size):
             for outcome in self._group(waiting[start : start + self.group_size]):
                 outcomes[outcome.index] = outcome
             progress(len(outcomes), len(tests))
         return [outcomes[index] for index in sorted(outcomes)]
-
-    def _look_together(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
-        world = self.source.world
-        known, waiting = self.look(tests if world.is_main else [])
-        indices = json.dumps([test.index for test, _ in waiting])
-        chosen = set(json.loads(world.broadcast_text(indices, torch.device("cpu"))))
-        if not world.is_main:
-            waiting = [(t, self._candidates(t.ids)) for t in tests if t.ids and t.index in chosen]
-        return known, waiting
 
     def look(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
         """Return the outcomes that are already known, by index, and the triples to explain."""
@@ -197,18 +182,12 @@ class BatchTrace:
         return self._neighbourhood.candidates(ids[0], ids[2], self._filtering)
 
     def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
-        """Explain a group together; if that fails, explain its triples one by one.
-
-        With several processes, only a failure that occurs in all of them alike can be retried:
-        scores that are not finite.
-        """
+        """Explain a group together; if that fails, explain its triples one by one."""
         try:
             return self._explain(group)
         except (Interrupted, KeyboardInterrupt):
             raise
         except (ClewError, RuntimeError, MemoryError) as error:
-            if self.source.world.size > 1 and not isinstance(error, NonFiniteLossError):
-                raise
             if len(group) > 1:
                 return [outcome for item in group for outcome in self._group([item])]
             test = group[0][0]
@@ -222,8 +201,7 @@ class BatchTrace:
         findings = explain(self.source, ids_of([test for test, _ in group]), candidates=mask)
         outcomes = []
         for row, (test, _) in enumerate(group):
-            if self.source.world.is_main:
-                self.output.write(test.index, test.text, self.report, findings.only(row))
+            self.output.write(test.index, test.text, self.report, findings.only(row))
             numbers = (
                 int(findings.candidates[row]),
                 float(findings.scores[row]),
@@ -284,21 +262,11 @@ def batch_tracin(
     cluster: ClusterRequest | None = None,
     progress: Progress = lambda done, total: None,
 ) -> BatchResult:
-    """Explain test triples from a file by their candidates, and record a run of kind `trace`.
-
-    Processes that torchrun started explain together, each with its own rows of the entity table.
-    The main process records and writes.
-    """
+    """Explain test triples from a file by their candidates, and record a run of kind `trace`."""
     check_folder("--output-dir", request.output_dir)
     with ExitStack() as stack:
-        world = stack.enter_context(sharing_the_table(KEPT))
-        if cluster and world.size > 1:
-            raise ConfigError(
-                f"--cluster is given, but torchrun started {world.size} processes; use only one "
-                "of the two"
-            )
         source = stack.enter_context(
-            open_trace_source(request.model, request.overrides, files=request.files, world=world)
+            open_trace_source(request.model, request.overrides, files=request.files)
         )
         if source.tracer.settings.score == "unrolled":
             raise ConfigError(
@@ -309,22 +277,18 @@ def batch_tracin(
         tests = request.chosen(read_test_triples(request.test_triples, graph))
         if not len(ids_of(tests)):
             raise DataError(_none_explained(request, [unusable(test) for test in tests]))
-        require_same(world, {"test triples": digest([[t.text, t.ids] for t in tests])})
         settings = settings_of(source, ids_of(tests))
         report = replace(report_source(source, settings), graph=graph)
         identity = request.identity(report)
         nodes = stack.enter_context(opened_cluster(cluster)) if cluster else None
         output = OutputFolder(request.folder(identity))
-        if world.is_main:
-            output.prepare(identity)
+        output.prepare(identity)
         batch = BatchTrace(source, report, output)
         tracker = stack.enter_context(open_trace_run(source, f"batch_tracin {source.task.dataset}"))
         if nodes is None:
             outcomes = batch.run(tests, progress)
         else:
             outcomes = run_on_cluster(nodes, request, batch, tests, progress)
-        if not world.is_main:
-            return BatchResult(tuple(outcomes), None, output.root, batch.seconds)
         _record(tracker, request, batch, outcomes)
         notes = tuple(names.average_notes(settings))
         return BatchResult(tuple(outcomes), tracker.run_id, output.root, batch.seconds, notes)

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors
-from clew.training.distributed import World
 from clew.training.manifest import CheckpointRecord
 from clew.training.precision import device_name
 from clew.training.setup import prepare_process
@@ -45,18 +44,12 @@ from clew.workflows.model_source import (
 )
 from clew.workflows.open_run import references_in
 from clew.workflows.run_checkpoints import open_checkpoints
-from clew.workflows.shared_table import digest, require_same_question
 
 SHOWN_PROBLEMS = 5
 NUM_FIELDS = 3
 MAX_PIECES = 32
 """Largest number of pieces between commas; every way to join them to three fields is tried."""
 logger = logging.getLogger(__name__)
-NEED_WHOLE_TABLE = {
-    "preconditioned": "the optimizer's state of the whole entity table",
-    "unrolled": "the whole model, whose training it repeats",
-}
-"""Forms of the score to what they need in one process."""
 FILES = {"name", "train", "valid", "test", "entity_to_id", "relation_to_id", "exclude"}
 LABELS = {"node_name_dict", "edge_map"}
 MAY_DIFFER: Mapping[str, set[str] | bool] = {
@@ -200,8 +193,6 @@ class TraceSource:
     tracer: Tracer
     runs: tuple[str, ...] = ()
     """For an ensemble: the names of all its runs; empty for a single run."""
-    world: World = field(default_factory=World)
-    """The processes that explain together; each has its own rows of the entity table."""
 
     @property
     def loaded(self) -> LoadedModel:
@@ -214,7 +205,6 @@ def open_trace_source(
     overrides: Mapping[str, Any],
     *,
     files: GivenFiles | None = None,
-    world: World | None = None,
 ) -> Iterator[TraceSource]:
     """Find a model's checkpoints, and load them with the model's data.
 
@@ -223,7 +213,6 @@ def open_trace_source(
             separated by commas, are an ensemble.
         overrides: Settings of the explanation, `influence.key` to value.
         files: Files that must match the model's own.
-        world: The processes that explain together; None: only this process.
 
     Raises:
         UsageError: The checkpoints or the data are missing or do not belong together.
@@ -233,14 +222,13 @@ def open_trace_source(
         opened = [stack.enter_context(open_checkpoints(name, overrides)) for name in names]
         require_ensemble([model for model, _ in opened])
         models, runs = zip(*opened, strict=True)
-        yield _load(models, runs, files or GivenFiles(), world or World())
+        yield _load(models, runs, files or GivenFiles())
 
 
 def _load(
     models: Sequence[ModelSource],
     runs: Sequence[tuple[CheckpointRecord, ...]],
     files: GivenFiles,
-    world: World,
 ) -> TraceSource:
     model, config = models[0], over_all_entities(models[0].config)
     if (kind := model.manifest.task) != LinkPrediction.kind:
@@ -251,34 +239,17 @@ def _load(
     task = own_task(replace(model, config=config))
     assert isinstance(task, LinkPrediction)
     files.check(task.graph, model)
-    _check_processes(world, config, task, [record.path for run in runs for record in run])
     tracer = Tracer(
         task,
         config,
         settings=config.influence,
         checkpoints=runs[0],
         further_runs=runs[1:],
-        device=device_of(config, world.local_rank),
-        # With a shared entity table, each process has only a part of the moments.
-        cache=cache_folder("moments") if world.size == 1 else None,
+        device=device_of(config),
+        cache=cache_folder("moments"),
     )
     names_of_runs = tuple(m.run_id or m.reference for m in models) if len(models) > 1 else ()
-    return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs, world)
-
-
-def _check_processes(
-    world: World, config: RunConfig, task: LinkPrediction, checkpoints: Sequence[Path]
-) -> None:
-    """Refuse processes that would explain something else, and scores that they cannot compute."""
-    score = config.influence.score
-    if world.size > 1 and score in NEED_WHOLE_TABLE:
-        raise ConfigError(
-            f"influence.score is {score}, which needs {NEED_WHOLE_TABLE[score]} in one process, "
-            f"but {world.size} processes share the table; start without torchrun, or choose raw, "
-            "cosine, deflated or kronecker"
-        )
-    facts = {"settings of the explanation": digest(config.influence.model_dump(mode="json"))}
-    require_same_question(world, checkpoints, task.graph.num_entities, facts)
+    return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs)
 
 
 def over_all_entities(config: RunConfig) -> RunConfig:

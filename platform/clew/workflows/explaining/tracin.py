@@ -33,7 +33,6 @@ from clew.runs.influence_report import (
     write_influence_json,
 )
 from clew.runs.reading.results import find_validation
-from clew.training.peers import require_same
 from clew.training.precision import device_name
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
@@ -46,7 +45,6 @@ from clew.workflows.explaining.trace_source import (
 )
 from clew.workflows.outputs import check_file, check_folder
 from clew.workflows.run_checkpoints import average_setting
-from clew.workflows.shared_table import digest, sharing_the_table
 from clew.workflows.training_run import trace_run
 
 REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
@@ -218,18 +216,10 @@ def tracin(
     first_answer: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> TraceResult:
-    """Explain test triples by all training triples, and record it as a run of kind `trace`.
-
-    Processes that torchrun started explain together, each with its own rows of the entity table.
-    The main process records and writes.
-    """
+    """Explain test triples by all training triples, and record it as a run of kind `trace`."""
     check_place(output)
-    with (
-        sharing_the_table() as world,
-        open_trace_source(model, overrides, files=files, world=world) as source,
-    ):
+    with open_trace_source(model, overrides, files=files) as source:
         tests = usable(read_test_triples(test, source.task.graph), test)
-        require_same(world, {"test triples": digest(tests.tolist())})
         settings = settings_of(source, tests)
         described = report_source(source, settings)
         check_output(output, described, tests)
@@ -241,8 +231,6 @@ def tracin(
         ):
             folder = temporary / names.ARTIFACT_INFLUENCE
             findings = explain(source, tests, progress=progress)
-            if not world.is_main:
-                return TraceResult(build_report(described, findings), None, output)
             report = write_report(folder, described, findings)
             measured = speed(findings.candidates, findings.seconds) | deviation(settings)
             tracker.metrics(measured, source.model.manifest.step)
@@ -353,10 +341,7 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
 
 @contextmanager
 def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
-    """Open a run of kind `trace`, linked to the explained run; only in the main process."""
-    if not source.world.is_main:
-        yield Tracker()
-        return
+    """Open a run of kind `trace`, linked to the explained run."""
     tags = {names.TAG_VARIANT: variant(source)}
     with trace_run(source.model, source.loaded, run_name, tags=tags) as tracker:
         tracker.params(

@@ -14,11 +14,10 @@ from clew.config.schema import RunConfig
 from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError
 from clew.runs.hardware import process_gib, process_peak_gib
-from clew.training.devices import free_gib
 from clew.training.distributed import World
-from clew.training.live_bytes import TookTooLong
+from clew.training.hardware import free_gib
 from clew.training.memory import gpu_peaks
-from clew.training.memory_plan import MemoryPlanner, StepMemory
+from clew.training.memory_plan import MemoryPlanner, StepMemory, TookTooLong
 from clew.training.setup import TRIAL_SECONDS
 from clew.training.task import Task
 from clew.workflows.planning.plan import Settings, Variant, largest_divisor, split

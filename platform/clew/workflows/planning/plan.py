@@ -1,7 +1,7 @@
 """Plans the memory of a training, what other settings would save, and the largest batch."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from clew.config.load import with_settings
@@ -9,11 +9,9 @@ from clew.config.schema import RunConfig
 from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError
 from clew.link_prediction.task import LinkPrediction
-from clew.training.devices import find_device
-from clew.training.hardware import Hardware, fit_to_hardware
+from clew.training.hardware import Hardware, find_device, fit_to_hardware
 from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
 from clew.workflows.planning.planned_task import DataSizes, of_own_rows, task_to_plan
-from clew.workflows.planning.scale_plan import GraphSize, ScalePlan, plan_scale
 
 AS_CONFIGURED = "as configured"
 SEARCHED_TIMES = 32
@@ -49,8 +47,6 @@ class MemoryPlan:
     """The unchanged configuration first, then the variants."""
     torch_compile: bool = False
     """Whether training compiles the model; the effect on memory is not predicted."""
-    scale: ScalePlan | None = None
-    """Memory, traffic and time with the entity table sharded over the processes."""
     remarks: tuple[str, ...] = ()
     """What the device does not compute in hardware, and what a training would switch off."""
 
@@ -77,8 +73,6 @@ class MemoryPlan:
                 "changes the memory"
             )
         lines += self.remarks
-        if self.scale is not None:
-            lines.append(self.scale.sentence())
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -92,8 +86,7 @@ class MemoryPlan:
             }
             for variant in self.variants
         ]
-        scale = None if self.scale is None else asdict(self.scale)
-        return vars(self) | {"variants": variants, "scale": scale}
+        return vars(self) | {"variants": variants}
 
 
 def plan(
@@ -125,11 +118,6 @@ def plan(
     limit = target.memory_gib if memory_gib is None else memory_gib
     sizes = sizes or DataSizes()
     task, num_examples = task_to_plan(config, sizes)
-    scale = None
-    if world_size > 1 and isinstance(task, LinkPrediction):
-        triples = num_examples or sizes.num_triples or 1
-        graph = GraphSize(task.graph.num_entities, triples // (2 if num_examples else 1) or 1)
-        scale = plan_scale(config, graph, world_size)
     if config.training.shard_entities and isinstance(task, LinkPrediction):
         # A process needs as much as a single process with only its rows, whose gradients are not
         # summed over the processes.
@@ -158,7 +146,6 @@ def plan(
         searched_batch_size=most,
         variants=variants,
         torch_compile=config.optimizations.torch_compile,
-        scale=scale,
         remarks=tuple(dict.fromkeys(remarks)),
     )
 

@@ -46,8 +46,6 @@ class DataSizes:
     num_entities: int | None = None
     num_relations: int | None = None
     """Number of relations, without inverse relations."""
-    num_triples: int | None = None
-    """Number of training triples, used with entities and relations; it does not affect memory."""
     vocabulary_size: int | None = None
     frame_shape: tuple[int, int, int] | None = None
     """Channels, height and width."""
@@ -63,7 +61,7 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
         DataError: The data cannot be read, and no sizes are given.
     """
     data, needed = config.data, set(TASK_KINDS[config.data.kind].sizes)
-    given = {name for name, value in vars(sizes).items() if value is not None} - {"num_triples"}
+    given = {name for name, value in vars(sizes).items() if value is not None}
     if given and given != needed:
         raise ConfigError(
             f"{_options(given)} given, and data.kind is {data.kind}; expected {_options(needed)}"

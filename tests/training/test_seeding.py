@@ -6,8 +6,7 @@ import threading
 import numpy as np
 import torch
 
-from clew.training.own_process import own_process
-from clew.training.seeding import seed_everything
+from clew.training.seeding import own_process, seed_everything
 
 
 def draws() -> list[float]:
