@@ -78,10 +78,8 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
         """Return the result of a network on held-out examples, on the CPU; None without any."""
 
     @abstractmethod
-    def write_folder(
-        self, task: TaskT, folder: Path, *, checkpoint: Path, calibration: Any, work: Path
-    ) -> None:
-        """Write what `load` needs to a new folder; `work` is an empty folder."""
+    def write_folder(self, task: TaskT, folder: Path, checkpoint: Path, calibration: Any) -> None:
+        """Write what `load` needs to a new folder."""
 
     @abstractmethod
     def example_rows(self, task: TaskT) -> list[dict[str, Any]]:
@@ -101,6 +99,6 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
             UsageError: A row cannot be answered.
         """
 
-    @abstractmethod
     def agree(self, one: Row, other: Row) -> bool:
         """Whether two answers to a request are the same except for rounding."""
+        return one == other

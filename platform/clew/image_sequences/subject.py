@@ -12,6 +12,7 @@ from pydantic import Field
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.image_sequences.errors import HeldOutErrors, conformal_half_width
 from clew.image_sequences.prediction import WindowPredictor, write_model_folder
 from clew.image_sequences.splits import load_sequences
@@ -65,13 +66,12 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
         self,
         task: SequenceRegression,
         folder: Path,
-        *,
         checkpoint: Path,
         calibration: HeldOutErrors | None,
-        work: Path,
     ) -> None:
-        task.write_artifacts(work)
-        write_model_folder(folder, checkpoint=checkpoint, record=work, errors=calibration)
+        with working_folder("record") as work:
+            task.write_artifacts(work)
+            write_model_folder(folder, checkpoint=checkpoint, record=work, errors=calibration)
 
     def example_rows(self, task: SequenceRegression) -> list[dict[str, Any]]:
         """Return windows of the training data, in the units of the files."""

@@ -62,13 +62,7 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
         """Return None: nothing is fitted."""
 
     def write_folder(
-        self,
-        task: LanguageModeling,
-        folder: Path,
-        *,
-        checkpoint: Path,
-        calibration: Any,
-        work: Path,
+        self, task: LanguageModeling, folder: Path, checkpoint: Path, calibration: None
     ) -> None:
         write_model_folder(folder, checkpoint=checkpoint, packed=task.splits.packed)
 
@@ -95,7 +89,3 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
             for row in rows
         )
         return [{"text": text} for text in texts]
-
-    def agree(self, one: Row, other: Row) -> bool:
-        """Compare the texts, which are equal because the seed is the same."""
-        return bool(one["text"] == other["text"])

@@ -9,6 +9,7 @@ from pydantic import Field
 from clew.config.data import TripleData
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.model_folder import (
     ANSWER_SETS_FILE,
@@ -80,24 +81,19 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
         return predictor.calibrate(graph.valid)
 
     def write_folder(
-        self,
-        task: LinkPrediction,
-        folder: Path,
-        *,
-        checkpoint: Path,
-        calibration: Calibration | None,
-        work: Path,
+        self, task: LinkPrediction, folder: Path, checkpoint: Path, calibration: Calibration | None
     ) -> None:
         """Write checkpoint, names, known triples, calibration and the data for answer sets."""
-        task.write_artifacts(work)
         graph = task.graph
-        write_model_folder(
-            folder,
-            checkpoint=checkpoint,
-            vocabulary=work / VOCABULARY_FOLDER,
-            known=graph.train,
-            calibration=calibration,
-        )
+        with working_folder("record") as work:
+            task.write_artifacts(work)
+            write_model_folder(
+                folder,
+                checkpoint=checkpoint,
+                vocabulary=work / VOCABULARY_FOLDER,
+                known=graph.train,
+                calibration=calibration,
+            )
         if len(graph.valid):
             measured = load_predictor(folder).measure_answer_sets(graph.valid, graph.test)
             measured.write(folder / ANSWER_SETS_FILE)

@@ -230,14 +230,7 @@ class Gate:
     def save_servable(self, work: Path) -> Path:
         """Save the candidate in the empty folder `work` as a model that MLflow can serve."""
         subject, task = self.candidate.subject, self.model.task
-        (work / "run").mkdir()
-        subject.write_folder(
-            task,
-            work / "model",
-            checkpoint=self.candidate.checkpoint,
-            calibration=self.calibration,
-            work=work / "run",
-        )
+        subject.write_folder(task, work / "model", self.candidate.checkpoint, self.calibration)
         return save_servable(
             work / "servable",
             subject=subject,
