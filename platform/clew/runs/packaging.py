@@ -46,13 +46,8 @@ def save_servable(
 ) -> Path:
     """Save a model folder in the format that `mlflow models serve` can serve.
 
-    Args:
-        folder: The folder to write; it must not exist.
-        subject: The model's subject; it determines the form of requests and answers.
-        code: The Python file that MLflow runs to get the model.
-        model_folder: The folder that the code finds as `model` among its artifacts.
-        work: An empty folder for copies.
-        example: A query that the model can answer, stored as MLflow's input example.
+    MLflow runs the file `code`, which finds `model_folder` as `model` among its artifacts. `work`
+    is an empty folder for copies.
     """
     source = work / "model"
     shutil.copytree(model_folder, source)

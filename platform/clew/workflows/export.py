@@ -87,10 +87,6 @@ class ExportResult:
 def export(model: str, output_dir: Path) -> ExportResult:
     """Write a graph model's program and its embeddings into a new folder.
 
-    Args:
-        model: A run id, `models:/name@alias`, or a checkpoint folder.
-        output_dir: The new folder; nothing is overwritten.
-
     Raises:
         UsageError: The model is no graph model or cannot be used, or the folder is not empty.
     """

@@ -101,15 +101,9 @@ def model_of(run: OpenedRun) -> ModelSource:
 
 
 def require_data(source: ModelSource, kind: type[DataT], only: str) -> DataT:
-    """Return the configuration of a model's data; refuse a model of another subject.
+    """Return the configuration of a model's data; refuse a model of other data.
 
-    Args:
-        source: The model.
-        kind: The data that a model of the needed subject has.
-        only: What only such models can do, for the message.
-
-    Raises:
-        ConfigError: The model has other data; the message says how to use the model.
+    The message says that `only` some models can do what is asked, and how to use this one.
     """
     if not isinstance(source.config.data, kind):
         raise ConfigError(

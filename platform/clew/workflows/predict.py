@@ -77,13 +77,6 @@ def predict(
 ) -> PredictResult:
     """Answer queries with a trained model.
 
-    Args:
-        model: A run id, `models:/name@alias`, or a checkpoint folder.
-        queries: The queries.
-        top_k: Number of answers per query.
-        filter_known: Leave out answers that are known from training.
-        level: Mark the answers in the set that contains a new answer with this probability.
-
     Raises:
         UsageError: The model or a name cannot be found; the message suggests similar names. Or an
             answer set is requested, but the model's data are not available to calibrate it.
