@@ -21,7 +21,7 @@ from clew.language_modeling.documents import plan_units, read_unit
 from clew.language_modeling.tokenizers import FileTokenizer
 from clew.link_prediction.given_negatives import read_given_negatives
 from clew.runs.influence_forms import SCORE_COLUMN, TERM_COLUMNS, TEST_INDEX_COLUMN
-from clew.runs.reading.handed_in import admitted
+from clew.runs.reading.reports import admitted
 from clew.untrusted import MEMORY_MIB, LimitedReader, read_limited
 from tests.image_sequences.sequence_files import METADATA, sequence_columns, write_hdf5
 

@@ -149,7 +149,6 @@ def authorize(action: Action) -> str:
 
 
 def may(action: Action) -> bool:
-    """Whether the person may do something."""
     try:
         authorize(action)
     except AccessError:

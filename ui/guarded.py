@@ -9,18 +9,15 @@ With the header, the browser fetches them while this process imports the modules
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import streamlit as st
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-
-Event = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Event]]
-Send = Callable[[Event], Awaitable[None]]
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS = (
     (b"content-security-policy", b"frame-ancestors 'self'"),
@@ -36,48 +33,38 @@ IMPORTED = re.compile(r'(?:from|import)"\./([\w.\-]+\.js)"')
 
 
 class Guard:
-    """An ASGI application that wraps the dashboard.
+    """An ASGI application that wraps the dashboard."""
 
-    Args:
-        app: The dashboard.
-    """
-
-    def __init__(self, app: Callable[[Event, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse a websocket from another origin; add the headers to every other response."""
-        if scope["type"] == "websocket" and not _is_own(dict(scope["headers"])):
+        if scope["type"] == "websocket" and not _is_own(Headers(scope=scope)):
             await receive()
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: a 403
             return
 
-        async def tell(event: Event) -> None:
+        async def tell(event: Message) -> None:
             if event["type"] == "http.response.start":
-                event["headers"] = [*event.get("headers", ()), *HEADERS, *_early(event)]
+                raw = list(event.get("headers", ()))
+                headers = Headers(raw=raw)
+                is_html = headers.get("content-type", "").startswith("text/html")
+                # A downloaded report is HTML too, but it has no scripts next to it.
+                is_page = is_html and "content-disposition" not in headers
+                early = [(b"link", link_header().encode())] if is_page else []
+                event["headers"] = [*raw, *HEADERS, *early]
             await send(event)
 
         await self._app(scope, receive, tell)
 
 
-def _early(event: Event) -> list[tuple[bytes, bytes]]:
-    """Return the header that makes the browser fetch parts of the front end, if this is a page.
-
-    A downloaded report is HTML too, but it has no scripts next to it.
-    """
-    headers = dict(event.get("headers", ()))
-    is_html = headers.get(b"content-type", b"").startswith(b"text/html")
-    is_page = is_html and b"content-disposition" not in headers
-    return [(b"link", link_header().encode())] if is_page else []
-
-
-def _is_own(headers: dict[bytes, bytes]) -> bool:
+def _is_own(headers: Headers) -> bool:
     """Whether the request comes from a page of this address or of `server.corsAllowedOrigins`.
 
     Browsers always send the header `Origin`; a request without it does not come from a page.
     """
-    origin = headers.get(b"origin", b"").decode("latin-1").lower()
-    host = headers.get(b"host", b"").decode("latin-1").lower()
+    origin, host = headers.get("origin", "").lower(), headers.get("host", "").lower()
     allowed = {str(found).lower() for found in st.get_option("server.corsAllowedOrigins")}
     return not origin or urlsplit(origin).netloc == host or origin in allowed
 

@@ -25,14 +25,15 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.influence.retraining.measures import (
+from clew.influence.retraining.outcomes import (
+    Examiner,
     Interval,
+    Outcomes,
     random_scores,
     siblings,
     strongest,
     touching,
 )
-from clew.influence.retraining.outcomes import Examiner, Outcomes
 from clew.influence.retraining.retraining import (
     NOTHING,
     KeptRetrainings,

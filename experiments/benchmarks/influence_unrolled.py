@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.influence.retraining.measures import Interval, datamodelling_scores
+from clew.influence.retraining.outcomes import Interval, datamodelling_scores
 from clew.influence.retraining.retraining import KeptRetrainings
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.validate_influence import (

@@ -16,7 +16,7 @@ from clew.errors import ConfigError, DataError, UsageError
 from clew.runs.influence_report import InfluenceReport
 from clew.runs.reading.runs import find_run
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.planning.plan import plan as plan_workflow
+from clew.workflows.plan import plan as plan_workflow
 from clew.workflows.predict import asked
 from clew.workflows.predict import predict as predict_workflow
 from tests.api.conftest import run_of

@@ -29,9 +29,9 @@ from clew.errors import CheckpointError
 from clew.training.checkpointing import Checkpointer
 from clew.training.checkpoints import require_whole
 from clew.training.manifest import list_checkpoints
+from clew.workflows import memory_guard
 from clew.workflows import resume as resuming
 from clew.workflows import train as workflow
-from clew.workflows.planning import memory_guard
 from clew.workflows.resume import ResumePoint, find_in_folder
 from clew.workflows.train import resume, train
 from tests.attack.material import SPLITS, write_graph

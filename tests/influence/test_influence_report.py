@@ -13,8 +13,7 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, read_influence_json
-from clew.runs.reading.report_files import ReportFiles
-from clew.runs.reading.reports import read_facts
+from clew.runs.reading.reports import ReportFiles, read_facts
 from clew.spreadsheets import restored
 from clew.training.manifest import CheckpointRecord
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from clew.runs.tensorboard import TensorBoardTracker
+from clew.runs.tracker import TensorBoardTracker
 from tests.memory_tracker import MemoryTracker
 
 

@@ -39,18 +39,20 @@ class Started:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[object] = []
         self.prepared: set[str] = set()
-        self.called: list[str] = []
+        self.titles: list[str] = []
         self.job = Job()
         monkeypatch.setattr(jobs, "show", self.show)
-        monkeypatch.setattr(answers, "predict", self.start)
-        monkeypatch.setattr(answers, "trace", self.start)
+        monkeypatch.setattr(jobs, "jobs", lambda: self)
         monkeypatch.setattr(answers, "prepare_reasons", lambda m, run: self.prepared.add(m))
         monkeypatch.setattr(jobs, "find", self.find)
 
-    def start(self, asked: object, *, called: str = "") -> Job:
+    def start(self, asked: object, *, title: str, **more: object) -> Job:
         self.calls.append(asked)
-        self.called.append(called)
+        self.titles.append(title)
         return self.job
+
+    def warm_up(self) -> None:
+        """Do nothing."""
 
     def find(self, job_id: str) -> Job | None:
         return self.job if self.calls and job_id == JOB_ID else None
@@ -81,9 +83,7 @@ def press(app: AppTest, label: str) -> AppTest:
     return no_surprise(button.click().run())
 
 
-def test_an_explanation_is_called_by_the_labels_of_its_triple(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_triple_is_called_by_its_labels() -> None:
     labels = ModelNames(
         entities=(("MESH:D013409", "sulfacetamide"), ("MESH:D000152", "Acne vulgaris")),
         relations=(("biolink:treats", "treats"),),
@@ -92,17 +92,6 @@ def test_an_explanation_is_called_by_the_labels_of_its_triple(
     called = ask.triple_text(triple, labels)
     assert called == "sulfacetamide · treats · Acne vulgaris"
     assert ask.triple_text(("", *triple[1:]), labels).startswith("what? · treats")
-
-    titles: list[str] = []
-
-    class Jobs:
-        def start(self, asked: object, *, title: str, **more: object) -> Job:
-            titles.append(title)
-            return Job()
-
-    monkeypatch.setattr(jobs, "jobs", Jobs)
-    answers.trace(Why(*triple, "tail", CHAMPION), called=called)
-    assert titles == ["Explain sulfacetamide · treats · Acne vulgaris"]
 
 
 def test_a_link_whose_answer_is_gone_asks_again(
@@ -116,7 +105,7 @@ def test_a_link_whose_answer_is_gone_asks_again(
     press(app, "Explain again")
     meant = Why("steroid", "affects", "eicosanoid", "tail", CHAMPION)
     assert started.calls[1:] == [meant]
-    assert started.called[1:] == ["steroid · affects · eicosanoid"]
+    assert started.titles[1:] == ["Explain steroid · affects · eicosanoid"]
     page("ask", many.uri, answer="gone", h="no such name", r="affects")
     page("ask", many.uri, answer="gone", r="affects")
     assert len(started.calls) == 2, "a name that the model does not know is not asked"

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -14,7 +13,7 @@ from clew.__main__ import run as run_command
 from clew.errors import UsageError
 from clew.language_modeling.model import Sampling
 from clew.ui import access
-from clew.ui.components import ask_windows, jobs
+from clew.ui.components import answers, jobs
 from clew.ui.components.jobs import Job, Jobs
 from clew.workflows.predict_frames import predict_frames
 from clew.workflows.predict_text import TextRequest, predict_text
@@ -196,7 +195,7 @@ class File:
 def test_an_upload_is_stored_under_the_names_of_the_command(
     names: list[str], stored: list[str]
 ) -> None:
-    assert list(ask_windows.uploaded([File(name) for name in names])) == stored
+    assert list(answers.uploaded([File(name) for name in names])) == stored
 
 
 @pytest.mark.parametrize(
@@ -209,18 +208,9 @@ def test_an_upload_is_stored_under_the_names_of_the_command(
 )
 def test_other_files_are_refused_in_one_line(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace(".", r"\.")):
-        ask_windows.uploaded([File(name) for name in names])
+        answers.uploaded([File(name) for name in names])
 
 
 def marks(spec: dict[str, object]) -> list[str]:
     """Return the marks of a layered chart."""
     return [layer["mark"]["type"] for layer in spec["layer"]]  # type: ignore[index,attr-defined]
-
-
-@pytest.mark.parametrize("intervals", [True, False])
-def test_a_chart_has_a_band_where_there_are_intervals(intervals: bool) -> None:
-    width = 1.0 if intervals else np.nan
-    values = np.arange(4.0)
-    frame = pd.DataFrame({"last_frame": range(4), "group": list("aabb"), "prediction": values})
-    spec = ask_windows.chart(frame.assign(lower=values - width, upper=values + width), "x [km]")
-    assert marks(spec.to_dict()) == (["area", "line"] if intervals else ["line"])

@@ -17,7 +17,7 @@ import streamlit as st
 from clew import names
 from clew.runs.reading import comparison, layout
 from clew.runs.sharing import picture
-from clew.ui.components import basics, charts, comparison_table, graph, influence_charts
+from clew.ui.components import basics, charts, comparison_table, graph
 from clew.ui.components.comparison_table import points as points_of
 
 HOSTILE = "<script>alert(1)</script>"
@@ -26,11 +26,6 @@ HOSTILE = "<script>alert(1)</script>"
 def marks(spec: dict[str, Any]) -> list[str]:
     layers = spec.get("layer", [spec])
     return [layer["mark"]["type"] for layer in layers]
-
-
-def rows(chart: alt.TopLevelMixin) -> list[dict[str, Any]]:
-    spec = chart.to_dict()
-    return [row for rows in spec["datasets"].values() for row in rows]
 
 
 def checked(chart: charts.Spec) -> dict[str, Any]:
@@ -209,21 +204,21 @@ def facts() -> pd.DataFrame:
 
 
 def test_fact_bars_show_signs_in_three_ways(facts: pd.DataFrame) -> None:
-    chart = influence_charts.fact_bars(facts, "influence", "Influence (cosine)", selected=2)
-    drawn = rows(chart)
+    chart = checked(charts.fact_bars(facts, "influence", "Influence (cosine)", selected=2))
+    drawn = chart["data"]["values"]
     assert drawn[0]["fact"] == "▲ H – inhibits → a"
     assert drawn[1]["fact"] == f"▲ {HOSTILE} – inhibits → T"
     assert [row["sign"] for row in drawn] == ["helps"] * 3 + ["opposes"] * 4
     assert [row["fact"][0] for row in drawn] == ["▲"] * 3 + ["▼"] * 4
     assert [row["rank"] for row in drawn if row["chosen"]] == [2]
-    encoding = chart.to_dict()["encoding"]
+    encoding = chart["encoding"]
     assert encoding["color"]["scale"]["range"] == [basics.FOR, basics.AGAINST]
     assert encoding["y"]["sort"] == [row["place"] for row in drawn]
     assert len(set(encoding["y"]["sort"])) == len(facts), "facts that read the same stay apart"
 
 
 def test_rank_scatter_keeps_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(influence_charts, "MAX_RANKS", 10)
+    monkeypatch.setattr(charts, "MAX_RANKS", 10)
     frame = pd.DataFrame(
         {
             "head": "h",
@@ -234,8 +229,8 @@ def test_rank_scatter_keeps_the_strongest(monkeypatch: pytest.MonkeyPatch) -> No
             "moved": 0,
         }
     )
-    chart = influence_charts.rank_scatter(frame, ("fp32", "fp16"))
-    drawn = [row["fact"] for row in rows(chart) if "fact" in row]
+    chart = checked(charts.rank_scatter(frame, ("fp32", "fp16")))
+    drawn = [row["fact"] for row in chart["data"]["values"]]
     assert drawn == [f"h – r → {number}" for number in range(10)]
 
 
@@ -243,8 +238,27 @@ def test_verdicts_have_symbols() -> None:
     frame = pd.DataFrame(
         {"group": ["treats"] * 2, "verdict": ["plausible", "unsure"], "reviews": [2, 1]}
     )
-    drawn = rows(influence_charts.verdict_bars(frame))
+    drawn = checked(charts.verdict_bars(frame))["data"]["values"]
     assert [row["verdict"] for row in drawn] == ["✓ plausible", "? unsure"]
+
+
+def test_shares_and_groups_have_signs() -> None:
+    row = pd.Series({"part_relation": 2.0, "checkpoint_10": -1.0})
+    drawn = checked(charts.share_bars(row, list(row.index), "Influence"))["data"]["values"]
+    assert [row["part"] for row in drawn] == ["relation's embedding", "step 10"]
+    assert [row["sign"] for row in drawn] == ["helps", "opposes"]
+    groups = pd.DataFrame({"group": ["a"], "facts": [3], "helping": [2.0], "opposing": [-1.0]})
+    drawn = checked(charts.group_bars(groups, "influence"))["data"]["values"]
+    assert {(row["sign"], row["value"]) for row in drawn} == {("helps", 2.0), ("opposes", -1.0)}
+
+
+@pytest.mark.parametrize("intervals", [True, False])
+def test_predictions_have_a_band_where_there_are_intervals(intervals: bool) -> None:
+    width = 1.0 if intervals else np.nan
+    values = np.arange(4.0)
+    frame = pd.DataFrame({"last_frame": range(4), "group": list("aabb"), "prediction": values})
+    spec = charts.predictions(frame.assign(lower=values - width, upper=values + width), "x [km]")
+    assert marks(checked(spec)) == (["area", "line"] if intervals else ["line"])
 
 
 def test_the_graph_has_an_edge_for_each_fact(explained: pd.Series, facts: pd.DataFrame) -> None:
@@ -441,33 +455,29 @@ def test_an_empty_graph_is_the_test_triple(explained: pd.Series, facts: pd.DataF
     assert len(spec["series"][0]["links"]) == 1
 
 
-@pytest.mark.parametrize(("edge", "rank"), [(2, 2), (0, None), (99, None)])
+@pytest.mark.parametrize(
+    ("selected", "rank"),
+    [
+        ([{"data_type": "edge", "data_indices": [2]}], 2),
+        ([{"data_type": "edge", "data_indices": [0]}], None),
+        ([{"data_type": "edge", "data_indices": [99]}], None),
+        ([{"data_type": "node", "data_indices": [2]}], None),
+        ([], None),
+    ],
+)
 def test_a_click_on_an_edge_takes_its_fact(
     explained: pd.Series,
     facts: pd.DataFrame,
-    edge: int,
+    selected: list[dict[str, Any]],
     rank: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(st, "echarts_chart", lambda option, **more: given.update(more))
-    clicked = {"selected": [{"data_type": "edge", "data_indices": [edge]}]}
+    clicked = {"selected": selected}
     monkeypatch.setattr(st, "session_state", {"g": SimpleNamespace(selection=clicked)})
     taken: list[int | None] = []
     look = {"column": "influence", "selected": (), "kinds": {}, "alt": "Graph"}
     graph.show(explained, facts, key="g", take=taken.append, **look)
     given["on_select"]()
     assert taken == [rank]
-
-
-@pytest.mark.parametrize(
-    ("selected", "row"),
-    [
-        ([{"data_type": "edge", "data_indices": [3]}], 2),
-        ([{"data_type": "edge", "data_indices": [0]}], None),
-        ([{"data_type": "node", "data_indices": [3]}], None),
-        ([], None),
-    ],
-)
-def test_clicks(selected: list[dict[str, Any]], row: int | None) -> None:
-    assert graph.clicked_row({"selected": selected, "areas": []}) == row

@@ -6,7 +6,7 @@ from streamlit.testing.v1 import AppTest
 from clew.runs.reading.disagreements import find_disagreements
 from clew.runs.reading.reviews import Fact, Review, Verdict, append_review, read_reviews
 from clew.ui.components.explanations import facts_of, report_head, report_of_run
-from clew.ui.components.review_form import add_review, fact_of, reviews_of
+from clew.ui.components.reviews import add_review, fact_of, reviews_of
 from clew.ui.components.runs import runs_by_id
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, no_surprise, shown

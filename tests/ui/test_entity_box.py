@@ -38,7 +38,7 @@ def trained(
 def box(run_id: str) -> None:
     import streamlit as st
 
-    from clew.ui.components.models import vocabulary
+    from clew.ui.components.runs import vocabulary
     from clew.ui.views.ask import entity_box
 
     known = vocabulary(run_id)

@@ -11,8 +11,8 @@ from mlflow.entities import Metric, Run
 from clew import names
 from clew.runs.reading.metrics import progress_of
 from clew.runs.reading.runs import find_run, last_sign_of_life, state_of
-from clew.ui.components.run_report import curves_of, metric_table, repeating_commands
-from clew.ui.components.runs import counts
+from clew.ui.components.runs import counts, curves_of
+from clew.ui.views.run import repeating_commands
 from clew.workflows.list_runs import list_runs
 from tests.ui.conftest import Open, shown
 
@@ -134,8 +134,7 @@ def test_a_metric_that_is_no_number_is_shown_as_it_is(
     params = {f"{names.PARAMETER_PREFIX}training.num_epochs": "3"}
     metrics = {key: [1.0, 2.0, value] for key in keys}
     run_ids = [made(tags=tags, params=params, metrics=metrics, age=3.0).info.run_id for _ in "ab"]
-    table = metric_table(find_run(run_ids[0]))
-    assert {str(last) for last in table["last"]} == {str(value)}
+    assert {str(last) for last in find_run(run_ids[0]).metrics.values()} == {str(value)}
     app = page("overview", empty)
     assert f"MRR, validation {value}" in shown(app)
     assert set(app.dataframe[0].value["Quality, last"]) == {f"MRR {value}"}

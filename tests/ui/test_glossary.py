@@ -5,7 +5,8 @@ import re
 import pytest
 
 from clew import names
-from clew.ui.components import glossary, run_report
+from clew.ui.components import glossary
+from clew.ui.views.run import group_of
 
 RECORDED = re.compile(r"(train|time|throughput|memory|influence|value)/[a-z0-9_]+")
 METRICS = [
@@ -70,7 +71,7 @@ def test_a_metric_of_a_variant_is_called_as_one_of_a_run(
 ) -> None:
     assert label in {None, glossary.label(key)}
     assert ("reference" in glossary.words(key).help) == key.startswith("ratio/")
-    assert run_report._group(key) == group
+    assert group_of(key) == group
 
 
 def test_what_nobody_described_keeps_its_name() -> None:

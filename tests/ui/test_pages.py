@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from clew import names
 from clew.runs.reading import search
-from clew.runs.reading.report_files import report_files
+from clew.runs.reading.reports import report_files
 from clew.ui.components import runs
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
 from tests.ui.conftest import Open, shown
@@ -206,7 +206,7 @@ def test_a_run_that_began_first_and_ended_last_renews_the_preset(
         assert page("compare", store.uri).button(key="preset").disabled
         ended = "UPDATE runs SET end_time = 9000000000000, status = 'FINISHED'"
         base.execute(f"{ended} WHERE run_uuid = ?", [slow])
-    runs._page.clear()  # kept for seconds
+    runs.runs_page.clear()  # kept for seconds
     assert not page("compare", store.uri).button(key="preset").disabled
 
 
@@ -480,7 +480,7 @@ def test_files_that_are_elsewhere_are_fetched_once(
     use: Callable[[str], None], many: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(many.uri)
-    monkeypatch.setattr("clew.runs.reading.report_files.is_local_uri", lambda uri: False)
+    monkeypatch.setattr("clew.runs.reading.reports.is_local_uri", lambda uri: False)
     first = report_files(many.runs["trace"], tmp_path)
     identity = first.identity
     assert len(identity) == 3
@@ -518,7 +518,7 @@ def test_a_review_is_saved_and_summarised(page: Open, fresh_many: Recorded) -> N
 
 def test_verdicts_of_a_run_are_named_after_it() -> None:
     from clew.runs.reading.reviews import VerdictCount
-    from clew.ui.components.review_tables import verdict_frame
+    from clew.ui.views.reviews import verdict_frame
 
     frame = verdict_frame([VerdictCount("a" * 32, 2, 0, 1)], {"a" * 32: "tracin fp32"})
     assert frame.to_dict("records") == [

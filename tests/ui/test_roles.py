@@ -14,7 +14,7 @@ from clew.ui.access import ACTIONS, ROLES, Action, Role
 from clew.ui.components import answers
 from clew.ui.components.explanations import facts_of, report_head, report_of_run
 from clew.ui.components.jobs import Job
-from clew.ui.components.review_form import fact_of, reviews_of
+from clew.ui.components.reviews import fact_of, reviews_of
 from clew.ui.components.runs import runs_by_id
 from tests.recorded import Recorded
 from tests.ui.commands_here import CommandsHere

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
-import pandas as pd
 import pytest
 from mlflow.entities import Run
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -12,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from clew import names
 from clew.runs.reading.run_details import lineage, list_data, list_files, read_by_relation
 from clew.runs.reading.runs import find_run
-from clew.ui.components.run_report import mlflow_page
+from clew.ui.views.run import mlflow_page
 from tests.recorded import MODEL, Recorded
 from tests.runs.kept import read_run
 from tests.ui.conftest import Open, shown
@@ -55,22 +54,21 @@ def test_a_run_of_any_kind(page: Open, many: Recorded, name: str) -> None:
 
 
 def test_what_another_command_started_is_not_shown_as_typed(many: Recorded) -> None:
-    def commands(run_id: str, typed: str) -> None:
+    def content(run_id: str, typed: str) -> None:
         from dataclasses import replace
 
         from clew.names import TAG_COMMAND
         from clew.runs.reading.runs import find_run
-        from clew.ui.components import run_report
-        from clew.ui.components.run_report import MlflowPage
+        from clew.ui.views.run import commands
 
         run = replace(find_run(run_id), tags={TAG_COMMAND: typed})
-        run_report.commands(run, "", MlflowPage("http://127.0.0.1:5000", ""))
+        commands(run)
 
     for typed, is_shown in (
         ("clew train --config umls", True),
         ("clew train --config /tmp/gone/config.yaml --parent-run 1", False),
     ):
-        app = AppTest.from_function(commands, args=(many.runs["fp32 0"], typed)).run()
+        app = AppTest.from_function(content, args=(many.runs["fp32 0"], typed)).run()
         assert not app.exception
         assert (typed in shown(app)) == is_shown
 
@@ -155,17 +153,16 @@ def test_a_run_keeps_its_log_and_its_command(many: Recorded) -> None:
 def test_mlflow_shows_the_run_among_experiments(many: Recorded, monkeypatch) -> None:
     run = find_run(many.runs["fp32 1"])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:secret@host:5000/")
-    served = mlflow_page(run)
-    assert not served.command
-    assert "secret" not in served.address
-    assert served.address.endswith(f"/runs/{run.run_id}?workflowType=machine_learning")
+    address, command = mlflow_page(run)
+    assert not command
+    assert "secret" not in address
+    assert address.endswith(f"/runs/{run.run_id}?workflowType=machine_learning")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", many.uri)
-    assert mlflow_page(run).command == f"mlflow ui --backend-store-uri {many.uri}"
+    assert mlflow_page(run)[1] == f"mlflow ui --backend-store-uri {many.uri}"
 
 
-def test_a_table_of_metrics_without_any(many: Recorded, monkeypatch) -> None:
-    from clew.ui.components import run_report
+def test_a_run_without_metrics_says_so(page: Open, many: Recorded, monkeypatch) -> None:
+    from clew.ui.views import run
 
-    run = find_run(many.runs["failed"])
-    monkeypatch.setattr(run_report, "curves_of", lambda run: {})
-    assert isinstance(run_report.metric_table(run), pd.DataFrame)
+    monkeypatch.setattr(run, "curves_of", lambda run: {})
+    assert "recorded no metrics" in shown(page("run", many.uri, id=many.runs["failed"]))

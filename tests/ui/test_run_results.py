@@ -10,8 +10,8 @@ from clew.config.load import load
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.validation_record import DatamodellingScore, DeletionEffect, Measured
 from clew.ui.components.results import correlations
-from clew.workflows.trial_files import write_best, write_trials
 from clew.workflows.trials import TrialRecord
+from clew.workflows.tune import write_best, write_trials
 from tests.recorded import Recorded
 from tests.runs.reading.test_validations import record
 from tests.ui.conftest import Open, shown
@@ -78,7 +78,7 @@ def test_a_test_of_explanations_shows_measures_with_intervals_and_verdicts(
     assert (table["95 % from"][1], table["95 % to"][1]) == pytest.approx((0.46, 0.54))
     assert list(app.dataframe[1].value["Facts deleted"]) == [20, 1]
     worse = correlations(found.model_copy(update={"scores": (score("raw", 0.2, -0.15),)}))
-    assert list(worse["verdict"]) == ["–", "✗ Worse"]
+    assert list(worse["Against siblings"]) == ["–", "✗ Worse"]
 
 
 def test_a_search_shows_its_trials_and_the_best_settings(

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
-from clew.runs.reading.report_files import report_files
-from clew.runs.reading.reports import read_head
+from clew.runs.reading.reports import read_head, report_files
 from tests.recorded import Recorded
 from tests.runs.reading.test_validations import add_validation, record
 from tests.ui.conftest import Open, shown

@@ -10,7 +10,7 @@ import pytest
 from clew import names
 from clew.errors import DataError
 from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
-from clew.ui.components import basics, influence_charts
+from clew.ui.components import basics, charts
 from clew.ui.components.explanations import FactFilter, filter_rows, report_of_upload
 from clew.ui.components.windows import shared_passages, summary, text_windows
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
@@ -77,10 +77,10 @@ def test_marked_text_is_escaped() -> None:
 
 def test_places_are_drawn_with_their_sign(report: TextInfluenceReport) -> None:
     windows = text_windows(report)
-    spec = influence_charts.place_bars(windows, "influence", "Influence (raw) [nats]", 1).to_dict()
-    (drawn,) = spec["datasets"].values()
-    assert [row["sign"] == "helps" for row in drawn] == list(windows["influence"] > 0)
-    assert [row["chosen"] for row in drawn] == [place == 0 for place in range(len(windows))]
+    spec = charts.place_bars(windows, "influence", "Influence (raw) [nats]", 1)
+    drawn = spec["data"]
+    assert list(drawn["sign"] == "helps") == list(windows["influence"] > 0)
+    assert list(drawn["chosen"]) == [place == 0 for place in range(len(windows))]
     assert spec["encoding"]["x"]["field"] == "first_token"
 
 

@@ -15,8 +15,7 @@ from clew.runs.reading.reviews import Fact, Review
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.ui import access
 from clew.ui.components.explanations import facts_of, report_head, report_of_run
-from clew.ui.components.retraining import NOISE, train_without
-from clew.ui.components.review_form import add_review, fact_of
+from clew.ui.components.reviews import NOISE, add_review, fact_of, train_without
 from clew.ui.components.runs import runs_by_id
 from clew.ui.work import Training
 from tests.recorded import UMLS, Recorded

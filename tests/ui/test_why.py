@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from clew.ui.components import answers
+from clew.ui.components import answers, jobs
 from clew.ui.work import Why
 from tests.recorded import MODEL, Recorded
 from tests.ui.commands_here import CommandsHere
@@ -36,7 +36,7 @@ def test_the_facts_near_the_triple_answer_first_and_all_facts_last(
 ) -> None:
     store = recorded.copy(tmp_path / "store")
     use(store.uri)
-    job = answers.trace(WHY)
+    job = jobs.jobs().start(WHY, title="Explain", action="explain")
     assert "First answer" not in shown(look(job.job_id)), "there is none yet"
 
     commands.run_last(report=False)
@@ -82,7 +82,7 @@ def test_what_was_cancelled_says_that_the_others_were_not_compared(
 ) -> None:
     store = recorded.copy(tmp_path / "store")
     use(store.uri)
-    job = answers.trace(WHY)
+    job = jobs.jobs().start(WHY, title="Explain", action="explain")
     commands.run_last(report=False)
     job.cancelled = True
     job.exit_code = 130

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr, ttest_1samp
 
-from clew.influence.retraining.measures import (
+from clew.influence.retraining.outcomes import (
     Interval,
     adamic_adar,
     ceiling,

@@ -15,19 +15,17 @@ from click.testing import CliRunner
 
 from clew import names
 from clew.cli import cli
-from clew.config.devices import GPU_GB
 from clew.config.load import from_mapping, with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.distributed import World
-from clew.training.hardware import Hardware, find_device, fit_to_hardware
+from clew.training.hardware import GPU_GB, Hardware, find_device, fit_to_hardware
 from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
-from clew.workflows.planning import memory_guard
-from clew.workflows.planning.memory_guard import resolve_batch_size
-from clew.workflows.planning.plan import plan
-from clew.workflows.planning.planned_task import DataSizes
+from clew.workflows import memory_guard
+from clew.workflows.memory_guard import resolve_batch_size
+from clew.workflows.plan import DataSizes, plan
 from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from tests.workflows.trained import small_config

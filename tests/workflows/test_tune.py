@@ -29,9 +29,8 @@ from clew.errors import ConfigError, Interrupted, UsageError
 from clew.runs import store
 from clew.training.progress import Watch
 from clew.workflows.train import train
-from clew.workflows.trial_files import chart
 from clew.workflows.trials import LOCK_FILE, STUDY_FILE, TrialWatch
-from clew.workflows.tune import MOST_FAILURES, TuneRequest, TuneResult, tune
+from clew.workflows.tune import MOST_FAILURES, TuneRequest, TuneResult, chart, tune
 from tests.workflows.trained import ROOT, small_config
 
 pytestmark = pytest.mark.slow

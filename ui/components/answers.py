@@ -1,22 +1,24 @@
-"""Questions to models and their answers: triples, and the reasons for one; each is a job.
+"""Answers of models: triples and the reasons for one, texts, and predictions from frames.
 
 The reasons come first from the facts near the triple, then from all facts.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
-from clew.errors import ClewError, DataError, described
+from clew.errors import DataError, UsageError, described
 from clew.runs.reading.facts import evidence, place_text, scored
 from clew.runs.reading.models import ModelNames
 from clew.runs.reading.reports import ReportFiles
 from clew.ui import access
-from clew.ui.components import basics, jobs, tables
+from clew.ui.components import basics, charts, jobs, tables
 from clew.ui.components.explanations import (
     facts_of,
     paths_of,
@@ -32,67 +34,17 @@ from clew.ui.work import (
     AskedText,
     End,
     Preparation,
-    Question,
     Why,
 )
-
-
-def predict(asked: Question) -> Job:
-    """Start asking a model for the most likely entities, or for the rank of a triple."""
-    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask")
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def prepare_reasons(model: str, run_id: str) -> Job:
     """Start the work that all explanations of a champion share, while a person reads answers.
 
-    The result is cached, so that this runs once per champion.
-
-    Args:
-        model: The URI of the champion.
-        run_id: The champion's training run.
-
-    Raises:
-        UsageError: Too many jobs are running.
+    The result is cached, so that this runs once for each champion, known by its training run.
     """
     return jobs.jobs().start(Preparation(model), title=f"Prepare {run_id}", action="ask")
-
-
-def continue_text(asked: AskedText) -> Job:
-    """Start a job that prints the continuation of a prompt."""
-    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask")
-
-
-def predict_frames(asked: AskedFrames, files: Mapping[str, bytes]) -> Job:
-    """Start predicting from frames; `files` are those of an upload, by their path in its folder."""
-    if files:
-        access.authorize("upload")
-    return jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
-
-
-def predictions_of(job: Job) -> pd.DataFrame:
-    """Return the values that a job has predicted from frames, one row per window.
-
-    Raises:
-        DataError: The file is missing or cannot be read.
-    """
-    path = job.folder / PREDICTIONS_FILE
-    try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
-
-
-def trace(why: Why, *, called: str = "") -> Job:
-    """Start tracing a triple to its training facts; `called` is the triple with its labels."""
-    title = f"Explain {called or ' · '.join((why.head, why.relation, why.tail))}"
-    return jobs.jobs().start(why, title=title, action="explain")
-
-
-def first_answer_of(job: Job) -> Path | None:
-    """Return the file that explains a triple by the facts near it, None if there is none yet."""
-    path = job.folder / FIRST_ANSWER_FILE
-    return path if path.is_file() else None
 
 
 MAX_HEIGHT = 758
@@ -156,7 +108,27 @@ def _prediction(
         with beside:
             why_button(f"Why this rank as {end}?", why(asked), explain, key=f"why-rank-{key}")
     found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
-    ticked = _table(found, end, key)
+    # The answer whose explanation is in the address is ticked at first.
+    wanted = basics.address("why") and basics.address("for")
+    table = frame(found, end)
+    tables.export(table, f"answers_{end}.csv")
+    ticked = tables.ticked(
+        table,
+        found,
+        key=f"answers-{key}",
+        first=next((answer for answer in found if wanted == f"{end},{answer.get(end)}"), None),
+        alt="Answers, the best first",
+        placeholder="–",
+        most=MAX_HEIGHT,
+        column_config={
+            "Score": NumberColumn(
+                format="%.3f", help="The model's own score (a logit): larger is more likely."
+            ),
+            "Probability": NumberColumn(format="percent", help=PROBABILITY),
+            "In the set": TextColumn(help="Whether the answer set has it."),
+            "Known": TextColumn(help="Whether the training data have it."),
+        },
+    )
     with beside:
         if ticked:
             why_button("Why?", why(ticked[0]), explain, key=f"why-{key}")
@@ -166,30 +138,23 @@ def _prediction(
 
 
 def _about(asked: dict[str, Any], end: str) -> None:
-    probability = asked.get("probability")
-    known = asked.get("known")
+    probability, known, in_set = (asked.get(key) for key in ("probability", "known", "in_set"))
     told = {
         True: "the training data have this triple",
         False: "the training data lack this triple",
         None: "it is not known if the training data have this triple",
     }
+    said = "in the answer set" if in_set else "not in the answer set"
+    new = f", would be {said} if it were new" if known else f", {said}"  # sets have no known answer
     text = ABOUT.format(
         name=asked.get("label") or asked.get(end, ""),
         place=place_text(float(asked["rank"])),
         candidates=int(asked["num_candidates"]),
         probability="" if probability is None else f", probability {percent(probability)}",
-        in_set=_in_set(asked.get("in_set"), known),
+        in_set="" if in_set is None else new,
         known=told[known],
     )
     st.markdown(basics.markdown(text))
-
-
-def _in_set(in_set: bool | None, known: bool | None) -> str:
-    """Return whether the answer set has an entity, in words; it never has a known answer."""
-    if in_set is None:
-        return ""
-    said = "in the answer set" if in_set else "not in the answer set"
-    return f", would be {said} if it were new" if known else f", {said}"
 
 
 def percent(probability: float) -> str:
@@ -197,34 +162,6 @@ def percent(probability: float) -> str:
     if 0 < probability < SMALLEST_SHOWN:
         return f"below {SMALLEST_SHOWN:.2%}"
     return f"{probability:.2%}" if probability < 0.1 else f"{probability:.0%}"
-
-
-def _table(found: Sequence[dict[str, Any]], end: str, key: str) -> list[dict[str, Any]]:
-    shown = frame(found, end)
-    tables.export(shown, f"answers_{end}.csv")
-    return tables.ticked(
-        shown,
-        found,
-        key=f"answers-{key}",
-        first=_explained(found, end),
-        alt="Answers, the best first",
-        placeholder="–",
-        most=MAX_HEIGHT,
-        column_config={
-            "Score": st.column_config.NumberColumn(
-                format="%.3f", help="The model's own score (a logit): larger is more likely."
-            ),
-            "Probability": st.column_config.NumberColumn(format="percent", help=PROBABILITY),
-            "In the set": st.column_config.TextColumn(help="Whether the answer set has it."),
-            "Known": st.column_config.TextColumn(help="Whether the training data have it."),
-        },
-    )
-
-
-def _explained(found: Sequence[dict[str, Any]], end: str) -> dict[str, Any] | None:
-    """Return the answer whose explanation is in the address, None if it is not in `found`."""
-    wanted = basics.address("why") and basics.address("for")
-    return next((answer for answer in found if wanted == f"{end},{answer.get(end)}"), None)
 
 
 def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
@@ -252,30 +189,14 @@ def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:
         key=key,
         type="primary",
         disabled=not access.may("explain"),
-        on_click=_start,
-        args=(explain, why),
+        on_click=basics.attempt(partial(explain, why)),
     )
-
-
-def _start(explain: Explain, why: Why) -> None:
-    """Start an explanation from a button; show a message if it cannot be started."""
-    try:
-        explain(why)
-    except ClewError as error:
-        st.toast(basics.markdown(str(error)), icon="⚠️")
-
-
-def explain_again(why: Why, explain: Explain) -> None:
-    """Offer to make the explanation of a link again, because this dashboard has lost it."""
-    st.html(basics.triple(why.head, why.relation, why.tail))
-    basics.note("If this explanation was finished, it is on the page Influence; or make it again.")
-    why_button("Explain again", why, explain, key="explain-again")
 
 
 def first_answer(job: Job) -> None:
     """Show the explanation from the facts near the triple, until all facts have been compared."""
-    path = first_answer_of(job)
-    if path is None or job.state == "done":
+    path = job.folder / FIRST_ANSWER_FILE
+    if job.state == "done" or not path.is_file():
         return
     files = ReportFiles(json=path)
     head = report_head(files)
@@ -326,3 +247,205 @@ def _strongest(facts: pd.DataFrame) -> None:
         for _, fact in helping.iterrows()
     ]
     basics.show(_FACTS, items=basics.join(items))
+
+
+PROMPT = "ask-prompt"
+MOST_TOKENS = 5000
+MOST_IN_ADDRESS = 1000
+"""Characters of a prompt that a link can hold."""
+_NUMBERS: tuple[tuple[str, str, float, float, float, float, str | None], ...] = (
+    ("tokens", "Tokens to write", 1, MOST_TOKENS, 200, 1, None),
+    (
+        "temperature",
+        "Temperature",
+        0.0,
+        5.0,
+        1.0,
+        0.1,
+        "0: always the likeliest token; 1: the model's probabilities.",
+    ),
+    (
+        "p",
+        "Top p",
+        0.01,
+        1.0,
+        1.0,
+        0.05,
+        "Draw only from the likeliest tokens with this total probability.",
+    ),
+    ("seed", "Seed", 0, 2**31 - 1, 0, 1, "The same seed gives the same text."),
+)
+_WRITTEN = (
+    '<div class="clew-card"><div class="clew-text">{prompt}<mark>{written}</mark></div></div>'
+    '<p class="clew-muted clew-small">Marked: what the model wrote.</p>'
+)
+
+
+def asked_text(model: str, *, again: bool) -> AskedText | None:
+    """Let a person give a prompt; return it once sent, or with `again` the one in the address."""
+    linked = basics.address("prompt")
+    if PROMPT not in st.session_state:
+        st.session_state[PROMPT] = linked
+    prompt = st.text_area("Prompt", key=PROMPT, height=140, placeholder="Text to continue")
+    given = {}
+    for place, (key, label, least, most, value, step, meaning) in zip(
+        st.columns(len(_NUMBERS)), _NUMBERS, strict=True
+    ):
+        given[key] = place.number_input(
+            label, least, most, value, step, key=key, bind="query-params", help=meaning
+        )
+    settings = int(given["tokens"]), given["temperature"], given["p"], int(given["seed"])
+    sent = st.button(
+        "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
+    )
+    if again and linked:
+        return AskedText(model, linked, *settings)
+    if not sent:
+        return None
+    basics.write_address("prompt", prompt if len(prompt) <= MOST_IN_ADDRESS else None)
+    return AskedText(model, prompt, *settings)
+
+
+def written(job: Job) -> None:
+    """Show the prompt and what the model has written so far."""
+    if job.state in {"running", "done"} and isinstance(job.asked, AskedText):
+        basics.show(_WRITTEN, prompt=job.asked.prompt, written=job.output())
+
+
+def download_text(job: Job) -> None:
+    """Offer the whole text of a finished job."""
+    if job.state == "done" and isinstance(job.asked, AskedText):
+        tables.download("Text", job.asked.prompt + job.output(), "text.txt", "text/plain")
+
+
+PATH = "ask-path"
+HDF5 = ("h5", "hdf5")
+FILES = ("images", "scalars", "group", "time", "present", "target")
+CONFIDENCES = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "50 %": 0.5}
+ALL_GROUPS = "all"
+_WHERE = {"from this computer": False, "on the server": True}
+
+
+class Upload(Protocol):
+    """A file that a person has chosen."""
+
+    @property
+    def name(self) -> str: ...
+
+    def getvalue(self) -> bytes: ...
+
+
+def asked_frames(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, bytes]] | None:
+    """Let a person choose frames; return them once sent, or with `again` those of a linked path.
+
+    People who sign in cannot name a path on the server: they may have no right to read it.
+    """
+    linked = "" if access.is_configured() else basics.address("frames")
+    first, second = st.columns([4, 1], vertical_alignment="bottom")
+    with first:
+        path, chosen = _frames(linked)
+    share = second.selectbox(
+        "Intervals",
+        list(CONFIDENCES),
+        key="share",
+        bind="query-params",
+        help="Share of targets that the intervals should contain, from errors on validation "
+        "windows.",
+    )
+    ready = bool(path or chosen) and access.may("ask")
+    sent = st.button("Predict", type="primary", key="ask", disabled=not ready)
+    if again and linked:
+        return AskedFrames(model, linked, CONFIDENCES[share]), {}
+    if not sent:
+        return None
+    basics.write_address("frames", path or None)
+    files = uploaded(chosen) if chosen else {}
+    uploads = next(iter(files), "").partition("/")[0]
+    return AskedFrames(model, path or uploads, CONFIDENCES[share]), files
+
+
+def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
+    """Let a person name a path or choose files; return both, one of them empty."""
+    on_server = False
+    if not access.is_configured():
+        where = st.segmented_control(
+            "Frames",
+            list(_WHERE),
+            key="where",
+            default="on the server" if linked else "from this computer",
+            required=True,
+        )
+        on_server = _WHERE[where or "from this computer"]
+    if on_server:
+        if PATH not in st.session_state:
+            st.session_state[PATH] = linked
+        path = st.text_input("Folder or file", key=PATH, placeholder="/data/new_frames").strip()
+        return path, ()
+    chosen = st.file_uploader(
+        "One HDF5 file, or a folder's NumPy files: images.npy and, as in training, scalars.npy, "
+        "group.npy, time.npy, present.npy, sequences.json",
+        type=[*HDF5, "npy", "json"],
+        accept_multiple_files=True,
+        key="uploads",
+        disabled=not access.may("upload"),
+    )
+    return "", chosen
+
+
+def uploaded(chosen: Sequence[Upload]) -> dict[str, bytes]:
+    """Return the files of an upload under the names that `clew predict --frames` expects.
+
+    Raises:
+        UsageError: The files are neither one HDF5 file nor the files of a folder.
+    """
+    names = [file.name for file in chosen]
+    if len(names) == 1 and names[0].rpartition(".")[2].lower() in HDF5:
+        return {"frames.h5": chosen[0].getvalue()}
+    known = {f"{name}.npy" for name in FILES} | {"sequences.json"}
+    other = next((name for name in names if name not in known), None)
+    if other is not None or len(set(names)) < len(names):
+        raise UsageError(
+            f"{other or 'the same file twice'} was chosen; expected one HDF5 file alone, or "
+            f"files named {', '.join(sorted(known))}"
+        )
+    return {f"frames/{file.name}": file.getvalue() for file in chosen}
+
+
+def predictions(job: Job) -> None:
+    """Show the values of a finished job, with their intervals."""
+    said = job.result()
+    if job.state != "done" or said is None:
+        return
+    for note in said.get("notes", []):
+        basics.note(str(note))
+    path, unit = job.folder / PREDICTIONS_FILE, str(said.get("unit", ""))
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
+    title = str(said.get("target_name", "")) + (f" [{unit}]" if unit else "")
+    if isinstance(intervals := said.get("intervals"), dict):
+        st.markdown(basics.markdown(_held(intervals, unit)))
+    shown, groups = frame, list(dict.fromkeys(frame["group"]))
+    if len(groups) > 1:
+        chosen = st.selectbox("Group", [ALL_GROUPS, *groups], key="group")
+        shown = frame if chosen in (None, ALL_GROUPS) else frame[frame["group"] == chosen]
+    st.vega_lite_chart(charts.predictions(shown, title), width="stretch")
+    of_target = {name: tables.heading(name, unit) for name in ("prediction", "lower", "upper")}
+    headings = {name: of_target.get(name, tables.heading(name)) for name in frame.columns}
+    st.dataframe(shown.rename(columns=headings), hide_index=True, height=260)
+    with st.container(horizontal=True):
+        tables.export(frame.rename(columns=headings), "predictions.csv")
+        parquet = io.BytesIO()
+        frame.to_parquet(parquet, index=False)
+        kind = "application/vnd.apache.parquet"
+        tables.download("Parquet", parquet.getvalue(), "predictions.parquet", kind)
+
+
+def _held(intervals: dict[str, Any], unit: str) -> str:
+    width = f"{intervals['half_width']:.4g} {unit}".strip()
+    return (
+        f"Intervals of {intervals['confidence']:.0%}: ± {width}, from "
+        f"{intervals['validation_windows']:,} validation windows; of "
+        f"{intervals['test_windows']:,} test windows they covered {intervals['test_coverage']:.1%}."
+    )

@@ -7,7 +7,7 @@ themselves (`bind="query-params"`); the functions here are for the rest, such as
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -30,7 +30,6 @@ TRIPLE = Markup(
 
 
 def style() -> None:
-    """Load the style sheet."""
     st.html(_STYLE)
 
 
@@ -59,7 +58,6 @@ def fill(template: str, **values: object) -> Markup:
 
 
 def join(parts: list[Markup], separator: str = "") -> Markup:
-    """Return pieces of HTML one after the other."""
     return Markup(escape(separator)).join(parts)
 
 
@@ -122,15 +120,11 @@ def sign_symbol(value: float) -> str:
     return "▲" if value > 0 else "▼" if value < 0 else "·"
 
 
-def sign_colour(value: float) -> str:
-    return FOR if value > 0 else AGAINST if value < 0 else NEUTRAL
-
-
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
+def guarded(what: str, *, done: str = "shown") -> Iterator[None]:
     """Show what goes wrong inside as a message, so that the rest of the page works.
 
     Clew's own errors say what to do. Any other error is a bug of the dashboard: its traceback goes
@@ -138,14 +132,18 @@ def guarded(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ClewError as error:
-        problem(what, str(error))
     except Exception as error:
+        # Streamlit wraps an error that comes while it makes the key of a cache.
+        for known in (error, error.__cause__):
+            if isinstance(known, ClewError):
+                problem(what, str(known), done=done)
+                return
         logger.exception("%s could not be shown", what)
         problem(
             what,
             f"an unexpected {type(error).__name__}; the log of the dashboard says more. "
             "Reload the page; if it happens again, report it with that log",
+            done=done,
         )
 
 
@@ -153,6 +151,18 @@ def problem(what: str, message: str, *, done: str = "shown") -> None:
     """Show that something cannot be shown, or saved or started if `done` says so, and why."""
     text = message[:1].upper() + message[1:]
     st.error(f"**{markdown(what)} cannot be {done}.** {markdown(text)}", icon="⚠️")
+
+
+def attempt(action: Callable[..., object]) -> Callable[..., None]:
+    """Return the action of a button; if it fails, a message says why."""
+
+    def attempted(*given: object) -> None:
+        try:
+            action(*given)
+        except ClewError as error:
+            st.toast(markdown(str(error)), icon="⚠️")
+
+    return attempted
 
 
 def warning(message: str, *, command: str = "") -> None:
@@ -163,7 +173,6 @@ def warning(message: str, *, command: str = "") -> None:
 
 
 def note(message: str) -> None:
-    """Show a note in small letters."""
     st.caption(markdown(message))
 
 
@@ -190,25 +199,55 @@ def empty_store() -> None:
 def columns(
     widths: Sequence[float], *, key: str, gap: Literal["small", "medium"] = "small"
 ) -> list[DeltaGenerator]:
-    """Return columns; the style sheet sets how narrow they can be.
-
-    Args:
-        widths: Shares of the width.
-        key: Names the place in the page.
-        gap: Space between columns.
-    """
+    """Return columns; for this key, the style sheet sets how narrow they can be."""
     with st.container(key=f"beside-{key}"):
         return st.columns(widths, gap=gap)
+
+
+def tiles(shown: Iterable[tuple[str, str, str]], *, border: bool = True) -> None:
+    """Show numbers beside each other, each with its label and its meaning."""
+    with st.container(horizontal=True):
+        for label, value, meaning in shown:
+            st.metric(label, value, help=meaning or None, border=border)
+
+
+def choice(
+    label: str,
+    options: Sequence[str],
+    key: str,
+    *,
+    first: str = "",
+    help: str | None = None,
+    hidden: bool = False,
+) -> str:
+    """Let a person choose one of a few options, at first the first; it is in the address.
+
+    `hidden` leaves the label to screen readers.
+    """
+    first = first or options[0]
+    chosen = st.segmented_control(
+        label,
+        options,
+        key=key,
+        default=first,
+        required=True,
+        bind="query-params",
+        help=help,
+        label_visibility="collapsed" if hidden else "visible",
+    )
+    return chosen or first
+
+
+def search_box(label: str, key: str, *, placeholder: str = "part of a name or id") -> str:
+    """Let a person type what to search for; it is in the address."""
+    return st.text_input(
+        label, key=key, bind="query-params", type="search", placeholder=placeholder
+    )
 
 
 def address(key: str) -> str:
     """Return a value from the address, empty if it is not there."""
     return st.query_params.get(key, "").strip()
-
-
-def addresses(key: str) -> list[str]:
-    """Return a list from the address, which separates the values by commas."""
-    return [part for part in address(key).split(",") if part]
 
 
 def address_number(key: str) -> int | None:

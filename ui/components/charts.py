@@ -1,17 +1,23 @@
-"""Charts of runs as Vega-Lite specifications: quality against cost, curves, memory.
+"""Charts as Vega-Lite specifications: of runs, explanations, reviews and predictions.
 
 They are written without Altair, which needs a tenth of a second per chart to build and check the
 same specification, and takes longer to import than the page Compare should take to draw.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from clew import names
+from clew.runs.influence_forms import PART_PREFIX
 from clew.ui.components import basics, glossary
 
 HEIGHT = 320
+MAX_RANKS = 1000
+"""How many facts are drawn by their positions in two explanations."""
+SIGNS = {"domain": ["helps", "opposes"], "range": [basics.FOR, basics.AGAINST]}
+ABOVE = {"title": None, "orient": "top"}
 
 Spec = dict[str, Any]
 """A Vega-Lite specification whose `data` is a frame."""
@@ -25,108 +31,91 @@ def name(field: str, **more: object) -> Spec:
     return {"field": field, "type": "nominal", **more}
 
 
+def _tooltip(named: Mapping[str, str], **numbers: str | tuple[str, str]) -> list[Spec]:
+    """Return what is said of a mark: fields with their titles, and numbers with their formats."""
+    said = [name(field, title=title) for field, title in named.items()]
+    for field, shown in numbers.items():
+        title, form = (shown, "") if isinstance(shown, str) else shown
+        said.append(number(field, title=title) | ({"format": form} if form else {}))
+    return said
+
+
 def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: str) -> Spec:
     """Return groups as points with their deviations, and a line through those that none beats.
 
-    Args:
-        points: Rows as `comparison.points` returns them.
-        cost_key: Metric on the x axis; less is better.
-        quality_key: Metric on the y axis.
+    `points` are those of `comparison_table.points`.
     """
-    points = _with_deviations(points)
-    first, last = _cost_axis(points)
+    deviation, spread = points["quality_deviation"].fillna(0), points["cost_deviation"].fillna(0)
+    points = points.assign(
+        low=points["quality"] - deviation,
+        high=points["quality"] + deviation,
+        cheap=points["cost"] - spread,
+        costly=points["cost"] + spread,
+        # Neighbours' names are above and below in turn, so that they do not overlap.
+        above=points["cost"].rank(method="first").astype(int) % 2 == 1,
+    )
+    first, last = _around(points["cheap"], points["costly"], 0.15, 0.02)
+    first = max(first, min(float(points["cheap"].min()), 0.0))  # no cost is below zero
     # Names are on the inner side of their points: the picture's edge would cut them off.
     points = points.assign(early=points["cost"] <= (first + last) / 2)
     cost, quality = glossary.label(cost_key), glossary.label(quality_key)
     x = number("cost", title=cost, scale=_from_to(first, last))
-    y = number("quality", title=quality, scale=_padded(points))
+    # The values often differ only a little.
+    y = number(
+        "quality",
+        title=quality,
+        scale=_from_to(*_around(points["low"], points["high"], 0.2, 0.002)),
+    )
     order = list(points["group"])
-    colour = name("group", legend=None, scale={"domain": order, "range": _colours(len(order))})
-    tooltip = [
-        name("group", title="Variant"),
-        number("cost", title=cost, format=".4~g"),
-        number("quality", title=quality, format=".4~g"),
-    ]
+    colour = name("group", legend=None, scale=_colours(order))
+    tooltip = _tooltip({"group": "Variant"}, cost=(cost, ".4~g"), quality=(quality, ".4~g"))
     rule = {"type": "rule", "opacity": 0.6}
+    line = {"type": "line", "strokeDash": [5, 4], "color": basics.REFERENCE}
+    point = {"type": "point", "size": 130, "filled": True, "opacity": 1}
+    shape = name("group", legend=None, sort=order)
+    text = {"type": "text", "fontSize": 12, "color": basics.ink()}
+    across = {"y": number("low"), "y2": {"field": "high"}}
+    along = {"x": number("cheap"), "x2": {"field": "costly"}}
     layers: list[Spec] = [
         {
             "transform": [{"filter": "datum.front"}],
-            "mark": {
-                "type": "line",
-                "strokeDash": [5, 4],
-                "color": basics.REFERENCE,
-                "interpolate": "step-after",
-            },
+            "mark": line | {"interpolate": "step-after"},
             "encoding": {"x": x, "y": y, "order": number("cost")},
         },
+        {"mark": rule, "encoding": {"x": x, "color": colour, **across}},
+        {"mark": rule, "encoding": {"y": y, "color": colour, **along}},
         {
-            "mark": rule,
-            "encoding": {"x": x, "y": number("low"), "y2": {"field": "high"}, "color": colour},
+            "mark": point,
+            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
         },
-        {
-            "mark": rule,
-            "encoding": {"y": y, "x": number("cheap"), "x2": {"field": "costly"}, "color": colour},
-        },
-        {
-            "mark": {"type": "point", "size": 130, "filled": True, "opacity": 1},
-            "encoding": {
-                "x": x,
-                "y": y,
-                "color": colour,
-                "shape": name("group", legend=None, sort=order),
-                "tooltip": tooltip,
-            },
-        },
+        *(
+            {
+                "transform": [{"filter": f"datum.above == {above} && datum.early == {early}"}],
+                "mark": text | {"dy": dy, "dx": dx, "align": align},
+                "encoding": {"x": x, "y": y, "text": name("group"), "tooltip": tooltip},
+            }
+            for above, dy in (("true", -11), ("false", 14))
+            for early, dx, align in (("true", 9, "left"), ("false", -9, "right"))
+        ),
     ]
-    layers += _names_beside({"x": x, "y": y, "text": name("group"), "tooltip": tooltip})
     return {"data": points, "height": HEIGHT, "layer": layers}
 
 
-def _with_deviations(points: pd.DataFrame) -> pd.DataFrame:
-    quality, cost = points["quality_deviation"].fillna(0), points["cost_deviation"].fillna(0)
-    return points.assign(
-        low=points["quality"] - quality,
-        high=points["quality"] + quality,
-        cheap=points["cost"] - cost,
-        costly=points["cost"] + cost,
-        # Neighbours' names are above and below in turn, so that they do not overlap.
-        above=points["cost"].rank(method="first").astype(int) % 2 == 1,
-    )
-
-
-def _names_beside(encoding: Spec) -> list[Spec]:
-    text = {"type": "text", "fontSize": 12, "color": basics.ink()}
-    return [
-        {
-            "transform": [{"filter": f"datum.above == {above} && datum.early == {early}"}],
-            "mark": text | {"dy": dy, "dx": dx, "align": align},
-            "encoding": encoding,
-        }
-        for above, dy in (("true", -11), ("false", 14))
-        for early, dx, align in (("true", 9, "left"), ("false", -9, "right"))
-    ]
-
-
-def _cost_axis(points: pd.DataFrame) -> tuple[float, float]:
-    """Return the ends of an axis of costs; no cost is below zero."""
-    low, high = float(points["cheap"].min()), float(points["costly"].max())
-    margin = max((high - low) * 0.15, abs(high) * 0.02, 1e-9)
-    return max(low - margin, min(low, 0.0)), high + margin
+def _around(lows: pd.Series, highs: pd.Series, share: float, least: float) -> tuple[float, float]:
+    """Return the ends of an axis: a share of the range, or of the largest value, beyond both."""
+    low, high = float(lows.min()), float(highs.max())
+    margin = max((high - low) * share, abs(high) * least, 1e-9)
+    return low - margin, high + margin
 
 
 def _from_to(first: float, last: float) -> Spec:
     return {"domain": [first, last], "zero": False, "nice": False}
 
 
-def _padded(points: pd.DataFrame) -> Spec:
-    """Return a scale close around the values, which often differ only a little."""
-    low, high = float(points["low"].min()), float(points["high"].max())
-    margin = max((high - low) * 0.2, abs(high) * 0.002, 1e-9)
-    return _from_to(low - margin, high + margin)
-
-
-def _colours(count: int) -> list[str]:
-    return [basics.CATEGORIES[place % len(basics.CATEGORIES)] for place in range(count)]
+def _colours(order: Sequence[str]) -> Spec:
+    count = len(basics.CATEGORIES)
+    colours = [basics.CATEGORIES[place % count] for place in range(len(order))]
+    return {"domain": list(order), "range": colours}
 
 
 def curves(
@@ -141,19 +130,19 @@ def curves(
     """Return the curves of a metric: one line per run, one colour per group.
 
     Args:
-        frame: Rows `run, group, step, seconds, value`, as `comparison.curves` returns them.
+        frame: Rows `run, group, step, seconds, value`.
         key: The metric.
         order: Names of the groups in the order of the table, for their colours.
         by_time: Show minutes since the run started on the x axis instead of optimizer steps.
-        logarithmic: Use a logarithmic y axis; values that are not positive are left out.
+        logarithmic: Leave out values that are not positive.
         kind: Kind of the runs; a search counts trials instead of steps.
     """
     frame = frame.assign(minutes=frame["seconds"] / 60)
     if logarithmic:
         frame = frame[frame["value"] > 0]
-    counted = glossary.place_on_curve(key, kind)
-    time, step = number("minutes", title="Minutes"), number("step", title=counted)
-    label, colours = glossary.label(key), {"domain": order, "range": _colours(len(order))}
+    counted, label = glossary.place_on_curve(key, kind), glossary.label(key)
+    x = number("minutes", title="Minutes") if by_time else number("step", title=counted)
+    scale = {"type": "log"} if logarithmic else {"zero": False}
     legend = {"title": None, "orient": "bottom", "columns": 4, "labelLimit": 260}
     clicked = {"type": "point", "fields": ["group"]}
     return {
@@ -162,39 +151,228 @@ def curves(
         "mark": {"type": "line", "strokeWidth": 2, "clip": True},
         "params": [{"name": "chosen", "select": clicked, "bind": "legend"}],
         "encoding": {
-            "x": time if by_time else step,
-            "y": number(
-                "value", title=label, scale={"type": "log"} if logarithmic else {"zero": False}
-            ),
-            "color": name("group", scale=colours, legend=legend),
+            "x": x,
+            "y": number("value", title=label, scale=scale),
+            "color": name("group", scale=_colours(order), legend=legend),
             "detail": name("run"),
             "opacity": {"condition": {"param": "chosen", "value": 0.9}, "value": 0.08},
-            "tooltip": [
-                name("run", title="Run"),
-                number("step", title=counted),
-                number("minutes", title="Minutes", format=".1f"),
-                number("value", title=label, format=".5~g"),
-            ],
+            "tooltip": _tooltip(
+                {"run": "Run"}, step=counted, minutes=("Minutes", ".1f"), value=(label, ".5~g")
+            ),
         },
+    }
+
+
+def _bars(frame: pd.DataFrame, field: str, step: int, **encoding: object) -> Spec:
+    """Return horizontal bars, one for each value of a field, in the order of the frame."""
+    axis = {"labelLimit": 260, "labelOverlap": False, "labelColor": basics.ink()}
+    y = name(field, sort=list(dict.fromkeys(frame[field])), title=None, axis=axis)
+    return {
+        "data": frame,
+        "height": {"step": step, "for": "position"},
+        "mark": {"type": "bar", "cornerRadius": 2},
+        "encoding": {"y": y, **encoding},
     }
 
 
 def memory_bars(frame: pd.DataFrame, *, order: list[str]) -> Spec:
     """Return bars of peak memory; rows `group, kind, gib`."""
     colours = {"range": [basics.CATEGORIES[0], basics.CATEGORIES[5]]}
-    return {
-        "data": frame,
-        "height": {"step": 40, "for": "position"},
-        "mark": {"type": "bar", "cornerRadiusEnd": 3},
-        "encoding": {
-            "y": name("group", title=None, sort=order, axis={"labelLimit": 220}),
-            "yOffset": name("kind"),
-            "x": number("gib", title="Peak memory [GiB]"),
-            "color": name("kind", scale=colours, legend={"title": None, "orient": "top"}),
-            "tooltip": [
-                name("group", title="Variant"),
-                name("kind", title="Memory"),
-                number("gib", title="GiB", format=".2f"),
+    return _bars(
+        frame.sort_values("group", key=lambda groups: groups.map(order.index), kind="stable"),
+        "group",
+        40,
+        yOffset=name("kind"),
+        x=number("gib", title="Peak memory [GiB]"),
+        color=name("kind", scale=colours, legend=ABOVE),
+        tooltip=_tooltip({"group": "Variant", "kind": "Memory"}, gib=("GiB", ".2f")),
+    )
+
+
+def _with_signs(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(sign=["helps" if value > 0 else "opposes" for value in frame["value"]])
+
+
+def fact_text(head: object, relation: object, tail: object) -> str:
+    return f"{head} – {relation} → {tail}"
+
+
+def fact_texts(facts: pd.DataFrame) -> list[str]:
+    triples = facts[["head", "relation", "tail"]].astype(object).to_numpy()
+    return [fact_text(*triple) for triple in triples]
+
+
+def fact_bars(facts: pd.DataFrame, column: str, title: str, selected: int | None) -> Spec:
+    """Return facts as bars, in their order; colour, direction and symbol show the sign."""
+    texts = [
+        f"{basics.sign_symbol(value)} {text}"
+        for value, text in zip(facts[column], fact_texts(facts), strict=True)
+    ]
+    frame = _with_signs(
+        pd.DataFrame(
+            {
+                "fact": texts,
+                "rank": facts["rank"].to_numpy(),
+                "value": facts[column].to_numpy(float),
+                "chosen": facts["place"].to_numpy() == selected,
+                # Two facts can have the same text: the place keeps their bars apart.
+                "place": [
+                    f"{place}|{text}" for place, text in zip(facts["place"], texts, strict=True)
+                ],
+            }
+        )
+    )
+    spec = _bars(
+        frame,
+        "place",
+        32,
+        x=number("value", title=title),
+        color=name("sign", scale=SIGNS, legend=ABOVE | {"symbolType": "square"}),
+        opacity={"condition": {"test": "datum.chosen", "value": 1.0}, "value": 0.75},
+        tooltip=_tooltip({"fact": "Training fact"}, rank="Rank on its side", value=(title, ".4~g")),
+    )
+    spec["mark"] |= {"height": 9, "yOffset": 8}
+    spec["encoding"]["y"]["axis"] |= {  # texts are above their bars
+        "labelExpr": "slice(datum.value, indexof(datum.value, '|') + 1)",
+        "labelAlign": "left",
+        "labelBaseline": "bottom",
+        "labelPadding": -4,
+        "labelOffset": 1,
+        "labelLimit": 560,
+        "ticks": False,
+        "domain": False,
+        "zindex": 1,
+    }
+    return spec
+
+
+def share_bars(row: pd.Series, columns: Sequence[str], title: str) -> Spec:
+    """Return how a fact's influence splits, by part of the model or by checkpoint."""
+    frame = pd.DataFrame(
+        {
+            "part": [
+                glossary.part(column)
+                if column.startswith(PART_PREFIX)
+                else f"step {column.rpartition('_')[2]}"
+                for column in columns
             ],
+            "value": [float(row[column]) for column in columns],
+        }
+    )
+    frame["text"] = [f"{basics.sign_symbol(value)} {value:.3g}" for value in frame["value"]]
+    return _bars(
+        _with_signs(frame),
+        "part",
+        26,
+        x=number("value", title=title),
+        color=name("sign", scale=SIGNS, legend=None),
+        tooltip=_tooltip({"part": "Share", "text": title}),
+    )
+
+
+def group_bars(groups: pd.DataFrame, title: str) -> Spec:
+    """Return sums of helping and opposing influence by group."""
+    long = groups.melt(["group", "facts"], ["helping", "opposing"], "sign", "value")
+    return _bars(
+        long.replace({"sign": {"helping": "helps", "opposing": "opposes"}}),
+        "group",
+        30,
+        x=number("value", title=f"Sum of {title}"),
+        color=name("sign", scale=SIGNS, legend=ABOVE),
+        tooltip=_tooltip({"group": "Group"}, facts="Facts", value=("Sum", ".4~g")),
+    )
+
+
+def verdict_bars(frame: pd.DataFrame) -> Spec:
+    """Return the verdicts by relation or by run; rows `group, verdict, reviews`."""
+    texts = {verdict: f"{symbol} {verdict}" for verdict, symbol in basics.VERDICT_SYMBOLS.items()}
+    scale = {"domain": [*texts.values()], "range": [*basics.VERDICT_COLOURS.values()]}
+    return _bars(
+        frame.assign(verdict=frame["verdict"].map(texts)),
+        "group",
+        38,
+        x=number("reviews", title="Reviews", axis={"tickMinStep": 1}),
+        color=name("verdict", scale=scale, legend=ABOVE),
+        order=name("verdict"),
+        tooltip=_tooltip({"group": "Of", "verdict": "Verdict"}, reviews="Reviews"),
+    )
+
+
+def place_bars(windows: pd.DataFrame, column: str, title: str, selected: int) -> Spec:
+    """Return the influence of training windows over their places in the training text."""
+    frame = windows[["rank", "window", "first_token"]].assign(
+        value=windows[column], chosen=windows["place"] == selected
+    )
+    return {
+        "data": _with_signs(frame),
+        "height": 220,
+        "mark": {"type": "rule", "strokeWidth": 4, "strokeCap": "round"},
+        "encoding": {
+            "x": number("first_token", title="First token of the window"),
+            "y": number("value", title=title),
+            "y2": {"datum": 0},
+            "color": name("sign", scale=SIGNS, legend=ABOVE),
+            "opacity": {"condition": {"test": "datum.chosen", "value": 1.0}, "value": 0.6},
+            "tooltip": _tooltip(
+                {}, window=("Window", ","), rank="Rank on its side", value=(title, ".4~g")
+            ),
         },
     }
+
+
+def rank_scatter(facts: pd.DataFrame, of: tuple[str, str]) -> Spec:
+    """Return the positions of the facts in two explanations against each other."""
+    shown = facts.nsmallest(MAX_RANKS, "position")
+    frame = shown[["position", "other_position"]].assign(fact=fact_texts(shown))
+    largest = int(frame[["position", "other_position"]].to_numpy().max())
+    scale = {"domain": [1, largest], "type": "symlog"}
+    x, y = (
+        number(field, title=f"Position in {called}", scale=scale)
+        for field, called in zip(("position", "other_position"), of, strict=True)
+    )
+    ends = [{"position": place, "other_position": place} for place in (1, largest)]
+    diagonal = {"type": "line", "strokeDash": [4, 4], "color": basics.REFERENCE}
+    dots = {"type": "circle", "size": 45, "opacity": 0.7, "color": basics.FOR}
+    tooltip = _tooltip({"fact": "Training fact"}, position=of[0], other_position=of[1])
+    return {
+        "data": frame,
+        "height": HEIGHT,
+        "layer": [
+            {"data": {"values": ends}, "mark": diagonal, "encoding": {"x": x, "y": y}},
+            {"mark": dots, "encoding": {"x": x, "y": y, "tooltip": tooltip}},
+        ],
+    }
+
+
+def predictions(frame: pd.DataFrame, title: str) -> Spec:
+    """Return the predictions over frames: a line and an interval for each group.
+
+    The columns of the frame are `last_frame, group, prediction, lower, upper`; the last two can be
+    null.
+    """
+    groups = list(dict.fromkeys(frame["group"]))
+    legend = ABOVE if 1 < len(groups) <= len(basics.CATEGORIES) else None
+    colour = name("group", scale=_colours(groups), legend=legend)
+    x = number("last_frame", title="Last frame", axis={"tickMinStep": 1})
+    y = number("prediction", title=title, scale={"zero": False})
+    form = ".5~g"
+    tooltip = [
+        number("last_frame", title="Last frame"),
+        *_tooltip(
+            {"group": "Group"},
+            prediction=("Prediction", form),
+            lower=("From", form),
+            upper=("To", form),
+        ),
+    ]
+    low, high = number("lower", title=title), {"field": "upper"}
+    band = {
+        "mark": {"type": "area", "opacity": 0.18},
+        "encoding": {"x": x, "y": low, "y2": high, "color": colour},
+    }
+    line = {
+        "mark": {"type": "line", "point": {"size": 36}},
+        "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
+    }
+    layers = [line] if frame["lower"].isna().all() else [band, line]
+    return {"data": frame, "height": HEIGHT + 20, "layer": layers}

@@ -105,12 +105,7 @@ def quality_metrics(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(keys, key=lambda key: (key not in headlines, key.startswith(TEST_PREFIX), key))
 
 
-def curve_metrics(runs: Sequence[RunRecord]) -> list[str]:
-    return sorted({key for run in runs for key in run.metrics})
-
-
 def compared(runs: Sequence[RunRecord], setting: Setting) -> Comparison:
-    """Compare the runs in cost and quality."""
     groups = group_runs(runs, by_seed=setting.by_seed)
     chosen = (group.label for group in groups if setting.reference in group.run_ids)
     present = {key for run in runs for key in run.metrics}
@@ -221,12 +216,12 @@ def show(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> N
         for key in comparison.metrics
     }
     with st.container(horizontal=True, vertical_alignment="center"):
-        tables.download("CSV", to_csv(comparison, labels), "comparison.csv", "text/csv")
-        text = to_markdown(comparison, labels)
-        tables.download("Markdown", text, "comparison.md", "text/markdown")
-        tables.download(
-            "LaTeX", to_latex(comparison, labels), "comparison.tex", "application/x-tex"
-        )
+        for name, ending, kind, text in (
+            ("CSV", "csv", "text/csv", to_csv(comparison, labels)),
+            ("Markdown", "md", "text/markdown", to_markdown(comparison, labels)),
+            ("LaTeX", "tex", "application/x-tex", to_latex(comparison, labels)),
+        ):
+            tables.download(name, text, f"comparison.{ending}", kind)
         st.caption(
             "Point at a picture: the toolbar at its corner saves it as PNG.", width="content"
         )

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -12,52 +13,58 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.errors import DataError
-from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX
-from clew.runs.reading.facts import (
-    FactPath,
-    by_side,
-    find_paths,
+from clew.errors import ClewError, DataError
+from clew.runs.influence_report import TextInfluenceReport
+from clew.runs.reading.facts import FactPath, by_side, find_paths
+from clew.runs.reading.reports import (
+    ReportFiles,
+    ReportHead,
+    add_hops,
+    admitted,
+    read_facts,
+    read_head,
+    report_files,
 )
-from clew.runs.reading.handed_in import admitted
-from clew.runs.reading.report_files import report_files
-from clew.runs.reading.reports import ReportFiles, ReportHead, add_hops, read_facts, read_head
 from clew.runs.reading.results import find_validation_of_report
-from clew.runs.reading.runs import RunRecord
-from clew.runs.reading.search import RunQuery
+from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.runs.validation_record import ValidationSummary
 from clew.ui import access
-from clew.ui.components.runs import runs_page
+from clew.ui.components.reviews import reviews_of
+from clew.ui.components.runs import run_by_id, vocabulary
 
-NUM_TRACE_RUNS = 200
 Side = Literal["all", "proponents", "opponents"]
 TRIPLE_COLUMNS = ("head", "relation", "tail", "head_id", "tail_id")
-Identity = tuple[tuple[str, int, int], ...]
+NO_KINDS: Mapping[str, str] = MappingProxyType({})
 
-
-def trace_runs() -> list[RunRecord]:
-    """Return the latest trace runs that have ended, finished ones first."""
-    found = runs_page(RunQuery(kind=names.KIND_TRACE), size=NUM_TRACE_RUNS).runs
-    ended = [run for run in found if run.status != "RUNNING"]
-    return sorted(ended, key=lambda run: run.status != "FINISHED")
+# All sessions share what is read without a copy: never change a frame in place.
+of_files = st.cache_resource(
+    max_entries=32,
+    show_spinner="Reading the explanation …",
+    hash_funcs={ReportFiles: lambda files: files.identity},
+)
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def report_of_run(run_id: str) -> ReportFiles:
-    return report_files(run_id, _copies_folder())
+    return report_files(run_id, Path(_copies().name))
 
 
-# All sessions share these frames without a copy: never change one in place.
-@st.cache_resource(max_entries=16, show_spinner="Reading the explanations …")
-def _head(_files: ReportFiles, identity: Identity) -> ReportHead:
-    return read_head(_files)
+report_head = of_files(read_head)
+"""A report without its training facts."""
 
 
-@st.cache_resource(max_entries=32, show_spinner=False)
-def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
-    head = report_head(_files)
+@of_files
+def text_report_of(files: ReportFiles) -> TextInfluenceReport:
+    assert files.text is not None
+    return TextInfluenceReport.read(files.text)
+
+
+@of_files
+def facts_of(files: ReportFiles, index: int) -> pd.DataFrame:
+    """Return a test triple's training facts with `hops` and `sibling`."""
+    head = report_head(files)
     test = triple_at(head, index)
-    facts = add_hops(read_facts(_files, index), str(test["head_id"]), str(test["tail_id"]))
+    facts = add_hops(read_facts(files, index), str(test["head_id"]), str(test["tail_id"]))
     shared = (facts["head_id"] == test["head_id"]) | (facts["tail_id"] == test["tail_id"])
     siblings = shared & (facts["relation_id"] == test["relation_id"])
     facts = facts.assign(sibling=siblings.to_numpy(bool))
@@ -65,6 +72,12 @@ def _facts(_files: ReportFiles, identity: Identity, index: int) -> pd.DataFrame:
         return facts
     of = f" of {len(head.runs)}"
     return facts.assign(agreement=facts["runs_agreeing"].astype(int).astype(str) + of)
+
+
+@of_files
+def paths_of(files: ReportFiles, index: int) -> list[FactPath]:
+    """Return the paths of facts between a test triple's ends, the best first."""
+    return find_paths(triple_at(report_head(files), index), facts_of(files, index))
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
@@ -89,7 +102,7 @@ def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
 
 @st.cache_data(max_entries=64, show_spinner="Reading the files …")
 def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Path]:
-    path = _copies_folder() / f"{digest}.{kind}"
+    path = Path(_copies().name) / f"{digest}.{kind}"
     path.write_bytes(_data)
     return admitted(path, name)
 
@@ -97,15 +110,6 @@ def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Pat
 @st.cache_resource(show_spinner=False)
 def _copies() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="clew-reports-")
-
-
-def _copies_folder() -> Path:
-    return Path(_copies().name)
-
-
-def report_head(files: ReportFiles) -> ReportHead:
-    """Return a report without its training facts."""
-    return _head(files, files.identity)
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
@@ -123,31 +127,10 @@ def with_validation(head: ReportHead) -> ReportHead:
 
 
 def triple_at(head: ReportHead, index: int) -> pd.Series:
-    """Return a test triple by its place in the report."""
     if index not in head.tests.index:
         raise DataError(f"no test triple {index} in this report; it has {len(head.tests)}")
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
     return test
-
-
-def facts_of(files: ReportFiles, index: int) -> pd.DataFrame:
-    """Return a test triple's training facts with `hops` and `sibling`."""
-    return _facts(files, files.identity, index)
-
-
-@st.cache_resource(max_entries=32, show_spinner=False)
-def _paths(_files: ReportFiles, identity: Identity, index: int) -> list[FactPath]:
-    return find_paths(triple_at(report_head(_files), index), facts_of(_files, index))
-
-
-def paths_of(files: ReportFiles, index: int) -> list[FactPath]:
-    """Return the paths of facts between a test triple's ends, the best first."""
-    return _paths(files, files.identity, index)
-
-
-def value_column(facts: pd.DataFrame, *, cosine: bool) -> str:
-    """Return the column to show: `cosine` if it is wanted and present, else `influence`."""
-    return "cosine" if cosine and "cosine" in facts else "influence"
 
 
 @dataclass(frozen=True)
@@ -160,35 +143,26 @@ class FactFilter:
     hide_siblings: bool = False
     cosine: bool = False
 
+    def column(self, rows: pd.DataFrame) -> str:
+        """Return the column to show: `cosine` if it is wanted and present, else `influence`."""
+        return "cosine" if self.cosine and "cosine" in rows else "influence"
 
-def filter_facts(facts: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
-    keep = np.ones(len(facts), bool)
+
+def filter_rows(
+    rows: pd.DataFrame, wanted: FactFilter, columns: Sequence[str] = TRIPLE_COLUMNS
+) -> pd.DataFrame:
+    """Return the rows that pass a filter; its text is searched in the columns, joined by spaces."""
     if wanted.hide_siblings:
-        keep &= ~facts["sibling"].to_numpy(bool)
+        rows = rows[~rows["sibling"].to_numpy(bool)]
     if wanted.relation:
-        keep &= (facts["relation"] == wanted.relation).to_numpy(bool)
-    return filter_rows(facts[keep], wanted, TRIPLE_COLUMNS)
-
-
-def filter_rows(rows: pd.DataFrame, wanted: FactFilter, columns: Sequence[str]) -> pd.DataFrame:
-    """Return the rows on a filter's side whose columns, joined by spaces, contain its text."""
-    keep = np.ones(len(rows), bool)
+        rows = rows[(rows["relation"] == wanted.relation).to_numpy(bool)]
     if wanted.side != "all":
         values = rows["influence"].to_numpy(float)
-        keep &= values > 0 if wanted.side == "proponents" else values < 0
+        rows = rows[values > 0 if wanted.side == "proponents" else values < 0]
     if text := wanted.text.strip().casefold():
         texts = pd.Series("", index=rows.index).str.cat(rows[list(columns)].astype(str), sep=" ")
-        keep &= texts.str.casefold().str.contains(text, regex=False).to_numpy(bool)
-    return rows[keep]
-
-
-def filter_tests(tests: pd.DataFrame, *, text: str, relation: str, order: str) -> pd.DataFrame:
-    """Return the test triples that a person wants to see, sorted by rank or self-influence."""
-    found = tests[tests["relation"] == relation] if relation else tests
-    found = filter_rows(found, FactFilter(text=text), TRIPLE_COLUMNS)
-    if order == "file":
-        return found
-    return found.sort_values(order, ascending=order == "rank", kind="stable")
+        rows = rows[texts.str.casefold().str.contains(text, regex=False).to_numpy(bool)]
+    return rows
 
 
 def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:
@@ -229,20 +203,37 @@ def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:
     return sums.loc[order].reset_index(drop=True)
 
 
-def part_columns(facts: pd.DataFrame) -> list[str]:
-    """Return the columns that split the influence by part of the model."""
-    return [str(column) for column in facts.columns if str(column).startswith(PART_PREFIX)]
-
-
-def checkpoint_columns(facts: pd.DataFrame) -> list[str]:
-    """Return the columns that split the influence by checkpoint, in order of the steps."""
-    found = [str(c) for c in facts.columns if str(c).startswith(CHECKPOINT_PREFIX)]
-    return sorted(found, key=lambda column: int(column.removeprefix(CHECKPOINT_PREFIX) or 0))
-
-
 def same_test(tests: pd.DataFrame, test: pd.Series) -> int | None:
     """Return the place of the same test triple in another report, None if it is not there."""
     keys = ["head_id", "relation_id", "tail_id"]
     equal = (tests[keys].astype(str) == test[keys].astype(str)).all(axis=1)
     found = tests.index[equal]
     return int(found[0]) if len(found) else None
+
+
+def kinds_of(head: ReportHead) -> Mapping[str, str]:
+    """Return the kinds of entities, from the run of the explained model; none if it is gone."""
+    try:
+        return vocabulary(head.run_id).kinds if head.run_id else NO_KINDS
+    except ClewError:
+        return NO_KINDS
+
+
+def shared(
+    run_id: str, head: ReportHead, test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]
+) -> SharedExplanation:
+    """Return the content of a shared explanation; `run_id` is empty for files from the disk."""
+    run = run_by_id(run_id)
+    source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
+    triple = triple_of(test)
+    reviews = reviews_of(run_id).records if run else ()
+    return SharedExplanation(
+        test,
+        facts,
+        tuple(paths),
+        head,
+        run,
+        run_by_id(source),
+        kinds=kinds_of(head),
+        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
+    )

@@ -12,22 +12,34 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from markupsafe import Markup, escape
+from streamlit.column_config import BarChartColumn, NumberColumn, TextColumn
 
 from clew.biolink import is_denied, page_of
 from clew.names import average_notes
-from clew.runs.influence_forms import ESTIMATE, SELF_INFLUENCE, Form
+from clew.runs.influence_forms import (
+    CHECKPOINT_PREFIX,
+    ESTIMATE,
+    PART_PREFIX,
+    SELF_INFLUENCE,
+    Form,
+)
 from clew.runs.reading.facts import FactPath, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
 from clew.runs.sharing.explanation import SharedExplanation
 from clew.runs.sharing.html_report import html_report
 from clew.runs.sharing.trapi import trapi_json
-from clew.ui.components import basics, glossary, graph, influence_charts, tables
-from clew.ui.components.explanations import checkpoint_columns, part_columns, strongest
-from clew.ui.components.graph import NO_KINDS
+from clew.ui.components import basics, charts, glossary, graph, tables
+from clew.ui.components.explanations import NO_KINDS, strongest
 
 MAX_ROWS = 1000
 NUM_BARS = 16
+SIDES = "▲ made the {of} more likely, ▼ less likely."
+RANKS = (
+    "Place among the {things} of the same side: ▲ 1 helped the {of} most, ▼ 1 spoke most against "
+    "it."
+)
+CHECKPOINTS = "Saved states of the model over which the influence is summed."
 _EFFECT = (
     '<p><b class="{kind}">{symbol} {effect}</b> '
     '<span class="clew-muted">· {column} {value} · rank {rank} on its side</span></p>'
@@ -47,15 +59,43 @@ def _select(place: int | None) -> None:
 
 def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
     """Show the facts in a table; a click on a row selects its fact."""
-    shown = strongest(facts, column, MAX_ROWS)
+    shown, score = strongest(facts, column, MAX_ROWS), glossary.score(column, form)
+    values = shown[column].to_numpy(float)
+    order = ", ".join(glossary.PARTS.values())
+    of = {"things": "facts", "of": "prediction"}
+    columns: tables.Columns = {
+        "Rank": (shown["rank"], NumberColumn(width=54, help=RANKS.format(**of))),
+        "±": (
+            [basics.sign_symbol(value) for value in values],
+            TextColumn(width=30, help=SIDES.format(**of)),
+        ),
+        score.label: (values, NumberColumn(format="%.4g", width=132, help=score.help)),
+        "Head": (shown["head"].astype(str), TextColumn(width=112)),
+        "Relation": (shown["relation"].astype(str), TextColumn(width=92)),
+        "Tail": (shown["tail"].astype(str), TextColumn(width=112)),
+        "Hops": (shown["hops"], NumberColumn(width=46, help=glossary.HOPS)),
+    }
+    if "agreement" in shown:  # of an ensemble
+        agree = TextColumn(width=72, help=glossary.RUNS_AGREE)
+        spread = NumberColumn(format="%.2g", width=60, help=glossary.SPREAD)
+        columns |= {"Runs agree": (shown["agreement"], agree), "Spread": (shown["spread"], spread)}
+    for heading, prefix, width, meaning in (
+        ("By part", PART_PREFIX, 58, f"part of the model, in this order: {order}."),
+        ("By checkpoint", CHECKPOINT_PREFIX, 68, "checkpoint, the earliest first."),
+    ):
+        if found := split_columns(shown, prefix):
+            shares = shown[found].to_numpy(float).round(6).tolist()
+            columns[heading] = (
+                shares,
+                BarChartColumn(width=width, help=f"Share of each {meaning}"),
+            )
     tables.tick_one(
-        _frame(shown, column, form),
+        columns,
         [int(place) for place in shown["place"]],
         key=f"{key}-table-{st.session_state.get('fact-version', 0)}",
         chosen=selected(shown),
         take=_select,
         alt="Training facts by their influence",
-        column_config=_columns(column, form),
         most=graph.HEIGHT,
         placeholder="–",
     )
@@ -66,55 +106,12 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
     tables.export(facts, "facts.csv")
 
 
-def _frame(facts: pd.DataFrame, column: str, form: Form) -> pd.DataFrame:
-    values = facts[column].to_numpy(float)
-    frame = pd.DataFrame(
-        {
-            "Rank": facts["rank"].to_numpy(),
-            "±": [basics.sign_symbol(value) for value in values],
-            glossary.score(column, form).label: values,
-            "Head": facts["head"].astype(str).to_numpy(),
-            "Relation": facts["relation"].astype(str).to_numpy(),
-            "Tail": facts["tail"].astype(str).to_numpy(),
-            "Hops": facts["hops"].to_numpy(),
-        }
-    )
-    if "agreement" in facts:  # of an ensemble
-        frame["Runs agree"] = facts["agreement"].to_numpy()
-        frame["Spread"] = facts["spread"].to_numpy(float)
-    if parts := part_columns(facts):
-        frame["By part"] = facts[parts].to_numpy(float).round(6).tolist()
-    if checkpoints := checkpoint_columns(facts):
-        frame["By checkpoint"] = facts[checkpoints].to_numpy(float).round(6).tolist()
-    return frame
-
-
-def _columns(column: str, form: Form) -> dict[str, Any]:
-    score = glossary.score(column, form)
-    order = ", ".join(glossary.PARTS.values())
-    return {
-        "Rank": st.column_config.NumberColumn(
-            width=54,
-            help="Place among the facts of the same side: ▲ 1 helped the prediction most, ▼ 1 "
-            "spoke most against it.",
-        ),
-        "±": st.column_config.TextColumn(
-            width=30, help="▲ made the prediction more likely, ▼ less likely."
-        ),
-        "Head": st.column_config.TextColumn(width=112),
-        "Relation": st.column_config.TextColumn(width=92),
-        "Tail": st.column_config.TextColumn(width=112),
-        "Hops": st.column_config.NumberColumn(width=46, help=glossary.HOPS),
-        score.label: st.column_config.NumberColumn(format="%.4g", width=132, help=score.help),
-        "Runs agree": st.column_config.TextColumn(width=72, help=glossary.RUNS_AGREE),
-        "Spread": st.column_config.NumberColumn(format="%.2g", width=60, help=glossary.SPREAD),
-        "By part": st.column_config.BarChartColumn(
-            width=58, help=f"Share of each part of the model, in this order: {order}."
-        ),
-        "By checkpoint": st.column_config.BarChartColumn(
-            width=68, help="Share of each checkpoint, the earliest first."
-        ),
-    }
+def split_columns(facts: pd.DataFrame, prefix: str) -> list[str]:
+    """Return the columns that split the influence by part of the model, or by checkpoint."""
+    found = [str(column) for column in facts.columns if str(column).startswith(prefix)]
+    if prefix == CHECKPOINT_PREFIX:
+        found.sort(key=lambda column: int(column.removeprefix(prefix) or 0))
+    return found
 
 
 def picture(
@@ -143,16 +140,14 @@ def picture(
 
 
 def bars(facts: pd.DataFrame, column: str, form: Form) -> None:
-    """Show the strongest facts of either sign as bars."""
     shown = strongest(facts, column, NUM_BARS)
     title = glossary.score(column, form).label
-    chart = influence_charts.fact_bars(shown, column, title, selected(facts))
+    chart = charts.fact_bars(shown, column, title, selected(facts))
     alt = f"Bars: {column} of the strongest training facts"
-    st.altair_chart(chart, width="stretch", alt=alt)
+    st.vega_lite_chart(chart, width="stretch", alt=alt)
 
 
 def details(facts: pd.DataFrame, column: str, form: Form) -> None:
-    """Show how the selected fact's influence splits."""
     place = selected(facts)
     if place is None:
         st.caption("Click an edge of the graph or tick a row to see details of one fact.")
@@ -181,21 +176,13 @@ def effect(row: pd.Series, column: str, form: Form, *, of: str) -> Markup:
 
 
 def splits(row: pd.Series, form: Form) -> None:
-    """Show how an influence splits by part of the model and by checkpoint."""
-    columns = row.to_frame().T
-    left, right = st.columns(2)
-    halves = (
-        (left, f"{form.heading} by part of the model", part_columns(columns), True),
-        (right, f"{form.heading} by checkpoint", checkpoint_columns(columns), False),
-    )
-    for place, title, found, by_part in halves:
-        if found:
-            split = influence_charts.split_frame(row, found, by_part=by_part)
-            chart = influence_charts.share_bars(split, title)
-            place.altair_chart(chart, width="stretch", alt=f"Bars: {title}")
+    by = ((PART_PREFIX, "part of the model"), (CHECKPOINT_PREFIX, "checkpoint"))
+    for place, (prefix, called) in zip(st.columns(2), by, strict=True):
+        if found := split_columns(row.to_frame().T, prefix):
+            title = f"{form.heading} by {called}"
+            chart = charts.share_bars(row, found, title)
+            place.vega_lite_chart(chart, width="stretch", alt=f"Bars: {title}")
 
-
-CHECKPOINTS = "Saved states of the model over which the influence is summed."
 
 _CARD = (
     '<div class="clew-card"><h2>{triple} <span class="clew-small clew-muted">{numbers}</span></h2>'
@@ -215,10 +202,20 @@ def card(
     kinds: Mapping[str, str] = NO_KINDS,
 ) -> None:
     """Show what the model predicts, the numbers, and the reasons in sentences."""
+    numbers = [
+        ("rank", test["rank"], glossary.RANK),
+        ("model's score", test["score"], glossary.SCORE),
+        (head.form.self_heading.lower(), test["self_influence"], SELF_INFLUENCE),
+        ("checkpoints", len(head.checkpoints) or math.nan, CHECKPOINTS),
+    ]
+    spans = [
+        basics.fill(_NUMBER, label=label, value=number(float(value)), help=explanation)
+        for label, value, explanation in numbers
+    ]
     basics.show(
         _CARD,
         triple=basics.triple(test["head"], test["relation"], test["tail"]),
-        numbers=_numbers(test, head),
+        numbers=basics.join(spans, " · "),
         ids=identifiers(test, kinds),
         answer=answer(test, head.settings),
         evidence=evidence(test, facts, paths),
@@ -231,40 +228,19 @@ def card(
     notes(head.settings)
 
 
-def _numbers(test: pd.Series, head: ReportHead) -> Markup:
-    form = head.form
-    shown = [
-        ("rank", test["rank"], glossary.RANK),
-        ("model's score", test["score"], glossary.SCORE),
-        (form.self_heading.lower(), test["self_influence"], SELF_INFLUENCE),
-        ("checkpoints", len(head.checkpoints) or math.nan, CHECKPOINTS),
-    ]
-    return basics.join(
-        [
-            basics.fill(_NUMBER, label=label, value=number(float(value)), help=explanation)
-            for label, value, explanation in shown
-        ],
-        " · ",
-    )
-
-
 def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
     """Return the identifiers of a triple's ends, with their kinds; empty if they add nothing.
 
     An identifier of a known database is a link to its page there.
     """
-    ends = (
-        _identifier(str(test[f"{end}_id"]), str(test[end]), kinds.get(str(test[f"{end}_id"]), ""))
-        for end in ("head", "tail")
-    )
+    ends = []
+    for end in ("head", "tail"):
+        key = str(test[f"{end}_id"])
+        page, kind = page_of(key), kinds.get(key, "")
+        shown = basics.fill(_LINK, page=page, text=key) if page else escape(key)
+        parts = [shown] if page or key != str(test[end]) else []
+        ends.append(basics.join([*parts, escape(kind)] if kind else parts, ", "))
     return basics.join([end for end in ends if end], " · ")
-
-
-def _identifier(key: str, name: str, kind: str) -> Markup:
-    page = page_of(key)
-    shown = basics.fill(_LINK, page=page, text=key) if page else escape(key)
-    parts = [shown] if page or key != name else []
-    return basics.join([*parts, escape(kind)] if kind else parts, ", ")
 
 
 def share(shown: SharedExplanation) -> None:
@@ -284,7 +260,6 @@ def notes(settings: Mapping[str, Any]) -> None:
 
 
 def number(value: float | None) -> str:
-    """Return a number in a readable form, a dash if there is none."""
     if value is None or not math.isfinite(value):
         return "–"
-    return f"{value:,.0f}" if value.is_integer() else number_text(value, 3)
+    return f"{value:,.0f}" if float(value).is_integer() else number_text(value, 3)

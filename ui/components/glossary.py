@@ -13,55 +13,47 @@ class Words:
     """The name of a metric, its unit and its meaning."""
 
     label: str
-    unit: str
     help: str
+    unit: str = ""
 
 
 _QUALITY = {
     names.MRR: Words(
         "MRR",
-        "",
         "Mean reciprocal rank: the mean of 1 divided by the rank of the right answer. 1 is "
         "perfect. Other answers that are known to be true do not count against the model.",
     ),
-    names.hits_at(1): Words("Hits@1", "", "Share of questions whose right answer came first."),
-    names.hits_at(3): Words("Hits@3", "", "Share of questions with the right answer in the top 3."),
-    names.hits_at(10): Words(
-        "Hits@10", "", "Share of questions with the right answer in the top 10."
-    ),
-    names.MEAN_RANK: Words("Mean rank", "", "Average place of the right answer; 1 is perfect."),
+    names.hits_at(1): Words("Hits@1", "Share of questions whose right answer came first."),
+    names.hits_at(3): Words("Hits@3", "Share of questions with the right answer in the top 3."),
+    names.hits_at(10): Words("Hits@10", "Share of questions with the right answer in the top 10."),
+    names.MEAN_RANK: Words("Mean rank", "Average place of the right answer; 1 is perfect."),
     names.PERPLEXITY: Words(
         "Perplexity",
-        "",
         "How many equally likely next tokens the model chooses between; lower is better.",
     ),
     names.BITS_PER_BYTE: Words(
-        "Bits per byte", "bit", "Bits that the model needs per byte of text; lower is better."
+        "Bits per byte", "Bits that the model needs per byte of text; lower is better.", "bit"
     ),
-    names.MAE: Words("MAE", "", "Mean absolute error, in the unit of what is predicted."),
-    names.RMSE: Words(
-        "RMSE", "", "Root mean squared error: large errors weigh more. Lower is better."
-    ),
-    names.R2: Words("R²", "", "Share of the variance that is explained; 1 is perfect."),
-    names.LOSS: Words("Loss", "", "What training minimizes."),
-    names.BIAS: Words("Bias", "", "Mean of prediction minus target; 0 is best."),
+    names.MAE: Words("MAE", "Mean absolute error, in the unit of what is predicted."),
+    names.RMSE: Words("RMSE", "Root mean squared error: large errors weigh more. Lower is better."),
+    names.R2: Words("R²", "Share of the variance that is explained; 1 is perfect."),
+    names.LOSS: Words("Loss", "What training minimizes."),
+    names.BIAS: Words("Bias", "Mean of prediction minus target; 0 is best."),
     names.INTERVAL_COVERAGE: Words(
-        "Coverage", "", "Share of targets within the interval around their prediction."
+        "Coverage", "Share of targets within the interval around their prediction."
     ),
     names.INTERVAL_HALF_WIDTH: Words(
-        "Half width", "", "How far the interval reaches to either side of a prediction."
+        "Half width", "How far the interval reaches to either side of a prediction."
     ),
     **{
         names.ABS_ERROR_QUANTILE.format(k=k): Words(
-            f"Error of {k} %", "", f"{k} % of the windows have a smaller absolute error."
+            f"Error of {k} %", f"{k} % of the windows have a smaller absolute error."
         )
         for k in (50, 90, 95)
     },
     **{
         names.BASELINE_MAE.format(baseline=name): Words(
-            f"MAE of {what}",
-            "",
-            f"Mean absolute error of {what}: a simple prediction to compare with.",
+            f"MAE of {what}", f"Mean absolute error of {what}: a simple prediction to compare with."
         )
         for name, what in (
             ("mean", "the mean"),
@@ -70,10 +62,10 @@ _QUALITY = {
         )
     },
     names.CLASSIFICATION.format(name="accuracy"): Words(
-        "Accuracy", "", "Share of given triples, true and false, that are judged correctly."
+        "Accuracy", "Share of given triples, true and false, that are judged correctly."
     ),
     names.CLASSIFICATION.format(name="f1"): Words(
-        "F1", "", "Harmonic mean of precision and recall over given true and false triples."
+        "F1", "Harmonic mean of precision and recall over given true and false triples."
     ),
 }
 
@@ -84,89 +76,84 @@ _LDS = (
 _METRICS = {
     names.TIME_EPOCH_SECONDS: Words(
         "Time per epoch",
-        "s",
         "Seconds for one pass over the training data, without evaluation and compilation.",
+        "s",
     ),
-    names.TIME_STEP_MILLISECONDS: Words("Time per step", "ms", "Milliseconds per optimizer step."),
+    names.TIME_STEP_MILLISECONDS: Words("Time per step", "Milliseconds per optimizer step.", "ms"),
     names.TIME_DATA_MILLISECONDS: Words(
-        "Waiting for data", "ms", "Part of a step's time that is spent waiting for a batch."
+        "Waiting for data", "Part of a step's time that is spent waiting for a batch.", "ms"
     ),
     names.TIME_TOTAL_SECONDS: Words(
-        "Total time", "s", "Seconds from start to end, evaluation included."
+        "Total time", "Seconds from start to end, evaluation included.", "s"
     ),
     names.EXAMPLES_PER_SECOND: Words(
-        "Examples per second", "1/s", "Training examples processed in a second; more is better."
+        "Examples per second", "Training examples processed in a second; more is better.", "1/s"
     ),
-    names.TOKENS_PER_SECOND: Words("Tokens per second", "1/s", "Tokens trained on in a second."),
-    names.FRAMES_PER_SECOND: Words("Frames per second", "1/s", "Frames trained on in a second."),
+    names.TOKENS_PER_SECOND: Words("Tokens per second", "Tokens trained on in a second.", "1/s"),
+    names.FRAMES_PER_SECOND: Words("Frames per second", "Frames trained on in a second.", "1/s"),
     names.GPU_PEAK_ALLOCATED_GIB: Words(
         "Peak GPU memory",
-        "GiB",
         "The most GPU memory that tensors used at any time in training. Runs on a CPU have none.",
+        "GiB",
     ),
     names.GPU_PEAK_RESERVED_GIB: Words(
-        "Peak GPU memory, reserved", "GiB", "The same, plus what the allocator reserved."
+        "Peak GPU memory, reserved", "The same, plus what the allocator reserved.", "GiB"
     ),
     names.PROCESS_PEAK_GIB: Words(
-        "Peak process memory", "GiB", "The most main memory that the training process used."
+        "Peak process memory", "The most main memory that the training process used.", "GiB"
     ),
-    names.TRAIN_LOSS: Words("Training loss", "", "What training minimizes, per example."),
-    names.TRAIN_LEARNING_RATE: Words("Learning rate", "", "Size of the optimizer's steps."),
-    names.TRAIN_GRAD_NORM: Words("Gradient norm", "", "Length of the gradient before clipping."),
+    names.TRAIN_LOSS: Words("Training loss", "What training minimizes, per example."),
+    names.TRAIN_LEARNING_RATE: Words("Learning rate", "Size of the optimizer's steps."),
+    names.TRAIN_GRAD_NORM: Words("Gradient norm", "Length of the gradient before clipping."),
     names.TRAIN_LOSS_SCALE: Words(
-        "Loss scale", "", "Factor on the loss, so that float16 can represent its gradients."
+        "Loss scale", "Factor on the loss, so that float16 can represent its gradients."
     ),
     names.TRAIN_SKIPPED_STEPS: Words(
-        "Skipped steps", "", "Optimizer steps that were skipped because float16 overflowed."
+        "Skipped steps", "Optimizer steps that were skipped because float16 overflowed."
     ),
-    names.TRAIN_EPOCH: Words("Epoch", "", "Passes over the training data so far."),
-    names.TIME_COMPILE_SECONDS: Words("Compiling", "s", "Seconds that torch.compile took."),
-    names.TIME_EVALUATION_SECONDS: Words("Evaluating", "s", "Seconds that evaluation took."),
-    names.MFU: Words("Use of the GPU", "", "Share of the peak rate of the GPU's data sheet."),
+    names.TRAIN_EPOCH: Words("Epoch", "Passes over the training data so far."),
+    names.TIME_COMPILE_SECONDS: Words("Compiling", "Seconds that torch.compile took.", "s"),
+    names.TIME_EVALUATION_SECONDS: Words("Evaluating", "Seconds that evaluation took.", "s"),
+    names.MFU: Words("Use of the GPU", "Share of the peak rate of the GPU's data sheet."),
     names.PROCESS_GROWTH_GIB: Words(
         "Growth of the process",
-        "GiB",
         "The most main memory that the command used, beyond what its process had before.",
+        "GiB",
     ),
     names.PREDICTED_GIB: Words(
-        "Predicted peak", "GiB", "Peak memory that the planner predicted before training."
+        "Predicted peak", "Peak memory that the planner predicted before training.", "GiB"
     ),
     names.INFLUENCE_SECONDS_PER_TEST: Words(
-        "Time per explanation", "s", "Seconds that it took to explain one prediction."
+        "Time per explanation", "Seconds that it took to explain one prediction.", "s"
     ),
     names.INFLUENCE_PAIRS_PER_SECOND: Words(
-        "Pairs per second", "1/s", "Pairs of a prediction and a training fact scored in a second."
+        "Pairs per second", "Pairs of a prediction and a training fact scored in a second.", "1/s"
     ),
     names.INFLUENCE_HALF_PRECISION_ERROR: Words(
         "Error of half precision",
-        "",
         "Largest difference from the scores in float32, as a share of the largest score.",
     ),
     names.INFLUENCE_HALF_PRECISION_SPEARMAN: Words(
         "Order in half precision",
-        "",
         "Rank correlation with the scores in float32, over the 100 strongest facts; 1 is the same "
         "order.",
     ),
-    names.INFLUENCE_LDS_SAME_SEED: Words("Predicts retraining, same seed", "", _LDS),
-    names.INFLUENCE_LDS_OTHER_SEEDS: Words("Predicts retraining, other seeds", "", _LDS),
+    names.INFLUENCE_LDS_SAME_SEED: Words("Predicts retraining, same seed", _LDS),
+    names.INFLUENCE_LDS_OTHER_SEEDS: Words("Predicts retraining, other seeds", _LDS),
     names.INFLUENCE_LDS_SIBLINGS: Words(
         "Counting siblings predicts retraining",
-        "",
         "The same correlation for a plain count: facts with the same relation and head, or tail.",
     ),
     names.INFLUENCE_LDS_CEILING: Words(
         "Retraining predicts itself",
-        "",
         "The same correlation between retrainings with other random numbers: no explanation can "
         "be expected to reach more.",
     ),
     names.INFLUENCE_DELETION_DROP: Words(
         "Fall without the strongest facts",
-        "",
         "How much the log-probability falls when the model is trained without them.",
     ),
-    names.VALUE_SECONDS: Words("Time to value facts", "s", "Seconds for all training facts."),
+    names.VALUE_SECONDS: Words("Time to value facts", "Seconds for all training facts.", "s"),
 }
 
 SIGNS = (
@@ -202,8 +189,7 @@ PLACE = (
 )
 SPEARMAN = (
     "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
-    "same order, "
-    "0 no relation, -1 the reverse."
+    "same order, 0 no relation, -1 the reverse."
 )
 OVERLAP = "Share of the strongest facts that both explanations have in common."
 
@@ -224,9 +210,9 @@ PARTS = {
 def score(column: str, form: Form) -> Words:
     """Return the words for the scores of an explanation; `column` is `influence` or `cosine`."""
     if column == "cosine":
-        return Words("Cosine", "", COSINE)
+        return Words("Cosine", COSINE)
     meaning = form.meaning[:1].upper() + form.meaning[1:]
-    return Words(form.heading, form.unit, f"{meaning} {SIGNS}")
+    return Words(form.heading, f"{meaning} {SIGNS}", form.unit)
 
 
 def words(key: str) -> Words:
@@ -238,18 +224,25 @@ def words(key: str) -> Words:
     split, _, name = key.rpartition("/")
     if split in _METRICS:  # a measure of one form of score: `influence/lds_same_seed/cosine`
         measure = _METRICS[split]
-        return Words(f"{measure.label}, {name}", measure.unit, measure.help)
-    name, asked = _side(name)
-    name, among = _given(name)
+        return Words(f"{measure.label}, {name}", measure.help, measure.unit)
+    more = ""
+    for side in ("head", "tail"):
+        if name.endswith(f"_{side}"):
+            name, more = name.removesuffix(f"_{side}"), f", asked for {side}s"
+    if name.startswith(given := names.GIVEN.format(name="")):
+        name, more = name.removeprefix(given), f"{more}, among given negatives"
     if split in {"valid", "test"} and (found := _QUALITY.get(name) or _loss_at(name)):
         data = {"valid": "validation", "test": "test"}[split]
-        return Words(f"{found.label}, {data}{asked}{among}", found.unit, found.help)
+        return Words(f"{found.label}, {data}{more}", found.help, found.unit)
     owner, metric = whose(key)
-    return (
-        _of_owner(owner, words(metric))
-        if owner
-        else Words(key, "", f"The metric {key} as the run recorded it.")
-    )
+    if not owner:
+        return Words(key, f"The metric {key} as the run recorded it.")
+    found = words(metric)
+    label, about, unit = f"{owner}: {found.label}", found.help, found.unit
+    if owner.startswith(f"{RATIO}/"):
+        label = f"{owner.removeprefix(f'{RATIO}/')}: ratio of {found.label}"
+        about, unit = f"{about} Here divided by the value of the study's reference.", ""
+    return Words(label, about, unit)
 
 
 def whose(key: str) -> tuple[str, str]:
@@ -267,22 +260,14 @@ def whose(key: str) -> tuple[str, str]:
     return (owner, metric) if is_known else ("", key)
 
 
-def _of_owner(owner: str, found: Words) -> Words:
-    if not owner.startswith(f"{RATIO}/"):
-        return Words(f"{owner}: {found.label}", found.unit, found.help)
-    name = owner.removeprefix(f"{RATIO}/")
-    help_text = f"{found.help} Here divided by the value of the study's reference."
-    return Words(f"{name}: ratio of {found.label}", "", help_text)
-
-
 def _of_machine(key: str) -> Words:
     name = key.removeprefix(MACHINE)
     start, _, end = name.rpartition("_")
     unit = _MACHINE_UNITS.get(end, "")
     said = (start if unit else name).replace("_", " ").replace("system memory", "main memory")
     said = said.replace("cpu", "CPU").replace("gpu", "GPU")
-    label = f"{said[:1].upper()}{said[1:]}"
-    return Words(label, unit, f"Of the whole machine, sampled every {SAMPLING_SECONDS:.0f} s.")
+    about = f"Of the whole machine, sampled every {SAMPLING_SECONDS:.0f} s."
+    return Words(f"{said[:1].upper()}{said[1:]}", about, unit)
 
 
 def place_on_curve(key: str, kind: str = names.KIND_TRAIN) -> str:
@@ -291,34 +276,17 @@ def place_on_curve(key: str, kind: str = names.KIND_TRAIN) -> str:
     return "Sample" if key.startswith(MACHINE) else "Optimizer step"
 
 
-def _side(name: str) -> tuple[str, str]:
-    """Return a metric's name without its side, and the side in words."""
-    for side in ("head", "tail"):
-        if name.endswith(f"_{side}"):
-            return name.removesuffix(f"_{side}"), f", asked for {side}s"
-    return name, ""
-
-
-def _given(name: str) -> tuple[str, str]:
-    """Return a metric's name without the prefix of given negatives, and the prefix in words."""
-    before = names.GIVEN.format(name="")
-    if name.startswith(before):
-        return name.removeprefix(before), ", among given negatives"
-    return name, ""
-
-
 def _loss_at(name: str) -> Words | None:
     """Return the words for the loss at a place in a window of text, None for other metrics."""
     before = names.LOSS_AT.format(k="")
     place = name.removeprefix(before)
     if not name.startswith(before) or not place.isdigit():
         return None
-    help_text = "Loss of the tokens at that place in a window, in nats: less after more text."
-    return Words(f"Loss from token {int(place)} on", "nat", help_text)
+    about = "Loss of the tokens at that place in a window, in nats: less after more text."
+    return Words(f"Loss from token {int(place)} on", about, "nat")
 
 
 def label(key: str) -> str:
-    """Return a metric's name with its unit."""
     found = words(key)
     return f"{found.label} [{found.unit}]" if found.unit else found.label
 

@@ -9,14 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import NumberColumn, TextColumn
 
-from clew import names
-from clew.errors import ClewError
 from clew.runs.influence_forms import Form
 from clew.runs.reading.facts import FactPath, facts_of_paths, no_path
 from clew.runs.reading.layout import (
@@ -28,14 +26,9 @@ from clew.runs.reading.layout import (
     positions,
     short_text,
 )
-from clew.runs.reading.reports import ReportHead
-from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.ui.components import basics, tables
-from clew.ui.components.models import vocabulary
-from clew.ui.components.review_form import reviews_of
-from clew.ui.components.runs import run_by_id
+from clew.ui.components.explanations import NO_KINDS
 
-NO_KINDS: Mapping[str, str] = MappingProxyType({})
 HEIGHT = 440
 MAX_EDGES = 60
 NUM_LABELLED = 3
@@ -70,8 +63,11 @@ def show(
     places = [int(place) for place in facts["place"]]
 
     def choose() -> None:
-        row = clicked_row(st.session_state[key].selection)
-        take(places[row] if row is not None and row < len(places) else None)
+        groups = st.session_state[key].selection.get("selected", [])
+        edges = [group for group in groups if group.get("data_type") == "edge"]
+        clicked = [int(index) for group in edges for index in group.get("data_indices", [])]
+        row = next(filter(None, clicked), 0)  # 0 is the test triple
+        take(places[row - 1] if 0 < row <= len(places) else None)
 
     option = spec(test, facts, column=column, selected=selected, kinds=kinds)
     st.echarts_chart(option, key=key, on_select=choose, height=HEIGHT, alt=alt)
@@ -96,22 +92,28 @@ def spec(
     """Return the ECharts option.
 
     Edge 0 is the test triple, edge i + 1 is row i of `facts`, at most `MAX_EDGES` of them.
-
-    Args:
-        test: A row of the report's tests.
-        facts: Training facts, strongest first.
-        column: `influence` or `cosine`: the width of the edges.
-        selected: Places of the highlighted facts.
-        kinds: Kinds of entities by their ids, if known.
+    The strongest facts come first. `column` sets the width of the edges; `selected` has the places
+    of the highlighted facts, and `kinds` the kinds of entities by their ids.
     """
     facts = facts.head(MAX_EDGES)
     labels = node_labels(test, facts)
     places = positions(test, facts)
     ends = [str(test["head_id"]), str(test["tail_id"])]
-    long = _long_columns(places)
+    # Where columns of many entities are: -1 is the left end of the picture, 1 the right.
+    sizes = Counter(x for x, _ in places.values())
+    long = {x for x, size in sizes.items() if size > NUM_STACKED}
     crowded = long & {-1.0, 1.0}
     nodes = partial(_nodes, labels, places, ends, kinds=kinds, long=long)
-    links = [_test_edge(test), *_fact_edges(facts, places, column, selected, long)]
+    # Curved: the straight line is for facts and for entities between the ends.
+    line = {"color": basics.HIGHLIGHT, "width": 3, "type": "dashed", "opacity": 1}
+    asked = {
+        "source": ends[0],
+        "target": ends[1],
+        "value": f"{test['relation']}?",
+        "lineStyle": line | {"curveness": 0.25},
+        "label": {"show": True, "formatter": "{c}", "fontSize": 12, "fontWeight": "bold"},
+    }
+    links = [asked, *_fact_edges(facts, places, column, selected, long)]
     # No `labelLayout`: with it, names of edges are drawn at another size and place.
     series = {
         "type": "graph",
@@ -165,31 +167,33 @@ def _nodes(
         for key in labels:
             if kinds.get(key) == kind:
                 styles[key] = _style(key in ends, look.symbol, look.colour)
-    return [
-        {
-            "id": key,
-            "name": text,
-            "x": places[key][0] * 300,
-            "y": places[key][1] * 300 * height,
-            **styles[key],
-            "label": _name(
-                text,
-                places[key],
-                shown=number < NUM_NAMED,
-                wrapped=places[key][0] not in long,
-                is_end=key in ends,
-                # Next to crowded columns the ends are close together. Above them is the name of
-                # the triple's relation, so their names are below. In a narrow window, the name of
-                # the tail is above; names of the head and of entities behind the tail are below.
-                below=(key == ends[0] or places[key][0] > places[ends[1]][0])
-                if narrow
-                else key in ends and bool(crowded),
-                beside=places[key][0] in crowded,
-                narrow=narrow,
-            ),
+    nodes = []
+    for number, (key, text) in enumerate(labels.items()):
+        (x, y), is_end = places[key], key in ends
+        # Next to crowded columns the ends are close together. Above them is the name of the
+        # triple's relation, so their names are below. In a narrow window, the name of the tail is
+        # above; names of the head and of entities behind the tail are below.
+        below = is_end and bool(crowded)
+        if narrow:
+            below = key == ends[0] or x > places[ends[1]][0]
+        # The label is on the side away from the middle; at half height, `below` decides.
+        position = "bottom" if y > 0 or (y == 0 and below) else "top"
+        label = {
+            "show": number < NUM_NAMED,
+            # In a formatter a brace starts a placeholder; a zero-width space prevents that.
+            "formatter": "\n".join(name_lines(text, 1 if x in long else 2)).replace("{", "{\u200b"),
+            "fontSize": 13 if is_end else 11,
+            "lineHeight": 15 if is_end else 12,
+            "fontWeight": "bold" if is_end else "normal",
         }
-        for number, (key, text) in enumerate(labels.items())
-    ]
+        if x in crowded:
+            position = "right" if x > 0 else "left"
+            if narrow:
+                label |= {"width": BESIDE_NARROW - 14, "overflow": "truncate"}
+        place = {"x": x * 300, "y": y * 300 * height}
+        label["position"] = position
+        nodes.append({"id": key, "name": text, **place, **styles[key], "label": label})
+    return nodes
 
 
 def _style(is_end: bool, symbol: str, colour: str) -> dict[str, Any]:
@@ -201,60 +205,6 @@ def _style(is_end: bool, symbol: str, colour: str) -> dict[str, Any]:
         return {"symbol": shape, "symbolSize": size, "itemStyle": {"color": plain}}
     rim = {"borderColor": basics.HIGHLIGHT, "borderWidth": 3} if is_end else {}
     return {"symbol": symbol, "symbolSize": size + 2, "itemStyle": {"color": colour} | rim}
-
-
-def _long_columns(places: Mapping[str, Position]) -> set[float]:
-    """Return where columns of many entities are: -1 is the left end of the picture, 1 the right."""
-    sizes = Counter(x for x, _ in places.values())
-    return {x for x, size in sizes.items() if size > NUM_STACKED}
-
-
-def _name(
-    text: str,
-    place: Position,
-    *,
-    shown: bool,
-    wrapped: bool,
-    is_end: bool,
-    below: bool,
-    beside: bool,
-    narrow: bool,
-) -> dict[str, Any]:
-    """Return the label of an entity: on the side away from the middle, in at most two lines.
-
-    At half height, the label is under its entity if `below`, else above it.
-    """
-    x, y = place
-    # In a formatter a brace starts a placeholder; a zero-width space after it prevents that.
-    lines = name_lines(text, 2 if wrapped else 1)
-    is_low = y > 0 or (y == 0 and below)
-    outwards = ("right" if x > 0 else "left") if beside else ("bottom" if is_low else "top")
-    cut = {"width": BESIDE_NARROW - 14, "overflow": "truncate"} if narrow and beside else {}
-    return {
-        "show": shown,
-        "formatter": "\n".join(lines).replace("{", "{\u200b"),
-        "position": outwards,
-        "fontSize": 13 if is_end else 11,
-        "lineHeight": 15 if is_end else 12,
-        "fontWeight": "bold" if is_end else "normal",
-    } | cut
-
-
-def _test_edge(test: pd.Series) -> dict[str, Any]:
-    return {
-        "source": str(test["head_id"]),
-        "target": str(test["tail_id"]),
-        "value": f"{test['relation']}?",
-        # Curved: the straight line is for facts and for entities between the ends.
-        "lineStyle": {
-            "color": basics.HIGHLIGHT,
-            "width": 3,
-            "type": "dashed",
-            "opacity": 1,
-            "curveness": 0.25,
-        },
-        "label": {"show": True, "formatter": "{c}", "fontSize": 12, "fontWeight": "bold"},
-    }
 
 
 def _fact_edges(
@@ -272,6 +222,7 @@ def _fact_edges(
         pair = frozenset((source, target))
         seen[pair] = seen.get(pair, 0) + 1
         value = float(fact[column])
+        colour = basics.FOR if value > 0 else basics.AGAINST if value < 0 else basics.NEUTRAL
         chosen = fact["place"] in selected
         (x, y), (end_x, end_y) = places[source], places[target]
         # Names of lines that meet, or that run side by side, would overlap.
@@ -284,7 +235,7 @@ def _fact_edges(
                 "target": target,
                 "value": f"{basics.sign_symbol(value)} {short_text(str(fact['relation']))}",
                 "lineStyle": {
-                    "color": basics.sign_colour(value),
+                    "color": colour,
                     "width": 1.0 + 4.0 * abs(value) / largest + (2.0 if chosen else 0.0),
                     "opacity": 1.0 if chosen else 0.55 if selected else 0.85,
                     "curveness": bent or 0.12 * (seen[pair] - 1),
@@ -298,15 +249,6 @@ def _fact_edges(
             }
         )
     return edges
-
-
-def clicked_row(selection: Any) -> int | None:
-    """Return the row of `facts` whose edge was clicked, None for anything else."""
-    for group in selection.get("selected", []):
-        for index in group.get("data_indices", []):
-            if group.get("data_type") == "edge" and index >= 1:
-                return int(index) - 1
-    return None
 
 
 NUM_DRAWN = 8
@@ -328,22 +270,6 @@ def show_paths(
         return
     place = basics.address_number("path") or 0
     place = place if place < len(paths) else 0
-    left, right = basics.columns([1.3, 1], key="paths")
-    with left:
-        _picture(test, facts, paths, place, key=f"{key}-paths-{place}", kinds=kinds)
-    with right:
-        _path_table(paths, place, form, key=f"{key}-sentences-{place}")
-
-
-def _picture(
-    test: pd.Series,
-    facts: pd.DataFrame,
-    paths: Sequence[FactPath],
-    place: int,
-    *,
-    key: str,
-    kinds: Mapping[str, str],
-) -> None:
     drawn = [*paths[:NUM_DRAWN], *([paths[place]] if place >= NUM_DRAWN else [])]
 
     def take(fact: int | None) -> None:
@@ -351,78 +277,48 @@ def _picture(
             through = (number for number, path in enumerate(paths) if fact in path.ranks)
             basics.write_address("path", next(through))
 
-    show(
-        test,
-        facts_of_paths(facts, drawn),
-        column="influence",
-        selected=paths[place].ranks,
-        kinds=kinds,
-        key=key,
-        take=take,
-        alt="Graph of the paths of training facts between the two ends of the test triple",
-    )
+    left, right = basics.columns([1.3, 1], key="paths")
+    with left:
+        show(
+            test,
+            facts_of_paths(facts, drawn),
+            column="influence",
+            selected=paths[place].ranks,
+            kinds=kinds,
+            key=f"{key}-paths-{place}",
+            take=take,
+            alt="Graph of the paths of training facts between the two ends of the test triple",
+        )
+    with right:
+        _path_table(paths, place, form, key=f"{key}-sentences-{place}")
 
 
 def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) -> None:
+    weakest = f"{form.heading} of its weakest fact; the paths are in this order."
+    ranks = [", ".join(map(str, path.ranks)) for path in paths]
     tables.tick_one(
-        pd.DataFrame(
-            {
-                "Path": [path.sentence for path in paths],
-                "Weakest": [path.weakest for path in paths],
-                "Ranks": [", ".join(map(str, path.ranks)) for path in paths],
-            }
-        ),
+        {
+            "Path": (
+                [path.sentence for path in paths],
+                TextColumn(
+                    width="large", help="Its facts, starting at the head, each as in the data."
+                ),
+            ),
+            "Weakest": (
+                [path.weakest for path in paths],
+                NumberColumn(format="%.4g", width=70, help=weakest),
+            ),
+            "Ranks": (
+                ranks,
+                TextColumn(width=80, help="Places of its facts among those that helped."),
+            ),
+        },
         range(len(paths)),
         key=key,
         chosen=place,
         take=lambda ticked: basics.write_address("path", ticked or 0),
         alt="Paths between the two ends, the strongest first",
-        column_config={
-            "Path": st.column_config.TextColumn(
-                width="large", help="Its facts, starting at the head, each as in the data."
-            ),
-            "Weakest": st.column_config.NumberColumn(
-                format="%.4g",
-                width=70,
-                help=f"{form.heading} of its weakest fact; the paths are in this order.",
-            ),
-            "Ranks": st.column_config.TextColumn(
-                width=80, help="Places of its facts among those that helped."
-            ),
-        },
         most=HEIGHT - 90,
     )
     steps = (basics.markdown(step) for step in paths[place].steps)
     st.markdown("\n".join(f"{number}. {step}" for number, step in enumerate(steps, 1)))
-
-
-def kinds_of(head: ReportHead) -> Mapping[str, str]:
-    """Return the kinds of entities, from the run of the explained model; none if it is gone."""
-    try:
-        return vocabulary(head.run_id).kinds if head.run_id else NO_KINDS
-    except ClewError:
-        return NO_KINDS
-
-
-def shared(
-    run_id: str,
-    head: ReportHead,
-    test: pd.Series,
-    facts: pd.DataFrame,
-    paths: Sequence[FactPath],
-) -> SharedExplanation:
-    """Return the content of a shared explanation; `run_id` is empty for files from the disk."""
-    run = run_by_id(run_id)
-    source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
-    triple = triple_of(test)
-    reviews = reviews_of(run_id).records if run else ()
-    return SharedExplanation(
-        test,
-        facts,
-        tuple(paths),
-        head,
-        run,
-        run_by_id(source),
-        kinds=kinds_of(head),
-        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
-    )

@@ -9,7 +9,6 @@ import atexit
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 import sys
@@ -28,7 +27,7 @@ from typing import Any, Literal
 
 import streamlit as st
 
-from clew.errors import ClewError, UsageError
+from clew.errors import UsageError
 from clew.runs import store
 from clew.ui import access
 from clew.ui.components import basics
@@ -39,7 +38,6 @@ MAX_RUNNING = 4
 MAX_KEPT = 50
 TAIL_CHARACTERS = 20_000
 SECONDS_TO_STOP = 5.0
-RUN_ID = re.compile(r"\b[0-9a-f]{32}\b")
 
 JobState = Literal["running", "done", "refused", "failed", "cancelled"]
 
@@ -111,11 +109,7 @@ class Job:
 
     def run_id(self) -> str:
         """Return the id of the run that the job made, empty if the job wrote none."""
-        for event in self.events():
-            if isinstance(run_id := event.get("run_id"), str):
-                return run_id
-        found = RUN_ID.search(self.output())
-        return found[0] if found else ""
+        return next((str(event["run_id"]) for event in self.events() if event.get("run_id")), "")
 
     def wait(self, timeout_seconds: float | None = None) -> None:
         """Wait until the job ends, for at most `timeout_seconds`."""
@@ -203,7 +197,10 @@ class Jobs:
             job.pid = process.pid
             threading.Thread(target=job.watch, args=(process,), daemon=True).start()
             self._jobs[job_id] = job
-            self._forget_old()
+            ended = [job for job in self._jobs.values() if job.state != "running"]
+            for old in ended[: max(0, len(self._jobs) - MAX_KEPT)]:
+                del self._jobs[old.job_id]
+                shutil.rmtree(old.folder, ignore_errors=True)
             return job
 
     def find(self, job_id: str) -> Job | None:
@@ -220,12 +217,6 @@ class Jobs:
         with _nothing_to_import():
             forkserver.ensure_running()
 
-    def _forget_old(self) -> None:
-        ended = [job for job in self._jobs.values() if job.state != "running"]
-        for job in ended[: max(0, len(self._jobs) - MAX_KEPT)]:
-            del self._jobs[job.job_id]
-            shutil.rmtree(job.folder, ignore_errors=True)
-
 
 @contextmanager
 def _nothing_to_import() -> Iterator[None]:
@@ -240,12 +231,10 @@ def _nothing_to_import() -> Iterator[None]:
 
 @st.cache_resource(show_spinner=False)
 def jobs() -> Jobs:
-    """Return the jobs of this server."""
     return Jobs()
 
 
 def find(job_id: str) -> Job | None:
-    """Return a job of this server, None if it does not have it (any more)."""
     return jobs().find(job_id)
 
 
@@ -258,12 +247,9 @@ Show = Callable[[Job], None]
 
 
 def show(job_id: str, *, progress: Show | None = None, result: Show | None = None) -> None:
-    """Show a job, and refresh it while it runs.
+    """Show a job with its output so far, refreshed while it runs, and its result once it has ended.
 
-    Args:
-        job_id: The job; if the server does not have it (any more), a note is shown.
-        progress: Shows the output so far.
-        result: Shows the result, once the job has ended.
+    If the server does not have the job (any more), a note is shown.
     """
     job = find(job_id)
     if job is None:
@@ -286,34 +272,30 @@ def show(job_id: str, *, progress: Show | None = None, result: Show | None = Non
 
 
 def _body(job: Job, progress: Show | None) -> None:
-    state = job.state
+    state, log = job.state, job.log().replace("\r", "\n").strip().splitlines()
     line = f"{ICONS[state]} **{basics.markdown(job.title)}** · {state}"
     if who := job.cancelled_by or job.person:
         line += f" by {basics.markdown(who)}" if job.cancelled_by else f", {basics.markdown(who)}"
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"{line} · {seconds_text(job.seconds)}" if state == "running" else line)
         if state == "running":
+            allowed = access.may(job.action)
             st.button(
                 "Cancel",
                 key=f"cancel-{job.job_id}",
-                disabled=not access.may(job.action),
-                on_click=_cancel,
-                args=(job,),
+                disabled=not allowed,
+                on_click=basics.attempt(job.cancel),
             )
     if state == "running":
-        st.progress(_share(job.events()), text=_last_line(job))
+        last = basics.markdown(log[-1][:200]) if log else "working …"
+        st.progress(_share(job.events()), text=last)
     if progress is not None:
         progress(job)
     if state in {"failed", "refused"}:
         st.error(basics.markdown(job.message() or f"It ended with exit code {job.exit_code}."))
-    _log(job)
-
-
-def _cancel(job: Job) -> None:
-    try:
-        job.cancel()
-    except ClewError as error:
-        st.toast(basics.markdown(str(error)), icon="⚠️")
+    if log:
+        with st.expander("Its messages"):
+            st.code("\n".join(log[-TAIL_LINES:]), language=None, wrap_lines=True)
 
 
 def _share(events: list[dict[str, Any]]) -> float:
@@ -323,15 +305,3 @@ def _share(events: list[dict[str, Any]]) -> float:
         if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
             return max(0.0, min(1.0, done / total))
     return 0.05
-
-
-def _last_line(job: Job) -> str:
-    lines = [line for line in job.log().replace("\r", "\n").splitlines() if line.strip()]
-    return basics.markdown(lines[-1][:200]) if lines else "working …"
-
-
-def _log(job: Job) -> None:
-    text = job.log().replace("\r", "\n").strip()
-    if text:
-        with st.expander("Its messages"):
-            st.code("\n".join(text.splitlines()[-TAIL_LINES:]), language=None, wrap_lines=True)

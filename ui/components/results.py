@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import NumberColumn, TextColumn
 
 from clew import names
 from clew.errors import ClewError
@@ -27,8 +28,7 @@ from clew.runs.reading.search import RunQuery
 from clew.runs.validation_record import SIBLINGS, Measured, ValidationRecord
 from clew.ui.components import basics, glossary, tables
 from clew.ui.components.basics import STATE_SYMBOLS, sign_symbol
-from clew.ui.components.run_report import files_of
-from clew.ui.components.runs import runs_page
+from clew.ui.components.runs import files_of, for_a_minute, runs_page
 
 NUM_FACTS = 20
 BASELINES = {
@@ -40,76 +40,58 @@ BASELINES = {
 """The baselines that the forms of score are compared with."""
 
 
+validation_of = for_a_minute(read_result)
+trials_of = for_a_minute(read_trials)
+_best_configuration = for_a_minute(read_best_configuration)
+worst_facts = for_a_minute(read_worst_facts)
+
+
 def keeps(run: RunRecord, *path: str) -> bool:
     """Return whether a run keeps a file; a search keeps its files once it has ended."""
     return any(file.path == "/".join(path) for file in files_of(run.run_id))
 
 
-@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
-def validation_of(run_id: str) -> ValidationRecord:
-    """Return the result of a test of explanations."""
-    return read_result(run_id)
-
-
 def correlations(record: ValidationRecord) -> pd.DataFrame:
-    """Return how well each form predicted retraining, the largest share of dropped facts first.
-
-    Columns: `form`, `drop` in percent, `seeds`, `mean`, `low`, `high`; `more_mean`, `more_low` and
-    `more_high`, the difference from counting siblings; `verdict` on that difference.
-    """
-    rows = []
+    """Return how well each form predicted retraining, the largest share of dropped facts first."""
+    rows: list[dict[str, object]] = []
     for score in record.scores:
         more = score.over_siblings
         rows.append(
             {
-                "form": BASELINES.get(score.form, score.form),
-                "drop": 100 * score.drop,
-                "seeds": f"{score.seeds} seed{'s' * (score.seeds == 'other')}",
-                **_interval(score.correlation),
-                **{f"more_{key}": value for key, value in _interval(more).items()},
-                "verdict": "–" if score.form == SIBLINGS else _verdict(more),
+                "Form of score": BASELINES.get(score.form, score.form),
+                "Dropped [%]": 100 * score.drop,
+                "Trained with": f"{score.seeds} seed{'s' * (score.seeds == 'other')}",
+                **_interval(score.correlation, "Correlation"),
+                **_interval(more, "Above siblings", "Above siblings, "),
+                "Against siblings": "–" if score.form == SIBLINGS else _verdict(more),
             }
         )
     for ceiling in record.ceilings:
         if ceiling.correlation is not None:
             rows.append(
                 {
-                    "form": "retraining itself: the ceiling",
-                    "drop": 100 * ceiling.drop,
-                    "seeds": "other seeds",
-                    "mean": ceiling.correlation,
-                    "verdict": "–",
+                    "Form of score": "retraining itself: the ceiling",
+                    "Dropped [%]": 100 * ceiling.drop,
+                    "Trained with": "other seeds",
+                    "Correlation": ceiling.correlation,
+                    "Against siblings": "–",
                 }
             )
+    order = ["Dropped [%]", "Trained with", "Correlation"]
     frame = pd.DataFrame(rows)
-    order = ["drop", "seeds", "mean"]
     return frame.sort_values(order, ascending=[False, True, False], kind="stable")
 
 
-def deletions(record: ValidationRecord) -> pd.DataFrame:
-    """Return how far the answers fell without the strongest facts of each form, the most first.
-
-    Columns: `form`, `facts`; `mean`, `low`, `high` of the fall of the log-probability; and those
-    of the fall of the reciprocal rank, with the prefix `rank_`.
-    """
-    rows = [
-        {
-            "form": BASELINES.get(effect.form, effect.form),
-            "facts": effect.num_facts,
-            **_interval(effect.log_probability),
-            **{f"rank_{key}": value for key, value in _interval(effect.reciprocal_rank).items()},
-        }
-        for effect in record.deletions
-    ]
-    return pd.DataFrame(rows).sort_values(["facts", "mean"], ascending=False, kind="stable")
-
-
-def _interval(measured: Measured | None) -> dict[str, float | None]:
-    if measured is None:
-        return {"mean": None, "low": None, "high": None}
-    half = measured.half_width
-    ends = (None, None) if half is None else (measured.mean - half, measured.mean + half)
-    return {"mean": measured.mean, "low": ends[0], "high": ends[1]}
+def _interval(measured: Measured | None, mean: str, before: str = "") -> dict[str, float | None]:
+    """Return a mean under its heading, and the ends of its interval under theirs."""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    if measured is not None:
+        value = measured.mean
+        if (half := measured.half_width) is not None:
+            low, high = value - half, value + half
+    return {mean: value, f"{before}95 % from": low, f"{before}95 % to": high}
 
 
 def _verdict(more: Measured | None) -> str:
@@ -120,50 +102,20 @@ def _verdict(more: Measured | None) -> str:
     return "✓ Better" if more.mean > 0 else "✗ Worse"
 
 
-@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
-def trials_of(run_id: str) -> pd.DataFrame:
-    """Return the trials of a search."""
-    return read_trials(run_id)
-
-
 def settings_of(trials: pd.DataFrame) -> list[str]:
     return [str(column) for column in trials if column not in {*TRIAL_COLUMNS, "problem"}]
 
 
-def best_configuration(run: RunRecord) -> str:
-    """Return the best configuration as YAML; empty if no trial was completed."""
-    found = keeps(run, names.ARTIFACT_TUNE, names.BEST_YAML)
-    return _best_configuration(run.run_id) if found else ""
-
-
-@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
-def _best_configuration(run_id: str) -> str:
-    return read_best_configuration(run_id)
-
-
-@st.cache_data(ttl=60, max_entries=8, show_spinner=False)
+@for_a_minute
 def extreme_values(run_id: str) -> pd.DataFrame:
-    """Return the facts with the highest and lowest values: `head, relation, tail, value`."""
+    """Return the facts with the highest and lowest values."""
     found = read_fact_values(run_id)
     ends = pd.concat([found.head(NUM_FACTS), found.iloc[NUM_FACTS:].tail(NUM_FACTS)])
-    labels = {"head": "Head", "relation": "Rel", "tail": "Tail"}
-    return pd.DataFrame(
-        {
-            **{
-                name: ends[f"Train{label}_label"].where(
-                    ends[f"Train{label}_label"] != "", ends[f"Train{label}"]
-                )
-                for name, label in labels.items()
-            },
-            "value": ends["Value"],
-        }
-    )
-
-
-@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
-def worst_facts(run_id: str) -> str:
-    """Return the list of the facts with the lowest values, in the format of `data.exclude`."""
-    return read_worst_facts(run_id)
+    columns = {"±": ends["Value"].map(sign_symbol), "Value": ends["Value"]}
+    for heading, name in {"Head": "Head", "Relation": "Rel", "Tail": "Tail"}.items():
+        label = ends[f"Train{name}_label"]
+        columns[heading] = label.where(label != "", ends[f"Train{name}"])
+    return pd.DataFrame(columns)
 
 
 MAX_HEIGHT = 430
@@ -181,26 +133,12 @@ def validation(record: ValidationRecord) -> None:
         "is not better than counting siblings (facts with the same relation and head, or tail) "
         "adds little to such a count."
     )
-    shown = correlations(record).rename(
-        columns={
-            "form": "Form of score",
-            "drop": "Dropped [%]",
-            "seeds": "Trained with",
-            "mean": "Correlation",
-            "low": "95 % from",
-            "high": "95 % to",
-            "verdict": "Against siblings",
-            "more_mean": "Above siblings",
-            "more_low": "Above siblings, 95 % from",
-            "more_high": "Above siblings, 95 % to",
-        }
-    )
+    shown = correlations(record)
+    share = "Share of the training facts left out at random."
     columns = {
-        "Form of score": st.column_config.TextColumn(width=200),
-        "Dropped [%]": st.column_config.NumberColumn(
-            format="%.3g", width="small", help="Share of the training facts left out at random."
-        ),
-        "Trained with": st.column_config.TextColumn(
+        "Form of score": TextColumn(width=200),
+        "Dropped [%]": NumberColumn(format="%.3g", width="small", help=share),
+        "Trained with": TextColumn(
             width="small", help="The same seed as the run itself, or others."
         ),
         **_numbers(shown, "Correlation", "95 %", "Above siblings"),
@@ -218,28 +156,25 @@ def validation(record: ValidationRecord) -> None:
 
 
 def _deletions(record: ValidationRecord) -> None:
-    """Show how far the answers fell without their strongest facts."""
+    """Show how far the answers fell without the strongest facts of each form, the most first."""
     counted = "" if record.num_deletions is None else f" of {record.num_deletions:,} test triples"
     basics.note(
         f"Deletions: the strongest facts{counted} were left out, and the model was trained again. "
         "The larger the fall, the more the answer relied on them. Intervals are 95 %."
     )
-    shown = deletions(record).rename(
-        columns={
-            "form": "Strongest by",
-            "facts": "Facts deleted",
-            "mean": "Fall of log-probability [nats]",
-            "low": "95 % from",
-            "high": "95 % to",
-            "rank_mean": "Fall of 1 / rank",
-            "rank_low": "Fall of 1 / rank, 95 % from",
-            "rank_high": "Fall of 1 / rank, 95 % to",
+    fall = "Fall of log-probability [nats]"
+    rows = [
+        {
+            "Strongest by": BASELINES.get(effect.form, effect.form),
+            "Facts deleted": effect.num_facts,
+            **_interval(effect.log_probability, fall),
+            **_interval(effect.reciprocal_rank, "Fall of 1 / rank", "Fall of 1 / rank, "),
         }
-    )
-    columns = {
-        "Strongest by": st.column_config.TextColumn(width=200),
-        **_numbers(shown, "Fall of", "95 %"),
-    }
+        for effect in record.deletions
+    ]
+    order = ["Facts deleted", fall]
+    shown = pd.DataFrame(rows).sort_values(order, ascending=False, kind="stable")
+    columns = {"Strongest by": TextColumn(width=200), **_numbers(shown, "Fall of", "95 %")}
     tables.show(shown, alt="Deleted facts", column_config=columns, most=MAX_HEIGHT, placeholder="–")
     tables.export(shown, "deletions.csv")
 
@@ -247,17 +182,19 @@ def _deletions(record: ValidationRecord) -> None:
 def _numbers(frame: pd.DataFrame, *starts: str) -> dict[str, Any]:
     """Return the look of columns that start so; ends of intervals have short headings."""
     return {
-        name: st.column_config.NumberColumn(name.split(", ")[-1], format="%.3f", width="small")
+        name: NumberColumn(name.split(", ")[-1], format="%.3f", width="small")
         for name in map(str, frame)
         if name.startswith(starts)
     }
 
 
-def search(run: RunRecord, trials: pd.DataFrame, best: str) -> None:
+def search(run: RunRecord) -> None:
+    """Show the trials of a search, and the best settings if a trial was completed."""
+    trials, is_best = trials_of(run.run_id), keeps(run, names.ARTIFACT_TUNE, names.BEST_YAML)
     metric = run.params.get(f"{names.PARAMETER_PREFIX}evaluation.metric", "")
     found = trials[trials["run_id"] == run.tags.get(names.TAG_BEST_RUN, "")]
-    if best and len(found):
-        row = found.iloc[0]
+    if is_best and len(found):
+        row, best = found.iloc[0], _best_configuration(run.run_id)
         st.markdown(
             f"**Best settings**: {glossary.label(metric)} {number_text(row['value'])} after epoch "
             f"{row['epoch']:.0f}, in trial {row['trial']:.0f}"
@@ -270,28 +207,18 @@ def search(run: RunRecord, trials: pd.DataFrame, best: str) -> None:
         st.code(f"clew train --config {names.BEST_YAML}", language="bash")
     else:
         basics.note("No trial was completed, so there are no best settings.")
-    shown = pd.DataFrame(
-        {
-            "Trial": trials["trial"],
-            "State": [f"{TRIAL_SYMBOLS.get(state, '')} {state}" for state in trials["state"]],
-            glossary.label(metric): trials["value"],
-            "After epoch": trials["epoch"],
-            **{name: trials[name].map(_setting) for name in settings_of(trials)},
-            "Took [s]": trials["seconds"],
-            **({"Problem": trials["problem"]} if trials["problem"].any() else {}),
-        }
-    )
-    columns = {
-        glossary.label(metric): st.column_config.NumberColumn(format="%.4g"),
-        "Took [s]": st.column_config.NumberColumn(format="%.1f"),
+    states = [f"{TRIAL_SYMBOLS.get(state, '')} {state}" for state in trials["state"]]
+    columns: tables.Columns = {
+        "Trial": (trials["trial"], None),
+        "State": (states, None),
+        glossary.label(metric): (trials["value"], NumberColumn(format="%.4g")),
+        "After epoch": (trials["epoch"], None),
+        **{name: (trials[name].map(_setting), None) for name in settings_of(trials)},
+        "Took [s]": (trials["seconds"], NumberColumn(format="%.1f")),
     }
-    tables.show(
-        shown,
-        alt="Trials of the search",
-        column_config=columns,
-        most=MAX_HEIGHT,
-        placeholder="–",
-    )
+    if trials["problem"].any():
+        columns["Problem"] = (trials["problem"], None)
+    tables.show(columns, alt="Trials of the search", most=MAX_HEIGHT, placeholder="–")
     tables.export(trials, names.TRIALS_CSV)
 
 
@@ -302,21 +229,19 @@ def _setting(value: str) -> str:
         return value
 
 
-def fact_values(facts: pd.DataFrame, worst: str) -> None:
+def fact_values(run_id: str) -> None:
     """Show the facts with the highest and lowest values, and offer a list of the worst."""
     basics.note(
         "How training on a fact changed all predictions together: positive (▲) made them better, "
         "negative (▼) worse. Only the order and the relative size matter. The facts with the "
         "highest and the lowest values:"
     )
-    shown = facts.rename(columns=str.capitalize)[["Value", "Head", "Relation", "Tail"]]
-    shown.insert(0, "±", [sign_symbol(value) for value in shown["Value"]])
+    unit = "Nats of the loss for each unit of a fact's weight."
     columns = {
-        "±": st.column_config.TextColumn(width=30),
-        "Value": st.column_config.NumberColumn(
-            format="%.4g", width="small", help="Nats of the loss for each unit of a fact's weight."
-        ),
+        "±": TextColumn(width=30),
+        "Value": NumberColumn(format="%.4g", width="small", help=unit),
     }
+    shown, worst = extreme_values(run_id), worst_facts(run_id)
     tables.show(shown, alt="Values of facts", column_config=columns, most=MAX_HEIGHT)
     tables.download("Worst facts (TSV)", worst, names.WORST_FACTS, "text/tab-separated")
     command = f"clew train --config CONFIG data.exclude={names.WORST_FACTS}"
@@ -336,20 +261,20 @@ def show_claims(frame: pd.DataFrame) -> None:
         hide_index=True,
         width="stretch",
         column_config={
-            "study": st.column_config.TextColumn("Study"),
-            "claim": st.column_config.TextColumn("Claim", width="large"),
-            "bounds": st.column_config.TextColumn("Bounds"),
-            "about": st.column_config.TextColumn(
+            "study": TextColumn("Study"),
+            "claim": TextColumn("Claim", width="large"),
+            "bounds": TextColumn("Bounds"),
+            "about": TextColumn(
                 "Measured as",
                 help="ratio: divided by the value of the study's reference. difference: from that "
                 "value. value: the variant's own.",
             ),
-            "measured": st.column_config.NumberColumn("Measured", format="%.3g"),
-            "low": st.column_config.NumberColumn("95 % from", format="%.3g"),
-            "high": st.column_config.NumberColumn("95 % to", format="%.3g"),
-            "verdict": st.column_config.TextColumn("Verdict"),
-            "source": st.column_config.TextColumn("Printed in"),
-            "machine": st.column_config.TextColumn("Machine"),
+            "measured": NumberColumn("Measured", format="%.3g"),
+            "low": NumberColumn("95 % from", format="%.3g"),
+            "high": NumberColumn("95 % to", format="%.3g"),
+            "verdict": TextColumn("Verdict"),
+            "source": TextColumn("Printed in"),
+            "machine": TextColumn("Machine"),
         },
     )
     basics.note(

@@ -1,4 +1,4 @@
-"""Runs for the pages: cached searches, and the overview's numbers and rows.
+"""Runs and registered models for the pages: cached searches, the overview's numbers and rows.
 
 The dashboard uses one store as long as it runs, so cache keys do not include the store's address.
 """
@@ -10,13 +10,24 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
+from clew.errors import ClewError, TrackingError
 from clew.runs import store
 from clew.runs.reading.metrics import (
-    EpochProgress,
     headline_key,
     metric_histories,
-    progress_of,
+    run_histories,
 )
+from clew.runs.reading.models import (
+    ModelNames,
+    RegisteredModel,
+    Version,
+    list_models,
+    list_versions,
+    read_examples,
+    read_version_vocabulary,
+    read_vocabulary,
+)
+from clew.runs.reading.run_details import lineage, list_data, list_files
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.search import (
     Experiment,
@@ -30,9 +41,23 @@ from clew.runs.reading.search import (
 )
 
 PAGE_SIZE = 50
-SECONDS_FRESH = 5
 NUM_RECENT = 100
 """How many runs of a server give the choices of filters; few, because each is read whole."""
+
+for_seconds = st.cache_data(ttl=5, max_entries=256, show_spinner=False)
+for_a_minute = st.cache_data(ttl=60, max_entries=64, show_spinner=False)
+# One vocabulary can have a hundred thousand names: all sessions share it without a copy.
+for_all_sessions = st.cache_resource(max_entries=8, show_spinner=False)
+
+curves_of = for_seconds(run_histories)
+"""The curves of all metrics of a run, by key: rows `run_id, step, seconds, value`."""
+files_of = for_seconds(list_files)
+lineage_of = for_seconds(lineage)
+data_of = for_a_minute(list_data)
+versions = for_seconds(list_versions)
+"""A model's versions, the latest first."""
+vocabulary = for_all_sessions(read_vocabulary)
+_examples = for_all_sessions(read_examples)  # by version, whose triples never change
 
 
 @dataclass(frozen=True)
@@ -47,14 +72,33 @@ class Counts:
     failed: int
 
 
-@st.cache_data(ttl=SECONDS_FRESH, show_spinner=False)
-def _experiments() -> list[Experiment]:
-    return list_experiments()
+def store_exists() -> bool:
+    """Return whether there is a store; there is none if its database file does not exist yet."""
+    return not store.is_missing(store.tracking_uri())
 
 
-@st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
-def _page(query: RunQuery, offset: int, limit: int) -> RunPage:
-    return search_runs(query, offset=offset, limit=limit)
+def connect() -> None:
+    """Query the store for the first time, which takes longer than later queries."""
+    if store_exists():
+        list_experiments()
+
+
+@for_seconds
+def experiments() -> list[Experiment]:
+    return list_experiments() if store_exists() else []
+
+
+@for_seconds
+def runs_page(query: RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> RunPage:
+    """Return one page of runs, counted from 0."""
+    if not store_exists():
+        return RunPage((), 0, False)
+    return search_runs(query, offset=page * size, limit=size)
+
+
+@for_seconds
+def _found(run_ids: tuple[str, ...]) -> list[RunRecord]:
+    return find_runs(run_ids) if store_exists() else []
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
@@ -64,7 +108,9 @@ def _last_count(query: RunQuery) -> list[int]:
 
 
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
-def _count(query: RunQuery) -> int:
+def number_of_runs(query: RunQuery) -> int:
+    if not store_exists():
+        return 0
     last = _last_count(query)
     if not last[0] and query == RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
         last[0] = _last_count(RunQuery(query.experiment_ids))[0]  # most runs are trainings
@@ -72,9 +118,19 @@ def _count(query: RunQuery) -> int:
     return last[0]
 
 
-@st.cache_data(ttl=SECONDS_FRESH, max_entries=256, show_spinner=False)
-def _runs(run_ids: tuple[str, ...]) -> list[RunRecord]:
-    return find_runs(run_ids)
+def has_runs() -> bool:
+    """Return whether there is any run; counting them all takes longer."""
+    return bool(runs_page(RunQuery(), size=1).runs)
+
+
+def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
+    """Return runs in the given order, without those that are gone."""
+    return _found(tuple(run_ids)) if run_ids else []
+
+
+def run_by_id(run_id: str) -> RunRecord | None:
+    """Return a run; None if it is gone, or no id is given."""
+    return next(iter(runs_by_id([run_id])), None) if run_id else None
 
 
 # The key is `last`, ids and last values: hashing whole runs takes longer than reading the curves.
@@ -85,56 +141,14 @@ def _histories(
     return metric_histories(_runs, key)
 
 
-def store_exists() -> bool:
-    """Return whether there is a store; there is none if its database file does not exist yet."""
-    return not store.is_missing(store.tracking_uri())
-
-
-def connect() -> None:
-    """Query the store for the first time, which takes longer than later queries.
-
-    Raises:
-        TrackingError: The store does not answer.
-    """
-    if store_exists():
-        list_experiments()
-
-
-def experiments() -> list[Experiment]:
-    """Return the experiments, the latest first."""
-    return _experiments() if store_exists() else []
-
-
-def runs_page(query: RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> RunPage:
-    """Return one page of runs, counted from 0."""
-    if not store_exists():
-        return RunPage((), 0, False)
-    return _page(query, page * size, size)
-
-
-def has_runs() -> bool:
-    """Return whether there is any run; counting them all takes longer."""
-    return bool(runs_page(RunQuery(), size=1).runs)
-
-
-def number_of_runs(query: RunQuery) -> int:
-    """Return how many runs match."""
-    return _count(query) if store_exists() else 0
-
-
-def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
-    """Return runs in the given order, without those that are gone."""
-    return _runs(tuple(run_ids)) if run_ids and store_exists() else []
-
-
-def run_by_id(run_id: str) -> RunRecord | None:
-    """Return a run; None if it is gone, or no id is given."""
-    return next(iter(runs_by_id([run_id])), None) if run_id else None
-
-
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
     last = tuple((run.run_id, run.metrics.get(key)) for run in runs)
     return _histories(runs, last, key)
+
+
+def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
+    """Return the runs that MLflow calls running."""
+    return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
 
 
 def counts(experiment_ids: tuple[str, ...]) -> Counts:
@@ -159,14 +173,8 @@ def counts(experiment_ids: tuple[str, ...]) -> Counts:
     )
 
 
-def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
-    """Return the runs that MLflow calls running."""
-    return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
-
-
-def progress(run: RunRecord) -> EpochProgress | None:
-    """Return the progress of a training run, None for other runs."""
-    return progress_of(run, histories([run], names.TRAIN_EPOCH))
+def name_of(run: RunRecord) -> str:
+    return run.name or run.run_id[:8]
 
 
 def variants_of(runs: Sequence[RunRecord]) -> dict[str, str]:
@@ -203,19 +211,59 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
 
 
 @st.cache_data(ttl=60, max_entries=64, show_spinner=False, refresh_mode="background")
-def _tag_values(experiment_ids: tuple[str, ...], tag: str) -> set[str]:
-    found = values_of_tag(experiment_ids, tag)
-    if found is not None:
-        return found
-    pages = [  # the first one is shown anyway
-        _page(RunQuery(experiment_ids), offset, PAGE_SIZE)
-        for offset in range(0, NUM_RECENT, PAGE_SIZE)
-    ]
-    return {run.tags.get(tag, "") for page in pages for run in page.runs}
-
-
 def choices(experiment_ids: tuple[str, ...], tag: str) -> list[str]:
     """Return the values of a tag, for filters: from all runs, or from a server's latest runs."""
     if not store_exists():
         return []
-    return sorted(filter(None, _tag_values(experiment_ids, tag)))
+    found = values_of_tag(experiment_ids, tag)
+    if found is None:
+        pages = [  # the first one is shown anyway
+            runs_page(RunQuery(experiment_ids), number) for number in range(NUM_RECENT // PAGE_SIZE)
+        ]
+        found = {run.tags.get(tag, "") for page in pages for run in page.runs}
+    return sorted(filter(None, found))
+
+
+@for_seconds
+def models() -> list[RegisteredModel]:
+    return list_models() if store_exists() else []
+
+
+@for_all_sessions
+def champion_vocabulary(model: RegisteredModel) -> ModelNames:
+    """Return the names that the champion knows.
+
+    Raises:
+        TrackingError: There is no champion, or its files are gone.
+        DataError: The files are invalid.
+    """
+    if model.champion is None:
+        raise TrackingError(f"{model.name} has no champion; promote a run on the page Models")
+    return read_version_vocabulary(model, model.champion)
+
+
+def champion(model: RegisteredModel) -> Version | None:
+    """Return the version that has the alias `champion`, None if none has."""
+    found = (version for version in versions(model) if version.version == model.champion)
+    return next(found, None)
+
+
+def champion_uri(model: RegisteredModel) -> str:
+    return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
+
+
+def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
+    """Return example questions about triples that the champion was trained on.
+
+    The first asks for tails, the second for heads, the third about a whole triple. The end that is
+    asked for is empty. If the champion keeps no triples, there are no questions.
+    """
+    try:
+        found = [] if model.champion is None else _examples(model, model.champion)
+    except ClewError:
+        return []
+    hidden = (("tail",), ("head",), ())
+    return [
+        ("" if "head" in ends else head, relation, "" if "tail" in ends else tail)
+        for (head, relation, tail), ends in zip(found, hidden, strict=False)
+    ]

@@ -3,23 +3,25 @@
 Where a person ticks rows, each row represents a value, such as a run's id.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import DatetimeColumn, LineChartColumn, NumberColumn, TextColumn
 from streamlit.elements.arrow import DataframeStateInput
 
 from clew import names
 from clew.runs.reading.metrics import headline_key, number_text
 from clew.runs.reading.runs import RunRecord, state_of
-from clew.runs.reading.search import RunPage, RunQuery
+from clew.runs.reading.search import RunQuery
 from clew.spreadsheets import csv_text
 from clew.ui.components import basics, glossary
 from clew.ui.components.runs import (
     choices,
     experiments,
+    name_of,
     number_of_runs,
     runs_page,
     sparklines,
@@ -32,6 +34,10 @@ HEADER_HEIGHT = 38
 Value = TypeVar("Value")
 
 
+Columns = dict[str, tuple[Any, Any]]
+"""A table by its headings: the values of a column, and its configuration or None."""
+
+
 class Look(TypedDict, total=False):
     """The look of a table: arguments of `st.dataframe` with these names."""
 
@@ -40,14 +46,31 @@ class Look(TypedDict, total=False):
     placeholder: str
 
 
-def show(frame: pd.DataFrame, *, most: int | None = None, **look: Unpack[Look]) -> None:
+def _arguments(
+    table: pd.DataFrame | Columns, row_height: int, most: int | None, look: Look
+) -> dict[str, Any]:
+    """Return the arguments of `st.dataframe`; a table scrolls if it is higher than `most`."""
+    if isinstance(table, dict):
+        configured = {name: config for name, (_, config) in table.items() if config is not None}
+        look = {"column_config": configured, **look}
+        table = pd.DataFrame(
+            {
+                name: values.to_numpy() if isinstance(values, pd.Series) else values
+                for name, (values, _) in table.items()
+            }
+        )
+    height = min(HEADER_HEIGHT + row_height * max(len(table), 1), most) if most else "auto"
+    fixed = {"data": table, "hide_index": True, "row_height": row_height, "height": height}
+    return {**fixed, **look}
+
+
+def show(table: pd.DataFrame | Columns, *, most: int | None = None, **look: Unpack[Look]) -> None:
     """Show a table; it scrolls if it would be higher than `most` pixels."""
-    height = _height(frame, ROW_HEIGHT, most)
-    st.dataframe(frame, hide_index=True, row_height=ROW_HEIGHT, height=height, **look)
+    st.dataframe(**_arguments(table, ROW_HEIGHT, most, look))
 
 
 def ticked(
-    frame: pd.DataFrame,
+    table: pd.DataFrame | Columns,
     values: Sequence[Value],
     *,
     key: str,
@@ -58,21 +81,17 @@ def ticked(
 ) -> list[Value]:
     """Show a table and return the values of the ticked rows; `first` is ticked at first."""
     event = st.dataframe(
-        frame,
+        **_arguments(table, ROW_HEIGHT, most, look),
         key=key,
-        hide_index=True,
         on_select="rerun",
         selection_mode="multi-row" if several else "single-row",
         selection_default=_ticked_rows(values, first),
-        row_height=ROW_HEIGHT,
-        height=_height(frame, ROW_HEIGHT, most),
-        **look,
     )
     return [values[row] for row in event.selection.rows if row < len(values)]
 
 
 def tick_one(
-    frame: pd.DataFrame,
+    table: pd.DataFrame | Columns,
     values: Sequence[Value],
     *,
     key: str,
@@ -93,15 +112,11 @@ def tick_one(
         take(values[rows[0]] if rows and rows[0] < len(values) else None)
 
     st.dataframe(
-        frame,
+        **_arguments(table, row_height, most, look),
         key=key,
-        hide_index=True,
         on_select=choose,
         selection_mode="single-row",
         selection_default=_ticked_rows(values, chosen),
-        row_height=row_height,
-        height=_height(frame, row_height, most),
-        **look,
     )
 
 
@@ -109,12 +124,6 @@ def _ticked_rows(values: Sequence[Value], ticked: Value | None) -> DataframeStat
     """Return the selection of a table in which one row is ticked, or none."""
     rows = [] if ticked is None else [values.index(ticked)]
     return {"selection": {"rows": rows, "columns": [], "cells": []}}
-
-
-def _height(frame: pd.DataFrame, row_height: int, most: int | None) -> int | Literal["auto"]:
-    if most is None:
-        return "auto"
-    return min(HEADER_HEIGHT + row_height * max(len(frame), 1), most)
 
 
 def export(frame: pd.DataFrame, name: str) -> None:
@@ -183,72 +192,91 @@ def experiment() -> tuple[str, ...]:
 
 
 def run_query(experiment_ids: tuple[str, ...], *, kinds: bool = True) -> RunQuery:
-    """Let a person narrow the runs down, and return what they want to see."""
     places = st.columns([2.4, 1.2, 1.3, 1.3, 1.7, 1.2][: 6 if kinds else 5])
-    text = places[0].text_input(
-        "Search",
-        key="search",
-        bind="query-params",
-        type="search",
-        placeholder="part of a name, or a run id",
-    )
-    state = places[1].selectbox("State", [ALL, *STATES], key="state", bind="query-params")
-    variants = [ALL, *choices(experiment_ids, names.TAG_VARIANT)]
-    variant = places[2].selectbox("Variant", variants, key="variant", bind="query-params")
-    datasets = [ALL, *choices(experiment_ids, names.TAG_DATASET)]
-    dataset = places[3].selectbox("Data", datasets, key="data", bind="query-params")
+
+    def chosen(place: int, label: str, options: Iterable[str]) -> str:
+        key = label.lower()
+        found = places[place].selectbox(label, [ALL, *options], key=key, bind="query-params")
+        return "" if found == ALL else found
+
+    with places[0]:
+        text = basics.search_box("Search", "search", placeholder="part of a name, or a run id")
     order = places[4].selectbox("Order", list(ORDERS), key="order", bind="query-params")
-    kind = names.KIND_TRAIN
-    if kinds:
-        kind = places[5].selectbox("Kind", [ALL, *KINDS], key="kind", bind="query-params")
     return RunQuery(
         experiment_ids=experiment_ids,
         text=text,
-        kind=_unless_all(kind),
-        dataset=_unless_all(dataset),
-        variant=_unless_all(variant),
-        status=STATES.get(state, ""),
+        kind=chosen(5, "Kind", KINDS) if kinds else names.KIND_TRAIN,
+        dataset=chosen(3, "Data", choices(experiment_ids, names.TAG_DATASET)),
+        variant=chosen(2, "Variant", choices(experiment_ids, names.TAG_VARIANT)),
+        status=STATES.get(chosen(1, "State", STATES), ""),
         order_by=ORDERS[order],
     )
 
 
-def _unless_all(value: str) -> str:
-    return "" if value == ALL else value
-
-
-def run_frame(
+def run_table(
     runs: Sequence[RunRecord], lines: Mapping[str, Sequence[float]] | None = None
-) -> pd.DataFrame:
-    """Return the table of the runs, with their ids as index."""
-    rows = []
-    variants = variants_of(runs)
-    for run in runs:
-        state = state_of(run)
-        row: dict[str, object] = {
-            "State": f"{basics.STATE_SYMBOLS[state]} {state}",
-            "Run": run.name or run.run_id[:8],
-            "Kind": run.tags.get(names.TAG_KIND, ""),
-            "Variant": variants[run.run_id],
-            "Data": run.tags.get(names.TAG_DATASET, ""),
-            "Quality, last": _headline(run),
-        }
-        if lines is not None:
-            row["Trend"] = list(lines.get(run.run_id, []))
-        row |= {header: run.metrics.get(key) for key, header in NUMBERS.items()}
-        row |= {
-            "Started (UTC)": utc(run.started_ms) if run.started_ms else None,
-            "Took": duration(run),
-        }
-        rows.append(row)
-    return pd.DataFrame(rows, index=[run.run_id for run in runs])
+) -> Columns:
+    """Return the table of the runs, without columns that have no value."""
+    variants, states, keys = variants_of(runs), [*map(state_of, runs)], [*map(headline_key, runs)]
+    headlines = [
+        f"{glossary.words(key).label.split(',')[0]} {number_text(run.metrics[key])}"
+        if key in run.metrics
+        else ""
+        for run, key in zip(runs, keys, strict=True)
+    ]
 
+    def small(meaning: str = "") -> Any:
+        return TextColumn(width="small", help=meaning or None)
 
-def _headline(run: RunRecord) -> str:
-    key = headline_key(run)
-    value = run.metrics.get(key)
-    return (
-        "" if value is None else f"{glossary.words(key).label.split(',')[0]} {number_text(value)}"
+    columns: Columns = {
+        "State": (
+            [f"{basics.STATE_SYMBOLS[state]} {state}" for state in states],
+            small(
+                "running: not ended. stuck: marked as running, but its heartbeats stopped two "
+                "minutes ago or more. finished, failed, stopped (by a person or a search): how it "
+                "ended."
+            ),
+        ),
+        "Run": ([name_of(run) for run in runs], TextColumn(width=NAME_PIXELS)),
+        "Kind": (
+            [run.tags.get(names.TAG_KIND, "") for run in runs],
+            small(
+                "train: a training. trace: explanations. evaluate: a ranking of test "
+                "data. promote: a promotion. compare: a study of several trainings."
+            ),
+        ),
+        "Variant": (
+            [variants[run.run_id] for run in runs],
+            small(
+                "Precision and other options: ckpt is gradient checkpointing, compile is "
+                "torch.compile. For an explanation, the variant of the explained model."
+            ),
+        ),
+        "Data": ([run.tags.get(names.TAG_DATASET, "") for run in runs], small()),
+        "Quality, last": (
+            headlines,
+            small("Last value of the task's main metric. Compare shows the best value by default."),
+        ),
+    }
+    if lines is not None:
+        about = "That metric on the validation data, from the first value to the last."
+        trends = [list(lines.get(run.run_id, [])) for run in runs]
+        columns["Trend"] = (trends, LineChartColumn(width="small", help=about))
+    for key, header in NUMBERS.items():
+        about = glossary.words(key).help
+        values = pd.Series([run.metrics.get(key) for run in runs], dtype=float)
+        columns[header] = (values, NumberColumn(format="%.4g", help=about, width="small"))
+    times = [utc(run.started_ms) if run.started_ms else None for run in runs]
+    columns["Started (UTC)"] = (
+        pd.Series(times, dtype="datetime64[ns]"),
+        DatetimeColumn(format="MMM D, HH:mm", width="small"),
     )
+    columns["Took"] = ([duration(run) for run in runs], small())
+    return with_values(columns)
+
+
+def with_values(columns: Columns) -> Columns:
+    return {name: each for name, each in columns.items() if pd.Series(each[0]).notna().any()}
 
 
 def utc(milliseconds: int) -> datetime:
@@ -274,45 +302,6 @@ def seconds_text(seconds: float) -> str:
     return f"{whole // 86400} days"
 
 
-def run_columns(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return how the columns of a table of runs are shown."""
-    config: dict[str, Any] = {
-        "State": st.column_config.TextColumn(
-            width="small",
-            help="running: not ended. stuck: marked as running, but its heartbeats stopped two "
-            "minutes ago or more. finished, failed, stopped (by a person or a search): how it "
-            "ended.",
-        ),
-        "Run": st.column_config.TextColumn(width=NAME_PIXELS),
-        "Kind": st.column_config.TextColumn(
-            width="small",
-            help="train: a training. trace: explanations. evaluate: a ranking of test "
-            "data. promote: a promotion. compare: a study of several trainings.",
-        ),
-        "Variant": st.column_config.TextColumn(
-            width="small",
-            help="Precision and other options: ckpt is gradient checkpointing, compile is "
-            "torch.compile. For an explanation, the variant of the explained model.",
-        ),
-        "Data": st.column_config.TextColumn(width="small"),
-        "Quality, last": st.column_config.TextColumn(
-            width="small",
-            help="Last value of the task's main metric. Compare shows the best value by default.",
-        ),
-        "Trend": st.column_config.LineChartColumn(
-            width="small",
-            help="That metric on the validation data, from the first value to the last.",
-        ),
-        "Started (UTC)": st.column_config.DatetimeColumn(format="MMM D, HH:mm", width="small"),
-        "Took": st.column_config.TextColumn(width="small"),
-    }
-    for key, header in NUMBERS.items():
-        config[header] = st.column_config.NumberColumn(
-            format="%.4g", help=glossary.words(key).help, width="small"
-        )
-    return {name: shown for name, shown in config.items() if name in frame.columns}
-
-
 def choose_runs(
     query: RunQuery, *, key: str, trends: bool = False, several: bool = True
 ) -> list[str] | None:
@@ -320,45 +309,48 @@ def choose_runs(
 
     If no run matches, show a message and return None.
     """
-    page = runs_page(query, _current_page(key, query))
+    state = f"{key}-page"
+    if st.session_state.get(f"{key}-filters") != query:  # new filters start at the first page
+        st.session_state[f"{key}-filters"] = query
+        st.session_state[state] = 0
+    page = runs_page(query, st.session_state.setdefault(state, 0))
     if not page.runs:
         basics.nothing("Nothing matches", "No run matches these filters; clear one of them.")
         return None
-    frame = run_frame(page.runs, sparklines(page.runs) if trends else None)
-    frame = frame.dropna(axis="columns", how="all")
     ids = [run.run_id for run in page.runs]
     chosen = ticked(
-        frame,
+        run_table(page.runs, sparklines(page.runs) if trends else None),
         ids,
         alt="Runs",
         key=f"{key}-{hash(tuple(ids))}",
         several=several,
-        column_config=run_columns(frame),
         placeholder="–",
         most=MAX_HEIGHT,
     )
-    _pager(page, number_of_runs(query), key=key)
-    return chosen
-
-
-def _pager(page: RunPage, total: int, *, key: str) -> None:
-    state = f"{key}-page"
 
     def turn(by: int) -> None:
         st.session_state[state] = max(0, st.session_state.get(state, 0) + by)
 
-    first, last = page.offset + 1, page.offset + len(page.runs)
+    begin, end, total = page.offset + 1, page.offset + len(page.runs), number_of_runs(query)
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.button(
-            "◀ Newer", key=f"{key}-newer", on_click=turn, args=(-1,), disabled=page.offset == 0
-        )
-        st.button("Older ▶", key=f"{key}-older", on_click=turn, args=(1,), disabled=not page.more)
-        st.caption(f"{first:,} to {last:,} of {total:,} runs", width="content")
+        for label, name, by, is_there in (
+            ("◀ Newer", "newer", -1, page.offset > 0),
+            ("Older ▶", "older", 1, page.more),
+        ):
+            st.button(label, f"{key}-{name}", on_click=turn, args=(by,), disabled=not is_there)
+        st.caption(f"{begin:,} to {end:,} of {total:,} runs", width="content")
+    return chosen
 
 
-def _current_page(key: str, filters: object) -> int:
-    """Return the number of the current page; new filters start at the first page."""
-    if st.session_state.get(f"{key}-filters") != filters:
-        st.session_state[f"{key}-filters"] = filters
-        st.session_state[f"{key}-page"] = 0
-    return int(st.session_state.get(f"{key}-page", 0))
+def run_labels(runs: Sequence[RunRecord], *, linked: str = "") -> dict[str, str]:
+    """Return each run in one line: its name, its model's variant, its data, and when it started.
+
+    The run in `linked` has a line too, even if it is older than the list.
+    """
+    variants = variants_of(runs)
+    labels = {}
+    for run in runs:
+        data, started = run.tags.get(names.TAG_DATASET, ""), f"{utc(run.started_ms):%Y-%m-%d %H:%M}"
+        parts = (name_of(run), variants[run.run_id], data, started)
+        labels[run.run_id] = " · ".join(filter(None, parts))
+    return labels | ({linked: f"run {linked}"} if linked and linked not in labels else {})

@@ -3,31 +3,47 @@
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.runs.influence_forms import CHECKPOINT_PREFIX, ESTIMATE, PART_PREFIX, SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport, TextInfluenceReport, TextWindow
 from clew.runs.reading.facts import by_side, ranked
-from clew.runs.reading.reports import ReportFiles
-from clew.ui.components import basics, facts, glossary, influence_charts, influence_controls, tables
-from clew.ui.components.explanations import FactFilter, Identity, filter_rows, value_column
+from clew.ui.components import basics, charts, facts, glossary, tables
+from clew.ui.components.explanations import FactFilter, Side, filter_rows
 
 MIN_SHARED_CHARACTERS = 8
+SIDES: dict[str, Side] = {"all": "all", "▲ helping": "proponents", "▼ opposing": "opponents"}
 Passage = tuple[int, int]
 
 
-@st.cache_resource(max_entries=16, show_spinner="Reading the explanation …")
-def _report(_files: ReportFiles, identity: Identity) -> TextInfluenceReport:
-    assert _files.text is not None
-    return TextInfluenceReport.read(_files.text)
+def choose_side() -> Side:
+    """Let a person choose helping examples, opposing ones, or both."""
+    return SIDES[basics.choice("Side", list(SIDES), "side")]
 
 
-def text_report_of(files: ReportFiles) -> TextInfluenceReport:
-    """Return the explanation of a text."""
-    return _report(files, files.identity)
+def choose_cosine(found: pd.DataFrame) -> bool:
+    """Let a person choose the cosine instead of the influence, if there is one."""
+    absent = "cosine" not in found
+    return st.toggle(
+        "Cosine", key="cosine", bind="query-params", disabled=absent, help=glossary.COSINE
+    )
+
+
+def numbers(
+    report: TextInfluenceReport | SequenceInfluenceReport, shown: list[tuple[str, str, str]]
+) -> None:
+    """Show the numbers of an explanation, each with its meaning, and its notes."""
+    own = (report.form.self_heading, facts.number(report.self_influence), SELF_INFLUENCE)
+    steps = facts.number(len(report.steps) or math.nan)
+    basics.tiles(
+        [shown[0], own, *shown[1:], ("Checkpoints", steps, facts.CHECKPOINTS)], border=False
+    )
+    st.caption(f"{report.form.sentence} {ESTIMATE}")
+    for note in report.notes():
+        basics.note(note)
 
 
 def text_windows(report: TextInfluenceReport) -> pd.DataFrame:
@@ -112,39 +128,6 @@ _WINDOW = (
 def show_text(report: TextInfluenceReport, *, key: str) -> None:
     """Show an explanation; `key` is different for each one."""
     windows = text_windows(report)
-    text_card(report, windows)
-    text_numbers(report)
-    if windows.empty:
-        basics.note(f"None of the {report.num_scored:,} scored training windows is listed.")
-        return
-    wanted = window_filter(windows)
-    shown = filter_rows(windows, wanted, ["text"])
-    if shown.empty:
-        basics.note(
-            f"None of the {len(windows):,} listed training windows passes these filters; clear one "
-            "of them."
-        )
-        return
-    column = value_column(shown, cosine=wanted.cosine)
-    shown, form = by_side(shown, column), report.form
-    left, right = st.columns([1.15, 1])
-    with left:
-        text_table(shown, column, form, key=f"{key}-{hash(wanted)}")
-        listed = windows.drop(columns="place").rename(columns={"influence": form.heading})
-        tables.export(listed.rename(columns=tables.heading), "windows.csv")
-    chosen = _chosen(shown)
-    with right:
-        reading(report, chosen, column)
-    facts.splits(chosen, form)
-    st.header("Where in the training text", anchor=False, help=glossary.PLACE)
-    title = glossary.score(column, form).label
-    chart = influence_charts.place_bars(shown, column, title, int(chosen["place"]))
-    alt = f"Bars: {column} of the windows over their places in the training text"
-    st.altair_chart(chart, width="stretch", alt=alt)
-
-
-def text_card(report: TextInfluenceReport, windows: pd.DataFrame) -> None:
-    """Show the continuation after its prompt, and how many windows are listed."""
     helping = int((windows["influence"] > 0).sum())
     basics.show(
         _TEXT_CARD,
@@ -152,6 +135,44 @@ def text_card(report: TextInfluenceReport, windows: pd.DataFrame) -> None:
         continuation=report.continuation,
         summary=summary(report.num_windows, helping, len(windows) - helping),
     )
+    parts = "Parts of the training text whose influence was computed."
+    loss, scored = facts.number(report.loss), facts.number(report.num_scored)
+    numbers(report, [("Loss [nats]", loss, glossary.TEXT_LOSS), ("Windows scored", scored, parts)])
+    if windows.empty:
+        basics.note(f"None of the {report.num_scored:,} scored training windows is listed.")
+        return
+    first, second, third = st.columns([2, 1.6, 1], vertical_alignment="bottom")
+    with first:
+        text = basics.search_box("Search windows", "factfind", placeholder="part of the text")
+    with second:
+        side = choose_side()
+    with third:
+        cosine = choose_cosine(windows)
+    wanted = FactFilter(text=text, side=side, cosine=cosine)
+    shown = filter_rows(windows, wanted, ["text"])
+    if shown.empty:
+        basics.note(
+            f"None of the {len(windows):,} listed training windows passes these filters; clear one "
+            "of them."
+        )
+        return
+    column = wanted.column(shown)
+    shown, form = by_side(shown, column), report.form
+    left, right = st.columns([1.15, 1])
+    with left:
+        text_table(shown, column, form, key=f"{key}-{hash(wanted)}")
+        listed = windows.drop(columns="place").rename(columns={"influence": form.heading})
+        tables.export(listed.rename(columns=tables.heading), "windows.csv")
+    place = facts.selected(shown)
+    chosen = shown[shown["place"] == place].iloc[0] if place else shown.iloc[0]
+    with right:
+        reading(report, chosen, column)
+    facts.splits(chosen, form)
+    st.header("Where in the training text", anchor=False, help=glossary.PLACE)
+    title = glossary.score(column, form).label
+    chart = charts.place_bars(shown, column, title, int(chosen["place"]))
+    alt = f"Bars: {column} of the windows over their places in the training text"
+    st.vega_lite_chart(chart, width="stretch", alt=alt)
 
 
 def summary(total: int, helping: int, opposing: int) -> str:
@@ -162,119 +183,47 @@ def summary(total: int, helping: int, opposing: int) -> str:
     return f"Of {total:,} training windows, {' and '.join(listed) or 'none'} {verb} listed."
 
 
-def text_numbers(report: TextInfluenceReport) -> None:
-    """Show the numbers of the continuation, each with its meaning."""
-    shown = [
-        ("Loss [nats]", report.loss, glossary.TEXT_LOSS),
-        (report.form.self_heading, report.self_influence, SELF_INFLUENCE),
-        (
-            "Windows scored",
-            report.num_scored,
-            "Parts of the training text whose influence was computed.",
-        ),
-        ("Checkpoints", len(report.steps) or math.nan, facts.CHECKPOINTS),
-    ]
-    with st.container(horizontal=True):
-        for label, value, explanation in shown:
-            number = None if value is None else float(value)
-            st.metric(label, facts.number(number), help=explanation)
-    st.caption(f"{report.form.sentence} {ESTIMATE}")
-    for note in report.notes():
-        basics.note(note)
-
-
-def window_filter(windows: pd.DataFrame) -> FactFilter:
-    """Let a person narrow the windows down."""
-    first, second, third = st.columns([2, 1.6, 1], vertical_alignment="bottom")
-    text = first.text_input(
-        "Search windows",
-        key="factfind",
-        bind="query-params",
-        type="search",
-        placeholder="part of the text",
-    )
-    with second:
-        side = influence_controls.side()
-    with third:
-        cosine = influence_controls.cosine(windows)
-    return FactFilter(text=text, side=side, cosine=cosine)
-
-
-def _chosen(windows: pd.DataFrame) -> pd.Series:
-    """Return the open window: the selected one, or else the first."""
-    place = facts.selected(windows)
-    row: pd.Series = windows[windows["place"] == place].iloc[0] if place else windows.iloc[0]
-    return row
-
-
 def text_table(windows: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
-    """Show the windows in a table; a click on a row opens its text."""
     places = [int(place) for place in windows["place"]]
+    score, values = glossary.score(column, form), windows[column].to_numpy(float)
+    texts = [" ".join(str(text).split())[:EXCERPT_CHARACTERS] for text in windows["text"]]
+    of = {"things": "windows", "of": "continuation"}
     tables.tick_one(
-        _frame(windows, column, form),
+        {
+            "±": (
+                [basics.sign_symbol(value) for value in values],
+                TextColumn(width=30, help=facts.SIDES.format(**of)),
+            ),
+            score.label: (values, NumberColumn(format="%.4g", width=138, help=score.help)),
+            "Text": (texts, TextColumn(width=370, help="How the window starts.")),
+            "Window": (windows["window"], NumberColumn(width=70, help=glossary.PLACE)),
+            "Rank": (windows["rank"], NumberColumn(width=54, help=facts.RANKS.format(**of))),
+        },
         places,
         key=f"{key}-windows",
         chosen=facts.selected(windows) or places[0],
         take=partial(basics.write_address, "fact"),
         alt="Training windows by their influence",
-        column_config=_columns(column, form),
         most=HEIGHT,
     )
 
 
-def _frame(windows: pd.DataFrame, column: str, form: Form) -> pd.DataFrame:
-    values = windows[column].to_numpy(float)
-    texts = [" ".join(str(text).split())[:EXCERPT_CHARACTERS] for text in windows["text"]]
-    return pd.DataFrame(
-        {
-            "±": [basics.sign_symbol(value) for value in values],
-            glossary.score(column, form).label: values,
-            "Text": texts,
-            "Window": windows["window"].to_numpy(),
-            "Rank": windows["rank"].to_numpy(),
-        }
-    )
-
-
-def _columns(column: str, form: Form) -> dict[str, Any]:
-    score = glossary.score(column, form)
-    return {
-        "±": st.column_config.TextColumn(
-            width=30, help="▲ made the continuation more likely, ▼ less likely."
-        ),
-        score.label: st.column_config.NumberColumn(format="%.4g", width=138, help=score.help),
-        "Text": st.column_config.TextColumn(width=370, help="How the window starts."),
-        "Window": st.column_config.NumberColumn(width=70, help=glossary.PLACE),
-        "Rank": st.column_config.NumberColumn(
-            width=54,
-            help="Place among the windows of the same side: ▲ 1 helped the continuation most, ▼ 1 "
-            "spoke most against it.",
-        ),
-    }
-
-
 def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
     """Show a window's whole text, its place, and the passages that it shares with the test."""
-    text = str(row["text"])
+    text, first, last = str(row["text"]), int(row["first_token"]), row.get("last_token")
     passages = shared_passages(text, report.prompt + report.continuation)
+    tokens = f"token {first:,} on" if pd.isna(last) else f"tokens {first:,} to {int(last):,}"
+    count = len(passages)
+    several = f"{count} passages, marked,"
+    common = {0: "no passage", 1: "one passage, marked,"}.get(count, several)
     basics.show(
         _WINDOW,
         window=f"{int(row['window']):,}",
         effect=facts.effect(row, column, report.form, of="continuation"),
-        place=_place(report, row, len(passages)),
+        place=f"From {report.dataset}, {tokens}; it shares {common} of {MIN_SHARED_CHARACTERS} "
+        "characters or more with the text above.",
         text=basics.marked(text, passages),
     )
-
-
-def _place(report: TextInfluenceReport, row: pd.Series, num_passages: int) -> str:
-    first = int(row["first_token"])
-    last = row.get("last_token")
-    tokens = f"token {first:,} on" if pd.isna(last) else f"tokens {first:,} to {int(last):,}"
-    shared = {0: "no passage", 1: "one passage, marked,"}.get(
-        num_passages, f"{num_passages} passages, marked,"
-    )
-    length = f"of {MIN_SHARED_CHARACTERS} characters or more"
-    return f"From {report.dataset}, {tokens}; it shares {shared} {length} with the text above."
 
 
 FRAMES = "Frames of this window, then of training windows."
@@ -297,49 +246,30 @@ def show_sequence(report: SequenceInfluenceReport, picture: Path | None) -> None
         unit=report.unit,
         count=f"{report.num_windows:,}",
     )
-    sequence_numbers(report)
+    loss = facts.number(report.loss)
+    numbers(report, [("Loss", loss, "Of this window, after training.")])
     windows = sequence_windows(report)
-    headings = {str(name): tables.heading(str(name)) for name in windows}
-    headings |= {"target": tables.heading("target", report.unit), "influence": report.form.heading}
-    windows = windows.rename(columns=headings)
     if windows.empty:
         basics.note(f"None of the {report.num_scored:,} scored training windows is listed.")
         return
+    headings = {str(name): tables.heading(str(name)) for name in windows}
+    headings |= {"target": tables.heading("target", report.unit), "influence": report.form.heading}
+    windows, score = windows.rename(columns=headings), glossary.score("influence", report.form)
+    signs = [basics.sign_symbol(value) for value in windows[score.label]]
     left, right = st.columns([1, 1.2])
     with left:
-        sequence_table(windows, report.form)
+        st.dataframe(
+            pd.concat([pd.Series(signs, name="±"), windows], axis="columns"),
+            alt="Training windows behind the prediction",
+            hide_index=True,
+            column_config={
+                score.label: NumberColumn(format="%.4g", help=score.help),
+                "Cosine": NumberColumn(format="%.3f", help=glossary.COSINE),
+            },
+        )
         tables.export(windows, "windows.csv")
     with right:
         if picture is None:
             basics.note("The picture of the frames is missing from this report.")
         else:
             st.image(str(picture), caption=FRAMES, alt=FRAMES)
-
-
-def sequence_numbers(report: SequenceInfluenceReport) -> None:
-    """Show the numbers of the explanation, each with its meaning."""
-    with st.container(horizontal=True):
-        st.metric("Loss", facts.number(report.loss), help="Of this window, after training.")
-        st.metric(
-            report.form.self_heading,
-            facts.number(report.self_influence),
-            help=SELF_INFLUENCE,
-        )
-        st.metric("Checkpoints", str(len(report.steps)), help=facts.CHECKPOINTS)
-    st.caption(f"{report.form.sentence} {ESTIMATE}")
-    for note in report.notes():
-        basics.note(note)
-
-
-def sequence_table(windows: pd.DataFrame, form: Form) -> None:
-    shown, score = windows.copy(), glossary.score("influence", form)
-    shown.insert(0, "±", [basics.sign_symbol(value) for value in windows[score.label]])
-    st.dataframe(
-        shown,
-        alt="Training windows behind the prediction",
-        hide_index=True,
-        column_config={
-            score.label: st.column_config.NumberColumn(format="%.4g", help=score.help),
-            "Cosine": st.column_config.NumberColumn(format="%.3f", help=glossary.COSINE),
-        },
-    )

@@ -11,18 +11,17 @@ from clew import names
 from clew.errors import UsageError
 from clew.runs.reading.models import Entry, ModelNames, RegisteredModel, complete
 from clew.ui import access
-from clew.ui.components import answers, ask_windows, basics, jobs, models
-from clew.ui.work import End, Question, Why
+from clew.ui.components import answers, basics, jobs, runs
+from clew.ui.work import AskedFrames, AskedText, End, Question, Why
 
 PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     st.title("Ask", anchor=False)
     with basics.guarded("The registered models"):
-        champions = [model for model in models.models() if model.champion is not None]
+        champions = [model for model in runs.models() if model.champion is not None]
         if not champions:
             basics.nothing(
                 "No model to ask yet",
@@ -33,31 +32,35 @@ def render() -> None:
             return
         jobs.jobs().warm_up()
         model = choose_model(champions)
-        task = models.task(model)
+        version = runs.champion(model)
+        tags = version.tags if version is not None else {}
+        task = tags.get(names.TAG_TASK, names.TASK_LINK_PREDICTION)
         if task == names.TASK_LANGUAGE_MODELING:
             _text(model)
         elif task == names.TASK_SEQUENCE_REGRESSION:
             _frames(model)
         else:
-            _graph(model)
+            _graph(model, version.run_id if version is not None else "")
 
 
+@basics.guarded("The text")
 def _text(model: RegisteredModel) -> None:
-    with basics.guarded("The text"):
-        asked = ask_windows.asked_text(models.champion_uri(model), again=_is_gone())
-        if asked is not None:
-            _show_next(model, answers.continue_text(asked))
-        if answer_id := basics.address("answer"):
-            jobs.show(answer_id, progress=ask_windows.written, result=ask_windows.download_text)
+    asked = answers.asked_text(runs.champion_uri(model), again=_is_gone())
+    if asked is not None:
+        _ask(model, asked)
+    if answer_id := basics.address("answer"):
+        jobs.show(answer_id, progress=answers.written, result=answers.download_text)
 
 
+@basics.guarded("The predictions")
 def _frames(model: RegisteredModel) -> None:
-    with basics.guarded("The predictions"):
-        asked = ask_windows.asked_frames(models.champion_uri(model), again=_is_gone())
-        if asked is not None:
-            _show_next(model, answers.predict_frames(*asked))
-        if answer_id := basics.address("answer"):
-            jobs.show(answer_id, result=ask_windows.predictions)
+    asked = answers.asked_frames(runs.champion_uri(model), again=_is_gone())
+    if asked is not None:
+        if asked[1]:
+            access.authorize("upload")
+        _ask(model, *asked)
+    if answer_id := basics.address("answer"):
+        jobs.show(answer_id, result=answers.predictions)
 
 
 def _is_gone() -> bool:
@@ -66,48 +69,54 @@ def _is_gone() -> bool:
     return bool(answer_id) and jobs.find(answer_id) is None
 
 
-def _show_next(model: RegisteredModel, job: jobs.Job) -> None:
-    """Put a job into the address, so that the page shows its answer."""
+def _ask(
+    model: RegisteredModel,
+    asked: Question | AskedText | AskedFrames,
+    files: dict[str, bytes] | None = None,
+    *,
+    champion_run: str = "",
+) -> None:
+    """Start the job that answers, and put it into the address, so that the page shows its answer.
+
+    With `champion_run`, also start the work that all explanations of the champion share.
+    """
+    job = jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
+    if champion_run:
+        with suppress(UsageError):  # too many commands run: the first explanation is slower
+            answers.prepare_reasons(asked.model, champion_run)
     basics.write_address("model", model.name)
     basics.write_address("answer", job.job_id)
     st.rerun()
 
 
-def _graph(model: RegisteredModel) -> None:
-    with basics.guarded("The model's names"):
-        vocabulary = models.champion_vocabulary(model)
-        _question(model, vocabulary)
-        with basics.guarded("The answer"):
-            _answers(model, vocabulary)
-
-
-def _question(model: RegisteredModel, vocabulary: ModelNames) -> None:
-    """Let a person ask, and start the command that answers.
+@basics.guarded("The model's names")
+def _graph(model: RegisteredModel, champion_run: str) -> None:
+    """Let a person ask, and show the answers.
 
     The address can be an old link: if its answer is gone, its question is asked again.
     """
-    gone = _is_gone()
-    asked = asked_question(models.champion_uri(model), vocabulary, again=gone)
+    vocabulary, gone = runs.champion_vocabulary(model), _is_gone()
+    asked = asked_question(runs.champion_uri(model), vocabulary, again=gone)
     if asked is not None:
-        job = answers.predict(asked)
-        with suppress(UsageError):  # too many commands run: the first explanation is slower
-            answers.prepare_reasons(models.champion_uri(model), models.champion_run(model))
         if not gone:
             basics.write_address("why", None)
-        _show_next(model, job)
+        _ask(model, asked, champion_run=champion_run)
+    with basics.guarded("The answer"):
+        _answers(model, vocabulary)
 
 
 def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
     answer_id = basics.address("answer")
     if not answer_id:
-        show_examples(models.examples(model), vocabulary)
+        show_examples(runs.examples(model), vocabulary)
         return
 
-    def explain(meant: Why) -> None:
-        called = triple_text((meant.head, meant.relation, meant.tail), vocabulary)
-        job = answers.trace(replace(meant, model=models.champion_uri(model)), called=called)
+    def explain(why: Why) -> None:
+        called = triple_text((why.head, why.relation, why.tail), vocabulary)
+        meant = replace(why, model=runs.champion_uri(model))
+        job = jobs.jobs().start(meant, title=f"Explain {called}", action="explain")
         basics.write_address("why", job.job_id)
-        basics.write_address("for", [meant.end, meant.head if meant.end == "head" else meant.tail])
+        basics.write_address("for", [why.end, why.head if why.end == "head" else why.tail])
 
     # The reasons are next to the answers, so that a long table does not push them out of view.
     left, right = basics.columns([1.2, 1], key="reasons", gap="medium")
@@ -118,13 +127,19 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
 
 
 def _reasons(explain: answers.Explain) -> None:
-    if why_id := basics.address("why"):
-        st.header("Why?", anchor=False)
-        meant = _meant()
-        if jobs.find(why_id) is None and meant is not None:
-            answers.explain_again(meant, explain)
-        else:
-            jobs.show(why_id, progress=answers.first_answer, result=answers.explanation)
+    """Show the explanation that the address names; if it is lost, offer it again."""
+    why_id, meant = basics.address("why"), _meant()
+    if not why_id:
+        return
+    st.header("Why?", anchor=False)
+    if jobs.find(why_id) is None and meant is not None:
+        st.html(basics.triple(meant.head, meant.relation, meant.tail))
+        basics.note(
+            "If this explanation was finished, it is on the page Influence; or make it again."
+        )
+        answers.why_button("Explain again", meant, explain, key="explain-again")
+    else:
+        jobs.show(why_id, progress=answers.first_answer, result=answers.explanation)
 
 
 def _meant() -> Why | None:
@@ -161,13 +176,13 @@ def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
         _forget_answer()
     if len(found) == 1:
         return found[0]
-    chosen = st.selectbox("Model", list(by_name), key=MODEL, on_change=_choose_model)
+
+    def choose() -> None:
+        basics.write_address("model", st.session_state[MODEL])
+        _forget_answer()
+
+    chosen = st.selectbox("Model", list(by_name), key=MODEL, on_change=choose)
     return by_name[chosen] if chosen in by_name else found[0]
-
-
-def _choose_model() -> None:
-    basics.write_address("model", st.session_state[MODEL])
-    _forget_answer()
 
 
 def _forget_answer() -> None:
@@ -180,18 +195,22 @@ def asked_question(model: str, vocabulary: ModelNames, *, again: bool) -> Questi
 
     With `again`, return the question in the address at once, if the model knows its names.
     """
-    linked = _linked(vocabulary) if again else None
+    labels = dict(vocabulary.relations)
+    start = basics.address("h"), basics.address("r"), basics.address("t")
+    if RELATION not in st.session_state and start[1] in labels:
+        st.session_state[RELATION] = start[1]
     first, second, third, fourth, fifth = st.columns([2.4, 2, 2.4, 1, 1.1])
     with first:
-        head = entity_box(
-            "Head", HEAD, vocabulary, start=basics.address("h"), placeholder="what …?"
-        )
-    with second:
-        relation = _relation(vocabulary)
+        head = entity_box("Head", HEAD, vocabulary, start=start[0], placeholder="what …?")
+    relation = second.selectbox(
+        "Relation",
+        list(labels),
+        key=RELATION,
+        format_func=lambda name: shown(name, labels[name]),
+        filter_mode="contains",
+    )
     with third:
-        tail = entity_box(
-            "Tail", TAIL, vocabulary, start=basics.address("t"), placeholder="… what?"
-        )
+        tail = entity_box("Tail", TAIL, vocabulary, start=start[2], placeholder="… what?")
     top_k = int(fourth.number_input("Answers", 1, 200, 10, key="top", bind="query-params"))
     level = LEVELS[
         fifth.selectbox(
@@ -213,35 +232,16 @@ def asked_question(model: str, vocabulary: ModelNames, *, again: bool) -> Questi
             help="Leave out answers that the training data have.",
         )
         st.caption("Leave one end empty to ask for it, or fill in both to ask about that triple.")
-    if linked is not None:
-        return Question(model, *linked, top_k, only_new, level)
+    known = {*dict(vocabulary.entities), ""}
+    is_question = bool(start[0] or start[2]) and start[1] in labels
+    if again and is_question and start[0] in known and start[2] in known:
+        return Question(model, *start, top_k, only_new, level)
     if not sent:
         return None
-    for key, value in (("h", head), ("r", relation), ("t", tail)):
+    asked = (head, relation or "", tail)
+    for key, value in zip("hrt", asked, strict=True):
         basics.write_address(key, value)
-    return Question(model, head, relation, tail, top_k, only_new, level)
-
-
-def _linked(vocabulary: ModelNames) -> tuple[str, str, str] | None:
-    """Return head, relation and tail of the address, None if the model cannot be asked that."""
-    head, relation, tail = (basics.address(key) for key in ("h", "r", "t"))
-    names = {name for name, _ in vocabulary.entities} | {""}
-    known = head in names and tail in names and relation in dict(vocabulary.relations)
-    return (head, relation, tail) if known and (head or tail) else None
-
-
-def _relation(vocabulary: ModelNames) -> str:
-    labels = dict(vocabulary.relations)
-    if RELATION not in st.session_state and basics.address("r") in labels:
-        st.session_state[RELATION] = basics.address("r")
-    chosen = st.selectbox(
-        "Relation",
-        list(labels),
-        key=RELATION,
-        format_func=lambda name: shown(name, labels[name]),
-        filter_mode="contains",
-    )
-    return chosen or ""
+    return Question(model, *asked, top_k, only_new, level)
 
 
 def show_examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> None:
@@ -287,15 +287,7 @@ SEPARATOR = "\n"
 def entity_box(
     label: str, key: str, vocabulary: ModelNames, *, start: str, placeholder: str
 ) -> str:
-    """Show the box and return the name of the chosen entity, empty if none is.
-
-    Args:
-        label: Text above the box.
-        key: Key of the box; `st.session_state[key]` is what was chosen or typed.
-        vocabulary: The entities.
-        start: Name of the entity that is chosen at first, if the vocabulary has it.
-        placeholder: Text in the empty box.
-    """
+    """Let a person choose an entity, `start` at first; return its name, empty if none is chosen."""
     entries = {_value(entry): entry for entry in vocabulary.entries}
     if key not in st.session_state and start in entries:
         st.session_state[key] = start

@@ -1,7 +1,6 @@
 """Compare: cost and quality of precision, checkpointing and compilation, against a reference."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import streamlit as st
 
@@ -21,7 +20,6 @@ from clew.ui.components.comparison_table import (
     Change,
     Setting,
     compared,
-    curve_metrics,
     curves,
     memory,
     parameter_table,
@@ -34,17 +32,23 @@ from clew.ui.components.comparison_table import (
 from clew.ui.components.runs import has_runs, runs_by_id
 
 MAX_RUNS = 60
+PRESET_HELP = (
+    "The newest training setting that was run in several variants, each with the same seeds. "
+    "The reference is plain float32, if it was run."
+)
+FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
+PICKS: dict[str, Pick] = {"best": "best", "last": "last", "at a step": "step"}
+CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     st.title("Compare", anchor=False)
     with basics.guarded("The comparison"):
         if not has_runs():
             basics.empty_store()
             return
-        wanted = basics.addresses("runs")[:MAX_RUNS]
+        wanted = [part for part in basics.address("runs").split(",") if part][:MAX_RUNS]
         runs = runs_by_id(wanted)
         if gone := len(wanted) - len(runs):
             basics.warning(
@@ -56,29 +60,66 @@ def render() -> None:
 
 
 def _choose(runs: Sequence[RunRecord]) -> None:
-    preset_button(preset())
+    """Let a person choose the runs: those of the preset, or ticked ones."""
+    found = preset()
+
+    def choose() -> None:
+        basics.write_address("runs", [run.run_id for run in found.runs] if found else None)
+        basics.write_address("ref", None)
+
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button(
+            "FP32 / FP16 / checkpointing",
+            key="preset",
+            type="primary",
+            on_click=choose,
+            disabled=found is None,
+            help=PRESET_HELP if found else "Needs two finished variants of one training setting.",
+        )
+        if found is not None:
+            basics.note(_preset_text(found))
     with st.expander("Choose runs", expanded=not runs):
         query = tables.run_query(tables.experiment(), kinds=False)
         ticked = tables.choose_runs(query, key="compare")
         if ticked is not None:
-            take_over(ticked, [run.run_id for run in runs])
+            _take_over(ticked, [run.run_id for run in runs])
+
+
+def _preset_text(found: Preset) -> str:
+    """Return the setting, the variants and the seeds of the preset, in words."""
+    first = found.runs[0]
+    called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(MODEL_KIND, "")]
+    called += [first.tags.get(names.TAG_DEVICE, "")]
+    called += [f"{setting_name(key)} {value or 'unset'}" for key, value in found.apart.items()]
+    variants = list(dict.fromkeys(run.tags[names.TAG_VARIANT] for run in found.runs))
+    each = len(found.runs) // len(variants)
+    seeds = f"{each} of each, no seed in common"
+    if found.seeds:
+        seeds = f"seed{'s' if each > 1 else ''} {', '.join(found.seeds)} of each"
+    return f"{' · '.join(filter(None, called))}: {', '.join(variants)}; {seeds}"
+
+
+def _take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
+    """Show the buttons that compare the ticked runs, alone or with those already chosen."""
+    together = list(dict.fromkeys([*chosen, *ticked]))
+    buttons = [("replace", f"Compare {len(ticked)} ticked", list(ticked))]
+    if chosen:
+        buttons += [
+            ("add", f"Add to the {len(chosen)} chosen", together),
+            ("none", "Choose none", []),
+        ]
+    with st.container(horizontal=True):
+        for key, label, ids in buttons:
+            st.button(
+                label,
+                key=key,
+                disabled=not ticked and key != "none",
+                on_click=basics.write_address,
+                args=("runs", ids),
+            )
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
-    _different_data(runs)
-    setting = choose_setting(runs)
-    comparison = compared(runs, setting)
-    change = choose_change()
-    comparison_table.show(comparison, change, picked_texts(setting))
-    with basics.guarded("The pictures of cost and quality"):
-        _costs(comparison, setting)
-    with basics.guarded("The curves"):
-        _curves(runs, comparison)
-    with basics.guarded("The parameters"):
-        _parameters(runs, comparison)
-
-
-def _different_data(runs: Sequence[RunRecord]) -> None:
     data = {
         run.tags[names.TAG_DATA_FINGERPRINT]: run.tags.get(names.TAG_DATASET, "")
         for run in runs
@@ -87,8 +128,23 @@ def _different_data(runs: Sequence[RunRecord]) -> None:
     if len(data) > 1:
         called = ", ".join(sorted(set(data.values())))
         basics.note(f"These runs use different data ({called}): compare only their costs.")
+    setting = _setting(runs)
+    comparison = compared(runs, setting)
+    change = basics.choice(
+        "Change against the reference",
+        list(CHANGES),
+        "change",
+        help="✓ marks a better value, ✗ a worse one. Grey: the change is no larger than the "
+        "variation over seeds, or that variation is unknown because one side has a single seed. "
+        "A metric such as bias, which should be neither large nor small, has no mark.",
+    )
+    comparison_table.show(comparison, CHANGES[change], picked_texts(setting))
+    _costs(comparison, setting)
+    _curves(runs, comparison)
+    _parameters(runs, comparison)
 
 
+@basics.guarded("The pictures of cost and quality")
 def _costs(comparison: Comparison, setting: Setting) -> None:
     gpu = names.GPU_PEAK_ALLOCATED_GIB
     memory_key = gpu if gpu in comparison.metrics else names.PROCESS_PEAK_GIB
@@ -115,115 +171,65 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
         st.vega_lite_chart(charts.memory_bars(bars, order=order), width="stretch", alt=alt)
 
 
+@basics.guarded("The curves")
 def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
     st.header("Curves", anchor=False)
-    wanted = choose_curve(runs)
-    frame = curves(runs, wanted.key, weight=wanted.smoothing, groups=comparison.groups)
+    metrics = sorted({key for run in runs for key in run.metrics})
+    usual = next((key for key in quality_metrics(runs) if key.startswith("valid/")), None)
+    first, second, third, fourth = st.columns([2.2, 1.5, 2, 1], vertical_alignment="bottom")
+    key = first.selectbox(
+        "Metric",
+        metrics,
+        index=metrics.index(usual) if usual else 0,
+        key="curve",
+        bind="query-params",
+        format_func=glossary.label,
+    )
+    with second:
+        axis = basics.choice("Over", ["steps", "time"], "over")
+    about = "Weight of earlier values in each point; 0 shows the recorded values."
+    smoothing = third.slider(
+        "Smoothing", 0.0, 0.98, 0.0, 0.02, key="smooth", bind="query-params", help=about
+    )
+    logarithmic = fourth.toggle("Log scale", key="log", bind="query-params")
+    frame = curves(runs, key or "", weight=smoothing, groups=comparison.groups)
     if frame.empty:
-        basics.note(f"No run has values of {wanted.key}.")
+        basics.note(f"No run has values of {key}.")
         return
     order = [group.label for group in comparison.groups]
     spec = charts.curves(
-        frame,
-        key=wanted.key,
-        order=order,
-        by_time=wanted.by_time,
-        logarithmic=wanted.logarithmic,
+        frame, key=key, order=order, by_time=axis == "time", logarithmic=logarithmic
     )
-    alt = f"Curves of {glossary.label(wanted.key)}, one per run"
+    alt = f"Curves of {glossary.label(key)}, one per run"
     st.vega_lite_chart(spec, width="stretch", alt=alt)
 
 
+@basics.guarded("The parameters")
 def _parameters(runs: Sequence[RunRecord], comparison: Comparison) -> None:
     st.header("Parameters that differ", anchor=False)
-    ignore, everything = choose_parameters(runs)
-    frame = parameter_table(runs, comparison.groups, ignore=ignore, everything=everything)
+    first, second = st.columns([4, 1], vertical_alignment="bottom")
+    keys = sorted({key for run in runs for key in run.params})
+    ignored = first.multiselect(
+        "Ignore",
+        keys,
+        default=[key for key in IGNORED_PARAMETERS if key in keys],
+        key="ignore",
+        bind="query-params",
+        format_func=lambda key: key.removeprefix("cfg."),
+        help="Parameters that are left out of the table.",
+    )
+    everything = second.toggle("Equal ones too", key="equal", bind="query-params")
+    frame = parameter_table(runs, comparison.groups, ignore=ignored, everything=everything)
     if frame.empty:
         basics.note("All of the chosen runs have the same parameters.")
         return
     st.dataframe(frame, alt="Parameters that differ", hide_index=True, placeholder="–")
 
 
-PRESET_HELP = (
-    "The newest training setting that was run in several variants, each with the same seeds. "
-    "The reference is plain float32, if it was run."
-)
-FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
-PICKS: dict[str, Pick] = {"best": "best", "last": "last", "at a step": "step"}
-CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Which curves are shown, and how."""
-
-    key: str
-    by_time: bool
-    smoothing: float
-    logarithmic: bool
-
-
-def preset_button(found: Preset | None) -> None:
-    """Show the button that compares precisions and checkpointing, and which runs it takes."""
-
-    def choose() -> None:
-        basics.write_address("runs", [run.run_id for run in found.runs] if found else None)
-        basics.write_address("ref", None)
-
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.button(
-            "FP32 / FP16 / checkpointing",
-            key="preset",
-            type="primary",
-            on_click=choose,
-            disabled=found is None,
-            help=PRESET_HELP if found else "Needs two finished variants of one training setting.",
-        )
-        if found is not None:
-            basics.note(preset_text(found))
-
-
-def preset_text(found: Preset) -> str:
-    """Return the setting, the variants and the seeds of the preset, in words."""
-    first = found.runs[0]
-    called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(MODEL_KIND, "")]
-    called += [first.tags.get(names.TAG_DEVICE, "")]
-    called += [f"{setting_name(key)} {value or 'unset'}" for key, value in found.apart.items()]
-    variants = list(dict.fromkeys(run.tags[names.TAG_VARIANT] for run in found.runs))
-    each = len(found.runs) // len(variants)
-    seeds = f"{each} of each, no seed in common"
-    if found.seeds:
-        seeds = f"seed{'s' if each > 1 else ''} {', '.join(found.seeds)} of each"
-    return f"{' · '.join(filter(None, called))}: {', '.join(variants)}; {seeds}"
-
-
-def take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
-    """Show the buttons that compare the ticked runs, alone or with those already chosen."""
-    together = list(dict.fromkeys([*chosen, *ticked]))
-    with st.container(horizontal=True):
-        st.button(
-            f"Compare {len(ticked)} ticked",
-            key="replace",
-            disabled=not ticked,
-            on_click=basics.write_address,
-            args=("runs", list(ticked)),
-        )
-        if chosen:
-            st.button(
-                f"Add to the {len(chosen)} chosen",
-                key="add",
-                disabled=not ticked,
-                on_click=basics.write_address,
-                args=("runs", together),
-            )
-            st.button("Choose none", key="none", on_click=basics.write_address, args=("runs", None))
-
-
-def choose_setting(runs: Sequence[RunRecord]) -> Setting:
+def _setting(runs: Sequence[RunRecord]) -> Setting:
     """Let a person set reference, quality metric and how values are picked."""
-    labels = distinct_labels(runs)
+    labels, ids = distinct_labels(runs), [run.run_id for run in runs]
     first, second, third, fourth = st.columns([1.7, 1.7, 2, 1.7], vertical_alignment="bottom")
-    ids = [run.run_id for run in runs]
     linked = basics.address("ref")
     reference = first.selectbox(
         "Reference",
@@ -237,22 +243,17 @@ def choose_setting(runs: Sequence[RunRecord]) -> Setting:
     quality = second.selectbox(
         "Quality", metrics, key="quality", bind="query-params", format_func=glossary.label
     )
-    pick = third.segmented_control(
-        "Value",
-        list(PICKS),
-        key="pick",
-        default="best",
-        required=True,
-        bind="query-params",
-        help="The value of the quality's curve: the best (for bias or coverage the last), the "
-        "last, or the last up to a step.",
-    )
+    with third:
+        pick = basics.choice(
+            "Value",
+            list(PICKS),
+            "pick",
+            help="The value of the quality's curve: the best (for bias or coverage the last), the "
+            "last, or the last up to a step.",
+        )
+    about = "Runs that differ only in seed are one row: mean ± standard deviation."
     grouped = fourth.toggle(
-        "Seeds together",
-        value=True,
-        key="seeds",
-        bind="query-params",
-        help="Runs that differ only in seed are one row: mean ± standard deviation.",
+        "Seeds together", value=True, key="seeds", bind="query-params", help=about
     )
     further = st.multiselect(
         "More columns",
@@ -265,78 +266,4 @@ def choose_setting(runs: Sequence[RunRecord]) -> Setting:
     step = None
     if pick == "at a step":
         step = int(st.number_input("Step", 0, value=1000, key="step", bind="query-params"))
-    return Setting(
-        quality=quality or "",
-        reference=reference,
-        pick=PICKS.get(pick or "best", "best"),
-        step=step,
-        by_seed=grouped,
-        further=tuple(further),
-    )
-
-
-def choose_change() -> Change:
-    """Let a person choose how changes against the reference are written."""
-    chosen = st.segmented_control(
-        "Change against the reference",
-        list(CHANGES),
-        key="change",
-        default="ratios",
-        required=True,
-        bind="query-params",
-        help="✓ marks a better value, ✗ a worse one. Grey: the change is no larger than the "
-        "variation over seeds, or that variation is unknown because one side has a single seed. "
-        "A metric such as bias, which should be neither large nor small, has no mark.",
-    )
-    return CHANGES[chosen or "ratios"]
-
-
-def choose_curve(runs: Sequence[RunRecord]) -> Curve:
-    """Let a person choose the curves."""
-    metrics = curve_metrics(runs)
-    usual = next((key for key in quality_metrics(runs) if key.startswith("valid/")), None)
-    first, second, third, fourth = st.columns([2.2, 1.5, 2, 1], vertical_alignment="bottom")
-    key = first.selectbox(
-        "Metric",
-        metrics,
-        index=metrics.index(usual) if usual else 0,
-        key="curve",
-        bind="query-params",
-        format_func=glossary.label,
-    )
-    axis = second.segmented_control(
-        "Over",
-        ["steps", "time"],
-        key="over",
-        default="steps",
-        required=True,
-        bind="query-params",
-    )
-    smoothing = third.slider(
-        "Smoothing",
-        0.0,
-        0.98,
-        0.0,
-        0.02,
-        key="smooth",
-        bind="query-params",
-        help="Weight of earlier values in each point; 0 shows the recorded values.",
-    )
-    logarithmic = fourth.toggle("Log scale", key="log", bind="query-params")
-    return Curve(key or "", axis == "time", smoothing, logarithmic)
-
-
-def choose_parameters(runs: Sequence[RunRecord]) -> tuple[list[str], bool]:
-    """Let a person choose which parameters are left out, and whether equal ones are shown."""
-    first, second = st.columns([4, 1], vertical_alignment="bottom")
-    keys = sorted({key for run in runs for key in run.params})
-    ignored = first.multiselect(
-        "Ignore",
-        keys,
-        default=[key for key in IGNORED_PARAMETERS if key in keys],
-        key="ignore",
-        bind="query-params",
-        format_func=lambda key: key.removeprefix("cfg."),
-        help="Parameters that are left out of the table.",
-    )
-    return ignored, second.toggle("Equal ones too", key="equal", bind="query-params")
+    return Setting(quality or "", reference, PICKS[pick], step, grouped, tuple(further))

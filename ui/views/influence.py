@@ -1,55 +1,58 @@
 """Influence: which training facts are behind a prediction."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
-from clew.names import TAG_TASK
+from clew import names
 from clew.runs import store
-from clew.runs.influence_forms import Form
+from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport
-from clew.runs.reading.facts import agreement, scored
+from clew.runs.reading.facts import Agreement, agreement, scored
 from clew.runs.reading.reports import ReportFiles
 from clew.runs.reading.runs import RunRecord
-from clew.ui.components import (
-    basics,
-    facts,
-    graph,
-    influence_charts,
-    influence_controls,
-    review_form,
-    windows,
-)
+from clew.runs.reading.search import RunQuery
+from clew.ui import access
+from clew.ui.components import basics, charts, facts, glossary, graph, reviews, tables, windows
 from clew.ui.components.explanations import (
+    FactFilter,
     facts_of,
-    filter_facts,
+    filter_rows,
     grouped,
+    kinds_of,
     paths_of,
     report_head,
     report_of_run,
     report_of_upload,
     same_test,
-    trace_runs,
+    shared,
+    strongest,
+    text_report_of,
     triple_at,
-    value_column,
     with_validation,
 )
-from clew.ui.components.graph import kinds_of, shared
-from clew.ui.components.runs import variants_of
-from clew.ui.components.windows import text_report_of
+from clew.ui.components.runs import runs_page, variants_of
 
 TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
+NUM_TRACE_RUNS = 200
+ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
+TESTS_HEIGHT = 242
+SCORE = "Model's score"
+MAX_MOVED = 200
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     title, chooser = st.columns([1, 3.6], vertical_alignment="bottom")
     title.title("Influence", anchor=False)
     with basics.guarded("The list of explanations"):
-        runs = trace_runs()
+        found = runs_page(RunQuery(kind=names.KIND_TRACE), size=NUM_TRACE_RUNS).runs
+        ended = (run for run in found if run.status != "RUNNING")
+        runs = sorted(ended, key=lambda run: run.status != "FINISHED")
         if not runs:
             basics.nothing(
                 "No explanations yet",
@@ -59,7 +62,7 @@ def render() -> None:
             )
         with basics.guarded("This explanation"):
             with chooser:
-                source = influence_controls.source(runs)
+                source = _source(runs)
             if isinstance(source, dict):
                 _report("", report_of_upload(source), runs)
             elif source:
@@ -84,34 +87,35 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
         basics.warning(
             f"{head.problem}. This page shows the other files, without ranks and scores."
         )
-    place = influence_controls.test_triple(head.tests, head.form)
+    place = _test_triple(head.tests, head.form)
     if place is None:
         return
     test, found = triple_at(head, place), facts_of(files, place)
     paths = paths_of(files, place)
-    kinds = kinds_of(head)
+    kinds, key = kinds_of(head), f"{run_id}-{place}"
     facts.card(test, found, paths, head, kinds)
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
         facts.share(shared(run_id, head, test, found, paths))
+    sections = ["Paths", "Training facts", "Groups", "Another run", *["Review"] * bool(run_id)]
+    first = sections[0] if paths and not basics.address("fact") else sections[1]
     with left:
-        section = influence_controls.section(reviewable=bool(run_id), paths=bool(paths))
+        section = basics.choice("Show", sections, "view", first=first, hidden=True)
     with basics.guarded(section):
         match section:
             case "Paths":
-                key = f"{run_id}-{place}"
                 graph.show_paths(test, found, paths, key=key, kinds=kinds, form=head.form)
             case "Training facts":
-                _facts(test, found, more, kinds, head.form, key=f"{run_id}-{place}")
+                _facts(test, found, more, kinds, head.form, key=key)
             case "Groups":
                 _groups(test, found, more, head.form)
             case "Another run":
                 _compare(run_id, test, found, runs)
             case "Review":
                 above = st.container()  # filled last, so that it counts the review just saved
-                review_form.form(run_id, test, found)
+                reviews.form(run_id, test, strongest(found, "influence", reviews.NUM_FACTS))
                 with above:
-                    review_form.earlier(run_id, test)
+                    reviews.earlier(run_id, test)
 
 
 def _facts(
@@ -124,16 +128,18 @@ def _facts(
     key: str,
 ) -> None:
     with more.popover("Filter facts", width="stretch"):
-        wanted = influence_controls.fact_filter(found)
-        drawn, number = influence_controls.picture()
-    shown = filter_facts(found, wanted)
+        wanted = _fact_filter(found)
+        first, second = st.columns([1, 2], vertical_alignment="center")
+        with first:
+            drawn = basics.choice("Picture", ["graph", "bars"], "picture", hidden=True)
+        if drawn == "graph":
+            number = second.slider(
+                "Facts in the graph", 4, 60, 16, 2, key="edges", bind="query-params"
+            )
+    shown = _passing(found, wanted)
     if shown.empty:
-        basics.note(
-            f"None of the {len(found):,} training facts in this report passes these filters; clear "
-            "one of them."
-        )
         return
-    column = value_column(found, cosine=wanted.cosine)
+    column = wanted.column(found)
     key = f"{key}-{hash(wanted)}"
     left, right = basics.columns([1, 1.3], key="facts")
     with left:
@@ -148,17 +154,15 @@ def _facts(
 
 def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Form) -> None:
     with more.popover("Filter facts", width="stretch"):
-        wanted = influence_controls.fact_filter(found)
-    by = influence_controls.grouping()
-    groups = grouped(filter_facts(found, wanted), by, str(test["head"]), str(test["tail"]))
-    if groups.empty:
-        basics.note(
-            f"None of the {len(found):,} training facts in this report passes these filters; clear "
-            "one of them."
-        )
+        wanted = _fact_filter(found)
+    many = "Many facts of one kind can matter together, even if each is weak."
+    by = basics.choice("Group by", ["relation", "shared entity"], "group", help=many)
+    shown = _passing(found, wanted)
+    if shown.empty:
         return
-    chart = influence_charts.group_bars(groups, form.heading)
-    st.altair_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
+    groups = grouped(shown, by, str(test["head"]), str(test["tail"]))
+    chart = charts.group_bars(groups, form.heading)
+    st.vega_lite_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
     absent = scored(test, found) - len(found)
     if absent > 0:
         basics.note(
@@ -168,9 +172,11 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Fo
 
 
 def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRecord]) -> None:
-    task = next((run.tags.get(TAG_TASK) for run in runs if run.run_id == run_id), None)
-    alike = [run for run in runs if task is None or run.tags.get(TAG_TASK) == task]
-    other_id = influence_controls.other_run(alike, run_id)
+    tasks = {run.run_id: run.tags.get(names.TAG_TASK) for run in runs}
+    alike = [run for run in runs if tasks.get(run_id) in (None, tasks[run.run_id])]
+    others = [run for run in alike if run.run_id != run_id]
+    about = "The same test triple in another run."
+    other_id = _run("Compare with", others, "other", optional=True, help=about)
     if not other_id:
         return
     files = report_of_run(other_id)
@@ -180,7 +186,186 @@ def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRe
         return
     variants = variants_of(runs)
     labels = {run.run_id: variants[run.run_id] or run.name for run in runs}
-    names = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
-    if names[0] == names[1]:
-        names = ("this run", "the other run")
-    influence_charts.show_agreement(agreement(found, facts_of(files, place)), names)
+    called = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
+    if called[0] == called[1]:
+        called = ("this run", "the other run")
+    _agreement(agreement(found, facts_of(files, place)), called)
+
+
+def _agreement(found: Agreement, called: tuple[str, str]) -> None:
+    """Show how far two explanations agree: in numbers, as a picture and as a table."""
+    spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
+    basics.tiles(
+        [
+            ("Spearman", spearman, glossary.SPEARMAN),
+            ("Common facts", f"{found.common:,}", "Facts that both reports contain."),
+            *(
+                (f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP)
+                for size, share in found.overlap.items()
+            ),
+        ]
+    )
+    if not found.common:
+        return
+    left, right = st.columns(2)
+    alt = f"Points: the position of each fact in {called[0]} against that in {called[1]}"
+    left.vega_lite_chart(charts.rank_scatter(found.facts, called), width="stretch", alt=alt)
+    near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
+    moved = found.facts[near].sort_values("moved", key=abs, ascending=False, kind="stable")
+    moved = moved.head(MAX_MOVED)
+    position = NumberColumn(help="Counted from the most helpful fact to the most opposing one.")
+    lower = f"How many places lower the fact is in {called[1]} than in {called[0]}."
+    with right:
+        tables.show(
+            {
+                "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
+                f"Position, {called[0]}": (moved["position"], position),
+                f"Position, {called[1]}": (moved["other_position"], position),
+                "Moved": (moved["moved"], NumberColumn(format="%+d", help=lower)),
+            },
+            alt="The facts that moved most",
+            most=charts.HEIGHT,
+        )
+
+
+def _source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
+    """Let a person choose a trace run or files from disk; return its id or the files by name."""
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    with right.popover("Open files", width="stretch"):
+        chosen = st.file_uploader(
+            "influence.json, with influence.parquet or .csv if you have them; or the JSON file of "
+            "a traced text or image sequence, from this computer",
+            type=["json", "parquet", "csv"],
+            accept_multiple_files=True,
+            key="files",
+            disabled=not access.may("upload"),
+        )
+    if chosen:
+        return {file.name: file.getvalue() for file in chosen}
+    with left:
+        return _run("Explanations", runs, "run", help="The latest trace runs, newest first.")
+
+
+def _run(
+    label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
+) -> str:
+    """Let a person choose a run, empty for none; it is in the address.
+
+    Names from data appear only in select boxes and tables, which show plain text.
+    """
+    box, linked = f"{key}-box", basics.address(key)
+    labels = tables.run_labels(runs, linked=linked)
+    options = ["", *labels] if optional else list(labels)
+    wanted = linked if linked or optional else st.session_state.get(box)
+    st.session_state[box] = wanted if wanted in options else next(iter(options), None)
+
+    def write() -> None:
+        basics.write_address(key, st.session_state[box])
+        for place in ("test", "fact", "path") if key == "run" else ():
+            basics.write_address(place, None)
+
+    chosen = st.selectbox(
+        label,
+        options,
+        format_func=lambda run_id: labels.get(run_id, "nothing"),
+        key=box,
+        on_change=write,
+        help=help,
+    )
+    return chosen or ""
+
+
+def _test_triple(tests: pd.DataFrame, form: Form) -> int | None:
+    """Let a person choose a test triple from a table; return its place in the report."""
+    if len(tests) == 1:
+        return int(str(tests.index[0]))
+    label = f"Explained triples: {len(tests):,}"
+    with st.expander(label, expanded=bool(basics.address("find") or basics.address("testrel"))):
+        first, second, third = st.columns([2.4, 1.6, 1.6])
+        with first:
+            text = basics.search_box("Search test triples", "find")
+        relation = _relation(second, "Relation", tests, key="testrel")
+        order = third.selectbox("Order", list(ORDERS), key="testorder", bind="query-params")
+        found = filter_rows(tests, FactFilter(text=text, relation=relation))
+        if found.empty:
+            st.info("No test triple matches; clear the search or the relation.")
+            return None
+        if (by := ORDERS[order]) != "file":
+            found = found.sort_values(by, ascending=by == "rank", kind="stable")
+        return _tests_table(found, form)
+
+
+def _tests_table(found: pd.DataFrame, form: Form) -> int:
+    places = [int(place) for place in found.index]
+    linked = basics.address_number("test")
+    place = linked if linked in places else places[0]
+
+    def take(ticked: int | None) -> None:
+        basics.write_address("test", place if ticked is None else ticked)
+        for key in ("fact", "path"):
+            basics.write_address(key, None)
+
+    columns: dict[str, tuple[str, Any]] = {
+        "Head": ("head", None),
+        "Relation": ("relation", None),
+        "Tail": ("tail", None),
+        "Rank": ("rank", NumberColumn(help=glossary.RANK, format="%.4g")),
+        SCORE: ("score", NumberColumn(help=glossary.SCORE, format="%.3f")),
+        form.self_heading: (
+            "self_influence",
+            NumberColumn(help=SELF_INFLUENCE, format="%.3g"),
+        ),
+        "Facts scored": (
+            "candidates",
+            NumberColumn(help="Training facts whose influence was computed."),
+        ),
+    }
+    tables.tick_one(
+        {heading: (found[name], config) for heading, (name, config) in columns.items()},
+        places,
+        key=f"tests-{hash(tuple(places))}-{place}",
+        chosen=place,
+        take=take,
+        alt="Explained triples",
+        most=TESTS_HEIGHT,
+        placeholder="–",
+    )
+    tables.export(found, "explained_triples.csv")
+    return place
+
+
+def _fact_filter(found: pd.DataFrame) -> FactFilter:
+    first, second = st.columns(2, vertical_alignment="bottom")
+    with first:
+        text = basics.search_box("Search facts", "factfind")
+    relation = _relation(second, "Relation of facts", found, key="rel")
+    side = windows.choose_side()
+    with st.container(horizontal=True):
+        hidden = st.toggle(
+            "Hide siblings",
+            key="siblings",
+            bind="query-params",
+            help="Leave out facts that have the same relation and head, or the same relation and "
+            "tail, as the test triple. They answer the same question, so their influence is often "
+            "trivial.",
+        )
+        cosine = windows.choose_cosine(found)
+    return FactFilter(text, relation, side, hide_siblings=hidden, cosine=cosine)
+
+
+def _passing(found: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
+    """Return the facts that pass a filter; say so if there are none."""
+    shown = filter_rows(found, wanted)
+    if shown.empty:
+        basics.note(
+            f"None of the {len(found):,} training facts in this report passes these filters; clear "
+            "one of them."
+        )
+    return shown
+
+
+def _relation(place: DeltaGenerator, label: str, triples: pd.DataFrame, *, key: str) -> str:
+    """Let a person choose a relation; return it, empty for all of them."""
+    relations = [tables.ALL, *sorted(triples["relation"].astype(str).unique())]
+    chosen = place.selectbox(label, relations, key=key, bind="query-params")
+    return "" if chosen == tables.ALL else chosen

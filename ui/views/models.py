@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 
 from clew import names
 from clew.config.schema import TASK_KINDS
@@ -12,116 +13,79 @@ from clew.runs.reading.metrics import number_text
 from clew.runs.reading.models import RegisteredModel, Version
 from clew.runs.reading.search import RunQuery
 from clew.ui import access
-from clew.ui.components import basics, glossary, jobs, models, tables
-from clew.ui.components.influence_controls import run_labels
+from clew.ui.components import basics, glossary, jobs, runs, tables
 from clew.ui.components.jobs import Job
 from clew.ui.components.runs import run_by_id, runs_page
-from clew.ui.components.tables import utc
-from clew.ui.work import Promotion
+from clew.ui.components.tables import run_labels, utc
+from clew.ui.work import Promotion, Rollback
 
+NUM_CANDIDATES = 100
 REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     st.title("Models", anchor=False)
     with basics.guarded("The promotion"):
-        _job()
-    chosen: RegisteredModel | None = None
+        if job_id := basics.address("job"):  # the one that was started last
+            jobs.show(job_id, progress=checks, result=outcome)
     with basics.guarded("The registered models"):
-        found = models.models()
-        chosen = choose_model(found) if found else None
-        if chosen is None:
+        by_name = {model.name: model for model in runs.models()}
+        if not by_name:
             basics.nothing(
                 "No registered models yet",
                 "Promote a run below or with this command: its best checkpoint becomes a model.",
                 commands=REGISTER_COMMAND,
             )
         else:
-            _model(chosen)
-    with basics.guarded("The promotion of a run"):
-        _promote()
+            options = list(by_name)
+            chosen = st.selectbox("Registered model", options, key="model", bind="query-params")
+            _model(by_name.get(chosen, by_name[options[0]]))
+    _promote()
 
 
 def _model(model: RegisteredModel) -> None:
-    current = models.champion(model)
+    current = runs.champion(model)
     if current is not None:
         show_champion(model, current)
     st.header("Versions", anchor=False)
-    ticked = choose_version(models.versions(model))
+    ticked = choose_version(runs.versions(model))
     if ticked is not None:
-        _version(ticked)
-    if roll_back_button(model):
-        basics.write_address("job", models.roll_back(model.name).job_id)
-        st.rerun()
-
-
-def _version(version: Version) -> None:
-    lineage(version)
-    if version.run is not None:
-        with st.container(horizontal=True):
-            basics.link("compare", "Its training run", runs=version.run_id)
-            basics.link("ask", "Ask the champion", model=version.model)
-
-
-def _promote() -> None:
-    """Let a person promote a run, or only check whether it can be promoted."""
-    st.header("Promote a run", anchor=False)
-    wanted = asked_promotion()
-    if wanted is None:
-        return
-    if run_by_id(wanted.run_id) is None:
-        message = f"no run {wanted.run_id} in the store; it may have been deleted"
-        basics.problem("The run", message, done="promoted")
-        return
-    basics.write_address("job", models.promote(wanted).job_id)
-    st.rerun()
-
-
-def _job() -> None:
-    """Show the promotion that was started last, with its checks one by one."""
-    job_id = basics.address("job")
-    if job_id:
-        jobs.show(job_id, progress=checks, result=outcome)
-
-
-NUM_CANDIDATES = 100
-
-
-def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
-    """Let a person choose a registered model."""
-    by_name = {model.name: model for model in found}
-    chosen = st.selectbox("Registered model", list(by_name), key="model", bind="query-params")
-    return by_name[chosen] if chosen in by_name else found[0]
-
-
-def roll_back_button(model: RegisteredModel) -> bool:
-    """Let a person roll back to the previous version; return whether they confirmed it."""
+        lineage(ticked)
+        if ticked.run is not None:
+            with st.container(horizontal=True):
+                basics.link("compare", "Its training run", runs=ticked.run_id)
+                basics.link("ask", "Ask the champion", model=ticked.model)
     previous = model.aliases.get(names.ALIAS_PREVIOUS)
     if previous is None or model.champion is None:
-        return False
+        return
     with st.popover(f"Roll back to version {previous}"):
         st.markdown(
             f"Version {previous} answers questions again; version {model.champion} becomes "
             "*previous*. A second rollback undoes this."
         )
-        return st.button(
-            "Roll back now",
-            key="rollback",
-            type="primary",
-            disabled=not access.may("roll back"),
-        )
+        allowed = access.may("roll back")
+        if st.button("Roll back now", key="rollback", type="primary", disabled=not allowed):
+            _start(Rollback(model.name), f"Roll back {model.name}", "roll back")
 
 
-def asked_promotion() -> Promotion | None:
-    """Let a person choose a run and a name; return what they ask for, once they do.
+def _start(wanted: Promotion | Rollback, title: str, action: access.Action) -> None:
+    """Start a job, and put it into the address, so that the page shows it."""
+    job = jobs.jobs().start(wanted, title=title, action=action)
+    basics.write_address("job", job.job_id)
+    st.rerun()
+
+
+@basics.guarded("The promotion of a run")
+def _promote() -> None:
+    """Let a person promote a run, or only check whether it can be promoted.
 
     The default name comes from the run's data.
     """
-    runs = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
+    st.header("Promote a run", anchor=False)
+    found = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
     linked = basics.address("candidate")
-    labels = run_labels(runs, linked=linked)
+    labels = run_labels(found, linked=linked)
     options = list(labels)
     first, second, third = st.columns([3, 2, 2], vertical_alignment="bottom")
     run_id = first.selectbox(
@@ -133,18 +97,13 @@ def asked_promotion() -> Promotion | None:
     )
     run = run_by_id(run_id or "")
     data = run.tags.get(names.TAG_DATASET, "") if run is not None else ""
-    wanted = second.text_input(
-        "Model name",
-        value=names.default_model_name(data),
-        placeholder="clew-umls",
-        key=f"as-{run_id}",
-    )
-    force = third.text_input(
-        "Overrule, with a reason",
-        key="force",
-        help="Checks that are not final can be overruled; the reason is recorded with the version.",
-    )
-    ready = bool(run_id and wanted.strip())
+    default = names.default_model_name(data)
+    name = second.text_input(
+        "Model name", value=default, placeholder="clew-umls", key=f"as-{run_id}"
+    ).strip()
+    about = "Checks that are not final can be overruled; the reason is recorded with the version."
+    force = third.text_input("Overrule, with a reason", key="force", help=about).strip()
+    ready = bool(run_id and name)
     with st.container(horizontal=True):
         check = st.button(
             "Check only",
@@ -152,15 +111,17 @@ def asked_promotion() -> Promotion | None:
             disabled=not (ready and access.may("check")),
             help="Runs every check and writes nothing.",
         )
-        promote = st.button(
-            "Promote",
-            key="promote",
-            type="primary",
-            disabled=not (ready and access.may("promote")),
-        )
+        allowed = ready and access.may("promote")
+        promote = st.button("Promote", key="promote", type="primary", disabled=not allowed)
     if not (check or promote):
-        return None
-    return Promotion(run_id or "", wanted.strip(), dry_run=check, force=force.strip())
+        return
+    if run is None:
+        message = f"no run {run_id} in the store; it may have been deleted"
+        basics.problem("The run", message, done="promoted")
+        return
+    wanted = Promotion(run.run_id, name, dry_run=check, force=force)
+    title = f"{'Check' if check else 'Promote'} run {run.run_id[:8]} as {name}"
+    _start(wanted, title, "check" if check else "promote")
 
 
 QUALITY = tuple(
@@ -189,9 +150,6 @@ LINEAGE = {
     "Examples compared": names.TAG_GATE_EXAMPLES,
     "Interval of the difference": names.TAG_GATE_INTERVAL,
     "Promoted by": names.TAG_PROMOTED_BY,
-    "Compared by": names.TAG_GATE_METRIC,
-    "Compared on": names.TAG_GATE_EXAMPLES,
-    "Improvement, interval": names.TAG_GATE_INTERVAL,
     "Rolled back by": names.TAG_ROLLED_BACK_BY,
     "Overruled because": names.TAG_FORCED_BECAUSE,
 }
@@ -214,14 +172,18 @@ _PAIR = '<tr><td>{key}</td><td style="text-align:left" class="clew-wrap">{value}
 
 def show_champion(model: RegisteredModel, version: Version) -> None:
     """Show which version answers questions, and how good it is."""
+    metrics = measured(version)
+    qualities = [
+        f"{glossary.words(key).label} {number_text(metrics[key])}"
+        for key in QUALITY
+        if key in metrics
+    ]
     basics.show(
         _CARD,
         name=model.name,
         version=version.version,
-        uri=models.champion_uri(model),
-        detail=" · ".join(
-            [*_qualities(version), f"registered {utc(version.created_ms):%Y-%m-%d %H:%M}"]
-        ),
+        uri=runs.champion_uri(model),
+        detail=" · ".join([*qualities, f"registered {utc(version.created_ms):%Y-%m-%d %H:%M}"]),
     )
 
 
@@ -235,57 +197,41 @@ def measured(version: Version) -> dict[str, float]:
     return found or dict(version.run.metrics if version.run is not None else {})
 
 
-def _qualities(version: Version) -> list[str]:
-    metrics = measured(version)
-    return [
-        f"{glossary.words(key).label} {number_text(metrics[key])}"
-        for key in QUALITY
-        if key in metrics
-    ]
-
-
 def choose_version(found: Sequence[Version]) -> Version | None:
     """Show a model's versions and return the one that a person ticked."""
-    frame = pd.DataFrame([_row(version) for version in found])
+    runs_of, numbers = [version.run for version in found], [measured(each) for each in found]
+    aliases = "champion answers questions; previous did before it; challenger was refused by the "
+    columns: tables.Columns = {
+        "Version": ([version.version for version in found], None),
+        "Aliases": (
+            [", ".join(version.aliases) for version in found],
+            TextColumn(help=f"{aliases}checks."),
+        ),
+        "Validation": (
+            [version.tags.get(names.TAG_VALIDATION, "") for version in found],
+            TextColumn(help="The results of the promotion's checks."),
+        ),
+        "Run": (["deleted" if run is None else run.name for run in runs_of], None),
+        "Variant": (
+            ["" if run is None else run.tags.get(names.TAG_VARIANT, "") for run in runs_of],
+            None,
+        ),
+    }
+    for key in QUALITY:
+        column = NumberColumn(format="%.4f", help=glossary.words(key).help)
+        columns[glossary.label(key)] = ([metrics.get(key) for metrics in numbers], column)
+    columns["Registered (UTC)"] = (
+        [utc(version.created_ms) for version in found],
+        DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+    )
     ticked = tables.ticked(
-        frame.dropna(axis="columns", how="all"),
+        tables.with_values(columns),
         found,
         alt="Versions of the model",
         key=f"versions-{hash(tuple((v.model, v.version) for v in found))}",
         placeholder="–",
-        column_config={
-            "Aliases": st.column_config.TextColumn(
-                help="champion answers questions; previous did before it; challenger was refused "
-                "by the checks."
-            ),
-            "Validation": st.column_config.TextColumn(
-                help="The results of the promotion's checks."
-            ),
-            "Registered (UTC)": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
-            "Epoch [s]": st.column_config.NumberColumn(format="%.4g"),
-        }
-        | {
-            glossary.label(key): st.column_config.NumberColumn(
-                format="%.4f", help=glossary.words(key).help
-            )
-            for key in QUALITY
-        },
     )
     return ticked[0] if ticked else None
-
-
-def _row(version: Version) -> dict[str, object]:
-    run, metrics = version.run, measured(version)
-    row: dict[str, object] = {
-        "Version": version.version,
-        "Aliases": ", ".join(version.aliases),
-        "Validation": version.tags.get(names.TAG_VALIDATION, ""),
-        "Run": "deleted" if run is None else run.name,
-        "Variant": "" if run is None else run.tags.get(names.TAG_VARIANT, ""),
-    }
-    row |= {glossary.label(key): metrics.get(key) for key in QUALITY}
-    row["Registered (UTC)"] = utc(version.created_ms)
-    return row
 
 
 def lineage(version: Version) -> None:
@@ -344,9 +290,10 @@ def outcome(job: Job) -> None:
     for event in job.events():
         result = event.get("result")
         if isinstance(result, dict):
-            models.forget()
+            runs.models.clear()
+            runs.versions.clear()
             if st.session_state.get("outcome") != job.job_id:
                 st.session_state["outcome"] = job.job_id
-                if result.get("name") in {model.name for model in models.models()}:
+                if result.get("name") in {model.name for model in runs.models()}:
                     st.session_state["model"] = result["name"]
             st.success(f"✓ {basics.markdown(result.get('outcome', 'done'))}")

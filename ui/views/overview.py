@@ -5,15 +5,14 @@ import time
 import streamlit as st
 
 from clew import names
-from clew.runs.reading.metrics import EpochProgress, headline_key, number_text
+from clew.runs.reading.metrics import EpochProgress, headline_key, number_text, progress_of
 from clew.runs.reading.runs import RunRecord, last_heartbeat, last_sign_of_life, state_of
 from clew.ui.components import basics, glossary, tables
-from clew.ui.components.runs import counts, has_runs, live_runs, progress, runs_by_id
+from clew.ui.components.runs import counts, has_runs, histories, live_runs, name_of, runs_by_id
 from clew.ui.components.tables import seconds_text
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     title, experiment = st.columns([3, 1], vertical_alignment="bottom")
     title.title("Overview", anchor=False)
@@ -34,17 +33,24 @@ def render() -> None:
 
 def _numbers(experiment_ids: tuple[str, ...]) -> None:
     number = counts(experiment_ids)
-    shown = [
-        ("Runs", number.total, "All runs of the chosen experiments."),
-        ("▶ Running", number.running, "Not ended, and not known to be silent."),
-        ("⚠ Stuck", number.stuck, "Sent heartbeats, but is silent for over two minutes."),
-        ("✓ Finished", number.finished, "Ended as planned."),
-        ("■ Stopped", number.stopped, "Stopped by a person, or by the search they belong to."),
-        ("✗ Failed", number.failed, "Ended by an error, or its process died."),
-    ]
-    with st.container(horizontal=True):
-        for label, value, explanation in shown:
-            st.metric(label, f"{value:,}", help=explanation, border=True)
+    basics.tiles(
+        [
+            ("Runs", f"{number.total:,}", "All runs of the chosen experiments."),
+            ("▶ Running", f"{number.running:,}", "Not ended, and not known to be silent."),
+            (
+                "⚠ Stuck",
+                f"{number.stuck:,}",
+                "Sent heartbeats, but is silent for over two minutes.",
+            ),
+            ("✓ Finished", f"{number.finished:,}", "Ended as planned."),
+            (
+                "■ Stopped",
+                f"{number.stopped:,}",
+                "Stopped by a person, or by the search they belong to.",
+            ),
+            ("✗ Failed", f"{number.failed:,}", "Ended by an error, or its process died."),
+        ]
+    )
 
 
 def _actions(run_ids: list[str]) -> None:
@@ -94,10 +100,10 @@ def _runs(experiment_ids: tuple[str, ...], known: frozenset[str]) -> None:
 
 
 def _running(run: RunRecord) -> None:
-    done = progress(run)
+    done = progress_of(run, histories([run], names.TRAIN_EPOCH))
     title = basics.fill(
         "<b>{name}</b> <span class='clew-muted clew-small'>{detail}</span>",
-        name=run.name or run.run_id[:8],
+        name=name_of(run),
         detail=_detail(run, done),
     )
     st.html(title)

@@ -1,34 +1,66 @@
 """Reviews: people's verdicts on explanations, by run and by relation, and as files."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+import pandas as pd
 import streamlit as st
+from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 
-from clew.errors import ClewError
 from clew.runs.reading.disagreements import (
+    CHOICES,
     Disagreement,
     find_disagreements,
+    reviewer_agreement,
     settled,
     wrong_facts,
     wrong_facts_tsv,
 )
-from clew.runs.reading.reviews import Review, by_data, count_verdicts, latest_of_each, reviews_csv
+from clew.runs.reading.reviews import (
+    VERDICTS,
+    Review,
+    VerdictCount,
+    by_data,
+    count_verdicts,
+    latest_of_each,
+    reviews_csv,
+)
 from clew.runs.reading.runs import RunRecord
-from clew.ui.components import basics, influence_charts, retraining, review_tables, tables
+from clew.ui.components import basics, charts, tables
 from clew.ui.components.explanations import report_head, report_of_run, same_test
-from clew.ui.components.influence_controls import run_labels
-from clew.ui.components.retraining import explained_runs, train_without
-from clew.ui.components.review_form import (
+from clew.ui.components.reviews import (
+    MEANINGS,
     add_decision,
+    comment_box,
+    explained_runs,
     explains_triples,
+    offer_training,
+    retrained,
     reviewable_runs,
     reviews_of_all,
+    said,
+    triple_text,
+    verdict_buttons,
 )
 from clew.ui.components.runs import run_by_id
+from clew.ui.components.tables import ALL, run_labels
+
+MAX_SIDE_BY_SIDE = 4
+KINDS = {"explanation": "explanation", "fact": "training fact"}
+DECISION_MEANINGS = MEANINGS | {
+    "unsure": "It is unclear.",
+    "wrong": "Leave the fact out of the next training.",
+    "right": "Keep the fact in the training.",
+}
+_OPINION = (
+    '<div class="clew-card"><h4><span class="clew-mark">{symbol}</span> {said}</h4>'
+    '<p class="clew-muted clew-small">{who} · {when}{about}</p>'
+    '<p class="clew-text">{comment}</p></div>'
+)
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     st.title("Reviews", anchor=False)
     with basics.guarded("The reviews"):
@@ -42,7 +74,7 @@ def render() -> None:
             )
             return
         runs = _with_run_of_address(runs)
-        chosen = review_tables.run_filter(runs)
+        chosen = _run_filter(runs)
         ids = [run.run_id for run in chosen]
         found = reviews_of_all(ids)
         for problem in found.problems:
@@ -71,7 +103,7 @@ def render() -> None:
         ]
         _wrong([*found.records, *elsewhere], runs)
         with basics.guarded("The training without these facts"):
-            retraining.outcome()
+            retrained()
 
 
 def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
@@ -89,23 +121,91 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     return runs
 
 
-def _summary(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
-    """Show the verdicts in numbers, and by relation or by run."""
-    counted = settled(reviews)
-    review_tables.numbers(latest_of_each(reviews), counted)
-    st.header("Verdicts", anchor=False)
-    by = review_tables.verdict_grouping()
+def _run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Let a person choose one trace run, or all of them.
+
+    The id of the chosen run is in the address under `run`, so that other pages can link to it.
+    """
     labels = run_labels(runs)
-    frame = review_tables.verdict_frame(count_verdicts(counted, by), labels)
-    alt = f"Bars: number of reviews of each verdict, by {by}"
-    st.altair_chart(influence_charts.verdict_bars(frame), width="stretch", alt=alt)
+    options = [ALL, *labels]
+    linked = basics.address("run")
+    chosen = st.selectbox(
+        "Explanations",
+        options,
+        index=options.index(linked) if linked in options else 0,
+        format_func=lambda run_id: labels.get(run_id, "all of these runs"),
+        key="run",
+    )
+    basics.write_address("run", None if chosen == ALL else chosen)
+    return [run for run in runs if chosen in (ALL, run.run_id)]
+
+
+def _summary(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
+    """Show the verdicts in numbers, and by relation or by run.
+
+    The numbers of people and explanations are those of all reviews; of the verdicts, those count
+    that are settled.
+    """
+    given, counted = latest_of_each(reviews), settled(reviews)
+    judged = len({(review.run_id, review.test) for review in given})
+    people = len({review.reviewer for review in given if review.reviewer})
+    agreement, counts = reviewer_agreement(given), Counter(review.said for review in counted)
+    basics.tiles(
+        [
+            (
+                "Explanations judged",
+                f"{judged:,}",
+                "Different explanations with at least one review.",
+            ),
+            ("Reviewers", f"{people:,}", "Different names."),
+            (
+                "Agreement α",
+                "–" if agreement.alpha is None else f"{agreement.alpha:.2f}",
+                "Krippendorff's alpha over the explanations that at least two named reviewers "
+                f"judged (here {agreement.num_explanations:,}): 1 is perfect, 0 is chance. None if "
+                "there are no such explanations, or all verdicts are the same.",
+            ),
+            *(
+                (
+                    f"{basics.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}",
+                    f"{counts[verdict]:,} · {counts[verdict] / max(len(counted), 1):.0%}",
+                    "Each reviewer's last review of an explanation counts. If reviewers disagreed "
+                    "and somebody decided, only the decision counts, once.",
+                )
+                for verdict in VERDICTS
+            ),
+        ]
+    )
+    st.header("Verdicts", anchor=False)
+    about = "relation: of the explained triple. run: the explanations that were judged."
+    chosen = basics.choice("Verdicts by", ["relation", "run"], "by", help=about)
+    found = count_verdicts(counted, "run" if chosen == "run" else "relation")
+    frame = verdict_frame(found, run_labels(runs))
+    alt = f"Bars: number of reviews of each verdict, by {chosen}"
+    st.vega_lite_chart(charts.verdict_bars(frame), width="stretch", alt=alt)
+
+
+def verdict_frame(counts: Sequence[VerdictCount], labels: Mapping[str, str]) -> pd.DataFrame:
+    """Return rows `group, verdict, reviews` for the chart; `labels` maps groups to their names."""
+    rows = [
+        (labels.get(count.group, count.group), verdict, getattr(count, verdict))
+        for count in counts
+        for verdict in VERDICTS
+        if getattr(count, verdict)
+    ]
+    return pd.DataFrame(rows, columns=["group", "verdict", "reviews"])
 
 
 def _disagreements(
     reviews: Sequence[Review], runs: Sequence[RunRecord], chosen: Sequence[str]
 ) -> None:
-    """List what reviewers of the chosen runs disagree about, and let a person decide."""
+    """List what reviewers of the chosen runs disagree about, and let a person decide.
+
+    A ticked row is put into the address, so that a colleague can get a link to it.
+    """
     found = [each for each in find_disagreements(reviews, runs) if {*chosen} & {*each.run_ids}]
+    by_key = {each.key: each for each in found}
+    wanted = basics.address("decide")
     if found:
         num_open = sum(not each.decisions for each in found)
         st.header("Disagreements", anchor=False)
@@ -113,36 +213,122 @@ def _disagreements(
             f"{num_open} of {len(found)} to decide. Tick one to see what each reviewer says. A "
             "decision counts instead of their verdicts; their reviews are kept."
         )
-        picked = review_tables.choose_disagreement(found)
-        if picked is not None:
-            _decide(picked, runs)
-    wanted = basics.address("decide")
-    if wanted and wanted not in [each.key for each in found]:
+        opinions = (
+            [
+                f"{basics.OPINION_SYMBOLS[said.said]} {said.review.reviewer}"
+                for said in each.opinions
+            ]
+            for each in found
+        )
+        wide = TextColumn(width="large")
+        tables.tick_one(
+            {
+                "State": ([_state(each) for each in found], None),
+                "About": ([KINDS[each.about] for each in found], None),
+                "Triple": ([triple_text(each.triple) for each in found], wide),
+                "Reviewers say": ([" · ".join(each) for each in opinions], wide),
+            },
+            list(by_key),
+            key=f"disagreements-{hash(tuple(by_key))}",
+            chosen=wanted if wanted in by_key else None,
+            take=partial(basics.write_address, "decide"),
+            row_height=tables.ROW_HEIGHT,
+        )
+    if wanted in by_key:
+        _decide(by_key[wanted], runs)
+    elif wanted:
         basics.warning(
             f"Nobody disagrees about {wanted} in these reviews; there is nothing to decide."
         )
 
 
+def _state(found: Disagreement) -> str:
+    if found.decision is None:
+        return "? open"
+    again = ", reviewed since" if found.newer else ""
+    return f"{basics.OPINION_SYMBOLS[found.decision.said]} {found.decision.said}{again}"
+
+
 def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
-    review_tables.side_by_side(found)
-    said = review_tables.decision_form(found)
-    if said is None:
-        return
-    try:
-        add_decision(found.key, *said, runs)
-    except ClewError as error:
-        basics.problem("The decision", str(error), done="saved")
-        return
-    st.rerun()
+    """Show what each reviewer says and what was decided so far, and let a person decide."""
+    triple = found.triple
+    title = basics.triple(
+        triple.head_label or triple.head,
+        triple.relation_label or triple.relation,
+        triple.tail_label or triple.tail,
+    )
+    st.html(title)
+    for first in range(0, len(found.opinions), MAX_SIDE_BY_SIDE):
+        shown = found.opinions[first : first + MAX_SIDE_BY_SIDE]
+        for column, opinion in zip(st.columns(len(shown)), shown, strict=True):
+            review = opinion.review
+            explained = f" · explaining {triple_text(review.test)}"
+            since = " · since the decision" if opinion in found.newer else ""
+            with column:
+                basics.show(
+                    _OPINION,
+                    symbol=basics.OPINION_SYMBOLS[opinion.said],
+                    said=opinion.said,
+                    who=review.reviewer,
+                    when=basics.minute(review.created),
+                    about=(explained if found.about == "fact" else "") + since,
+                    comment=review.comment or "no comment",
+                )
+    basics.show_list(
+        [
+            said(each, f"{'before' if number else 'decided'}: {each.said}")
+            for number, each in enumerate(reversed(found.decisions))
+        ]
+    )
+    key = f"decision-{found.key}"
+    with st.container(border=True):
+        comment = comment_box("Why", key)
+        person = basics.name_box()
+        if found.decision is not None:
+            st.caption("A new decision counts instead of the last one, which is kept.")
+        pressed = verdict_buttons(CHOICES[found.about], DECISION_MEANINGS, key, "decide")
+    if pressed is not None:
+        with basics.guarded("The decision", done="saved"):
+            add_decision(found.key, pressed, person, comment, runs)
+            st.rerun()
 
 
 def _table(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     """Show every review, the newest first; a ticked one can be opened."""
     st.header("All reviews", anchor=False)
     newest = sorted(reviews, key=lambda review: review.created, reverse=True)
-    opened = review_tables.choose(newest, {run.run_id: run.name for run in runs})
-    if opened is not None:
-        _open(opened)
+    called = {run.run_id: run.name for run in runs}
+    verdicts = [
+        f"{basics.OPINION_SYMBOLS[review.said]} {review.said}" + ", final" * review.final
+        for review in newest
+    ]
+    wide, small = TextColumn(width="large"), "Training facts that {} the reviewer."
+    opened = tables.ticked(
+        {
+            "When (UTC)": (
+                pd.to_datetime([review.created[:19] for review in newest]),
+                DatetimeColumn(format="MMM D, HH:mm", width=130),
+            ),
+            "Reviewer": ([review.reviewer for review in newest], None),
+            "Verdict": (verdicts, None),
+            "Explained triple": ([triple_text(review.test) for review in newest], wide),
+            "Convincing": (
+                [len(review.convincing) for review in newest],
+                NumberColumn(width="small", help=small.format("convinced")),
+            ),
+            "Wrong": (
+                [len(review.wrong) for review in newest],
+                NumberColumn(width="small", help=small.format("look wrong to")),
+            ),
+            "Comment": ([review.comment for review in newest], wide),
+            "Run": ([called.get(each.run_id, each.run_id[:8]) for each in newest], None),
+        },
+        newest,
+        alt="All reviews, the newest first",
+        key=f"reviews-{hash(tuple(review.review_id for review in newest))}",
+    )
+    if opened:
+        _open(opened[0])
     tables.download("CSV", reviews_csv(newest), "reviews.csv", "text/csv")
 
 
@@ -150,8 +336,9 @@ def _open(review: Review) -> None:
     """Link to the explanation that a review judged; without the triple if it cannot be read."""
     place: int | None = None
     with basics.guarded("The explained triple"):
-        head = report_head(report_of_run(review.run_id))
-        place = same_test(head.tests, review_tables.triple_of(review))
+        ids = ("head_id", "relation_id", "tail_id")
+        triple = pd.Series(dict(zip(ids, review.test.triple, strict=True)))
+        place = same_test(report_head(report_of_run(review.run_id)).tests, triple)
     basics.link(
         "influence",
         "Open this explanation",
@@ -173,12 +360,23 @@ def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     for origin, found in marked.items():
         if len(marked) > 1:
             basics.note(f"From {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
-        st.dataframe(review_tables.wrong_frame(wrong_facts(found)), hide_index=True)
+        rows = [
+            {
+                "Reviews": wrong.num_reviews,
+                "Decided by": wrong.decision.reviewer if wrong.decision else "",
+                "Training fact": triple_text(wrong.fact),
+                "Head": wrong.fact.head,
+                "Relation": wrong.fact.relation,
+                "Tail": wrong.fact.tail,
+            }
+            for wrong in wrong_facts(found)
+        ]
+        st.dataframe(pd.DataFrame(rows), hide_index=True)
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
         content = wrong_facts_tsv(found, origin)
         tables.download("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
         with basics.guarded("The trainings to repeat"):
-            _train_again(explained_runs(found, runs), content, key=name)
+            offer_training(explained_runs(found, runs), content, key=name)
     basics.note(
         "The list starts with two lines that name its data. Each other line has head, relation and "
         "tail, as named in the data set. To train another configuration without these facts:"
@@ -186,19 +384,3 @@ def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     st.code(
         "clew train --config CONFIG data.exclude=wrong_facts.tsv", language="bash", wrap_lines=True
     )
-
-
-def _train_again(models: Sequence[RunRecord], listed: str, *, key: str) -> None:
-    """Let a person train one of the explained models again, without the facts of a list."""
-    if not models:
-        basics.note("The store has no training run of the explained models to repeat.")
-        return
-    wanted = retraining.choose(models, key=key)
-    if wanted is None:
-        return
-    try:
-        job = train_without(wanted, listed)
-    except ClewError as error:
-        basics.problem("The training", str(error), done="started")
-        return
-    retraining.started(job, wanted)

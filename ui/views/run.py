@@ -1,37 +1,66 @@
 """Run: everything that was recorded for one run."""
 
+import math
+from functools import partial
+from urllib.parse import quote
+
+import pandas as pd
 import streamlit as st
+from streamlit.column_config import LineChartColumn, NumberColumn, ProgressColumn, TextColumn
 
 from clew import names
-from clew.runs.reading.run_details import splits_by_relation
-from clew.runs.reading.runs import RunRecord
-from clew.ui.components import basics, results, run_report, tables
-from clew.ui.components.results import (
-    best_configuration,
-    claims_frame,
-    extreme_values,
-    keeps,
-    study_of,
-    trials_of,
-    validation_of,
-    worst_facts,
-)
-from clew.ui.components.run_report import (
-    by_relation,
+from clew.names import direction_of
+from clew.runs import store
+from clew.runs.reading.metrics import headline_key, number_text, pick_values, whole_number
+from clew.runs.reading.run_details import read_by_relation, read_log, splits_by_relation
+from clew.runs.reading.runs import RunRecord, state_of
+from clew.ui.components import basics, charts, glossary, results, tables
+from clew.ui.components.results import keeps
+from clew.ui.components.runs import (
     curves_of,
     data_of,
     files_of,
+    for_a_minute,
+    has_runs,
     lineage_of,
-    log_of,
-    metric_table,
-    mlflow_page,
-    repeating_commands,
+    name_of,
+    run_by_id,
+    variants_of,
 )
-from clew.ui.components.runs import has_runs, run_by_id
+from clew.ui.components.tables import duration, utc
+
+DEFAULT_MLFLOW_ADDRESS = "http://127.0.0.1:5000"
+EXPERIMENT_MODE = "workflowType=machine_learning"
+"""MLflow's pages have two modes; this one has runs, metrics and models in its menu."""
+MAX_HEIGHT = 430
+FACTS = {
+    "Kind": names.TAG_KIND,
+    "Variant": names.TAG_VARIANT,
+    "Parameters": names.TAG_PARAMETERS,
+    "Best step": names.TAG_BEST_STEP,
+    "Machine": names.TAG_HARDWARE,
+    "Device": names.TAG_DEVICE,
+    "Commit": names.TAG_COMMIT,
+    "Version of Clew": names.TAG_VERSION,
+    "Decision": names.TAG_DECISION,
+}
+GROUPS = {
+    "valid": "Quality",
+    "test": "Quality",
+    "train": "Training",
+    "time": "Time",
+    "throughput": "Time",
+    "memory": "Memory",
+    "influence": "Explanations",
+    "system": "Machine",
+}
+"""The group of a metric in the table, by the first part of its own key; others come last."""
+
+log_of = for_a_minute(read_log)
+by_relation = for_a_minute(read_by_relation)
 
 
 def render() -> None:
-    """Show the page."""
     basics.style()
     with basics.guarded("The run"):
         wanted = basics.address("id")
@@ -45,49 +74,15 @@ def render() -> None:
             return
         if wanted:
             basics.warning(f"No run {wanted} is in the store; it may have been deleted.")
-        _choose()
-
-
-def _choose() -> None:
-    query = tables.run_query(tables.experiment())
-    chosen = tables.choose_runs(query, key="run", several=False)
-    if chosen:
-        basics.write_address("id", chosen[0])
-        st.rerun()
+        query = tables.run_query(tables.experiment())
+        chosen = tables.choose_runs(query, key="run", several=False)
+        if chosen:
+            basics.write_address("id", chosen[0])
+            st.rerun()
 
 
 def _run(run: RunRecord) -> None:
-    st.title(basics.markdown(run.name or run.run_id[:8]), anchor=False)
-    _actions(run)
-    left, right = st.columns([1, 1.15], gap="large")
-    with left, basics.guarded("The summary"):
-        run_report.summary(run, data_of(run.run_id))
-    with right, basics.guarded("The commands"):
-        run_report.commands(run, repeating_commands(run), mlflow_page(run))
-    with basics.guarded("The results"):
-        _results(run)
-    st.header("Metrics", anchor=False)
-    with basics.guarded("The metrics"):
-        run_report.metrics(run, metric_table(run), curves_of(run))
-    with basics.guarded("The ranks by relation"):
-        _relations(run)
-    left, right = st.columns(2, gap="large")
-    with left, basics.guarded("The related runs"):
-        st.header("Related runs", anchor=False)
-        run_report.relatives(lineage_of(run))
-    with right, basics.guarded("The files"):
-        st.header("Files", anchor=False)
-        run_report.files(files_of(run.run_id))
-    left, right = st.columns(2, gap="large")
-    with left, basics.guarded("The configuration"):
-        st.header("Configuration", anchor=False)
-        run_report.configuration(run)
-    with right, basics.guarded("The log"):
-        st.header("Log", anchor=False)
-        run_report.log(log_of(run.run_id))
-
-
-def _actions(run: RunRecord) -> None:
+    st.title(basics.markdown(name_of(run)), anchor=False)
     kind = run.tags.get(names.TAG_KIND)
     with st.container(horizontal=True):
         basics.link("overview", "All runs")
@@ -98,26 +93,201 @@ def _actions(run: RunRecord) -> None:
             basics.link("influence", "Read the explanations", run=run.run_id)
         if kind == names.KIND_COMPARE:
             basics.link("studies", "Studies")
+    left, right = st.columns([1, 1.15], gap="large")
+    with left:
+        _summary(run)
+    with right:
+        commands(run)
+    _results(run)
+    st.header("Metrics", anchor=False)
+    _metrics(run)
+    _relations(run)
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.header("Related runs", anchor=False)
+        _relatives(run)
+    with right:
+        st.header("Files", anchor=False)
+        _files(run)
+    left, right = st.columns(2, gap="large")
+    with left:
+        st.header("Configuration", anchor=False)
+        _configuration(run)
+    with right:
+        st.header("Log", anchor=False)
+        _log(run)
 
 
+@basics.guarded("The summary")
+def _summary(run: RunRecord) -> None:
+    state = state_of(run)
+    tags = dict(run.tags) | {names.TAG_VARIANT: variants_of([run])[run.run_id]}
+    for tag in (names.TAG_PARAMETERS, names.TAG_BEST_STEP):
+        if (number := whole_number(tags.get(tag, ""))) is not None:
+            tags[tag] = f"{number:,}"
+    rows = [
+        ("State", f"{basics.STATE_SYMBOLS[state]} {state}"),
+        ("Because", tags.get(names.TAG_STOPPED_BECAUSE, "")),
+        ("Started (UTC)", utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S")),
+        ("Took", duration(run)),
+        *((label, tags.get(tag, "")) for label, tag in FACTS.items()),
+    ]
+    whole = run.tags.get(names.TAG_DATA_FINGERPRINT, "")
+    for data in data_of(run.run_id):
+        fingerprint = whole if whole.startswith(data.fingerprint) else data.fingerprint
+        rows.append((f"Data, {data.context}", f"{data.name}, fingerprint {fingerprint}"))
+    rows.append(("Run id", run.run_id))
+    line = '<tr><th scope="row">{label}</th><td class="clew-wrap">{value}</td></tr>'
+    body = basics.join([basics.fill(line, label=k, value=v) for k, v in rows if v])
+    basics.show('<table class="clew-facts"><tbody>{body}</tbody></table>', body=body)
+    for warning in run.tags.get(names.TAG_WARNINGS, "").splitlines():
+        basics.warning(warning)
+
+
+@basics.guarded("The commands")
+def commands(run: RunRecord) -> None:
+    """Show what started the run, what repeats it, and where MLflow shows it."""
+
+    def code(text: str) -> None:
+        st.code(text, language="bash", wrap_lines=True)
+
+    typed = run.tags.get(names.TAG_COMMAND, "")
+    if typed and "--parent-run" not in typed:  # not started by another command
+        st.markdown("**Started by**")
+        code(typed)
+    if repeating := repeating_commands(run):
+        st.markdown("**Repeat it** with its own configuration")
+        code(repeating)
+    st.markdown("**In MLflow**")
+    address, command = mlflow_page(run)
+    if command:
+        code(command)
+    st.link_button("Open the run in MLflow ↗", address)
+
+
+def repeating_commands(run: RunRecord) -> str:
+    """Return the commands that repeat a training, empty if it keeps no configuration of Clew."""
+    if run.tags.get(names.TAG_KIND) != names.KIND_TRAIN:
+        return ""
+    if not keeps(run, names.ARTIFACT_CONFIG_YAML):
+        return ""
+    folder = f"run-{run.run_id[:8]}"
+    return (
+        f"mlflow artifacts download --run-id {run.run_id} "
+        f"--artifact-path {names.ARTIFACT_CONFIG_YAML} --dst-path {folder}\n"
+        f"clew train --config {folder}/{names.ARTIFACT_CONFIG_YAML}"
+    )
+
+
+def mlflow_page(run: RunRecord) -> tuple[str, str]:
+    """Return the address of MLflow's page of a run, and the command that serves it, if needed.
+
+    The path opens the run among experiments rather than among traces of language models.
+    """
+    uri = store.tracking_uri()
+    is_served = store.database_path(uri) is None and uri.startswith(("http://", "https://"))
+    base = store.public_address(uri) if is_served else DEFAULT_MLFLOW_ADDRESS
+    run_path = f"experiments/{quote(run.experiment_id)}/runs/{quote(run.run_id)}"
+    command = "" if is_served else f"mlflow ui --backend-store-uri {store.address(uri)}"
+    return f"{base}/#/{run_path}?{EXPERIMENT_MODE}", command
+
+
+@basics.guarded("The results")
 def _results(run: RunRecord) -> None:
-    """Show the results of the run that are not metrics, if it has any."""
-    study = study_of(run.run_id) if run.tags.get(names.TAG_KIND) == names.KIND_COMPARE else None
+    is_study = run.tags.get(names.TAG_KIND) == names.KIND_COMPARE
+    study = results.study_of(run.run_id) if is_study else None
     if study is not None and study.claims:
         st.header("Claims", anchor=False)
-        results.show_claims(claims_frame([study]))
+        results.show_claims(results.claims_frame([study]))
     if keeps(run, names.ARTIFACT_VALIDATION, names.VALIDATION_JSON):
         st.header("Test of explanations", anchor=False)
-        results.validation(validation_of(run.run_id))
+        results.validation(results.validation_of(run.run_id))
     if keeps(run, names.ARTIFACT_TUNE, names.TRIALS_CSV):
         st.header("Search", anchor=False)
-        results.search(run, trials_of(run.run_id), best_configuration(run))
+        results.search(run)
     if keeps(run, names.ARTIFACT_VALUES, names.VALUES_CSV):
         st.header("Values of facts", anchor=False)
-        results.fact_values(extreme_values(run.run_id), worst_facts(run.run_id))
+        results.fact_values(run.run_id)
 
 
+@basics.guarded("The metrics")
+def _metrics(run: RunRecord) -> None:
+    """Show all metrics with their trends, and the curve of the one that is chosen.
+
+    The chosen metric is in the address under `metric`.
+    """
+    curves = curves_of(run)
+    if not curves:
+        basics.note("This run recorded no metrics.")
+        return
+    order = list(dict.fromkeys([*GROUPS.values(), "Other"]))
+
+    def place(key: str) -> tuple[int, bool, bool, str]:
+        """In each group the headline comes first, single sides last."""
+        is_side = key.endswith(("_head", "_tail"))
+        return order.index(group_of(key)), key != headline_key(run), is_side, key
+
+    keys = sorted(curves, key=place)
+    several = (key for key in keys if len(curves[key]) > 1 and group_of(key) != GROUPS["system"])
+    wanted = basics.address("metric")
+    chosen = wanted if wanted in keys else next(several, keys[0])
+    trends = [curves[key]["value"].astype(float).tolist() for key in keys]
+    small = TextColumn(width="small")
+    better = TextColumn(width="small", help="If larger or smaller values are better.")
+    left, right = st.columns([1.15, 1])
+    with left:
+        tables.tick_one(
+            {
+                "Metric": ([glossary.label(key) for key in keys], TextColumn(width="medium")),
+                "Last": ([number_text(run.metrics[key]) for key in keys], small),
+                "Best": ([_best(run, key, curves[key]) for key in keys], better),
+                "Trend": (
+                    [trend if len(trend) > 1 else [] for trend in trends],
+                    LineChartColumn(width="small"),
+                ),
+                "Of": ([group_of(key) for key in keys], small),
+            },
+            keys,
+            key=f"metrics-{hash(tuple(keys))}-{chosen}",
+            chosen=chosen,
+            take=partial(basics.write_address, "metric"),
+            alt="Metrics of the run",
+            row_height=tables.ROW_HEIGHT,
+            most=MAX_HEIGHT,
+        )
+    with right:
+        _curve(run, chosen, curves[chosen])
+
+
+def group_of(key: str) -> str:
+    _, metric = glossary.whose(key)
+    return GROUPS.get(metric.partition("/")[0], "Other")
+
+
+def _best(run: RunRecord, key: str, curve: pd.DataFrame) -> str:
+    """Return the best value of a metric, empty if neither larger nor smaller values are better."""
+    found = pick_values(curve, key, "best").get(run.run_id) if direction_of(key) else None
+    return "" if found is None or math.isnan(found) else number_text(found)
+
+
+def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
+    words = glossary.words(key)
+    st.markdown(f"**{basics.markdown(words.label)}**: {basics.markdown(words.help)}")
+    kind = run.tags.get(names.TAG_KIND, "")
+    counted = glossary.place_on_curve(key, kind)
+    if len(curve) < 2:
+        basics.note(f"It has one value ({counted.lower()}: {int(curve['step'].iloc[-1]):,}).")
+        return
+    name = name_of(run)
+    frame = curve.assign(run=name, group=name)
+    spec = charts.curves(frame, key=key, order=[name], by_time=False, kind=kind)
+    alt = f"Curve of {words.label}: {counted.lower()} on the x axis"
+    st.vega_lite_chart(spec | {"height": charts.HEIGHT}, width="stretch", alt=alt)
+
+
+@basics.guarded("The ranks by relation")
 def _relations(run: RunRecord) -> None:
+    """Show the quality of each side of each relation, the most frequent relation first."""
     splits = splits_by_relation(files_of(run.run_id))
     if not splits:
         return
@@ -125,4 +295,93 @@ def _relations(run: RunRecord) -> None:
     split = splits[0]
     if len(splits) > 1:
         split = st.segmented_control("Split", splits, default=split, required=True, key="split")
-    run_report.relations(by_relation(run.run_id, split))
+    frame = by_relation(run.run_id, split)
+    order = ["num_queries", "label", "side"]
+    frame = frame.sort_values(order, ascending=[False, True, True])
+    side = "Which end of the triple the model had to name."
+    rank = "1 is perfect."
+    columns: tables.Columns = {
+        "Relation": (frame["label"], TextColumn(width="medium")),
+        "Asked for": (frame["side"], TextColumn(width="small", help=side)),
+        "Questions": (frame["num_queries"], NumberColumn(width="small")),
+        "MRR": (
+            frame[names.MRR],
+            ProgressColumn(
+                help=glossary.words(names.metric("test", names.MRR)).help,
+                min_value=0.0,
+                max_value=1.0,
+                format="%.3f",
+            ),
+        ),
+        "Mean rank": (
+            frame[names.MEAN_RANK],
+            NumberColumn(format="%.1f", width="small", help=rank),
+        ),
+    }
+    for name in (names.hits_at(k) for k in (1, 3, 10)):
+        if name in frame:
+            label = glossary.words(names.metric("test", name)).label.partition(",")[0]
+            columns[label] = (frame[name], NumberColumn(format="%.3f", width="small"))
+    tables.show(columns, alt="Ranks by relation", most=MAX_HEIGHT)
+    values = {heading: shown for heading, (shown, _) in columns.items()}
+    tables.export(pd.DataFrame(values), "ranks_by_relation.csv")
+
+
+@basics.guarded("The related runs")
+def _relatives(run: RunRecord) -> None:
+    """Show links to the sources of the run and to what was made from it."""
+    found = lineage_of(run)
+    if not (found.sources or found.results or found.versions):
+        basics.note("It comes from no other run, and nothing has been made from it yet.")
+    for source in found.sources:
+        basics.link("run", f"{source.how} {name_of(source.run)}", id=source.run.run_id)
+    for version in found.versions:
+        aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
+        basics.link(
+            "models", f"{version.model} version {version.version}{aliases}", model=version.model
+        )
+    for result in found.results:
+        day = utc(result.run.started_ms).strftime("%Y-%m-%d %H:%M")
+        basics.link("run", f"{result.how}: {name_of(result.run)}, {day}", id=result.run.run_id)
+        if result.run.tags.get(names.TAG_KIND) == names.KIND_TRACE:
+            basics.link("influence", "its explanations", run=result.run.run_id)
+
+
+@basics.guarded("The files")
+def _files(run: RunRecord) -> None:
+    found = files_of(run.run_id)
+    if not found:
+        basics.note("This run keeps no files.")
+        return
+    sizes = [file.size_bytes / 1024 for file in found]
+    tables.show(
+        {
+            "File": ([file.path for file in found], TextColumn(width="large")),
+            "Size [KiB]": (sizes, NumberColumn(format="%.1f", width="small")),
+        },
+        alt="Files of the run",
+        most=MAX_HEIGHT,
+    )
+
+
+@basics.guarded("The configuration")
+def _configuration(run: RunRecord) -> None:
+    """Show the resolved configuration, one setting per row."""
+    keys = sorted(run.params)
+    if not keys:
+        other = "" if run.is_foreign else "; the run of its model has one"
+        basics.note(f"This run has no configuration{other}.")
+        return
+    settings = [key.removeprefix(names.PARAMETER_PREFIX) for key in keys]
+    values = [run.params[key] for key in keys]
+    frame = pd.DataFrame({"Setting": settings, "Value": values})
+    tables.show(frame, alt="Configuration of the run", most=MAX_HEIGHT)
+
+
+@basics.guarded("The log")
+def _log(run: RunRecord) -> None:
+    text = log_of(run.run_id) if keeps(run, names.ARTIFACT_LOG) else ""
+    if not text:
+        basics.note("This run has no log.")
+        return
+    st.code(text, language=None, height=MAX_HEIGHT, wrap_lines=True)

@@ -10,7 +10,7 @@ from clew.api.models import LanguageModel, Model, SequenceModel, TripleModel, ev
 from clew.api.training import Run, Search, plan, train, tune
 from clew.api.values import value_facts
 from clew.workflows.evaluate import EvaluateResult as Evaluation
-from clew.workflows.planning.plan import MemoryPlan
+from clew.workflows.plan import MemoryPlan
 
 __all__ = [
     "Attribution",

@@ -17,8 +17,8 @@ from clew.config.schema import RunConfig
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact
 from clew.spreadsheets import restored
-from clew.workflows.planning.plan import MemoryPlan
-from clew.workflows.planning.plan import plan as plan_memory
+from clew.workflows.plan import MemoryPlan
+from clew.workflows.plan import plan as plan_memory
 from clew.workflows.train import train as train_once
 
 Configuration = str | Path | Mapping[str, object] | RunConfig

@@ -120,7 +120,7 @@ class PretokenizeOptions(Options):
 def pretokenize(options: PretokenizeOptions) -> int:
     """Pack a text into tokens, once. A killed command continues where it stopped."""
     from clew.language_modeling.pretokenize import PackSettings
-    from clew.workflows.pretokenize import pretokenize_corpus
+    from clew.workflows.data import pretokenize_corpus
 
     settings = PackSettings(**options.model_dump(exclude={"output", "num_proc", "force"}))
     result = pretokenize_corpus(

@@ -153,8 +153,8 @@ class PlanOptions(Configured):
 @command(PlanOptions)
 def plan(options: PlanOptions) -> int:
     """Predict the memory that training needs. Also shows what other settings would save."""
-    from clew.workflows.planning.plan import plan as workflow
-    from clew.workflows.planning.planned_task import DataSizes
+    from clew.workflows.plan import DataSizes
+    from clew.workflows.plan import plan as workflow
 
     channels, height, width = map(int, (options.frame_shape or "0x0x0").split("x"))
     result = workflow(

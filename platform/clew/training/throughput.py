@@ -15,9 +15,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from clew import names
-from clew.config.devices import find_card
 from clew.layers.products import flop_formulas
 from clew.runs.base import Tracker
+from clew.training.hardware import find_card
 from clew.training.memory_plan import TimeLimit
 from clew.training.precision import Precision
 from clew.training.task import B, Task

@@ -12,8 +12,8 @@ from clew.link_prediction.sources import load_graph
 from clew.runs.base import Tracker
 from clew.runs.influence_forms import form_of
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.best_run import value_at_best
 from clew.runs.reading.runs import find_run
+from clew.runs.reading.search import value_at_best
 from clew.runs.store import PROJECT_FILE, project_root, shown, tracking_uri
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.precision import resolve_device

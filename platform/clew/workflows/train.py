@@ -40,12 +40,12 @@ from clew.training.setup import (
 )
 from clew.training.task import Task
 from clew.training.trainer import Trainer
-from clew.workflows.planning.memory_guard import (
+from clew.workflows.memory_guard import (
     MemoryBefore,
     explaining_lack_of_memory,
     resolve_batch_size,
 )
-from clew.workflows.planning.plan import limited_to_data
+from clew.workflows.plan import limited_to_data
 from clew.workflows.resume import ResumePoint
 from clew.workflows.subjects import build_task
 from clew.workflows.training_run import (

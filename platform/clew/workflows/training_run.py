@@ -31,7 +31,7 @@ from clew.runs.hardware import (
     reset_process_peak,
 )
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.tensorboard import TensorBoardTracker
+from clew.runs.tracker import TensorBoardTracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
 from clew.training.memory import gpu_peaks, reset_gpu_peaks

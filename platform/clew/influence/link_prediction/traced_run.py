@@ -44,7 +44,7 @@ from clew.layers.products import MatrixProduct
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, build_graph_model, model_class
 from clew.link_prediction.models.conve import ConvE
-from clew.link_prediction.models.tucker import TuckER
+from clew.link_prediction.models.factorizations import TuckER
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
 from clew.link_prediction.triples import FilterIndex

@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from clew.layers.products import MatrixProduct
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import Factorization, GraphModel
-from clew.link_prediction.models.tucker import TuckER
+from clew.link_prediction.models.factorizations import TuckER
 
 Activations = Mapping[str, Tensor]
 """Values kept for the backward pass of queries, by name; tensors are `(query, ...)`."""

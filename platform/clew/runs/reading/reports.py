@@ -6,6 +6,7 @@ triple at a time; without it, the facts come from the lists in the JSON file or 
 The explanation of a text is a separate file, see `clew.runs.influence_report`.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
+from mlflow.utils.file_utils import local_file_uri_to_path
+from mlflow.utils.uri import is_local_uri
 
-from clew.errors import DataError, described
-from clew.input_files import columns_of, read_columns
+from clew import names
+from clew.errors import DataError, TrackingError, described
+from clew.input_files import check_unpacked, columns_of, read_columns
+from clew.runs import store
 from clew.runs.influence_forms import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
@@ -34,15 +40,23 @@ from clew.runs.influence_forms import (
     form_of,
 )
 from clew.runs.influence_report import (
+    SEQUENCE_INFLUENCE_JSON,
+    SEQUENCE_INFLUENCE_PICTURE,
+    TEXT_INFLUENCE_JSON,
     CheckpointWeight,
     ReportOutline,
+    SequenceInfluenceReport,
+    TextInfluenceReport,
     TripleRecord,
     read_explained_triple,
+    read_influence_json,
     read_influence_outline,
 )
 from clew.runs.reading.facts import ranked
+from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.runs.validation_record import ValidationSummary
 from clew.spreadsheets import changed, restored
+from clew.untrusted import MAX_ANSWER_MIB, read_limited
 
 # Columns of the frames that this module returns; `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -317,3 +331,100 @@ def _read_csv(path: Path) -> pd.DataFrame:
     triple = ["test_head", "test_rel", "test_tail"]
     rows[TEST_INDEX_COLUMN] = rows.groupby(triple, sort=False, observed=True).ngroup()
     return rows
+
+
+REPORT_FILES = {
+    "json": names.INFLUENCE_JSON,
+    "parquet": names.INFLUENCE_PARQUET,
+    "csv": names.INFLUENCE_CSV,
+    "text": TEXT_INFLUENCE_JSON,
+    "sequence": SEQUENCE_INFLUENCE_JSON,
+    "picture": SEQUENCE_INFLUENCE_PICTURE,
+}
+"""File name of each field of `ReportFiles`."""
+
+
+def report_files(run_id: str, folder: Path) -> ReportFiles:
+    """Return the report files of a trace run; remote files are downloaded into `folder` once.
+
+    Raises:
+        TrackingError: There is no such run, or it has no report that can be downloaded.
+    """
+    run = find_run(run_id)
+    with store.using(f"the explanations of run {run_id}"):
+        infos = client().list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
+    sizes = {info.path: info.file_size for info in infos}
+    found: dict[str, Path] = {}
+    for kind, file in REPORT_FILES.items():
+        path = f"{names.ARTIFACT_INFLUENCE}/{file}"
+        if path in sizes:
+            found[kind] = _local_copy(run, path, sizes[path], folder)
+    if not found:
+        raise TrackingError(
+            f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
+            f"in {store.in_use()}; it may still be running or may have failed: check its status"
+        )
+    return ReportFiles(**found)
+
+
+def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path) -> Path:
+    """Return the local path of an artifact; download it if the store keeps it on another machine.
+
+    MLflow's own download makes a new copy each time, even of a local file.
+    """
+    if run.artifact_uri and is_local_uri(run.artifact_uri):  # type: ignore[no-untyped-call]
+        local = local_file_uri_to_path(run.artifact_uri)  # type: ignore[no-untyped-call]
+        return Path(local) / path
+    target = folder / run.run_id / str(size)
+    if not (target / path).is_file():
+        download_artifact(run.run_id, path, target)
+    return target / path
+
+
+def admitted(path: Path, name: str) -> tuple[str, Path]:
+    """Return the field of `ReportFiles` that an uploaded file is for, and the file to read.
+
+    Args:
+        path: The file, with the suffix .json, .parquet or .csv.
+        name: Its name on the person's computer, for messages.
+
+    Raises:
+        DataError: The file is not part of a report, or takes too much memory or time to read.
+    """
+    try:
+        table = read_limited(__name__, str(path), path=str(path))
+    except DataError as error:
+        raise DataError(str(error).replace(str(path), name)) from None
+    kind = table.schema.metadata[b"kind"].decode()
+    if kind in {"parquet", "csv"}:
+        path = path.with_name(f"{path.stem}-{kind}-read.parquet")
+        pq.write_table(table, path)
+    return kind, path
+
+
+def answer(path: str) -> pa.Table:
+    """Read a file in the child; return its rows if it is a table, and what it is."""
+    file, table = Path(path), pa.table({})
+    kind = file.suffix[1:]
+    if kind == "json":
+        kind = _kind_of_json(file)
+        {"text": TextInfluenceReport.read, "sequence": SequenceInfluenceReport.read}.get(
+            kind, read_influence_json
+        )(file)
+    else:
+        if kind == "parquet":
+            check_unpacked(file, INFLUENCE_TABLE, MAX_ANSWER_MIB * 2**20)
+        table = read_whole_table(file)
+    return table.replace_schema_metadata({"kind": kind})
+
+
+def _kind_of_json(path: Path) -> str:
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):  # the reader of the report describes the error
+        return "json"
+    if not isinstance(content, dict):
+        return "json"
+    if "prompt" in content:
+        return "text"
+    return "sequence" if "prediction" in content else "json"

@@ -12,8 +12,7 @@ from clew.errors import ConfigError, TrackingError
 from clew.files import expanded
 from clew.runs.reading.facts import FactPath, find_paths
 from clew.runs.reading.models import read_vocabulary
-from clew.runs.reading.report_files import report_files
-from clew.runs.reading.reports import ReportFiles, ReportHead, read_facts, read_head
+from clew.runs.reading.reports import ReportFiles, ReportHead, read_facts, read_head, report_files
 from clew.runs.reading.results import find_validation_of_report
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.runs import RunRecord, find_run

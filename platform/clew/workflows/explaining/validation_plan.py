@@ -13,16 +13,17 @@ from jaxtyping import Bool, Float
 from clew.config.services import InfluenceConfig, Question
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.retraining.measures import (
+from clew.influence.retraining.outcomes import (
     BASELINES,
+    Facts,
     Interval,
+    Outcomes,
     ceiling,
     datamodelling_scores,
     random_scores,
     strongest,
     touching,
 )
-from clew.influence.retraining.outcomes import Facts, Outcomes
 from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retraining
 from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples

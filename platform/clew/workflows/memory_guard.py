@@ -20,7 +20,7 @@ from clew.training.memory import gpu_peaks
 from clew.training.memory_plan import MemoryPlanner, StepMemory, TookTooLong
 from clew.training.setup import TRIAL_SECONDS
 from clew.training.task import Task
-from clew.workflows.planning.plan import Settings, Variant, largest_divisor, split
+from clew.workflows.plan import Settings, Variant, largest_divisor, split
 from clew.workflows.subjects import build_task
 
 logger = logging.getLogger(__name__)

@@ -1,1 +1,0 @@
-"""Predicts the memory and time of a training before it starts."""

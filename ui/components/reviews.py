@@ -1,0 +1,414 @@
+"""Reviews: the cached records, the form for one, and training again without wrong facts."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+import streamlit as st
+from markupsafe import Markup
+from streamlit.column_config import CheckboxColumn, TextColumn
+
+from clew import names
+from clew.config.load import from_mapping
+from clew.errors import DataError, described
+from clew.files import expanded, write_whole
+from clew.runs import store
+from clew.runs.reading.disagreements import CHOICES, decision_on, find_disagreements
+from clew.runs.reading.metrics import number_text
+from clew.runs.reading.reviews import (
+    VERDICTS,
+    Fact,
+    Kept,
+    Review,
+    append_review,
+    latest_of_each,
+    read_reviews,
+)
+from clew.runs.reading.runs import RunRecord, read_config, started_in
+from clew.runs.reading.search import RunQuery
+from clew.spreadsheets import FactList
+from clew.ui import access
+from clew.ui.components import basics, glossary, jobs
+from clew.ui.components.charts import fact_text, fact_texts
+from clew.ui.components.jobs import Job
+from clew.ui.components.runs import name_of, runs_by_id, runs_page
+from clew.ui.components.tables import run_labels
+from clew.ui.work import Training
+
+NUM_LATEST = 50
+NUM_PER_PAGE = 200
+MAX_CACHED = 1024
+
+
+def explains_triples(run: RunRecord) -> bool:
+    """Return whether a run explains triples; explanations of texts and frames have no reviews."""
+    kind, task = run.tags.get(names.TAG_KIND), run.tags.get(names.TAG_TASK)
+    return (kind, task) == (names.KIND_TRACE, names.TASK_LINK_PREDICTION)
+
+
+def reviewable_runs() -> list[RunRecord]:
+    """Return the latest runs that explain triples, and all older ones with a review.
+
+    The newest comes first. In old stores, where reviewed runs are not marked, only the latest show.
+    """
+    query = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)
+    found = list(runs_page(query, size=NUM_LATEST).runs)
+    query, number, more = replace(query, reviewed=True), 0, True
+    while more:
+        page = runs_page(query, number, size=NUM_PER_PAGE)
+        found += page.runs
+        number, more = number + 1, page.more
+    each = {run.run_id: run for run in found}
+    return sorted(each.values(), key=lambda run: run.started_ms, reverse=True)
+
+
+@st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
+def reviews_of(run_id: str) -> Kept:
+    return read_reviews(run_id)
+
+
+def reviews_of_all(run_ids: Iterable[str]) -> Kept:
+    found = [reviews_of(run_id) for run_id in run_ids]
+    return Kept(
+        tuple(review for kept in found for review in kept.records),
+        tuple(problem for kept in found for problem in kept.problems),
+    )
+
+
+def add_decision(
+    key: str, verdict: str, person: str, comment: str, runs: Sequence[RunRecord]
+) -> Review:
+    """Write a person's final review of a disagreement, after reading the store again.
+
+    `person` counts if nobody has to sign in; the disagreement is searched in reviews of `runs`.
+
+    Raises:
+        AccessError: The person may not decide.
+        DataError: The reviewers no longer disagree, the verdict is invalid, or `person` is empty.
+    """
+    person = access.authorize("decide") or person
+    for run in runs:
+        reviews_of.clear(run.run_id)
+    found = find_disagreements(reviews_of_all(run.run_id for run in runs).records, runs)
+    about = next((each for each in found if each.key == key), None)
+    if about is None:
+        raise DataError(f"no reviewers disagree about {key} any more; there is nothing to decide")
+    if verdict not in CHOICES[about.about]:
+        expected = ", ".join(CHOICES[about.about])
+        raise DataError(f"the decision is {verdict!r}; expected one of {expected}")
+    written = append_review(about.final_review(verdict, person, comment))
+    reviews_of.clear(written.run_id)
+    return written
+
+
+def add_review(review: Review) -> Review:
+    """Write a review to its run; a signed-in person is its reviewer."""
+    person = access.authorize("review")
+    written = append_review(replace(review, reviewer=person or review.reviewer))
+    reviews_of.clear(review.run_id)
+    return written
+
+
+def fact_of(row: pd.Series) -> Fact:
+    return Fact(
+        *(str(row[key]) for key in ("head_id", "relation_id", "tail_id")),
+        *(str(row[key]) for key in ("head", "relation", "tail")),
+    )
+
+
+_SAID = (
+    '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
+    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
+)
+NUM_FACTS = 20
+CONVINCING = "convincing"
+WRONG = "wrong"
+MEANINGS = {
+    "plausible": "The facts are a sensible reason to believe the triple.",
+    "implausible": "They are not: off topic, by chance, or wrong.",
+    "unsure": "I cannot tell.",
+}
+Said = TypeVar("Said", bound=str)
+
+
+def form(run_id: str, test: pd.Series, shown: pd.DataFrame) -> None:
+    """Let a person record a verdict, tick facts and comment; write it to the run.
+
+    Input that is not saved yet is restored when the person returns to the form.
+    `shown` are the training facts that can be ticked.
+    """
+    key = f"review-{run_id}-{test.name}"
+    if f"{key}-facts" not in st.session_state:  # the form was not on the page before
+        signs = [basics.sign_symbol(value) for value in shown["influence"]]
+        columns = {CONVINCING: False, WRONG: False, "±": signs, "Training fact": fact_texts(shown)}
+        unticked = pd.DataFrame(columns, index=range(len(shown)))
+        st.session_state[f"{key}-begun"] = st.session_state.get(f"{key}-ticked", unticked)
+    with st.container(border=True):
+        st.caption("Tick the facts that convinced you, and those that look wrong.")
+        ticked = st.data_editor(
+            st.session_state[f"{key}-begun"],
+            key=f"{key}-facts",
+            alt="The strongest facts, to be ticked as convincing or wrong",
+            hide_index=True,
+            disabled=["±", "Training fact"],
+            column_config={
+                CONVINCING: CheckboxColumn(width=100),
+                WRONG: CheckboxColumn(width=80),
+                "±": TextColumn(width=30),
+                "Training fact": TextColumn(width=760),
+            },
+        )
+        st.session_state[f"{key}-ticked"] = ticked
+        comment = comment_box("Comment", key)
+        reviewer = basics.name_box()
+        st.markdown(
+            "**Is this a plausible reason to believe the triple?** A verdict saves the review."
+        )
+        verdict = verdict_buttons(VERDICTS, MEANINGS, key, "review", by_number=True)
+    if verdict is None:
+        return
+    convincing, wrong = (
+        tuple(
+            fact_of(row)
+            for (_, row), tick in zip(shown.iterrows(), ticked[column], strict=True)
+            if tick
+        )
+        for column in (CONVINCING, WRONG)
+    )
+    with basics.guarded("The review", done="saved"):
+        add_review(
+            Review(
+                run_id=run_id,
+                test=fact_of(test),
+                verdict=verdict,
+                reviewer=reviewer,
+                comment=comment,
+                convincing=convincing,
+                wrong=wrong,
+            )
+        )
+        st.success("Saved with the run. A later review of yours counts instead of this one.")
+
+
+def comment_box(label: str, key: str) -> str:
+    given = st.text_area(label, key=f"{key}-comment", max_chars=10_000, persist_state="session")
+    return (given or "").strip()
+
+
+def verdict_buttons(
+    verdicts: Sequence[Said],
+    meanings: Mapping[str, str],
+    key: str,
+    action: access.Action,
+    *,
+    by_number: bool = False,
+) -> Said | None:
+    """Show a button for each verdict; return the verdict that was given.
+
+    `by_number` lets the keys 1, 2, 3 press them too.
+    """
+    pressed = None
+    with st.container(horizontal=True):
+        for number, verdict in enumerate(verdicts, start=1):
+            if st.button(
+                f"{basics.OPINION_SYMBOLS[verdict]} {verdict}",
+                key=f"{key}-{verdict}",
+                help=meanings[verdict],
+                disabled=not access.may(action),
+                shortcut=str(number) if by_number else None,
+            ):
+                pressed = verdict
+    return pressed
+
+
+def earlier(run_id: str, test: pd.Series) -> None:
+    """Show earlier reviews of this explanation, and the decision, if there is one."""
+    triple, reviews = fact_of(test).triple, reviews_of(run_id).records
+    shown = [each for each in latest_of_each(reviews) if each.test.triple == triple]
+    items = [said(each, each.said) for each in shown]
+    if shown and (made := decision_on(triple, reviews)) is not None:
+        items.append(said(made, f"decided: {made.said}"))
+    basics.show_list(items)
+
+
+def said(review: Review, words: str) -> Markup:
+    """Return a review as an item of a list: its verdict in words, by whom, why."""
+    return basics.fill(
+        _SAID,
+        symbol=basics.OPINION_SYMBOLS[review.said],
+        said=words,
+        who=review.reviewer or "somebody",
+        when=basics.minute(review.created),
+        comment=review.comment,
+    )
+
+
+def triple_text(fact: Fact) -> str:
+    return fact_text(
+        fact.head_label or fact.head,
+        fact.relation_label or fact.relation,
+        fact.tail_label or fact.tail,
+    )
+
+
+FOLDER = Path("runs/left_out")
+"""The folder of the lists, relative to the folder that commands run in."""
+MEASURES = (names.MRR, *(names.hits_at(k) for k in (1, 3, 10)), names.MEAN_RANK)
+SUFFIX = " without the facts marked wrong"
+"""End of the names of such runs."""
+
+
+def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """Return the trainings whose explanations, from `runs`, were reviewed, the newest first."""
+    sources = {run.run_id: run.tags.get(names.TAG_SOURCE_RUN, "") for run in runs}
+    found = runs_by_id(sorted({sources[review.run_id] for review in reviews} - {""}))
+    return sorted(found, key=lambda run: -run.started_ms)
+
+
+def train_without(run: RunRecord, listed: str) -> Job:
+    """Start training a run's configuration again without the facts of a list.
+
+    The list has the format of `data.exclude`. It stays in a file, because later commands on the new
+    run read its data again.
+
+    Raises:
+        AccessError: The person may not train.
+        TrackingError: The run keeps no configuration.
+        ConfigError: This version of Clew cannot use the run's configuration.
+        DataError: The run itself left facts out, and their list cannot be read.
+        UsageError: Too many commands are running.
+    """
+    access.authorize("train")  # before the list is written
+    config = read_config(run.run_id)
+    data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
+    folder = started_in(run.run_id)
+    for name in from_mapping(config).data.paths:
+        there = Path(folder) / expanded(data[name]) if data.get(name) and folder else None
+        if there is not None and there.exists():
+            data[name] = str(there)
+    data["exclude"] = str(_kept(listed, data.get("exclude")))
+    title = f"{name_of(run).removesuffix(SUFFIX)}{SUFFIX}"
+    tracking["run_name"] = title
+    return jobs.jobs().start(Training(config), title=f"Train {title}", action="train")
+
+
+def _section(run: RunRecord, config: Mapping[str, object], name: str) -> dict[str, Any]:
+    section = config.get(name)
+    if not isinstance(section, dict):
+        raise DataError(
+            f"run {run.run_id}: its configuration has no section {name}; choose another run"
+        )
+    return section
+
+
+def _kept(listed: str, earlier: str | None) -> Path:
+    """Write a list to a file named after its content, after the facts that were left out before.
+
+    Only the earlier list keeps its lines about the data, because the new facts are from the same
+    data without the earlier ones.
+    """
+    if earlier:
+        try:
+            text = (store.project_root() / expanded(earlier)).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{earlier}: the facts that this run left out cannot be read ({described(error)}); "
+                "put the list back, or repeat a run on all facts"
+            ) from None
+        before = FactList.parse(text)
+        listed = replace(before, facts=before.facts + FactList.parse(listed).facts).text()
+    digest = hashlib.sha256(listed.encode()).hexdigest()[:12]
+    path = store.project_root() / FOLDER / f"wrong_facts_{digest}.tsv"
+    write_whole(path, listed)
+    return path
+
+
+NOISE = (
+    "One run each says little: another seed changes these numbers too. To be sure, train both "
+    "with several seeds and compare those. In the ranks of the new run, the facts left out are no "
+    "longer known answers."
+)
+
+
+def offer_training(runs: Sequence[RunRecord], listed: str, *, key: str) -> None:
+    """Let a person train one of the explained models again, without the facts of a list.
+
+    The address then names the training, so that the page shows it.
+    """
+    if not runs:
+        basics.note("The store has no training run of the explained models to repeat.")
+        return
+    labels = run_labels(runs)
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        chosen = st.selectbox(
+            "Training to repeat",
+            list(labels),
+            key=f"repeat-{key}",
+            format_func=lambda run_id: labels[run_id],
+            help="The models whose explanations were reviewed, the newest first.",
+        )
+        pressed = st.button(
+            "Train again without these facts",
+            key=f"train-{key}",
+            disabled=not access.may("train"),
+            help="Starts a training on this machine with the same configuration and seed; it takes "
+            "about as long as the first one did.",
+        )
+    if pressed:
+        run = next(run for run in runs if run.run_id == chosen)
+        with basics.guarded("The training", done="started"):
+            job = train_without(run, listed)
+            for name, value in (("training", job.job_id), ("before", run.run_id), ("after", None)):
+                basics.write_address(name, value)
+            st.rerun()
+
+
+def retrained() -> None:
+    """Show the training that the address names, if it names one, and then both runs' metrics."""
+    job_id, after = basics.address("training"), basics.address("after")
+    if not (job_id or after):
+        return
+    st.header("Trained again", anchor=False)
+    if after and jobs.find(job_id) is None:
+        _before_and_after(after)
+        return
+
+    def working(job: Job) -> None:
+        if job.state == "running":
+            basics.link("overview", "Its progress")
+
+    def finished(job: Job) -> None:
+        if job.state == "done":
+            basics.write_address("after", job.run_id())
+            _before_and_after(job.run_id())
+
+    jobs.show(job_id, progress=working, result=finished)
+
+
+def _before_and_after(after_id: str) -> None:
+    """Show the test metrics of the address's run, and of its repetition without some facts."""
+    found = runs_by_id([basics.address("before"), after_id])
+    if len(found) < 2:
+        basics.note("One of the two runs is not in the store any more.")
+        return
+    before, after = found
+    rows = []
+    for key in (names.metric("test", name) for name in MEASURES):
+        if key in before.metrics and key in after.metrics:
+            old, new = before.metrics[key], after.metrics[key]
+            sign = "+" if new > old else "−" if new < old else ""
+            change = f"{sign}{number_text(abs(new - old), 3)}"
+            rows.append((glossary.label(key), number_text(old), number_text(new), change))
+    if rows:
+        table = pd.DataFrame(rows, columns=["Metric", "Before", "After", "Change"])
+        st.dataframe(table, alt="Test metrics before and after", hide_index=True)
+        basics.note(NOISE)
+    else:
+        basics.note("The two runs have no test metric in common.")
+    with st.container(horizontal=True):
+        both = f"{before.run_id},{after.run_id}"
+        basics.link("compare", "Compare both runs", runs=both, ref=before.run_id)
+        basics.link("run", "The new run", id=after.run_id)
