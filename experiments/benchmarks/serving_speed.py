@@ -40,13 +40,13 @@ from clew.link_prediction.model_folder import (
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.prediction import Query
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.names import TASK_LINK_PREDICTION
 from clew.runs.hardware import GIB
 from clew.runs.packaging import save_servable
 from clew.runs.store import probe
 from clew.training.checkpoints import write_checkpoint
 from clew.training.manifest import Manifest
-from clew.workflows.servables import ServedTriples
+from clew.workflows import gate
+from clew.workflows.subjects import SUBJECTS
 from experiments.benchmarks.harness import (
     interleaved_seconds,
     median,
@@ -160,8 +160,8 @@ def measure(
     (work / "copies").mkdir()
     servable = save_servable(
         work / "servable",
-        task=TASK_LINK_PREDICTION,
-        code=ServedTriples.serving_code,
+        subject=SUBJECTS["triples"],
+        code=Path(gate.__file__).with_name("serving.py"),
         model_folder=model_folder,
         work=work / "copies",
         example=example,

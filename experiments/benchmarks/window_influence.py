@@ -41,7 +41,7 @@ from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.setup import build_trainer, prepare_process
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from experiments.benchmarks.harness import (
     ROOT,
     interleaved_seconds,

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from clew.api import Attribution as Attribution
     from clew.api import Evaluation as Evaluation
+    from clew.api import LanguageModel as LanguageModel
     from clew.api import MemoryPlan as MemoryPlan
     from clew.api import Model as Model
     from clew.api import Run as Run
     from clew.api import Search as Search
+    from clew.api import SequenceModel as SequenceModel
+    from clew.api import TripleModel as TripleModel
     from clew.api import attribute as attribute
     from clew.api import evaluate as evaluate
     from clew.api import load as load
@@ -33,10 +36,13 @@ __version__ = "0.1.0"
 _PUBLIC = (
     "Attribution",
     "Evaluation",
+    "LanguageModel",
     "MemoryPlan",
     "Model",
     "Run",
     "Search",
+    "SequenceModel",
+    "TripleModel",
     "attribute",
     "evaluate",
     "load",

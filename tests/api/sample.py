@@ -29,6 +29,7 @@ def train_and_ask(folder: Path) -> clew.Attribution:
     model = run.load()
     assert_type(model, clew.Model)
     assert_type(clew.load(folder), clew.Model)
+    assert isinstance(model, clew.TripleModel)
     assert_type(model.predict(head="virus", relation="causes", top_k=3), pd.DataFrame)
     assert_type(model.place("virus", "causes", "pathologic_function"), pd.DataFrame)
     assert_type(clew.evaluate(model, "valid").metrics, dict[str, float])

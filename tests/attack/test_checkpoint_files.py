@@ -23,7 +23,7 @@ from clew.training.manifest import MANIFEST_FILE, read_manifest
 from clew.training.setup import build_trainer
 from clew.workflows.model_source import load_source, open_model
 from clew.workflows.resume import find_in_folder
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import damaged_bytes, damaged_json
 from tests.attack.material import Material

@@ -22,7 +22,7 @@ from clew.runs.hardware import describe_machine
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from tests.memory_tracker import MemoryTracker
 
 STORED = Path(__file__).with_name("loss_curves.json")

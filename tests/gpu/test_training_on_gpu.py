@@ -17,7 +17,7 @@ from clew.training.loaders import BatchLoader
 from clew.training.manifest import Manifest
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.setup import build_trainer, measure_before_training
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from tests.memory_tracker import MemoryTracker
 
 pytestmark = [

@@ -23,7 +23,7 @@ from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer
 from clew.training.trainer import Trainer
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
 from tests.memory_tracker import MemoryTracker
 
@@ -256,7 +256,7 @@ from clew.training.manifest import Manifest
 from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.setup import build_trainer, measure_before_training
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 
 def traced(graph, inputs):
     # Traced and differentiated as for any compiler, then run as it is: C++ would take minutes.

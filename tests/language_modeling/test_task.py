@@ -22,7 +22,7 @@ from clew.training.distributed import World
 from clew.training.manifest import Manifest
 from clew.training.setup import build_trainer, measure_before_training
 from clew.training.trainer import Trainer
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from tests.memory_tracker import MemoryTracker
 
 CPU = torch.device("cpu")

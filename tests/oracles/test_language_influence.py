@@ -16,7 +16,7 @@ from clew.influence.kernel import FactoredGradients, example_gradients
 from clew.influence.windows.tracer import WindowCheckpoint
 from clew.language_modeling.task import LanguageModeling
 from clew.layers.products import MatrixProduct
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 
 
 def small_task(folder: Path, **options: Any) -> LanguageModeling:

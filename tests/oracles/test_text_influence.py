@@ -16,7 +16,7 @@ from clew.training.checkpoints import load_model
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.setup import build_trainer
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from tests.memory_tracker import MemoryTracker
 
 CPU = torch.device("cpu")

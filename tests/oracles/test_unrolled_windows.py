@@ -13,7 +13,7 @@ from clew.influence.unrolled.engine import Unrolling
 from clew.influence.unrolled.linearization import ExampleFacts
 from clew.training.replay import Replay
 from clew.training.task import LossSum
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from tests.image_sequences.sequence_files import sequence_columns
 from tests.oracles.test_unrolled import train_on
 from tests.workflows.trained import sequence_config, text_config

@@ -28,7 +28,7 @@ from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, half_precision_type
 from clew.training.task import LossSum, Task
 from clew.workflows.plan import DataSizes, task_to_plan
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
 
 CPU = torch.device("cpu")

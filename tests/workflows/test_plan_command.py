@@ -26,7 +26,7 @@ from clew.training.trainer import StepLoss, Trainer
 from clew.workflows import memory_guard
 from clew.workflows.memory_guard import resolve_batch_size
 from clew.workflows.plan import DataSizes, plan
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
 

@@ -16,6 +16,7 @@ from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, PromotionRefused, TrackingError
 from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.subject import Graphs
 from clew.runs import packaging
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
@@ -29,7 +30,6 @@ from clew.workflows.promote import (
     promote,
     rollback,
 )
-from clew.workflows.servables import ServedTriples
 from tests.edited import edit_manifest, edit_weights
 from tests.workflows.conftest import run_of
 from tests.workflows.trained import TrainedStore, small_config
@@ -457,7 +457,7 @@ def test_a_temperature_that_is_not_used_is_said(
     trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Calibration(1.0, 10, 2.0, 2.0, 0.027, 0.027, not_fitted_because="it got worse")
-    monkeypatch.setattr(ServedTriples, "calibrate", lambda self, model: found)
+    monkeypatch.setattr(Graphs, "calibrate", lambda self, task, model: found)
     result = promote(PromotionRequest(trained.strong, name="warm", dry_run=True))
     (check,) = [check for check in result.checks if check.name == "calibration"]
     assert check.detail == "temperature 1.000 on 10 validation queries, not fitted: it got worse"

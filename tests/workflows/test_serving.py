@@ -179,7 +179,7 @@ def test_the_model_is_loaded_once(
         loaded.append(path)
         return load_predictor(path)
 
-    monkeypatch.setattr("clew.link_prediction.model_folder.load_predictor", counted)
+    monkeypatch.setattr("clew.link_prediction.subject.load_predictor", counted)
     monkeypatch.setattr(sys, "path", list(sys.path))
     model = pyfunc.load_model(str(folder))
     for _ in range(3):

@@ -15,7 +15,7 @@ from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import RunQuery, run_meant, search_runs
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import open_predictor
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from clew.workflows.tune import TuneRequest, tune
 from clew.workflows.warm_start import start_warm

@@ -6,7 +6,7 @@ tracking store as those of the command line. Each function raises the errors tha
 """
 
 from clew.api.explanations import Attribution, attribute
-from clew.api.models import Model, evaluate, load
+from clew.api.models import LanguageModel, Model, SequenceModel, TripleModel, evaluate, load
 from clew.api.training import Run, Search, plan, train, tune
 from clew.api.values import value_facts
 from clew.workflows.evaluate import EvaluateResult as Evaluation
@@ -15,10 +15,13 @@ from clew.workflows.plan import MemoryPlan
 __all__ = [
     "Attribution",
     "Evaluation",
+    "LanguageModel",
     "MemoryPlan",
     "Model",
     "Run",
     "Search",
+    "SequenceModel",
+    "TripleModel",
     "attribute",
     "evaluate",
     "load",

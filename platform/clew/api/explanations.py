@@ -11,7 +11,6 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
-from clew import names
 from clew.api.models import Model, Recorded, reference_of
 from clew.errors import ConfigError, DataError, extra, quoted
 from clew.files import working_folder
@@ -178,8 +177,9 @@ def attribute(
             f"overrides is {quoted(overrides)}; expected keys with values, such as "
             '{"influence.score": "cosine"}'
         )
-    if isinstance(model, Model) and triples is None and prompt is None and frame is None:
-        _refuse_nothing(model)
+    nothing = triples is None and prompt is None and frame is None
+    if nothing and isinstance(model, Model) and model.explained_with:  # others choose a window
+        raise ConfigError(f"{model.title} is a {model.task} model; give {model.explained_with}")
     reference, settings = reference_of(model), {"influence.top_k": top_k, **(overrides or {})}
     if triples is not None:
         with written(triples) as path, progress_of("triples") as progress:
@@ -192,22 +192,6 @@ def attribute(
             return Attribution(text.report, text.run_id, window_table(text.report))
         (frames,) = trace_sequences(reference, [frame], settings, progress=progress)
         return Attribution(frames.report, frames.run_id, window_table(frames.report))
-
-
-def _refuse_nothing(model: Model) -> None:
-    """Refuse a model without an example to explain, except for image sequences.
-
-    Only for image sequences is a window chosen automatically.
-    """
-    for task, needed in (
-        (
-            names.TASK_LINK_PREDICTION,
-            "triples, such as [('virus', 'causes', 'neoplastic_process')]",
-        ),
-        (names.TASK_LANGUAGE_MODELING, "prompt, the text before what is to be explained"),
-    ):
-        if model.task == task:
-            raise ConfigError(f"{model.title} is a {task} model; give {needed}")
 
 
 @contextmanager

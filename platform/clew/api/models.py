@@ -1,22 +1,22 @@
 """`clew.load` and `clew.evaluate`: load a trained model, get its predictions, and evaluate it."""
 
+import inspect
 import logging
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Literal, Protocol, overload
+from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 import pandas as pd
+from pydantic import ConfigDict, Field, ValidationError, validate_call
 
 from clew import names
-from clew.api.predictions import (
-    FramesQuestion,
-    GraphQuestion,
-    TextQuestion,
-    predicted,
-    question,
-)
+from clew.config.data import TokenData, TripleData
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError, UsageError, quoted
+from clew.errors import ConfigError, UsageError, quoted, reason_of
+from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.writer import TextModel, continuation
@@ -26,9 +26,13 @@ from clew.workflows.evaluate import EvaluateResult
 from clew.workflows.evaluate import evaluate as evaluate_model
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import calibrate_answer_sets, open_predictor
+from clew.workflows.predict_frames import predict_frames
 from clew.workflows.predict_text import open_text_model
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ANSWER_COLUMNS = ["rank", "name", "label", "score", "probability", "known"]
 PLACE_COLUMNS = ["end", "rank", "num_candidates", "name", "label", "score", "probability", "known"]
@@ -43,9 +47,45 @@ class Recorded(Protocol):
         ...
 
 
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that checks the types of its arguments before it runs.
+
+    The function raises a one-line ConfigError if an argument does not fit the signature.
+    """
+    signature = inspect.signature(function)
+    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}(): {error}") from None
+        try:
+            return validated(**given)  # type: ignore[call-arg]
+        except ValidationError as error:
+            if error.title != function.__qualname__:  # the error comes from inside the function
+                raise
+            problem, *others = error.errors()
+            name = str(problem["loc"][0])
+            expected = reason_of(problem)
+            if any(other["loc"][0] == name for other in others):  # fits none of several types
+                annotation = inspect.formatannotation(signature.parameters[name].annotation)
+                expected = "expected " + re.sub(r"(\w+\.)+", "", annotation)
+            elif len(problem["loc"]) > 1:  # an element of the argument
+                raise ConfigError(f"{name}: {quoted(problem['input'])} given; {expected}") from None
+            raise ConfigError(f"{name} is {quoted(given[name])}; {expected}") from None
+
+    return call
+
+
 @dataclass(frozen=True)
 class Model:
-    """A trained model, as `clew.load` returns it."""
+    """A trained model, as `clew.load` returns it.
+
+    It is a `TripleModel`, a `LanguageModel` or a `SequenceModel`, whose `predict` take different
+    arguments.
+    """
 
     reference: str
     """A reference that does not change: a run id, `models:/name/version`, or a folder."""
@@ -55,103 +95,103 @@ class Model:
     """`link_prediction`, `language_modeling` or `image_sequence_regression`."""
     config: RunConfig = field(repr=False)
     """The configuration of the training."""
-    _ready: Predictor | TextModel | None = field(repr=False)
-    """The loaded model; None for image sequences, whose model is loaded when it predicts."""
 
-    @overload
+    asked_with: ClassVar[str]
+    explained_with: ClassVar[str] = ""
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        """Ask the model; its class says what for.
+
+        Raises:
+            ConfigError: If the question is for another kind of model, or a value is out of range.
+        """
+        raise NotImplementedError
+
+
+ModelT = TypeVar("ModelT", bound=Model)
+
+
+def _asking(
+    ask: Callable[Concatenate[ModelT, P], R],
+) -> Callable[Concatenate[ModelT, P], R]:
+    """Return a `predict` that refuses questions for another kind of model, and checks values."""
+    valid, validated = list(inspect.signature(ask).parameters)[1:], checked(ask)
+
+    @wraps(ask)
+    def call(self: ModelT, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        given: dict[str, Any] = {n: value for n, value in kwargs.items() if value is not None}
+        foreign = [name for name in given if name not in valid]
+        if foreign or valid[0] not in given:
+            wrong = f"{' and '.join(foreign)} given" if foreign else f"no {valid[0]} given"
+            raise ConfigError(
+                f"{self.title} is a {self.task} model, {wrong}; expected {self.asked_with}"
+            )
+        return validated(self, *args, **given)
+
+    return call
+
+
+@dataclass(frozen=True)
+class TripleModel(Model):
+    """A graph model: it answers which heads or tails fit a relation."""
+
+    _ready: Predictor = field(repr=False)
+
+    asked_with = "relation, with head or tail"
+    explained_with = "triples, such as [('virus', 'causes', 'neoplastic_process')]"
+
+    @_asking
     def predict(
         self,
         *,
         relation: str,
         head: str | None = None,
         tail: str | None = None,
-        top_k: int = 10,
+        top_k: Annotated[int, Field(ge=1)] = 10,
         filter_known: bool = False,
-        conformal: float | None = None,
-    ) -> pd.DataFrame: ...
+        conformal: Annotated[float | None, Field(gt=0, lt=1)] = None,
+    ) -> pd.DataFrame:
+        """Return the best tails for a head and a relation, or the best heads for a tail.
 
-    @overload
-    def predict(
-        self,
-        *,
-        prompt: str,
-        max_tokens: int = 200,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-    ) -> str: ...
-
-    @overload
-    def predict(self, *, frames: str | Path, conformal: float | None = None) -> pd.DataFrame: ...
-
-    def predict(self, **asked: object) -> pd.DataFrame | str:
-        """Return answers of a graph model, text of a language model, or predictions for frames.
-
-        For a graph model, the result is a table of the best tails for a head and a relation, or the
-        best heads for a tail and a relation. A row is an answer, the best first. The columns are
-        `rank` (from 1), `name` (as in the data), `label` (readable), `score` (the model's logit),
-        `probability` and `known` (whether the answer is in the training data). `probability` is the
-        probability that this is the answer, given that the answer is not in the training data.
-        Probabilities are calibrated when a model is promoted. The column is NaN before that, and
-        for known answers.
-
-        For a language model, the result is the text that follows the prompt. For a model of image
-        sequences, the result is a table with a row for each complete window, as
-        `clew predict --frames` writes it; its `attrs` contain `unit`, `target_name` and
-        `intervals`.
+        A row is an answer, the best first. The columns are `rank` (from 1), `name` (as in the
+        data), `label` (readable), `score` (the model's logit), `probability` and `known` (whether
+        the answer is in the training data). `probability` is the probability that this is the
+        answer, given that the answer is not in the training data. Probabilities are calibrated when
+        a model is promoted. The column is NaN before that, and for known answers.
 
         Args:
-            **asked: For a graph model: `relation` and `head` or `tail`, by name or label; `top_k`,
-                the number of answers; `filter_known`, to leave out answers in the training data;
-                `conformal`, to add the column `in_set`. It says whether an answer is in the set
-                that contains a new answer with this probability (0.9 for 90 %).
-                `frame.attrs["answer_set"]` contains the size of the set, how many of its answers
-                are in the table, what it was calibrated on, and its coverage of test triples.
-
-                For a language model: `prompt`, the text to continue; `max_tokens`, the largest
-                number of tokens to write; `temperature`, where 0 always takes the most likely token
-                and 1 samples from the model's distribution; `top_p`, to sample only from the most
-                likely tokens with this total probability; `seed` of the sampling.
-
-                For image sequences: `frames`, a file or folder as for training, without targets;
-                `conformal`, the share of targets that the intervals should contain (default 0.9).
+            relation: Name or label of the relation.
+            head: Name or label of the head, to ask for tails.
+            tail: Name or label of the tail, to ask for heads.
+            top_k: Number of answers.
+            filter_known: Leave out answers in the training data.
+            conformal: Add the column `in_set`: whether an answer is in the set that contains a new
+                answer with this probability (0.9 for 90 %). `frame.attrs["answer_set"]` contains
+                the size of the set, how many of its answers are in the table, what it was
+                calibrated on, and its coverage of test triples.
 
         Raises:
-            ConfigError: If the question is for another kind of model, a number is out of range, or
-                not exactly one of head and tail is given.
-            DataError: If a name is unknown (the message lists similar names), if an answer set
-                cannot be calibrated because the model's data are missing, or if the frames do not
-                fit the model.
+            ConfigError: If not exactly one of head and tail is given, a number is out of range, or
+                the question is for another kind of model.
+            DataError: If a name is unknown (the message lists similar names), or an answer set
+                cannot be calibrated because the model's data are missing.
         """
-        asked_for = question(self.title, self.task, asked)
-        if isinstance(asked_for, TextQuestion):
-            assert isinstance(self._ready, TextModel)
-            return continuation(
-                self._ready,
-                asked_for.prompt,
-                max_tokens=asked_for.max_tokens,
-                sampling=Sampling(asked_for.temperature, top_p=asked_for.top_p),
-                seed=asked_for.seed,
+        if head is not None and tail is not None:
+            raise ConfigError(
+                "head and tail are both given, so there is nothing to predict; leave one out, or "
+                "get the rank of the triple with model.place(head, relation, tail)"
             )
-        if isinstance(asked_for, FramesQuestion):
-            confidence = asked_for.conformal or CONFIDENCE
-            return predicted(self.reference, Path(asked_for.frames), confidence=confidence)
-        return self._answers(asked_for)
-
-    def _answers(self, asked: GraphQuestion) -> pd.DataFrame:
-        """Return a graph model's answers to a question as a table, one row per answer."""
-        answering, level = self._answering, asked.conformal
-        query = Query(asked.relation, head=asked.head or None, tail=asked.tail or None)
-        if level is not None and answering.answer_sets is None:
+        answering, query = self._ready, Query(relation, head=head or None, tail=tail or None)
+        if conformal is not None and answering.answer_sets is None:
             with open_model(self.reference) as source:
                 calibrate_answer_sets(answering, source)
         (found,) = answering.predict(
-            [query], top_k=asked.top_k, filter_known=asked.filter_known, level=level
+            [query], top_k=top_k, filter_known=filter_known, level=conformal
         )
         if found.warning:
             logger.warning("%s", found.warning)
         rows = [vars(answer) for answer in found.answers]
-        columns = ANSWER_COLUMNS if level is None else [*ANSWER_COLUMNS, "in_set"]
+        columns = ANSWER_COLUMNS if conformal is None else [*ANSWER_COLUMNS, "in_set"]
         frame = pd.DataFrame(rows, columns=columns)
         frame = frame.astype({"score": float, "probability": float})
         if (answer_set := found.answer_set) is not None:
@@ -176,10 +216,10 @@ class Model:
         that the answer is none of the other known answers.
 
         Raises:
-            ConfigError: If the model is not a graph model, or a part of the triple is empty.
+            ConfigError: If a part of the triple is empty.
             DataError: If a name is unknown; the message lists similar names.
         """
-        answering = self._answering
+        answering = self._ready
         if not all(name and isinstance(name, str) for name in (head, relation, tail)):
             raise ConfigError(
                 f"triple with head {head!r}, relation {relation!r}, tail {tail!r}; give all three "
@@ -197,19 +237,78 @@ class Model:
         ]
         return pd.DataFrame(rows, columns=PLACE_COLUMNS).astype({"probability": float})
 
-    @property
-    def _answering(self) -> Predictor:
-        """The predictor of a graph model.
+
+@dataclass(frozen=True)
+class LanguageModel(Model):
+    """A language model: it continues a text."""
+
+    _ready: TextModel = field(repr=False)
+
+    asked_with = "prompt, a text to continue"
+    explained_with = "prompt, the text before what is to be explained"
+
+    @_asking
+    def predict(
+        self,
+        *,
+        prompt: Annotated[str, Field(min_length=1)],
+        max_tokens: Annotated[int, Field(ge=0)] = 200,
+        temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0,
+        top_p: Annotated[float, Field(gt=0, le=1)] = 1.0,
+        seed: Annotated[int, Field(ge=0, lt=2**63)] = 0,
+    ) -> str:
+        """Return the text that follows a prompt.
+
+        Args:
+            prompt: The text to continue.
+            max_tokens: Largest number of tokens to write.
+            temperature: 0 always takes the most likely token, 1 samples from the model's
+                distribution.
+            top_p: Sample only from the most likely tokens with this total probability.
+            seed: Seed of the sampling.
 
         Raises:
-            ConfigError: If the model is not a graph model.
+            ConfigError: If the question is for another kind of model, or a value is out of range.
         """
-        if not isinstance(self._ready, Predictor):
-            raise ConfigError(
-                f"{self.title} is a {self.task} model, which has no triples; give prompt to a "
-                "language model and frames to a model of image sequences, or load a graph model"
-            )
-        return self._ready
+        sampling = Sampling(temperature, top_p=top_p)
+        return continuation(
+            self._ready, prompt, max_tokens=max_tokens, sampling=sampling, seed=seed
+        )
+
+
+@dataclass(frozen=True)
+class SequenceModel(Model):
+    """A model of image sequences; it is loaded when it predicts."""
+
+    asked_with = "frames, a file or a folder of them"
+
+    @_asking
+    def predict(
+        self,
+        *,
+        frames: str | Path,
+        conformal: Annotated[float | None, Field(gt=0, lt=1)] = None,
+    ) -> pd.DataFrame:
+        """Return a row for each complete window, as `clew predict --frames` writes it.
+
+        The table's `attrs` contain `unit`, `target_name`, `intervals` and `notes`.
+
+        Args:
+            frames: A file or folder as for training, without targets.
+            conformal: Share of targets that the intervals should contain (default 0.9).
+
+        Raises:
+            ConfigError: If the question is for another kind of model, or a number is out of range.
+            DataError: If the frames do not fit the model.
+        """
+        with working_folder("predict") as folder:
+            output = folder / "predictions.parquet"
+            confidence = conformal or CONFIDENCE
+            said = predict_frames(self.reference, Path(frames), output, confidence=confidence)
+            frame = pd.read_parquet(output)
+        content = said.as_dict()
+        frame.attrs |= {key: content[key] for key in ("target_name", "unit", "intervals", "notes")}
+        return frame
 
 
 def load(reference: str | Path) -> Model:
@@ -225,15 +324,18 @@ def load(reference: str | Path) -> Model:
     """
     meant = reference_of(reference)
     with open_model(meant) as source:
-        ready: Predictor | TextModel | None = None
-        if source.manifest.task == names.TASK_LINK_PREDICTION:
-            ready, notes = open_predictor(source)
-            for note in notes:
-                logger.warning("%s: %s", source.title, note)
-        elif source.manifest.task == names.TASK_LANGUAGE_MODELING:
-            ready = open_text_model(source)
         pinned = source.version.uri if source.version else meant
-        return Model(pinned, source.title, source.manifest.task, source.config, ready)
+        said = (pinned, source.title, source.manifest.task, source.config)
+        match source.config.data:
+            case TripleData():
+                predictor, notes = open_predictor(source)
+                for note in notes:
+                    logger.warning("%s: %s", source.title, note)
+                return TripleModel(*said, predictor)
+            case TokenData():
+                return LanguageModel(*said, open_text_model(source))
+            case _:
+                return SequenceModel(*said)
 
 
 def evaluate(

@@ -1,22 +1,19 @@
 """`clew.train`, `clew.plan` and `clew.tune`: train a model, plan its memory, tune its settings."""
 
-import inspect
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated
 
 import pandas as pd
-from pydantic import ConfigDict, Field, ValidationError, validate_call
+from pydantic import Field
 
 from clew import names
-from clew.api.models import Model, load, reference_of
+from clew.api.models import Model, checked, load, reference_of
 from clew.config.load import from_mapping
 from clew.config.load import load as load_config
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError, quoted, reason_of
 from clew.files import working_folder
 from clew.runs.reading.runs import download_artifact
 from clew.spreadsheets import restored
@@ -24,8 +21,6 @@ from clew.workflows.plan import MemoryPlan
 from clew.workflows.plan import plan as plan_memory
 from clew.workflows.train import train as train_once
 
-P = ParamSpec("P")
-R = TypeVar("R")
 Configuration = str | Path | Mapping[str, object] | RunConfig
 """Name of a preset, a YAML file, a dictionary with the content of one, or a `RunConfig`."""
 
@@ -63,38 +58,6 @@ class Run:
             UsageError: If the run was not recorded, or has no best checkpoint.
         """
         return load(reference_of(self))
-
-
-def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that checks the types of its arguments before it runs.
-
-    The function raises a one-line ConfigError if an argument does not fit the signature.
-    """
-    signature = inspect.signature(function)
-    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise TypeError(f"{function.__name__}(): {error}") from None
-        try:
-            return validated(**given)  # type: ignore[call-arg]
-        except ValidationError as error:
-            if error.title != function.__name__:  # the error comes from inside the function
-                raise
-            problem, *others = error.errors()
-            name = str(problem["loc"][0])
-            expected = reason_of(problem)
-            if any(other["loc"][0] == name for other in others):  # fits none of several types
-                annotation = inspect.formatannotation(signature.parameters[name].annotation)
-                expected = "expected " + re.sub(r"(\w+\.)+", "", annotation)
-            elif len(problem["loc"]) > 1:  # an element of the argument
-                raise ConfigError(f"{name}: {quoted(problem['input'])} given; {expected}") from None
-            raise ConfigError(f"{name} is {quoted(given[name])}; {expected}") from None
-
-    return call
 
 
 @checked

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from clew import names
 from clew.config.base import Section
 from clew.config.data import DataConfig, TripleData
 from clew.config.eigenstate import PRESET_COMPANIONS, EigenstateLMModel
@@ -184,8 +185,9 @@ class RunConfig(Section):
 
 @dataclass(frozen=True)
 class TaskKind:
-    """The kinds that fit one kind of data; the first of each is the default."""
+    """The task of one kind of data, and the kinds that fit it; the first of each is the default."""
 
+    task: str
     models: tuple[str, ...]
     losses: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -196,18 +198,21 @@ class TaskKind:
 
 TASK_KINDS = {
     "triples": TaskKind(
+        task=names.TASK_LINK_PREDICTION,
         models=GRAPH_MODELS,
         losses=("one_vs_all", "kvs_all"),
         metrics=("mrr", "hits_at_1", "hits_at_3", "hits_at_10", "mean_rank"),
         sizes=("num_entities", "num_relations"),
     ),
     "tokens": TaskKind(
+        task=names.TASK_LANGUAGE_MODELING,
         models=("eigenstate_lm",),
         losses=("language",),
         metrics=("bits_per_byte", "perplexity", "loss"),
         sizes=("vocabulary_size",),
     ),
     "image_sequences": TaskKind(
+        task=names.TASK_SEQUENCE_REGRESSION,
         models=("sequence_regression",),
         losses=("huber", "mae", "mse", "weighted_huber_mae"),
         metrics=("mae", "rmse", "r2"),

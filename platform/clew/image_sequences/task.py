@@ -19,7 +19,7 @@ from clew.config.loss import (
     RegressionLoss,
     WeightedHuberMaeLoss,
 )
-from clew.config.schema import RunConfig
+from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
 from clew.image_sequences.baselines import baseline_predictions, source_of
 from clew.image_sequences.errors import (
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 class SequenceRegression:
     """Predicts a physical quantity from a short sequence of images and their scalars."""
 
-    kind = names.TASK_SEQUENCE_REGRESSION
+    kind = TASK_KINDS["image_sequences"].task
 
     def __init__(self, splits: SequenceSplits, config: RunConfig) -> None:
         data, model, loss = config.data, config.model, config.loss

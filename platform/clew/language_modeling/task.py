@@ -14,7 +14,7 @@ from clew import names
 from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.loss import LanguageLoss
-from clew.config.schema import RunConfig
+from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
 from clew.language_modeling.loss import (
     SEGMENT_TOKENS,
@@ -42,7 +42,7 @@ SAMPLES_FILE = "samples.txt"
 class LanguageModeling:
     """The task of predicting each token of a text from all tokens before it."""
 
-    kind = names.TASK_LANGUAGE_MODELING
+    kind = TASK_KINDS["tokens"].task
 
     def __init__(self, splits: TokenSplits, config: RunConfig) -> None:
         data, model, loss = config.data, config.model, config.loss

@@ -9,7 +9,7 @@ from clew import names
 from clew.config.data import TripleData
 from clew.config.graph_models import GRAPH_MODELS, GraphModelSettings
 from clew.config.loss import EntityLoss, KvsAllLoss, OneVsAllLoss
-from clew.config.schema import RunConfig
+from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
 from clew.layers.products import device_of
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
@@ -54,7 +54,7 @@ class LinkPrediction:
     every entity as a head, for each relation, with as many forward passes as there are entities.
     """
 
-    kind = names.TASK_LINK_PREDICTION
+    kind = TASK_KINDS["triples"].task
 
     def __init__(self, graph: KnowledgeGraph, config: RunConfig) -> None:
         data, model, loss = config.data, config.model, config.loss

@@ -2,7 +2,7 @@
 
 No object is pickled: MLflow copies the code file and runs it again when the model is loaded. The
 package is copied too, so that a version gives the same answers after the project changes. The
-requests and answers of each task are described with MLflow's signatures.
+requests and answers of each subject are described with MLflow's signatures.
 """
 
 import shutil
@@ -16,8 +16,8 @@ from types import ModuleType
 from typing import Any
 
 import clew
-from clew import names
 from clew.errors import TrackingError, described
+from clew.subject import Form, Forms, Subject
 
 PACKAGES = (
     "mlflow",
@@ -33,14 +33,12 @@ PACKAGES = (
     "torch",
 )
 """Requirements for answering queries, recorded with the versions of this environment."""
-MORE = {names.TASK_LANGUAGE_MODELING: ("tokenizers",)}
-"""Additional requirements of a task."""
 
 
 def save_servable(
     folder: Path,
     *,
-    task: str,
+    subject: Subject[Any, Any, Any],
     code: Path,
     model_folder: Path,
     work: Path,
@@ -48,13 +46,8 @@ def save_servable(
 ) -> Path:
     """Save a model folder in the format that `mlflow models serve` can serve.
 
-    Args:
-        folder: The folder to write; it must not exist.
-        task: Task of the model; it determines the form of requests and answers.
-        code: The Python file that MLflow runs to get the model.
-        model_folder: The folder that the code finds as `model` among its artifacts.
-        work: An empty folder for copies.
-        example: A query that the model can answer, stored as MLflow's input example.
+    MLflow runs the file `code`, which finds `model_folder` as `model` among its artifacts. `work`
+    is an empty folder for copies.
     """
     source = work / "model"
     shutil.copytree(model_folder, source)
@@ -65,10 +58,10 @@ def save_servable(
             python_model=str(code),
             artifacts={"model": str(source)},
             code_paths=[str(package)],
-            signature=_signature(task),
+            signature=_signature(subject),
             input_example=_frame([example]),
             pip_requirements=[
-                f"{name}=={_public_version(name)}" for name in (*PACKAGES, *MORE.get(task, ()))
+                f"{name}=={_public_version(name)}" for name in (*PACKAGES, *subject.packages)
             ],
         )
     return folder
@@ -122,40 +115,28 @@ def _pyfunc() -> Iterator[ModuleType]:
         yield pyfunc
 
 
-def _signature(task: str) -> Any:
+def _signature(subject: Subject[Any, Any, Any]) -> Any:
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import Array, Object, Property
 
-    text, whole, real, truth = DataType.string, DataType.long, DataType.double, DataType.boolean
+    def parts(kind: Any, form: Forms) -> list[Any]:
+        return [
+            kind(type_of(each), name=name.removesuffix("?"), required=not name.endswith("?"))
+            for name, each in form.items()
+        ]
 
-    def optional(kind: Any, name: str) -> ColSpec:
-        return ColSpec(kind, name, required=False)
+    def type_of(form: Form) -> Any:
+        if isinstance(form, str):
+            return DataType[form]
+        if isinstance(form, Mapping):
+            return Object(parts(lambda dtype, **said: Property(dtype=dtype, **said), form))
+        return Array(type_of(form[0]))
 
-    if task == names.TASK_LINK_PREDICTION:  # a query with its answers
-        answer = Object(
-            [
-                Property("rank", whole),
-                Property("head", text, required=False),
-                Property("tail", text, required=False),
-                Property("label", text),
-                Property("score", real),
-                Property("probability", real, required=False),
-                Property("known", truth, required=False),
-            ]
-        )
-        inputs = [optional(text, "head"), ColSpec(text, "relation"), optional(text, "tail")]
-        said = [optional(whole, "num_known"), optional(text, "warning")]
-        outputs = [*inputs, *said, ColSpec(Array(answer), "answers")]
-        params = [ParamSpec("top_k", whole, 10), ParamSpec("filter_known", truth, False)]
-    elif task == names.TASK_LANGUAGE_MODELING:  # a prompt; the text that follows
-        inputs, outputs = [ColSpec(text, "prompt")], [ColSpec(text, "text")]
-        params = [ParamSpec("max_tokens", whole, 200), ParamSpec("temperature", real, 1.0)]
-        params += [ParamSpec("top_p", real, 1.0), ParamSpec("seed", whole, 0)]
-    else:  # a window of frames; a value with an interval
-        row = Array(real)
-        inputs = [ColSpec(Array(Array(Array(row))), "images")]
-        inputs += [optional(Array(row), "scalars"), optional(real, "present")]
-        outputs = [ColSpec(real, "prediction"), optional(real, "lower"), optional(real, "upper")]
-        params = [ParamSpec("confidence", real, 0.9)]
-    return ModelSignature(Schema([*inputs]), Schema([*outputs]), ParamSchema(params))
+    numbers = {int: DataType.long, float: DataType.double, bool: DataType.boolean}
+    params = [
+        ParamSpec(name, numbers[field.annotation], field.default)
+        for name, field in subject.settings.model_fields.items()
+    ]
+    inputs, outputs = (Schema(parts(ColSpec, form)) for form in (subject.inputs, subject.outputs))
+    return ModelSignature(inputs, outputs, ParamSchema(params))

@@ -1,73 +1,52 @@
-"""Base class of the code of a registered model, which MLflow's servers run ("models from code").
+"""The code of a registered model, which MLflow's servers run ("models from code").
 
-`clew promote` copies the code file of a subject, the package and a model folder into the registered
-model. A server loads them once. A request is a batch of rows and gets one answer per row.
+`clew promote` copies the code file, the package and a model folder into the registered model. A
+server loads them once. A request is a batch of rows and gets one answer per row.
 """
 
 import logging
 import math
 import os
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
 import pandas as pd
 from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, INVALID_PARAMETER_VALUE
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from clew.errors import UsageError, described
 from clew.runs.hardware import prepare_threads
 from clew.runs.request_door import MISTAKE, close_door
+from clew.subject import Row, Subject
 
-__all__ = ["Row", "ServedModel", "Settings", "set_model"]
+__all__ = ["ServedModel", "set_model"]
 
-Row = Mapping[str, Any]
-"""A row of a request; it contains only the values that were given."""
 MAX_ROWS = 1000
 logger = logging.getLogger(__name__)
 
 
-class Settings(BaseModel):
-    """The parameters of a request; subclasses define their types, limits and defaults."""
-
-    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
-
-
-SettingsT = TypeVar("SettingsT", bound=Settings)
-
-
-class ServedModel(PythonModel, Generic[SettingsT]):
+class ServedModel(PythonModel):
     """A model that answers rows, and reports mistakes in a request in one line.
 
-    A subclass defines `expects` (what a request should contain, as text for error messages), the
-    `columns` of its rows and the class of its `settings`.
+    Args:
+        subject_in: Returns the subject of the model in a folder.
     """
 
-    expects: ClassVar[str]
-    columns: ClassVar[Set[str]]
-    settings: type[SettingsT]
-
-    @abstractmethod
-    def load(self, folder: Path) -> None:
-        """Load the files that the subject's `write_folder` has written."""
-
-    @abstractmethod
-    def answer(self, rows: Sequence[Row], settings: SettingsT) -> list[dict[str, Any]]:
-        """Return one answer per row.
-
-        Raises:
-            UsageError: A row cannot be answered.
-        """
+    def __init__(self, subject_in: Callable[[Path], Subject[Any, Any, Any]]) -> None:
+        self._subject_in = subject_in
 
     def load_context(self, context: PythonModelContext) -> None:
         """Load the model; MLflow calls this once."""
         prepare_threads(os.environ)  # before anything loads torch
-        close_door(self.expects, self.columns, self.settings.model_fields.keys())
-        self.load(Path(context.artifacts["model"]))
+        folder = Path(context.artifacts["model"])
+        self._subject = subject = self._subject_in(folder)
+        columns = {name.removesuffix("?") for name in subject.inputs}
+        close_door(subject.expects, columns, subject.settings.model_fields.keys())
+        self._loaded = subject.load(folder)
 
     def predict(
         self,
@@ -77,9 +56,10 @@ class ServedModel(PythonModel, Generic[SettingsT]):
     ) -> list[dict[str, Any]]:
         """Return one answer per row; if a row cannot be answered, the request is refused."""
         try:
-            return self.answer(_rows(model_input), self.settings.model_validate(params or {}))
+            settings = self._subject.settings.model_validate(params or {})
+            return self._subject.answer(self._loaded, _rows(model_input), settings)
         except ValidationError as error:
-            line = f"parameter {described(error)}; expected {self.expects}"
+            line = f"parameter {described(error)}; expected {self._subject.expects}"
             raise _mistake(line, INVALID_PARAMETER_VALUE) from None
         except UsageError as error:
             raise _mistake(described(error), INVALID_PARAMETER_VALUE) from None

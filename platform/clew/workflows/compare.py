@@ -27,7 +27,7 @@ from clew.workflows.child import trace_in_child, train_in_child
 from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.outputs import check_file
 from clew.workflows.study_report import StudyReport, draw, in_words
-from clew.workflows.tasks import data_fingerprint
+from clew.workflows.subjects import data_fingerprint
 
 logger = logging.getLogger(__name__)
 

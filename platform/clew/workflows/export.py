@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from clew import __version__, names
+from clew import __version__
+from clew.config.data import TripleData
 from clew.errors import ConfigError, UsageError, described
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
@@ -86,16 +87,12 @@ class ExportResult:
 def export(model: str, output_dir: Path) -> ExportResult:
     """Write a graph model's program and its embeddings into a new folder.
 
-    Args:
-        model: A run id, `models:/name@alias`, or a checkpoint folder.
-        output_dir: The new folder; nothing is overwritten.
-
     Raises:
         UsageError: The model is no graph model or cannot be used, or the folder is not empty.
     """
     check_new_folder("--output-dir", output_dir)
     with open_model(model) as source:
-        if source.manifest.task != names.TASK_LINK_PREDICTION:
+        if not isinstance(source.config.data, TripleData):
             raise ConfigError(
                 f"{source.title} is no graph model, and clew export writes only those; promote it "
                 "and use mlflow models serve, or see Export in docs/serve.md"

@@ -17,9 +17,10 @@ from scipy.special import stdtrit
 from clew import __version__, names
 from clew.errors import CheckpointError, DataError, TrackingError
 from clew.runs.hardware import git_commit
-from clew.runs.packaging import ask_servable
+from clew.runs.packaging import ask_servable, save_servable
 from clew.runs.reading.metrics import HEADLINES
 from clew.runs.registry import RegisteredVersion, Registry
+from clew.subject import Calibrated
 from clew.training.checkpoints import weights_digest
 from clew.training.task import ExampleValues
 from clew.workflows.model_source import (
@@ -29,7 +30,6 @@ from clew.workflows.model_source import (
     open_version,
 )
 from clew.workflows.open_run import SERVED_FOLDER
-from clew.workflows.servables import Calibrated, Servable, servable_of
 
 REPRODUCTION_TOLERANCE = 1e-6
 SPLIT = "valid"
@@ -183,15 +183,17 @@ class Gate:
 
         They must agree with the answers of the checkpoint.
         """
-        rows = self.servable.example_rows()
+        subject = self.candidate.subject
+        rows = subject.example_rows(self.model.task)
         folder = registry.download(version, self.work / "served")
-        expected = self.servable.answer(folder / SERVED_FOLDER, rows)
+        loaded = subject.load(folder / SERVED_FOLDER)
+        expected = subject.answer(loaded, rows, subject.settings())
         try:
             answered = ask_servable(folder, rows)
         except TrackingError as error:
             return Check("served", False, str(error), final=True)
         for row, one, other in zip(rows, answered, expected, strict=True):
-            if not self.servable.agree(one, other):
+            if not subject.agree(one, other):
                 asked = str(row)[:MOST_SHOWN]
                 detail = f"the answer to {asked} differs from the answer of the checkpoint"
                 return Check("served", False, detail, final=True)
@@ -225,16 +227,24 @@ class Gate:
     def weights_digest(self) -> str:
         return weights_digest(self.candidate.checkpoint)
 
+    def save_servable(self, work: Path) -> Path:
+        """Save the candidate in the empty folder `work` as a model that MLflow can serve."""
+        subject, task = self.candidate.subject, self.model.task
+        subject.write_folder(task, work / "model", self.candidate.checkpoint, self.calibration)
+        return save_servable(
+            work / "servable",
+            subject=subject,
+            code=Path(__file__).with_name("serving.py"),
+            model_folder=work / "model",
+            work=work / "copies",
+            example=subject.example_rows(task)[0],
+        )
+
     @property
     def model(self) -> LoadedModel:
         """The candidate's model; available once its weights are loaded."""
         assert self.loaded is not None
         return self.loaded
-
-    @property
-    def servable(self) -> Servable:
-        """The candidate's task for serving; available once its weights are loaded."""
-        return servable_of(self.model.task)
 
     def _checkpoint(self) -> Check:
         manifest, metric = self.candidate.manifest, self.candidate.config.evaluation.metric
@@ -281,9 +291,10 @@ class Gate:
         return Check("validation", False, f"{detail}: {allowed}")
 
     def _calibration(self) -> Check:
-        self.calibration = found = self.servable.calibrate(self.model.model.to("cpu"))
-        self.model.model.to(self.model.device)
-        return Check("calibration", True, found.describe() if found else self.servable.uncalibrated)
+        subject, loaded = self.candidate.subject, self.model
+        self.calibration = found = subject.calibrate(loaded.task, loaded.model.to("cpu"))
+        loaded.model.to(loaded.device)
+        return Check("calibration", True, found.describe() if found else subject.uncalibrated)
 
     def _test(self) -> Check:
         measured = self.model.metrics("test")
@@ -295,8 +306,9 @@ class Gate:
             return Check("test", True, f"data set {self.model.task.dataset} has no test examples")
         key = self.metric.replace(SPLIT, "test", 1)
         found = f"{key} {measured[key]:.6f}" if key in measured else f"no {key}"
-        number, examples = self.servable.num_test_examples, self.servable.examples
-        return Check("test", True, f"{found} on {number:,} {examples}; reported, not compared")
+        subject = self.candidate.subject
+        number = f"{subject.num_test_examples(self.model.task):,} {subject.examples}"
+        return Check("test", True, f"{found} on {number}; reported, not compared")
 
     def _champion(self) -> Check:
         if self.champion is None:

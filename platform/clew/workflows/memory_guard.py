@@ -21,7 +21,7 @@ from clew.training.memory_plan import MemoryPlanner, StepMemory, TookTooLong
 from clew.training.setup import TRIAL_SECONDS
 from clew.training.task import Task
 from clew.workflows.plan import Settings, Variant, largest_divisor, split
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -12,10 +12,11 @@ from torch import nn
 from clew import names
 from clew.config.data import DataConfig, TripleData, looked_up_in
 from clew.config.load import Overrides, from_mapping
-from clew.config.schema import RunConfig
+from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import CheckpointError, ConfigError, quoted
 from clew.runs.reading.runs import download_artifact
 from clew.runs.registry import RegisteredVersion
+from clew.subject import Subject
 from clew.training.checkpoints import read_model
 from clew.training.manifest import (
     MANIFEST_FILE,
@@ -26,7 +27,9 @@ from clew.training.manifest import (
 from clew.training.precision import resolve_device
 from clew.training.task import Task
 from clew.workflows.open_run import OpenedRun, open_run
-from clew.workflows.tasks import ASKED_WITH, TASKS, build_task
+from clew.workflows.subjects import SUBJECTS, build_task
+
+DataT = TypeVar("DataT", bound=DataConfig)
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class ModelSource:
     config: RunConfig
     run_id: str | None = None
     version: RegisteredVersion | None = None
+
+    @property
+    def subject(self) -> Subject[Any, Any, Any]:
+        return SUBJECTS[self.config.data.kind]
 
     @property
     def title(self) -> str:
@@ -84,7 +91,7 @@ def model_of(run: OpenedRun) -> ModelSource:
     if not (folder / MODEL_FILE).is_file():
         raise CheckpointError(f"{folder}: no {MODEL_FILE}; the checkpoint is incomplete")
     config = trained_with(manifest, {}, source=str(folder / MANIFEST_FILE))
-    if manifest.task != TASKS[config.data.kind]:
+    if manifest.task != TASK_KINDS[config.data.kind].task:
         raise CheckpointError(
             f"{folder / MANIFEST_FILE}: the task is {quoted(manifest.task)}, which does not use "
             f"data of kind {config.data.kind}; use another checkpoint"
@@ -93,23 +100,17 @@ def model_of(run: OpenedRun) -> ModelSource:
     return ModelSource(run.reference, folder, manifest, config, run_id, run.version)
 
 
-def require_task(source: ModelSource, task: str, only: str) -> None:
-    """Refuse a model of another task.
+def require_data(source: ModelSource, kind: type[DataT], only: str) -> DataT:
+    """Return the configuration of a model's data; refuse a model of other data.
 
-    Args:
-        source: The model.
-        task: The task that is needed.
-        only: What only models of this task can do, for the message.
-
-    Raises:
-        ConfigError: The model has another task; the message says how to use the model.
+    The message says that `only` some models can do what is asked, and how to use this one.
     """
-    own = source.manifest.task
-    if own != task:
+    if not isinstance(source.config.data, kind):
         raise ConfigError(
-            f"{source.title} is a {own} model; {only}; ask this model with clew predict "
-            f"{ASKED_WITH[own]}"
+            f"{source.title} is a {source.manifest.task} model; {only}; ask this model with clew "
+            f"predict {source.subject.asked_with}"
         )
+    return source.config.data
 
 
 def recorded_file(source: ModelSource, name: str, work: Path) -> Path:

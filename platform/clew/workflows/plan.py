@@ -35,7 +35,7 @@ from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.hardware import Hardware, find_device, fit_to_hardware
 from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
 from clew.training.task import Task
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 
 NAME = "sizes alone"
 

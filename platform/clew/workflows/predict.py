@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clew import names
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError, described, quoted
 from clew.files import working_folder
@@ -24,7 +23,7 @@ from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import download_artifact
-from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_task
+from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_data
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +77,6 @@ def predict(
 ) -> PredictResult:
     """Answer queries with a trained model.
 
-    Args:
-        model: A run id, `models:/name@alias`, or a checkpoint folder.
-        queries: The queries.
-        top_k: Number of answers per query.
-        filter_known: Leave out answers that are known from training.
-        level: Mark the answers in the set that contains a new answer with this probability.
-
     Raises:
         UsageError: The model or a name cannot be found; the message suggests similar names. Or an
             answer set is requested, but the model's data are not available to calibrate it.
@@ -133,9 +125,9 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     Raises:
         UsageError: The model is not a link prediction model, or neither data nor names are found.
     """
-    require_task(
+    require_data(
         source,
-        names.TASK_LINK_PREDICTION,
+        TripleData,
         "only link prediction answers queries by name and has embeddings with names",
     )
     if (source.checkpoint / VOCABULARY_FOLDER).is_dir():

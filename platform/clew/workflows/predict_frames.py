@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, UsageError
 from clew.files import working_folder
@@ -30,7 +29,7 @@ from clew.workflows.model_source import (
     open_model,
     own_task,
     recorded_file,
-    require_task,
+    require_data,
 )
 from clew.workflows.outputs import check_file
 
@@ -93,14 +92,7 @@ def predict_frames(
 
     Half widths come from the errors on the validation windows. They can be too small, because these
     windows also chose the checkpoint; the coverage of the test windows is therefore measured.
-
-    Args:
-        model: A run id, `models:/name@alias`, or a checkpoint folder.
-        frames: An HDF5 file, a Zarr store or a folder of NumPy arrays, as for training, without
-            targets; a child process reads them (`clew.untrusted`).
-        output: Parquet file, with one row per window.
-        confidence: Share of targets that the intervals should contain.
-        progress: Called with the number of finished windows and the total number.
+    A child process reads the frames (`clew.untrusted`).
 
     Raises:
         UsageError: The model is not a model of image sequences, the frames do not fit the model, or
@@ -113,19 +105,21 @@ def predict_frames(
             "images.npy"
         )
     with open_model(model) as source:
-        require_task(
-            source, names.TASK_SEQUENCE_REGRESSION, "only models of image sequences predict frames"
-        )
-        config = source.config
-        assert isinstance(config.data, ImageSequenceData)
+        only = "only models of image sequences predict frames"
+        config, data = source.config, require_data(source, ImageSequenceData, only)
         device = device_of(config)
-        regressor, record = open_regressor(source)
-        regressor.to(device)
-        errors, notes = held_out_errors(source, regressor, device)
-        intervals = intervals_of(errors, confidence) if errors else None
-        with handed_in_frames(frames, config.data.channels) as table:
+        with working_folder("sequences") as work:
+            record = SequencesRecord.read(recorded_file(source, SEQUENCES_FILE, work))
+        regressor = load_sequence_model(source.checkpoint, record).to(device)
+        errors, notes = _held_out_errors(source, regressor, device)
+        intervals, width = None, None
+        if errors is not None:
+            width = errors.half_width(confidence)
+            sizes = len(errors.valid), len(errors.test)
+            intervals = Intervals(confidence, width, *sizes, errors.coverage(width))
+        with handed_in_frames(frames, data.channels) as table:
             needs_present = regressor.config.predicts == "change"
-            windows = windows_to_predict(table, record, config.data, needs_present=needs_present)
+            windows = windows_to_predict(table, record, data, needs_present=needs_present)
             prediction = predict_windows(
                 regressor,
                 windows,
@@ -133,7 +127,6 @@ def predict_frames(
                 device=device,
                 progress=progress,
             )
-        width = intervals.half_width if intervals else None
         metadata = _metadata(source, record, intervals)
         write_predictions(output, windows, prediction, width, metadata)
         return FramesResult(
@@ -156,14 +149,7 @@ def _metadata(
     return {f"clew.{key}": value for key, value in said.items()}
 
 
-def open_regressor(source: ModelSource) -> tuple[SequenceRegressor, SequencesRecord]:
-    """Load a model of image sequences on the CPU, and its run's description of the data."""
-    with working_folder("sequences") as work:
-        record = SequencesRecord.read(recorded_file(source, SEQUENCES_FILE, work))
-    return load_sequence_model(source.checkpoint, record), record
-
-
-def held_out_errors(
+def _held_out_errors(
     source: ModelSource, model: SequenceRegressor, device: torch.device
 ) -> tuple[HeldOutErrors | None, tuple[str, ...]]:
     """Return a model's errors on held-out windows, from its file or measured on its data.
@@ -182,13 +168,3 @@ def held_out_errors(
     if errors is None:
         return None, ("no intervals, because no group was held out for validation in training",)
     return errors, ()
-
-
-def intervals_of(errors: HeldOutErrors, confidence: float) -> Intervals:
-    """Return the conformal intervals from errors on held-out windows.
-
-    Raises:
-        ConfigError: There are too few validation windows for the confidence.
-    """
-    width = errors.half_width(confidence)
-    return Intervals(confidence, width, len(errors.valid), len(errors.test), errors.coverage(width))

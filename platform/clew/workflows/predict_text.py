@@ -5,18 +5,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from clew import names
 from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.files import working_folder
 from clew.language_modeling.model import Sampling
-from clew.language_modeling.packed_tokens import PackManifest, read_manifest
+from clew.language_modeling.packed_tokens import read_manifest
 from clew.language_modeling.tokenizers import (
     BPE,
     BYTES,
     TOKENIZER_FILE,
-    Tokenizer,
     load_tokenizer,
 )
 from clew.language_modeling.tokens import load_tokens
@@ -34,7 +32,7 @@ from clew.workflows.model_source import (
     device_of,
     open_model,
     recorded_file,
-    require_task,
+    require_data,
 )
 from clew.workflows.outputs import check_file
 
@@ -68,11 +66,6 @@ def predict_text(
     The same request gives the same text. With a state file, two calls give the same text as one
     long call. Without one, an incomplete character at the end becomes the replacement character.
 
-    Args:
-        model: A run id, `models:/name@alias`, or a checkpoint folder.
-        request: The prompt, and how to continue it.
-        progress: Called with the number of prompt tokens read so far and in total.
-
     Raises:
         UsageError: The model is not a language model, the prompt is empty or not in its vocabulary,
             or the state belongs to another model.
@@ -85,7 +78,7 @@ def predict_text(
             f"no prompt given{missing}; expected text to continue, as --prompt or --prompt-file"
         )
     with open_model(model) as source:
-        require_task(source, names.TASK_LANGUAGE_MODELING, "only language models continue a prompt")
+        require_data(source, TokenData, "only language models continue a prompt")
         text_model, start, weights = open_text_model(source), None, ""
         if request.state is not None:
             weights = weights_digest(source.checkpoint)
@@ -113,7 +106,11 @@ def open_text_model(source: ModelSource) -> TextModel:
     config = source.config
     with working_folder("tokens") as work:
         try:
-            text, tokenizer = _recorded_tokens(source, work)
+            folder = recorded_file(source, TOKENS_FILE, work).parent
+            text, kind = read_manifest(folder, TOKENS_FILE), BYTES
+            if text.tokenizer != BYTES:
+                kind, folder = BPE, recorded_file(source, TOKENIZER_FILE, work).parent
+            tokenizer = load_tokenizer(kind, folder)
         except (CheckpointError, TrackingError):
             assert isinstance(config.data, TokenData)
             assert isinstance(config.model, EigenstateLMModel)
@@ -123,13 +120,6 @@ def open_text_model(source: ModelSource) -> TextModel:
     found = load_text_model(source.checkpoint, text, tokenizer)
     found.model.to(device_of(config))
     return found
-
-
-def _recorded_tokens(source: ModelSource, work: Path) -> tuple[PackManifest, Tokenizer]:
-    text = read_manifest(recorded_file(source, TOKENS_FILE, work).parent, TOKENS_FILE)
-    if text.tokenizer == BYTES:
-        return text, load_tokenizer(BYTES)
-    return text, load_tokenizer(BPE, recorded_file(source, TOKENIZER_FILE, work).parent)
 
 
 def read_prompt(name: str, standard_input: BinaryIO) -> str:

@@ -34,7 +34,6 @@ from clew.runs.store import acting_person
 from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import open_run_best
 from clew.workflows.resume import require_dead
-from clew.workflows.servables import save_candidate
 
 Report = Callable[[Check], None]
 
@@ -335,12 +334,7 @@ class Challenge:
                 self.registry.tag(version, tags)
                 return version
         with working_folder("register") as folder:
-            package = save_candidate(
-                self.gate.model.task,
-                folder,
-                checkpoint=self.gate.candidate.checkpoint,
-                calibration=self.gate.calibration,
-            )
+            package = self.gate.save_servable(folder)
             return self.registry.register(self.name, package, run_id=self.run_id, tags=tags)
 
     def _move(self, version: RegisteredVersion, former: str | None) -> None:

@@ -47,7 +47,7 @@ from clew.workflows.memory_guard import (
 )
 from clew.workflows.plan import limited_to_data
 from clew.workflows.resume import ResumePoint
-from clew.workflows.tasks import build_task
+from clew.workflows.subjects import build_task
 from clew.workflows.training_run import (
     RUN_FILES,
     check_folders,

@@ -31,7 +31,7 @@ from clew.spreadsheets import csv_text
 from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.outputs import check_folder
 from clew.workflows.resume import end_if_dead
-from clew.workflows.tasks import build_task, data_fingerprint
+from clew.workflows.subjects import build_task, data_fingerprint
 from clew.workflows.trials import Ending, TrialRecord, TrialStudy, opened_study, train_trial
 from clew.workflows.warm_start import with_named_start
 

@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from clew import names
+from clew.config.schema import TASK_KINDS
 from clew.names import direction_of
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, database_of, stored_number
@@ -29,17 +30,13 @@ TEST_PREFIX = names.metric("test", "")
 
 Pick = Literal["best", "last", "step"]
 
-HEADLINES = {
-    names.TASK_LINK_PREDICTION: names.metric("valid", names.MRR),
-    names.TASK_LANGUAGE_MODELING: names.metric("valid", names.BITS_PER_BYTE),
-    names.TASK_SEQUENCE_REGRESSION: names.metric("valid", names.MAE),
-}
+HEADLINES = {kind.task: names.metric("valid", kind.metrics[0]) for kind in TASK_KINDS.values()}
 """The main validation metric of each task."""
 
 
 def headline_key(run: RunRecord) -> str:
     """Return the main metric of the run; a test metric if the run has no validation metric."""
-    key = HEADLINES.get(run.tags.get(names.TAG_TASK, ""), HEADLINES[names.TASK_LINK_PREDICTION])
+    key = HEADLINES.get(run.tags.get(names.TAG_TASK, ""), next(iter(HEADLINES.values())))
     if key not in run.metrics and (tested := key.replace("valid/", "test/")) in run.metrics:
         return tested
     return key

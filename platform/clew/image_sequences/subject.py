@@ -1,0 +1,105 @@
+"""Image sequences as a subject: requests are windows of frames, answers values with intervals."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from clew.config.image_sequences import ImageSequenceData
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+from clew.files import working_folder
+from clew.image_sequences.errors import HeldOutErrors, conformal_half_width
+from clew.image_sequences.prediction import WindowPredictor, write_model_folder
+from clew.image_sequences.splits import load_sequences
+from clew.image_sequences.task import SequenceRegression
+from clew.subject import Forms, Row, Settings, Subject
+
+NUM_WINDOWS = 2
+"""Number of windows that a candidate must predict before it is promoted."""
+TOLERANCE = 1e-4
+"""Allowed difference between a served value and the checkpoint's, absolute or relative."""
+
+
+class WindowSettings(Settings):
+    """Share of targets that the intervals should contain."""
+
+    confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
+
+
+class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings]):
+    """Regression on windows of frames."""
+
+    asked_with = "--frames and --output"
+    examples = "windows"
+    uncalibrated = "no intervals: too few windows, or none, are held out for validation"
+    expects = (
+        "rows with images (time, channel, height, width) and, if the model needs them, scalars "
+        "(time, scalar) and the number present, and among params confidence (between 0 and 1)"
+    )
+    inputs: ClassVar[Forms] = {
+        "images": [[[["double"]]]],
+        "scalars?": [["double"]],
+        "present?": "double",
+    }
+    outputs: ClassVar[Forms] = {"prediction": "double", "lower?": "double", "upper?": "double"}
+    settings = WindowSettings
+
+    def build_task(self, config: RunConfig) -> SequenceRegression:
+        assert isinstance(config.data, ImageSequenceData)
+        return SequenceRegression(load_sequences(config.data), config)
+
+    def num_test_examples(self, task: SequenceRegression) -> int:
+        return len(task.splits.windows["test"])
+
+    def calibrate(self, task: SequenceRegression, model: Any) -> HeldOutErrors | None:
+        """Return the errors on validation and test windows; None if too few."""
+        errors = task.held_out_errors(model.eval(), torch.device("cpu"))
+        enough = errors is not None and math.isfinite(conformal_half_width(errors.valid))
+        return errors if enough else None
+
+    def write_folder(
+        self,
+        task: SequenceRegression,
+        folder: Path,
+        checkpoint: Path,
+        calibration: HeldOutErrors | None,
+    ) -> None:
+        with working_folder("record") as work:
+            task.write_artifacts(work)
+            write_model_folder(folder, checkpoint=checkpoint, record=work, errors=calibration)
+
+    def example_rows(self, task: SequenceRegression) -> list[dict[str, Any]]:
+        """Return windows of the training data, in the units of the files."""
+        windows = task.train_examples()
+        chosen = np.linspace(0, len(windows) - 1, min(NUM_WINDOWS, len(windows))).astype(int)
+        rows = []
+        for index, images in zip(chosen, windows.batch(chosen).images, strict=True):
+            end = windows.ends[index]
+            frames = np.arange(end - windows.num_frames + 1, end + 1)
+            row: dict[str, Any] = {"images": torch.nan_to_num(images).tolist()}
+            if windows.table.scalars.shape[1]:
+                row["scalars"] = windows.table.scalars[frames].tolist()
+            if windows.table.present is not None:
+                row["present"] = float(np.nan_to_num(windows.table.present[end]))
+            rows.append(row)
+        return rows
+
+    def load(self, folder: Path) -> WindowPredictor:
+        return WindowPredictor(folder)
+
+    def answer(
+        self, loaded: WindowPredictor, rows: Sequence[Row], settings: WindowSettings
+    ) -> list[dict[str, Any]]:
+        if any("images" not in row for row in rows):
+            raise ConfigError(f"a row has no images; expected {self.expects}")
+        return [loaded.predict(**row, confidence=settings.confidence) for row in rows]
+
+    def agree(self, one: Row, other: Row) -> bool:
+        return one.keys() == other.keys() and all(
+            math.isclose(one[key], other[key], rel_tol=TOLERANCE, abs_tol=TOLERANCE) for key in one
+        )

@@ -1,0 +1,91 @@
+"""Text as a subject: requests are prompts, answers are the texts that follow."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from clew.config.data import TokenData
+from clew.config.eigenstate import EigenstateLMModel
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError
+from clew.language_modeling.model import Sampling
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokens import load_tokens
+from clew.language_modeling.writer import (
+    TextModel,
+    continuation,
+    load_text_folder,
+    write_model_folder,
+)
+from clew.subject import Forms, Row, Settings, Subject
+
+NUM_PROMPTS, PROMPT_TOKENS = 4, 32
+"""Number of prompts that a candidate must continue before it is promoted, and their length."""
+
+
+class TextSettings(Settings):
+    """Length of the text, and how its tokens are drawn."""
+
+    max_tokens: Annotated[int, Field(ge=0, le=10_000)] = 200
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+
+class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
+    """Language modelling; the same seed gives the same text."""
+
+    asked_with = "--prompt or --prompt-file"
+    examples = "tokens"
+    uncalibrated = "text that is drawn has no probabilities to fit"
+    packages = ("tokenizers",)
+    expects = (
+        "rows with the text prompt, and among params max_tokens (0 to 10000), temperature (0 or "
+        "more), top_p (above 0, at most 1) and seed (0 or more)"
+    )
+    inputs: ClassVar[Forms] = {"prompt": "string"}
+    outputs: ClassVar[Forms] = {"text": "string"}
+    settings = TextSettings
+
+    def build_task(self, config: RunConfig) -> LanguageModeling:
+        assert isinstance(config.data, TokenData)
+        assert isinstance(config.model, EigenstateLMModel)
+        tokens = load_tokens(config.data, window=config.model.max_seq_len)
+        return LanguageModeling(tokens, config)
+
+    def num_test_examples(self, task: LanguageModeling) -> int:
+        return len(task.splits.windows["test"].stream) - 1
+
+    def calibrate(self, task: LanguageModeling, model: Any) -> None:
+        """Return None: nothing is fitted."""
+
+    def write_folder(
+        self, task: LanguageModeling, folder: Path, checkpoint: Path, calibration: None
+    ) -> None:
+        write_model_folder(folder, checkpoint=checkpoint, packed=task.splits.packed)
+
+    def example_rows(self, task: LanguageModeling) -> list[dict[str, Any]]:
+        """Return pieces of the training text that are evenly spaced."""
+        stream, tokenizer = task.splits.windows["train"].stream, task.splits.tokenizer
+        starts = range(0, len(stream), -(-len(stream) // NUM_PROMPTS))
+        texts = [tokenizer.decode(stream[start : start + PROMPT_TOKENS]) for start in starts]
+        # Text with the token for unknown text cannot be used as a prompt.
+        return [{"prompt": text} for text in texts if text and not tokenizer.first_unknown(text)]
+
+    def load(self, folder: Path) -> TextModel:
+        return load_text_folder(folder)
+
+    def answer(
+        self, loaded: TextModel, rows: Sequence[Row], settings: TextSettings
+    ) -> list[dict[str, Any]]:
+        if any(not isinstance(row.get("prompt"), str) for row in rows):
+            raise ConfigError(f"a row has no prompt; expected {self.expects}")
+        sampling, seed = Sampling(settings.temperature, top_p=settings.top_p), settings.seed
+        length = settings.max_tokens
+        texts = (
+            continuation(loaded, row["prompt"], max_tokens=length, sampling=sampling, seed=seed)
+            for row in rows
+        )
+        return [{"text": text} for text in texts]

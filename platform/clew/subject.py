@@ -1,0 +1,104 @@
+"""What a subject (graphs, text, image sequences) brings to everything that is written once for all.
+
+A subject's folder holds one class of this kind, in `subject.py`; `clew.workflows.subjects` lists
+them. Promotion, registry and serving know no more of a subject than its task and this class.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+Row = Mapping[str, Any]
+"""A row of a request to a model; it contains only the values that were given."""
+Form = str | Sequence["Form"] | Mapping[str, "Form"]
+"""An MLflow type such as `string`; `[form]` is an array, and a mapping an object with these parts,
+where a name with `?` at its end can be left out."""
+Forms = Mapping[str, Form]
+
+
+class Settings(BaseModel):
+    """The parameters of a request; subclasses define their types, limits and defaults."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Calibrated(Protocol):
+    """A result on held-out examples that is served with a model, such as a calibration."""
+
+    def describe(self) -> str:
+        """Return one line of text for messages."""
+        ...
+
+    def tags(self) -> dict[str, str]:
+        """Return the tags for a registered version with this result."""
+        ...
+
+
+TaskT = TypeVar("TaskT")
+LoadedT = TypeVar("LoadedT")
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
+    """One kind of data with its models: how they are trained, promoted, asked and served."""
+
+    asked_with: ClassVar[str]
+    """Options of `clew predict` for its models."""
+    examples: ClassVar[str]
+    """Plural name of the data's examples for messages, such as `triples`."""
+    uncalibrated: ClassVar[str]
+    """Why `calibrate` can return None, for messages."""
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Requirements of its served models beside those of all."""
+    expects: ClassVar[str]
+    """What a request to a served model should contain, for messages."""
+    inputs: ClassVar[Forms]
+    """The columns of a request."""
+    outputs: ClassVar[Forms]
+    """The columns of an answer."""
+    settings: type[SettingsT]
+
+    @abstractmethod
+    def build_task(self, config: Any) -> TaskT:
+        """Read the data, and return the task with the configuration's model and loss.
+
+        Raises:
+            DataError: The data cannot be read.
+        """
+
+    @abstractmethod
+    def num_test_examples(self, task: TaskT) -> int:
+        """Return the number of examples in the test split."""
+
+    @abstractmethod
+    def calibrate(self, task: TaskT, model: Any) -> Calibrated | None:
+        """Return the result of a network on held-out examples, on the CPU; None without any."""
+
+    @abstractmethod
+    def write_folder(self, task: TaskT, folder: Path, checkpoint: Path, calibration: Any) -> None:
+        """Write what `load` needs to a new folder."""
+
+    @abstractmethod
+    def example_rows(self, task: TaskT) -> list[dict[str, Any]]:
+        """Return requests that the model can answer."""
+
+    @abstractmethod
+    def load(self, folder: Path) -> LoadedT:
+        """Load a model from a folder that `write_folder` wrote."""
+
+    @abstractmethod
+    def answer(
+        self, loaded: LoadedT, rows: Sequence[Row], settings: SettingsT
+    ) -> list[dict[str, Any]]:
+        """Return one answer per row.
+
+        Raises:
+            UsageError: A row cannot be answered.
+        """
+
+    def agree(self, one: Row, other: Row) -> bool:
+        """Whether two answers to a request are the same except for rounding."""
+        return one == other

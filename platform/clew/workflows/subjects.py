@@ -1,0 +1,39 @@
+"""The subject of each kind of data, and the task that a configuration asks for."""
+
+from pathlib import Path
+from typing import Any
+
+from clew.config.load import from_mapping
+from clew.config.schema import RunConfig
+from clew.image_sequences.subject import ImageSequences
+from clew.language_modeling.subject import Texts
+from clew.link_prediction.subject import Graphs
+from clew.subject import Subject
+from clew.training.manifest import read_manifest
+from clew.training.task import Task
+
+SUBJECTS: dict[str, Subject[Any, Any, Any]] = {
+    "triples": Graphs(),
+    "tokens": Texts(),
+    "image_sequences": ImageSequences(),
+}
+"""Kind of data to its subject."""
+
+
+def subject_in(folder: Path) -> Subject[Any, Any, Any]:
+    """Return the subject of the model in a folder."""
+    return SUBJECTS[from_mapping(read_manifest(folder).config, source=str(folder)).data.kind]
+
+
+def build_task(config: RunConfig) -> Task[Any]:
+    """Read the data, and return the task with the configuration's model and loss.
+
+    Raises:
+        DataError: The data cannot be read.
+    """
+    task: Task[Any] = SUBJECTS[config.data.kind].build_task(config)
+    return task
+
+
+def data_fingerprint(config: RunConfig) -> str:
+    return build_task(config).data_fingerprint
