@@ -98,3 +98,4 @@ def test_threads_of_a_parent_that_was_killed_send_one_request_together() -> None
     os.write(tells, bytes([signal.SIGTERM] * 20))
     os.close(tells)
     _watch(told, os.getpid())  # would kill this process
+    assert os.read(told, 1) == b"", "every request is read before the watch ends"

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,3 +154,6 @@ def served(environment: Path, tmp_path: Path) -> Iterator[str]:
 
 def test_the_dashboard_is_served(served: str) -> None:
     wait_for(served, seconds=300)
+    with urllib.request.urlopen(served, timeout=60) as page:
+        assert "html" in page.headers["Content-Type"]
+        assert b"streamlit" in page.read().lower()

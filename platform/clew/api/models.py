@@ -3,6 +3,7 @@
 import inspect
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
@@ -80,7 +81,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(ABC):
     """A trained model, as `clew.load` returns it.
 
     It is a `TripleModel`, a `LanguageModel` or a `SequenceModel`, whose `predict` take different
@@ -99,13 +100,13 @@ class Model:
     asked_with: ClassVar[str]
     explained_with: ClassVar[str] = ""
 
+    @abstractmethod
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Ask the model; its class says what for.
 
         Raises:
             ConfigError: If the question is for another kind of model, or a value is out of range.
         """
-        raise NotImplementedError
 
 
 ModelT = TypeVar("ModelT", bound=Model)
