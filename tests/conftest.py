@@ -162,6 +162,20 @@ def pages_of_one_store() -> None:
             kept.clear()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def import_path() -> list[str]:
+    return list(sys.path)
+
+
+@pytest.fixture(autouse=True)
+def own_import_path(import_path: list[str]) -> None:
+    """Undo MLflow's change of the import path: a loaded model puts its own `clew` first.
+
+    A process that a test starts would find this copy, which has no dashboard.
+    """
+    sys.path = list(import_path)
+
+
 @pytest.fixture(autouse=True)
 def log_has_its_level() -> None:
     """Reset the log level, because `clew tune` raises it for its process."""
