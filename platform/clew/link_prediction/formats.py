@@ -414,8 +414,7 @@ def _unquote(part: Part) -> None:
         is_whole = pc.match_substring_regex(texts, '(?s)^"[^\0]+"$')
         is_whole = pc.and_(is_whole, pc.invert(pc.match_substring(inner, '"')))
         if pc.any(is_whole).as_py():
-            found = part.examples.setdefault("quotes", [])
-            found.extend(texts.filter(is_whole).slice(0, 3 - len(found)).to_pylist())
+            part.examples.setdefault("quotes", []).extend(texts.filter(is_whole).to_pylist())
             part.notes["quotes"] = "around values, as R and spreadsheets write them, are removed"
             texts = pc.if_else(is_whole, pc.replace_substring(inner, "\0", '"'), texts)
             part.columns[role] = Texts.from_arrays(part.columns[role].indices, texts)
@@ -586,7 +585,7 @@ def _listed(value: object) -> list[Any]:
 def _read_arrays(path: Path) -> Part:
     """Read OGB's arrays: head, relation and tail, with head_type and tail_type if there are any."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             size = sum(info.file_size for info in file.zip.infolist())
             check_ratio(path, path.stat().st_size, size)
             names = {"head", "relation", "tail", "head_type", "tail_type"} & set(file.files)

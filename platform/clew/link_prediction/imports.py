@@ -235,10 +235,10 @@ def _joined(columns: Sequence[Texts], name: Callable[[Sequence[str]], str]) -> T
     """Return one text for the values of several columns; `name` is called once for each kind."""
     keys = np.zeros(len(columns[0]), np.int64)
     for column in columns:
-        _, keys = np.unique(
-            keys * max(len(column.dictionary), 1) + column.indices.to_numpy(), return_inverse=True
-        )
-    _, first, codes = np.unique(keys, return_index=True, return_inverse=True)
+        keys = keys * max(len(column.dictionary), 1) + column.indices.to_numpy()
+        keys = pd.factorize(keys)[0]  # numbers by first occurrence
+    codes = keys
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
     rows = [column.take(pa.array(first)).to_pylist() for column in columns]
     texts = pa.array(
         [name(row) for row in zip(*rows, strict=True)], pa.string()
@@ -518,8 +518,7 @@ def _add(
     change = changes[role]
     said = [change(text) for text in said]
     keys = ids.astype(np.int64) * max(len(said), 1) + column.indices.to_numpy()
-    pairs, first = np.unique(keys, return_index=True)
-    for key in pairs[np.argsort(first)].tolist():
+    for key in pd.unique(keys).tolist():
         entity, text = key // len(said), said[key % len(said)]
         if entity < 0 or not text or text == (old := texts[entity]):
             continue
@@ -567,9 +566,9 @@ def _synonyms(text: str, name: str) -> str:
 
 def _distinct(triples: Triples, found: Imported) -> Triples:
     """Return the rows without repeats, in their order."""
-    _, first = np.unique(as_keys(triples), return_index=True)
-    found.counts["repeated"] += len(triples) - len(first)
-    return np.ascontiguousarray(triples[np.sort(first)])
+    is_repeated = pd.Series(as_keys(triples)).duplicated().to_numpy()
+    found.counts["repeated"] += int(is_repeated.sum())
+    return np.ascontiguousarray(triples[~is_repeated])
 
 
 def as_keys(rows: np.ndarray) -> np.ndarray:
@@ -611,7 +610,7 @@ def _split(
         chosen[order[len(order) - sum(wanted) :]] = 1
         chosen[order[len(order) - wanted[1] :]] = 2
         return chosen
-    pair = np.unique(as_keys(np.sort(triples[:, [0, 2]], axis=1)), return_inverse=True)[1]
+    pair = pd.factorize(as_keys(np.sort(triples[:, [0, 2]], axis=1)))[0]
     shuffled = np.random.default_rng(settings.seed).permutation(int(pair.max()) + 1)
     order = np.argsort(shuffled[pair], kind="stable")  # rows of the same pair are neighbours
     rows = triples[order]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from clew import names
 from clew.config.data import DataConfig, ImportSettings, TripleData
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
@@ -18,6 +19,7 @@ from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokens import find_text
 from clew.link_prediction.imports import Imported, import_graph, write_data_set
 from clew.link_prediction.packed import pack_graph
+from clew.link_prediction.plausibility import report as report_on
 from clew.link_prediction.sources import describe, find_files, load_graph
 from clew.link_prediction.triples import SPLITS
 from clew.workflows.outputs import check_folder, check_new_folder
@@ -53,7 +55,9 @@ def describe_data(settings: DataConfig) -> str:
     if isinstance(settings, ImageSequenceData):
         summary = describe_sequences(load_sequences(settings))
     elif isinstance(settings, TripleData):
-        summary = dataclasses.asdict(describe(load_graph(settings)))
+        graph = load_graph(settings)
+        findings = [f"look at: {finding}" for finding in report_on(graph).findings]
+        return "\n".join([_lines(dataclasses.asdict(describe(graph))), *findings])
     else:
         raise ConfigError(
             f"data.kind is {settings.kind!r}; clew data describes triples and image_sequences"
@@ -135,9 +139,12 @@ def import_data(paths: Sequence[Path], settings: ImportSettings, output_dir: Pat
     found = import_graph(place.name.split(".")[0], paths, settings)
     lines = [f"{path}: {said}" for path, said in found.read.items()]
     lines.append(_lines(_what_became_of_edges(found, settings)))
-    lines.append(_lines(dataclasses.asdict(describe(found.graph))))
+    summary = dataclasses.asdict(describe(found.graph))
+    report = report_on(found.graph, found)
+    lines += [_lines(summary), *(f"look at: {finding}" for finding in report.findings)]
     if output_dir is not None:
         write_data_set(found, output_dir)
+        report.write(output_dir / names.ARTIFACT_DATA_REPORT, read=found.read, data=summary)
         lines.append(f"train on it: clew train data.path={as_typed(output_dir)}")
     return "\n".join(lines)
 
