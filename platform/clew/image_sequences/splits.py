@@ -114,7 +114,6 @@ def held_out_groups(table: FrameTable, config: ImageSequenceData) -> tuple[str, 
 
 
 def check_range(table: FrameTable, smallest: float, largest: float) -> None:
-    """Check that all targets are in their declared range."""
     outside = np.flatnonzero((table.target < smallest) | (table.target > largest))
     if len(outside):
         frame = int(outside[0])
@@ -146,7 +145,6 @@ def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:
 
 
 def present_values(table: FrameTable) -> np.ndarray:
-    """Return the present value of every frame."""
     if table.present is None:
         raise DataError(
             f"{table.source}: no present, which model.predicts=change needs; give the target's "

@@ -147,7 +147,6 @@ class SequenceRegression:
         return HeldOutErrors(*(self.predict(model, w, device) - w.targets for w in held_out))
 
     def evaluate(self, model: nn.Module, split: str, device: torch.device) -> RegressionResult:
-        """Return the predictions of the model and the baselines for a split."""
         windows = self.splits.windows[split]
         if not self._baselines:
             logger.info("%s", source_of(windows.table))
@@ -236,14 +235,12 @@ class SequenceRegression:
 
 
 def as_regressor(model: nn.Module) -> SequenceRegressor:
-    """Return a model with its type checked."""
     if not isinstance(model, SequenceRegressor):
         raise TypeError(f"expected a SequenceRegressor, {type(model).__name__} given")
     return model
 
 
 def set_scalers(model: SequenceRegressor, scalers: Scalers) -> None:
-    """Write scalers into a model's buffers."""
     with torch.no_grad():
         for name in ("image_mean", "image_std", "scalar_mean", "scalar_std"):
             getattr(model, name).copy_(torch.from_numpy(getattr(scalers, name)))

@@ -125,13 +125,11 @@ class SequenceWindows:
 
     @property
     def groups(self) -> np.ndarray:
-        """Group of each window, `(window,)`."""
         groups: np.ndarray = self.table.group[self.ends]
         return groups
 
     @property
     def targets(self) -> np.ndarray:
-        """Target of each window, `(window,)`."""
         targets: np.ndarray = self.table.target[self.ends]
         return targets
 
@@ -144,7 +142,6 @@ class SequenceWindows:
         return replace(self, ends=self.ends[chosen])
 
     def batch(self, indices: np.ndarray) -> SequenceBatch:
-        """Return the windows at `indices`."""
         ends = self.ends[indices]
         frames = ends[:, None] + np.arange(1 - self.num_frames, 1)
         # Windows overlap, so each distinct frame is read only once.

@@ -47,7 +47,6 @@ class Scored:
     by_run: Float[np.ndarray, "run test rank"] | None = None
 
     def only(self, test: int) -> "Scored":
-        """Return the entries of one test example."""
         part = slice(test, test + 1)
         return Scored(
             train=self.train[part],
@@ -114,10 +113,6 @@ class Strongest:
     """Keeps the `k` strongest scores of one sign from a stream of tiles.
 
     Equal scores are ordered by index.
-
-    Args:
-        k: Entries for each test example.
-        sign: 1 for proponents, -1 for opponents.
     """
 
     def __init__(self, k: int, sign: Sign) -> None:
@@ -125,7 +120,6 @@ class Strongest:
         self._kept: Scored | None = None
 
     def add(self, tile: Tile) -> None:
-        """Merge a tile."""
         best = _pick(tile, self._strongest_of(tile))
         if self._kept is not None:
             best = side_by_side(self._kept, best)
@@ -170,7 +164,6 @@ class Everything:
         self._tiles: list[Scored] = []
 
     def add(self, tile: Tile) -> None:
-        """Keep a tile."""
         tests, count = tile.influence.shape
         columns = torch.arange(count, device=tile.train.device).expand(tests, count)
         if tile.candidate is not None:

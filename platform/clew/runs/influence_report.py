@@ -175,7 +175,6 @@ _OUTLINE = TypeAdapter(ReportOutline)
 
 
 def read_influence_json(path: Path) -> InfluenceReport:
-    """Read a whole report."""
     return _read(path, _REPORT)
 
 
@@ -355,7 +354,6 @@ class WindowReport(ABC, Generic[W]):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a report."""
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except OSError as error:

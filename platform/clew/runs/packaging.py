@@ -68,11 +68,7 @@ def save_servable(
 
 
 def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Load a saved model as a server does, and return its answers to the queries.
-
-    Raises:
-        TrackingError: MLflow cannot load the model, or the model cannot answer.
-    """
+    """Load a saved model as a server does, and return its answers to the queries."""
     before = list(sys.path)
     with _pyfunc() as pyfunc:
         try:

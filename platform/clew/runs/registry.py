@@ -40,11 +40,7 @@ class RegisteredVersion:
 
 
 def check_name(name: str) -> None:
-    """Check that a model name can be used in the registry and in `models:/` addresses.
-
-    Raises:
-        ConfigError: The name cannot be used.
-    """
+    """Check that a model name can be used in the registry and in `models:/` addresses."""
     if not _NAME.fullmatch(name) or name.strip() != name:
         raise ConfigError(
             f"model name {name!r} is not allowed; use up to 200 letters, digits, `_`, `-`, `.` and "
@@ -53,11 +49,7 @@ def check_name(name: str) -> None:
 
 
 def check_alias(alias: str, *, reserved: frozenset[str] = frozenset()) -> None:
-    """Check that the registry accepts an alias and that it is not reserved for another use.
-
-    Raises:
-        ConfigError: The alias is not allowed.
-    """
+    """Check that the registry accepts an alias and that it is not reserved for another use."""
     if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or _VERSION_ALIAS.fullmatch(alias):
         raise ConfigError(
             f"alias {alias!r} is not allowed; use letters, digits, `_` and `-`, not `latest` and "
@@ -78,11 +70,7 @@ class Registry:
 
     @classmethod
     def connect(cls) -> "Registry":
-        """Open the registry.
-
-        Raises:
-            TrackingError: The store does not respond or cannot be written.
-        """
+        """Open the registry."""
         return cls(store.connect(store.tracking_uri()))
 
     def aliases(self, name: str) -> dict[str, str]:
@@ -97,11 +85,7 @@ class Registry:
         return {alias: str(number) for alias, number in dict(found).items()}
 
     def version(self, name: str, number: str) -> RegisteredVersion:
-        """Return a version by its number.
-
-        Raises:
-            TrackingError: There is no such version.
-        """
+        """Return a version by its number."""
         with store.using(f"reading version {number} of model {name!r}"):
             try:
                 return _version_of(self.client.get_model_version(name, number))
@@ -114,11 +98,7 @@ class Registry:
         )
 
     def version_at(self, name: str, alias: str) -> RegisteredVersion:
-        """Return the version that an alias points to.
-
-        Raises:
-            TrackingError: There is no such model or alias.
-        """
+        """Return the version that an alias points to."""
         aliases = self.aliases(name)
         if alias in aliases:
             return self.version(name, aliases[alias])
@@ -213,17 +193,12 @@ class Registry:
                 self.client.set_registered_model_alias(name, alias, number)
 
     def move_alias(self, name: str, alias: str, number: str, *, expected: str | None) -> None:
-        """Point an alias to a version if it is where it is expected: set it, then read it back.
-
-        Raises:
-            PromotionRefused: Somebody else moved it.
-        """
+        """Point an alias to a version if it is where it is expected: set it, then read it back."""
         self.require_alias(name, alias, expected)
         self.set_alias(name, alias, number)
         self.require_alias(name, alias, number)
 
     def require_alias(self, name: str, alias: str, expected: str | None) -> None:
-        """Refuse an alias that is elsewhere."""
         if (found := self.aliases(name).get(alias)) != expected:
             raise PromotionRefused(
                 f"alias {alias!r} of model {name!r} is at version {found or 'none'}, expected "

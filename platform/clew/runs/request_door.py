@@ -39,9 +39,6 @@ def close_door(expects: str, columns: Set[str], parameters: Set[str]) -> None:
         expects: What a request should contain, as text for error messages.
         columns: Allowed names in a row.
         parameters: Allowed names in `params`.
-
-    Raises:
-        SystemExit: `CLEW_REQUEST_MIB` is not a valid size; the server ends with this message.
     """
     if SERVED_PATH not in os.environ:
         return
@@ -67,15 +64,7 @@ def _limit_bytes(given: str) -> int:
 
 
 class Door:
-    """An ASGI middleware that refuses invalid requests.
-
-    Args:
-        app: The scoring server.
-        expects: What a request should contain, as text for error messages.
-        columns: Allowed names in a row.
-        parameters: Allowed names in `params`.
-        limit_bytes: The largest allowed size of a request.
-    """
+    """An ASGI middleware that refuses invalid requests."""
 
     def __init__(
         self,

@@ -30,11 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel(PythonModel):
-    """A model that answers rows, and reports mistakes in a request in one line.
-
-    Args:
-        subject_in: Returns the subject of the model in a folder.
-    """
+    """A model that answers rows, and reports mistakes in a request in one line."""
 
     def __init__(self, subject_in: Callable[[Path], Subject[Any, Any, Any]]) -> None:
         self._subject_in = subject_in
@@ -70,11 +66,7 @@ class ServedModel(PythonModel):
 
 
 def _rows(frame: pd.DataFrame) -> list[Row]:
-    """Return the rows of a table, without the NaN that pandas inserts for missing values.
-
-    Raises:
-        UsageError: There are too many rows.
-    """
+    """Return the rows of a table, without the NaN that pandas inserts for missing values."""
     if len(frame) > MAX_ROWS:
         raise UsageError(f"{len(frame)} rows; expected at most {MAX_ROWS} in one request")
     return [

@@ -176,11 +176,7 @@ class ValidationRecord(_Record):
 
 
 def read_validation(path: Path) -> ValidationRecord:
-    """Read a validation result.
-
-    Raises:
-        DataError: The file cannot be read or is not a validation result.
-    """
+    """Read a validation result."""
     try:
         return ValidationRecord.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -193,14 +193,7 @@ Meeting = Grid | Aligned
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """The formula above, for the selected parts of one checkpoint.
-
-    Args:
-        trunk: Trunk of the checkpoint.
-        parts: The selected parts.
-        scale: Preconditioner of the second side, or None.
-        features: Changes f on the second side, in another geometry.
-    """
+    """The formula above, for the selected parts of one checkpoint."""
 
     trunk: Trunk
     parts: tuple[str, ...]

@@ -291,7 +291,6 @@ class ReportSource:
 
     @property
     def model(self) -> ReportModel:
-        """The explained model."""
         weights = tuple(
             CheckpointWeight(record.epoch, record.step, record.learning_rate_weight)
             for record in self.checkpoints
@@ -299,7 +298,6 @@ class ReportSource:
         return ReportModel(self.run_id, self.task, weights, self.runs)
 
     def triple(self, triple: np.ndarray) -> TripleRecord:
-        """Return a triple with its names."""
         entities, relations = self.graph.entities, self.graph.relations
         return TripleRecord(
             self._term(entities, int(triple[HEAD])),

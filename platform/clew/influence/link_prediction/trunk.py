@@ -102,12 +102,6 @@ class Trunk:
 
     This class works for every graph model, by autograd over its `encode`. Subclasses handle a fully
     connected layer before the query vectors, if a model has one.
-
-    Args:
-        model: The model in evaluation mode.
-        product: Computes large matrix products.
-        keep_features: Whether `features` are kept for the backward pass; otherwise they are
-            recomputed.
     """
 
     dense_bias: Tensor | None = None

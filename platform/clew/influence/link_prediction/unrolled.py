@@ -41,15 +41,7 @@ from clew.training.replay import Replay
 
 @dataclass(frozen=True, eq=False)
 class UnrolledTracer:
-    """Explains predictions of one trained graph model by differentiating through its training.
-
-    Args:
-        task: The graph, the network and its losses.
-        config: The training run's configuration, with the settings of the explanation.
-        checkpoints: All checkpoints in order of their steps.
-        device: Device that the run was trained on.
-        cache: Folder for unfinished passes.
-    """
+    """Explains predictions of one trained graph model by differentiating through its training."""
 
     task: LinkPrediction
     config: RunConfig
@@ -67,12 +59,7 @@ class UnrolledTracer:
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Explanation]:
-        """Score all training triples for every test triple, in one pass over the training.
-
-        Args:
-            tests: Test triples `(test, 3)`.
-            progress: Called with the number of steps done and in total, replays included.
-        """
+        """Score all training triples for every test triple, in one pass over the training."""
         losses = [self._loss(test[None], np.ones(1)) for test in tests]
         explained = tests.astype(np.int64).tobytes()
         return [self._explanation(self._by_interval(losses, explained, progress))]

@@ -89,13 +89,7 @@ class Retrainer:
     def train(
         self, seed: int, dropped: Sequence[Facts], *, max_steps: int | None = None
     ) -> Iterator[GraphModel]:
-        """Train a model for each set of dropped facts, and yield it in evaluation mode.
-
-        Args:
-            seed: Seed for the initial weights, the order and dropout.
-            dropped: The facts to leave out for each model.
-            max_steps: Stop after this many optimizer steps.
-        """
+        """Train a model for each set of dropped facts, and yield it in evaluation mode."""
         config = self._configured(seed, max_steps)
         if self.why_one_at_a_time:
             for facts in dropped:
@@ -167,7 +161,6 @@ class KeptRetrainings:
             np.savez(file, **{name: getattr(outcomes, name) for name in FIELDS})
 
     def read(self, retraining: Retraining) -> Outcomes:
-        """Return the results of a finished retraining."""
         try:
             with (
                 self._path(retraining).open("rb") as file,

@@ -72,13 +72,7 @@ def why_not_stacked(config: RunConfig, num_entities: int) -> str:
 def train_stack(
     graph: KnowledgeGraph, config: RunConfig, dropped: Sequence[Facts]
 ) -> Iterator[GraphModel]:
-    """Train models for all sets of dropped facts at once, and yield them.
-
-    Args:
-        graph: The whole graph.
-        config: A configuration for which `why_not_stacked` returns an empty text.
-        dropped: The facts to leave out for each model.
-    """
+    """Train models for all sets of dropped facts at once, and yield them."""
     task = LinkPrediction(graph, config)
     seed_everything(config.training.seed)
     single = task.build_model().train()

@@ -68,13 +68,7 @@ def through_training(
 
 @dataclass(eq=False)
 class Unrolling(Generic[B]):
-    """Explains losses of one trained model by its training facts.
-
-    Args:
-        replay: The recorded run.
-        facts: The training facts of the run.
-        budget_bytes: Memory for the states of an interval between two checkpoints.
-    """
+    """Explains losses of one trained model by its training facts."""
 
     replay: Replay[B]
     facts: Facts[B]
@@ -102,10 +96,6 @@ class Unrolling(Generic[B]):
         """Return the influence of each fact on each loss, separately for each interval.
 
         An interval holds the steps from one checkpoint to the next.
-
-        Args:
-            objectives: The losses to explain; a weighted sum of losses costs as much as one loss.
-            progress: Called with the number of steps done and in total, replays included.
         """
         steps = [record.step for record in self.replay.checkpoints]
         intervals = list(zip([0, *steps[:-1]], steps, strict=True))

@@ -82,13 +82,7 @@ class _Called(nn.Module):
 
 @dataclass(eq=False)
 class Linear(Generic[B]):
-    """Differentiates training steps of a task twice.
-
-    Args:
-        model: A model of the task on `device`; its own values are neither used nor changed.
-        facts: The training facts and their weights.
-        device: Device to compute on.
-    """
+    """Differentiates training steps of a task twice."""
 
     model: nn.Module
     facts: Facts[B]
@@ -256,14 +250,7 @@ def momentum_of(norm: nn.Module) -> float:
 def final_adjoint(
     linear: Linear[B], state: State, objective: Callable[[nn.Module], Tensor], *, averaged: bool
 ) -> tuple[float, Adjoint]:
-    """Return a loss of the trained model and its derivatives with respect to the last state.
-
-    Args:
-        linear: Calls the model.
-        state: The last state.
-        objective: The explained loss, a scalar of a model in evaluation mode.
-        averaged: Whether the explained model has the averaged parameters.
-    """
+    """Return a loss of the trained model and its derivatives with respect to the last state."""
     source = dict(state.model) | (dict(state.average) if averaged else {})
     names = [*linear.parameters, *linear.statistics]
     leaves = {name: source[name].detach().clone().requires_grad_() for name in names}

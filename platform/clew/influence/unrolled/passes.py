@@ -31,13 +31,7 @@ GROUPS = ("parameters", "buffers", "moments", "average")
 def require_replayable(
     config: RunConfig, checkpoints: Sequence[CheckpointRecord], device: torch.device
 ) -> None:
-    """Raise an error if the steps of a run cannot be repeated exactly.
-
-    Args:
-        config: The run's configuration, with the settings of the explanation.
-        checkpoints: All checkpoints of the run, in order of their steps.
-        device: Device of the replay.
-    """
+    """Raise an error if the steps of a run cannot be repeated exactly."""
     optimizations, influence = config.optimizations, config.influence
     settings = {
         "optimizations.use_mixed_precision": optimizations.use_mixed_precision,
@@ -164,13 +158,7 @@ def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
 def pass_name(
     checkpoints: Sequence[CheckpointRecord], data_fingerprint: str, *explained: bytes
 ) -> str:
-    """Return a name that identifies an explanation of a run.
-
-    Args:
-        checkpoints: All checkpoints of the run.
-        data_fingerprint: Fingerprint of the run's training data.
-        explained: What is explained, and the settings.
-    """
+    """Return a name that identifies an explanation of a run."""
     digest = hashlib.sha256()
     for record in checkpoints:
         digest.update(f"{record.step} {record.learning_rate_weight};".encode())

@@ -57,12 +57,6 @@ class WindowCheckpoint(Generic[B]):
     """Inner products of training windows with all tests, at one checkpoint.
 
     Gradients are multiplied out, one parameter at a time, if that is cheaper than their factors.
-
-    Args:
-        gradients: Gradients of the checkpoint's model.
-        windows: Training windows.
-        tests: Batches of one window each, which can differ in length.
-        multiply: Matrix product that multiplies gradients out.
     """
 
     def __init__(
@@ -144,7 +138,6 @@ class WindowSums:
             self.own = own if self.own is None else self.own + own
 
     def tile(self, test: int, chosen: np.ndarray) -> Tile:
-        """Return the scores of one test."""
         assert self.by_part is not None
         assert self.tests is not None
         only = slice(test, test + 1)
@@ -237,14 +230,7 @@ class WindowTracer(Generic[B]):
         settings: SearchSettings | None = None,
         progress: Progress = lambda done, total: None,
     ) -> list[WindowExplanation]:
-        """Score training windows for test windows, in one pass over the training windows.
-
-        Args:
-            tests: Batches of exactly one window each.
-            top_k: Proponents and opponents to keep for each.
-            settings: How to choose the windows to score; None: all are scored.
-            progress: Called with the number of windows done and in total.
-        """
+        """Score training windows for test windows, in one pass over the training windows."""
         found, chosen = None, np.arange(len(self.windows))
         if settings is not None:
             found = self._estimates(tests, settings, progress)
@@ -270,13 +256,7 @@ class WindowTracer(Generic[B]):
     def gradients(
         self, record: CheckpointRecord, *, half: torch.dtype | None, every: bool = False
     ) -> FactoredGradients[B]:
-        """Return the gradients of a checkpoint's model; only the first model is examined.
-
-        Args:
-            record: The checkpoint.
-            half: Half-precision type of matrix products.
-            every: Whether to include parameters that are not selected.
-        """
+        """Return the gradients of a checkpoint's model; only the first model is examined."""
         model, count = self.model(record), None if every else self.num_last_layers
         select = last_layers(model, count) if count is not None else lambda name: True
         kind = "every" if count is None else "selected"

@@ -25,15 +25,7 @@ from clew.training.task import B, Task
 
 
 class UnrolledWindowTracer(WindowTracer[B]):
-    """Explains predictions of one trained model by differentiating through its training.
-
-    Args:
-        task: Builds the model and computes the losses.
-        config: The training run's configuration, with the settings of the explanation.
-        checkpoints: All checkpoints in order of their steps.
-        device: Device that the run was trained on.
-        cache: Folder for unfinished passes.
-    """
+    """Explains predictions of one trained model by differentiating through its training."""
 
     def __init__(
         self,
@@ -66,14 +58,7 @@ class UnrolledWindowTracer(WindowTracer[B]):
         settings: SearchSettings | None = None,
         progress: Progress = lambda done, total: None,
     ) -> list[WindowExplanation]:
-        """Score all training examples for every test, in one pass over the training.
-
-        Args:
-            tests: Batches of exactly one window each.
-            top_k: Proponents and opponents to keep for each.
-            settings: Must be None: all training examples are scored.
-            progress: Called with the number of steps done and in total, replays included.
-        """
+        """Score all training examples for every test, in one pass over the training."""
         assert settings is None
         on_device = [test.to(self.device) for test in tests]
         explained = [

@@ -215,13 +215,7 @@ def compare(
     *,
     reference: str,
 ) -> Comparison:
-    """Compare groups of runs with a reference group.
-
-    Args:
-        groups: The groups to compare.
-        values: metric -> run id -> value.
-        reference: Label of the reference group.
-    """
+    """Compare groups of runs with a reference group."""
     ordered = sorted(groups, key=lambda group: group.label != reference)
     cells: dict[tuple[str, str], Cell] = {}
     for key, by_run in values.items():

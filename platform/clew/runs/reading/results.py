@@ -24,41 +24,25 @@ TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
 
 
 def read_trials(run_id: str) -> pd.DataFrame:
-    """Return the trials of a search, a row each, in the order in which they began.
-
-    Raises:
-        TrackingError: the run has none, or a table that is not readable.
-    """
+    """Return the trials of a search, a row each, in the order in which they began."""
     path = f"{names.ARTIFACT_TUNE}/{names.TRIALS_CSV}"
     return _read_csv(run_id, path, TRIAL_COLUMNS, ("trial", "value", "epoch", "seconds"))
 
 
 def read_best_configuration(run_id: str) -> str:
-    """Return the configuration that a search found best, as YAML.
-
-    Raises:
-        TrackingError: the run has none.
-    """
+    """Return the configuration that a search found best, as YAML."""
     with fetched(run_id, f"{names.ARTIFACT_TUNE}/{names.BEST_YAML}") as path:
         return path.read_text(encoding="utf-8", errors="replace")
 
 
 def read_fact_values(run_id: str) -> pd.DataFrame:
-    """Return every training fact with its value, the largest first.
-
-    Raises:
-        TrackingError: the run has none, or a table that is not readable.
-    """
+    """Return every training fact with its value, the largest first."""
     path = f"{names.ARTIFACT_VALUES}/{names.VALUES_CSV}"
     return _read_csv(run_id, path, VALUES_CSV_COLUMNS, ("TrainIndex", "Value"))
 
 
 def read_worst_facts(run_id: str) -> str:
-    """Return the list of the facts with the lowest values, as `data.exclude` takes it.
-
-    Raises:
-        TrackingError: the run has none.
-    """
+    """Return the list of the facts with the lowest values, as `data.exclude` takes it."""
     with fetched(run_id, f"{names.ARTIFACT_VALUES}/{names.WORST_FACTS}") as path:
         return path.read_text(encoding="utf-8", errors="replace")
 
@@ -110,11 +94,7 @@ class StudyResult(BaseModel):
 
 
 def read_study(run_id: str) -> StudyResult:
-    """Return the result of a run of kind `compare`.
-
-    Raises:
-        TrackingError: The run has no report, or the report is not readable.
-    """
+    """Return the result of a run of kind `compare`."""
     with fetched(run_id, STUDY_FILE) as path:
         try:
             return StudyResult.model_validate_json(path.read_bytes())
@@ -151,9 +131,6 @@ def find_validation(
         source_run: The explained run; for an ensemble, its first run.
         settings: Settings of the explanation.
         ensemble: The runs whose scores are averaged; empty for a single run.
-
-    Raises:
-        TrackingError: The store does not respond.
     """
     if not source_run or store.is_missing(store.tracking_uri()):
         return None
@@ -185,9 +162,6 @@ def find_validation_of_report(
         source_run: The explained run.
         settings: Settings in the report.
         ensemble: The runs whose scores were averaged; empty for a single run.
-
-    Raises:
-        TrackingError: The store does not respond.
     """
     known = {key: settings[key] for key in ("score", "direction", "test_loss") if key in settings}
     try:
@@ -207,11 +181,7 @@ def _read_validation(run_id: str) -> ValidationRecord | None:
 
 
 def read_result(run_id: str) -> ValidationRecord:
-    """Return the result of a run of kind `validate`.
-
-    Raises:
-        TrackingError: If the run has no result, or the result cannot be read.
-    """
+    """Return the result of a run of kind `validate`."""
     path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
     with fetched(run_id, path) as found:
         try:

@@ -73,9 +73,6 @@ def list_files(run_id: str) -> list[RunFile]:
 
     This does not use MLflow's client, which would request the run and its models again for each
     folder.
-
-    Raises:
-        TrackingError: The store does not respond.
     """
 
     def below(folder: str | None) -> Iterator[RunFile]:
@@ -94,7 +91,6 @@ def list_files(run_id: str) -> list[RunFile]:
 
 
 def list_data(run_id: str) -> list[RunData]:
-    """Return the data sets that a run read."""
     with store.using(f"the data of run {run_id}"):
         inputs = client().get_run(run_id).inputs
     return [
@@ -114,12 +110,7 @@ def splits_by_relation(files: list[RunFile]) -> list[str]:
 
 
 def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
-    """Return the ranking metrics of each relation and side (head or tail).
-
-    Raises:
-        TrackingError: The run has no such table for this split.
-        DataError: The file is not in the expected format.
-    """
+    """Return the ranking metrics of each relation and side (head or tail)."""
     with fetched(run_id, f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet") as path:
         present = columns_of(path, BY_RELATION)
         hits = [name for k in HITS if (name := names.hits_at(k)) in present]
@@ -129,11 +120,7 @@ def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
 
 
 def read_log(run_id: str) -> str:
-    """Return the log of a run.
-
-    Raises:
-        TrackingError: The run has no log.
-    """
+    """Return the log of a run."""
     with fetched(run_id, names.ARTIFACT_LOG) as path:
         return path.read_text(encoding="utf-8", errors="replace")
 

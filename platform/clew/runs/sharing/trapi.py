@@ -48,12 +48,7 @@ def can_be_trapi(explanation: SharedExplanation) -> bool:
 
 
 def trapi_json(explanation: SharedExplanation) -> str:
-    """Return an explanation as the JSON text of a TRAPI response, checked by reasoner-pydantic.
-
-    Raises:
-        ConfigError: If the explained triple is denied.
-        UsageError: If reasoner-pydantic is not installed.
-    """
+    """Return an explanation as the JSON text of a TRAPI response, checked by reasoner-pydantic."""
     with extra("trapi"):
         from reasoner_pydantic import Response
     content = _response(explanation)

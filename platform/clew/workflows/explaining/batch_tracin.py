@@ -213,7 +213,6 @@ class BatchTrace:
 
 
 def unusable(test: GivenTriple) -> Outcome:
-    """Return the outcome of a line that is not a triple of the graph."""
     return Outcome(test.index, test.text, "failed", test.problem)
 
 

@@ -40,7 +40,6 @@ R = TypeVar("R", bound=WindowReport[Any])
 
 
 def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
-    """Build a model's task."""
     if source.manifest.task != kind.kind:
         raise ConfigError(f"{source.title} is a {source.manifest.task} model; {explains}")
     score = source.config.influence.score
