@@ -47,9 +47,15 @@ SHAPES_ARE_CHECKED = {
         "training_mode",
         "varying_scan",
     ],
-    "clew.influence": ["factors", "scores", "summation", "link_prediction"],
-    "clew.influence.retraining": ["measures", "outcomes"],
-    "clew.influence.unrolled": ["engine", "linearization"],
+    "clew.influence": [
+        "factors",
+        "scores",
+        "summation",
+        "outcomes",
+        "unrolling",
+        "linearization",
+        "link_prediction",
+    ],
     "clew.influence.windows": ["index_files", "indexing", "tracer"],
     "clew.link_prediction": [
         "models",

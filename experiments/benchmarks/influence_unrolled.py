@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.influence.retraining.outcomes import Interval, datamodelling_scores
-from clew.influence.retraining.retraining import KeptRetrainings
+from clew.influence.outcomes import Interval, datamodelling_scores
+from clew.influence.retraining import KeptRetrainings
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.validate_influence import (
     ValidationRequest,

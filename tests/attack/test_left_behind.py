@@ -16,10 +16,10 @@ from hypothesis.strategies import DrawFn
 from safetensors.torch import save_file
 
 from clew.config.data import TokenData
-from clew.influence.retraining.outcomes import Outcomes
-from clew.influence.retraining.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
-from clew.influence.unrolled.adjoints import Adjoint
-from clew.influence.unrolled.passes import KeptInFile, Unfinished
+from clew.influence.adjoints import Adjoint
+from clew.influence.outcomes import Outcomes
+from clew.influence.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
+from clew.influence.unrolling import KeptInFile, Unfinished
 from clew.influence.windows.index_files import (
     DIRECTIONS_FILE,
     FOLDER,

@@ -21,8 +21,7 @@ from clew.image_sequences.errors import (
     quality,
     write_regression_report,
 )
-from clew.image_sequences.splits import load_sequences
-from clew.image_sequences.windows import SequenceWindows
+from clew.image_sequences.windows import SequenceWindows, load_sequences
 from tests.image_sequences.sequence_files import (
     METADATA,
     Columns,

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from clew import names
 from clew.cli import cli
 from clew.errors import ConfigError, TrackingError
-from clew.influence.retraining.outcomes import Examiner
+from clew.influence.outcomes import Examiner
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.reports import ReportFiles, read_head
 from clew.runs.reading.runs import download_artifact, find_run

@@ -15,6 +15,7 @@ import streamlit as st
 from clew import names
 from clew.errors import ClewError, DataError
 from clew.runs.influence_report import TextInfluenceReport
+from clew.runs.reading.explanation import SharedExplanation, triple_of
 from clew.runs.reading.facts import FactPath, by_side, find_paths
 from clew.runs.reading.reports import (
     ReportFiles,
@@ -26,7 +27,6 @@ from clew.runs.reading.reports import (
     report_files,
 )
 from clew.runs.reading.results import find_validation_of_report
-from clew.runs.sharing.explanation import SharedExplanation, triple_of
 from clew.runs.validation_record import ValidationSummary
 from clew.ui import access
 from clew.ui.components.reviews import reviews_of

@@ -7,10 +7,9 @@ import pytest
 
 from clew import names
 from clew.config.services import InfluenceConfig
+from clew.runs.reading.explanation import html_report, open_explanation
 from clew.runs.reading.reports import read_head, report_files
 from clew.runs.reading.results import find_validation
-from clew.runs.sharing.explanation import open_explanation
-from clew.runs.sharing.html_report import html_report
 from clew.runs.validation_record import (
     Ceiling,
     DatamodellingScore,

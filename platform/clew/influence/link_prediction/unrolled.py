@@ -26,11 +26,16 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.errors import ConfigError
+from clew.influence.linearization import WeightedLoss
 from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.scores import Explanation, Scored, strongest
-from clew.influence.unrolled.engine import Objective, through_training
-from clew.influence.unrolled.linearization import WeightedLoss
-from clew.influence.unrolled.passes import NEEDS, pass_name, require_replayable
+from clew.influence.unrolling import (
+    NEEDS,
+    Objective,
+    pass_name,
+    require_replayable,
+    through_training,
+)
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch

@@ -1,7 +1,7 @@
 """Unrolled scores of text and of frames: exact influence through the whole training.
 
 Every training example is a fact with a weight in its loss, even if windows overlap; see
-`clew.influence.unrolled.engine`.
+`clew.influence.unrolling`.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
+from clew.influence.linearization import ExampleFacts
 from clew.influence.scores import strongest
-from clew.influence.unrolled.engine import through_training
-from clew.influence.unrolled.linearization import ExampleFacts
-from clew.influence.unrolled.passes import pass_name, require_replayable
+from clew.influence.unrolling import pass_name, require_replayable, through_training
 from clew.influence.windows.indexing import SearchSettings
 from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors

@@ -12,8 +12,8 @@ from clew import names
 from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.files import working_folder
-from clew.influence.retraining.outcomes import Examiner
-from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
+from clew.influence.outcomes import Examiner
+from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
 from clew.runs.validation_record import ValidationRecord, chart

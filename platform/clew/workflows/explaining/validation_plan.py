@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from clew.config.services import InfluenceConfig, Question
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.retraining.outcomes import (
+from clew.influence.outcomes import (
     BASELINES,
     Facts,
     Interval,
@@ -24,7 +24,7 @@ from clew.influence.retraining.outcomes import (
     strongest,
     touching,
 )
-from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retraining
+from clew.influence.retraining import NOTHING, KeptRetrainings, Retraining
 from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples
 from clew.runs.validation_record import (

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clew.errors import CheckpointError, ConfigError
-from clew.influence.unrolled.adjoints import Adjoint, Adjoints
+from clew.influence.adjoints import Adjoint, Adjoints
 from clew.layers.training_mode import BatchNorm, observed_statistics
 from clew.training.replay import Microbatch, ReplayedStep, State
 from clew.training.seeding import capture_generators, restore_generators

@@ -23,8 +23,8 @@ from clew.biolink import (
     terms,
 )
 from clew.errors import ConfigError, extra, quoted
+from clew.runs.reading.explanation import SharedExplanation
 from clew.runs.reading.facts import FactPath
-from clew.runs.sharing.explanation import SharedExplanation
 
 TRAPI_VERSION = "1.5.0"
 RESOURCE = "infores:clew"
