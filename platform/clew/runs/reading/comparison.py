@@ -1,7 +1,7 @@
 """Compares runs: with a reference, over seeds, by their costs and by their different parameters.
 
-A comparison is written as CSV, Markdown or LaTeX. The functions compute with records and do not read
-the store.
+A comparison is written as CSV, Markdown or LaTeX. The functions compute with records and do not
+read the store.
 """
 
 import itertools
