@@ -20,7 +20,7 @@ from clew.runs.delivery import sync_spool
 from clew.runs.influence_report import TextInfluenceReport, read_influence_outline
 from clew.runs.reading.results import read_study
 from clew.runs.reading.run_details import read_by_relation
-from clew.runs.served_model import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
+from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
 from clew.runs.spool import RECORDS, Unreadable
 from clew.runs.store import creation_lock
 from clew.training.manifest import MANIFEST_FILE, read_manifest

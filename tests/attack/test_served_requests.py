@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from clew.runs.served_model import Door, Event
+from clew.runs.request_door import Door, Event
 from tests.attack.cases import fuzz, limits, require_one_line
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts, values
 from tests.attack.material import Material

@@ -4,7 +4,8 @@ Scores arrive in tiles of training examples, already summed over all checkpoints
 the top k of each checkpoint would give wrong results.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Literal
 
@@ -47,15 +48,15 @@ class Scored:
     by_run: Float[np.ndarray, "run test rank"] | None = None
 
     def only(self, test: int) -> "Scored":
-        part = slice(test, test + 1)
-        return Scored(
-            train=self.train[part],
-            influence=self.influence[part],
-            by_checkpoint=self.by_checkpoint[:, part],
-            by_part=self.by_part[:, part],
-            cosine=None if self.cosine is None else self.cosine[part],
-            by_run=None if self.by_run is None else self.by_run[:, part],
-        )
+        return self._map(lambda values: values[..., test : test + 1, :])
+
+    def take(self, order: Int[np.ndarray, "test kept"]) -> "Scored":
+        """Return the entries in a new order, given separately for each test example."""
+        return self._map(lambda v: np.take_along_axis(v, order[(None,) * (v.ndim - 2)], -1))
+
+    def _map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Scored":
+        columns = ((each.name, getattr(self, each.name)) for each in fields(self))
+        return Scored(**{name: v if v is None else change(v) for name, v in columns})
 
     @cached_property
     def spread(self) -> Float[np.ndarray, "test rank"] | None:
@@ -72,17 +73,6 @@ class Scored:
             return None
         agreeing: np.ndarray = (np.sign(self.by_run) == np.sign(self.influence)).sum(axis=0)
         return agreeing
-
-    def take(self, order: Int[np.ndarray, "test kept"]) -> "Scored":
-        """Return the entries in a new order, given separately for each test example."""
-        return Scored(
-            train=np.take_along_axis(self.train, order, 1),
-            influence=np.take_along_axis(self.influence, order, 1),
-            by_checkpoint=np.take_along_axis(self.by_checkpoint, order[None], 2),
-            by_part=np.take_along_axis(self.by_part, order[None], 2),
-            cosine=None if self.cosine is None else np.take_along_axis(self.cosine, order, 1),
-            by_run=None if self.by_run is None else np.take_along_axis(self.by_run, order[None], 2),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,15 +194,9 @@ def _pick(tile: Tile, columns: Int[Tensor, "test kept"]) -> Scored:
 
 def side_by_side(*parts: Scored) -> Scored:
     """Put the entries of several tiles side by side."""
-    cosines = [part.cosine for part in parts if part.cosine is not None]
-    runs = [part.by_run for part in parts if part.by_run is not None]
+    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Scored)}
     return Scored(
-        train=np.concatenate([part.train for part in parts], axis=1),
-        influence=np.concatenate([part.influence for part in parts], axis=1),
-        by_checkpoint=np.concatenate([part.by_checkpoint for part in parts], axis=2),
-        by_part=np.concatenate([part.by_part for part in parts], axis=2),
-        cosine=np.concatenate(cosines, axis=1) if cosines else None,
-        by_run=np.concatenate(runs, axis=2) if runs else None,
+        **{k: None if v[0] is None else np.concatenate(v, axis=-1) for k, v in columns.items()}
     )
 
 

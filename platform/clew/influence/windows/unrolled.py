@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from clew.config.schema import RunConfig
 from clew.influence.linearization import ExampleFacts
 from clew.influence.scores import strongest
-from clew.influence.unrolling import pass_name, require_replayable, through_training
+from clew.influence.unrolling import load_average, pass_name, require_replayable, through_training
 from clew.influence.windows.indexing import SearchSettings
 from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
-from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.manifest import CheckpointRecord
 from clew.training.replay import Replay
 from clew.training.task import B, Task
@@ -43,10 +42,7 @@ class UnrolledWindowTracer(WindowTracer[B]):
         """Return the model of a checkpoint in evaluation mode, with its average if it has one."""
         model = super().model(record)
         if self._config.training.ema_decay is not None:
-            average = load_tensors(record.path / AVERAGE_FILE)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter.copy_(average[name])
+            load_average(model, record.path)
         return model
 
     def explain(

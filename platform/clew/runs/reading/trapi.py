@@ -8,7 +8,6 @@ is denied, so denied facts are left out. See https://github.com/NCATSTranslator/
 
 import json
 from collections.abc import Iterable
-from importlib.util import find_spec
 from typing import Any
 
 import pandas as pd
@@ -39,12 +38,6 @@ POSITIVE = "Positive: the fact made the prediction more likely. An estimate, and
 
 Content = dict[str, Any]
 """A JSON object of the message."""
-
-
-def can_be_trapi(explanation: SharedExplanation) -> bool:
-    """Whether `trapi_json` can write an explanation here; TRAPI cannot state a denied triple."""
-    denied = is_denied(str(explanation.test["relation_id"]))
-    return not denied and find_spec("reasoner_pydantic") is not None
 
 
 def trapi_json(explanation: SharedExplanation) -> str:
