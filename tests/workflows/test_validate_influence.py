@@ -262,16 +262,8 @@ def planned(request: ValidationRequest) -> ValidationPlan:
         graph = source.task.graph
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, source.model.config, tests)
-        return plan_experiment(
-            source,
-            tests,
-            examiner.examine(source.tracer.models[-1]),
-            forms=request.scores,
-            drop=request.drop,
-            num_subsets=request.subsets,
-            num_seeds=request.seeds,
-            num_deletions=0,
-        )
+        trained = examiner.examine(source.tracer.models[-1])
+        return plan_experiment(dataclasses.replace(request, deletions=0), source, tests, trained)
 
 
 def test_an_ensemble_is_tested_as_one(trained: TrainedStore, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from clew.runs.reading.reports import (
     read_head,
     report_files,
 )
-from clew.runs.reading.results import find_validation_of_report
+from clew.runs.reading.results import find_validation
 from clew.runs.validation_record import ValidationSummary
 from clew.ui import access
 from clew.ui.components.reviews import reviews_of
@@ -116,7 +116,7 @@ def _copies() -> tempfile.TemporaryDirectory[str]:
 def _validation(
     source_run: str, settings: dict[str, Any], ensemble: tuple[str, ...]
 ) -> ValidationSummary | None:
-    return find_validation_of_report(source_run, settings, ensemble=ensemble)
+    return find_validation(source_run, settings, ensemble=ensemble)
 
 
 def with_validation(head: ReportHead) -> ReportHead:

@@ -26,7 +26,7 @@ from clew.image_sequences.errors import (
     HeldOutErrors,
     RegressionResult,
     conformal_half_width,
-    draw_attention,
+    draw_windows,
     write_regression_report,
 )
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
@@ -236,7 +236,7 @@ class SequenceRegression:
         write_regression_report(self._results[split], split, self.splits.table.unit, folder)
         if split in self._looks:
             images, maps, titles = self._looks[split]
-            draw_attention(images, maps, titles, folder / f"{split}_attention.png")
+            draw_windows(images, titles, folder / f"{split}_attention.png", maps)
 
 
 def as_regressor(model: nn.Module) -> SequenceRegressor:

@@ -31,7 +31,7 @@ from clew.runs.reading.facts import (
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.picture import draw, looks
 from clew.runs.reading.reports import ReportFiles, ReportHead, read_facts, read_head, report_files
-from clew.runs.reading.results import find_validation_of_report
+from clew.runs.reading.results import find_validation
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.runs import RunRecord, find_run
 
@@ -93,9 +93,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
     run = find_run(run_id)
     model = _model_run(run)
     triple, head = triple_of(explanation.test), explanation.head
-    validation = head.validation or find_validation_of_report(
-        head.run_id, head.settings, ensemble=head.runs
-    )
+    validation = head.validation or find_validation(head.run_id, head.settings, ensemble=head.runs)
     reviews = read_reviews(run_id).records
     return replace(
         explanation,

@@ -117,58 +117,30 @@ NEWEST = 20
 
 
 def find_validation(
-    source_run: str,
-    settings: InfluenceConfig,
-    *,
-    ensemble: Sequence[str] = (),
+    source_run: str, settings: Mapping[str, Any], *, ensemble: Sequence[str] = ()
 ) -> ValidationSummary | None:
-    """Return the newest test result for explanations of a run with these settings.
+    """Return the newest test result for explanations of a run with the settings of a report.
 
     Return None if no test had this form of score, direction and loss. A result that cannot be read
-    is skipped with a warning.
-
-    Args:
-        source_run: The explained run; for an ensemble, its first run.
-        settings: Settings of the explanation.
-        ensemble: The runs whose scores are averaged; empty for a single run.
+    is skipped with a warning. For an ensemble, `source_run` is its first run.
     """
     if not source_run or store.is_missing(store.tracking_uri()):
         return None
-    query = RunQuery(kind=names.KIND_VALIDATE, source_run=source_run, status="FINISHED")
-    asked = (settings.direction, settings.test_loss)
-    for run in search_runs(query, limit=NEWEST).runs:
-        record = _read_validation(run.run_id)
-        if record is None:
-            continue
-        explains = (record.direction, record.test_loss)
-        if set(record.ensemble) == set(ensemble) and explains == asked:
-            summary = record.summary(settings.score, run.run_id)
-            if summary.sentence:
-                return summary
-    return None
-
-
-def find_validation_of_report(
-    source_run: str,
-    settings: Mapping[str, Any],
-    *,
-    ensemble: Sequence[str] = (),
-) -> ValidationSummary | None:
-    """Return the newest test result for explanations with the settings of a report.
-
-    Return None if there is no such result, as `find_validation` does.
-
-    Args:
-        source_run: The explained run.
-        settings: Settings in the report.
-        ensemble: The runs whose scores were averaged; empty for a single run.
-    """
     known = {key: settings[key] for key in ("score", "direction", "test_loss") if key in settings}
     try:
         asked = InfluenceConfig.model_validate(known)
     except ValidationError:  # a report of another version, whose settings no test can have
         return None
-    return find_validation(source_run, asked, ensemble=ensemble)
+    query = RunQuery(kind=names.KIND_VALIDATE, source_run=source_run, status="FINISHED")
+    for run in search_runs(query, limit=NEWEST).runs:
+        record = _read_validation(run.run_id)
+        if record is None or set(record.ensemble) != set(ensemble):
+            continue
+        if (record.direction, record.test_loss) == (asked.direction, asked.test_loss):
+            summary = record.summary(asked.score, run.run_id)
+            if summary.sentence:
+                return summary
+    return None
 
 
 def _read_validation(run_id: str) -> ValidationRecord | None:

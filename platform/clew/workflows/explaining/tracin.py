@@ -332,9 +332,7 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
         checkpoints=source.checkpoints,
         settings=settings,
         device=device_name(source.tracer.device),
-        validation=find_validation(
-            source.model.run_id or "", source.tracer.settings, ensemble=source.runs
-        ),
+        validation=find_validation(source.model.run_id or "", settings, ensemble=source.runs),
         runs=source.runs,
     )
 
