@@ -55,8 +55,10 @@ SHAPES_ARE_CHECKED = {
         "unrolling",
         "linearization",
         "link_prediction",
+        "projections",
+        "window_index",
+        "window_tracer",
     ],
-    "clew.influence.windows": ["index_files", "indexing", "tracer"],
     "clew.link_prediction": [
         "models",
         "losses",

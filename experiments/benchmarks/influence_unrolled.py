@@ -24,13 +24,13 @@ from clew.influence.outcomes import Interval, datamodelling_scores
 from clew.influence.retraining import KeptRetrainings
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.validate_influence import (
-    ValidationRequest,
     identity,
     validate_influence,
 )
 from clew.workflows.explaining.validation_plan import (
     UNROLLED,
     ValidationPlan,
+    ValidationRequest,
     choose_tests,
     random_subsets,
     scores_by_form,

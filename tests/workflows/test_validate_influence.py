@@ -22,13 +22,13 @@ from clew.runs.validation_record import Measured, ValidationSummary, read_valida
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import (
-    ValidationRequest,
     ValidationResult,
     validate_influence,
 )
 from clew.workflows.explaining.validation_plan import (
     FORMS,
     ValidationPlan,
+    ValidationRequest,
     choose_tests,
     plan_experiment,
 )

@@ -251,12 +251,13 @@ class ValidateInfluenceOptions(Options):
 def validate_influence(options: ValidateInfluenceOptions) -> int:
     """Test a model's explanations. It trains again without facts and compares."""
     from clew.workflows.explaining import validate_influence as workflow
+    from clew.workflows.explaining.validation_plan import ValidationRequest
 
     chosen = options.model_dump() | {
         "drop": [float(part) for part in (options.drop or "0.05,0.5").split(",")],
         "scores": [part.strip() for part in options.scores.split(",") if part.strip()],
     }
-    request = workflow.ValidationRequest(**chosen)
+    request = ValidationRequest(**chosen)
     progress = progress_bar("retrainings", as_json=False)
     result = workflow.validate_influence(request, say=click.echo, progress=progress)
     click.echo(result.table())

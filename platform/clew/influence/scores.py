@@ -7,7 +7,7 @@ the top k of each checkpoint would give wrong results.
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -55,8 +55,8 @@ class Scored:
         return self._map(lambda v: np.take_along_axis(v, order[(None,) * (v.ndim - 2)], -1))
 
     def _map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Scored":
-        columns = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return Scored(**{name: v if v is None else change(v) for name, v in columns})
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Scored(**{name: v if v is None else change(v) for name, v in columns.items()})
 
     @cached_property
     def spread(self) -> Float[np.ndarray, "test rank"] | None:
@@ -194,10 +194,12 @@ def _pick(tile: Tile, columns: Int[Tensor, "test kept"]) -> Scored:
 
 def side_by_side(*parts: Scored) -> Scored:
     """Put the entries of several tiles side by side."""
-    columns = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Scored)}
-    return Scored(
-        **{k: None if v[0] is None else np.concatenate(v, axis=-1) for k, v in columns.items()}
-    )
+    columns: dict[str, Any] = {
+        f.name: [getattr(part, f.name) for part in parts] for f in fields(Scored)
+    }
+    for name, found in columns.items():
+        columns[name] = None if found[0] is None else np.concatenate(found, axis=-1)
+    return Scored(**columns)
 
 
 def strongest(by_interval: np.ndarray, count: int, *, sign: int, every: bool = False) -> Scored:

@@ -9,11 +9,11 @@ from typing import Any, Generic, TypeVar
 from clew import names
 from clew.errors import ConfigError
 from clew.files import cache_folder, working_folder
+from clew.influence.projections import FOLDER
 from clew.influence.scores import Scored
-from clew.influence.windows.index_files import FOLDER
-from clew.influence.windows.indexing import Searched, SearchSettings
-from clew.influence.windows.tracer import WindowExplanation, WindowTracer
-from clew.influence.windows.unrolled import UnrolledWindowTracer
+from clew.influence.unrolled_windows import UnrolledWindowTracer
+from clew.influence.window_index import Searched, SearchSettings
+from clew.influence.window_tracer import WindowExplanation, WindowTracer
 from clew.runs.influence_forms import ESTIMATE
 from clew.runs.influence_report import WindowReport, WindowScore
 from clew.runs.reading.runs import keep_folder

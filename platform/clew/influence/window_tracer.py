@@ -32,10 +32,10 @@ from clew.influence.factors import (
     squared_norms,
 )
 from clew.influence.kernel import FactoredGradients, squared_norm
+from clew.influence.projections import IndexOf, WindowIndex, find_index, index_of
 from clew.influence.scores import Scored, Strongest, Tile, deviation, require_finite
 from clew.influence.summation import Products, checked_weights
-from clew.influence.windows.index_files import IndexOf, WindowIndex, find_index, index_of
-from clew.influence.windows.indexing import (
+from clew.influence.window_index import (
     Estimates,
     Searched,
     SearchSettings,

@@ -15,8 +15,8 @@ from clew.config.schema import RunConfig
 from clew.influence.linearization import ExampleFacts
 from clew.influence.scores import strongest
 from clew.influence.unrolling import load_average, pass_name, require_replayable, through_training
-from clew.influence.windows.indexing import SearchSettings
-from clew.influence.windows.tracer import Progress, WindowExplanation, WindowTracer
+from clew.influence.window_index import SearchSettings
+from clew.influence.window_tracer import Progress, WindowExplanation, WindowTracer
 from clew.training.manifest import CheckpointRecord
 from clew.training.replay import Replay
 from clew.training.task import B, Task

@@ -26,7 +26,7 @@ from clew.influence.factors import (
     squared_norms,
 )
 from clew.influence.kernel import FactoredGradients
-from clew.influence.windows.index_files import (
+from clew.influence.projections import (
     COLUMNS,
     DIRECTIONS_FILE,
     FOLDER,
