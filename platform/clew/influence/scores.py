@@ -56,7 +56,8 @@ class Scored:
 
     def _map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Scored":
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Scored(**{name: v if v is None else change(v) for name, v in columns.items()})
+        columns = {name: v if v is None else change(v) for name, v in columns.items()}
+        return Scored(**columns)
 
     @cached_property
     def spread(self) -> Float[np.ndarray, "test rank"] | None:
