@@ -21,7 +21,7 @@ import numpy as np
 
 from clew.config.load import load
 from clew.influence.outcomes import Interval, datamodelling_scores
-from clew.influence.retraining import KeptRetrainings
+from clew.influence.retraining import KeptRetrainings, Retraining
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.validate_influence import (
     identity,
@@ -29,7 +29,6 @@ from clew.workflows.explaining.validate_influence import (
 )
 from clew.workflows.explaining.validation_plan import (
     UNROLLED,
-    ValidationPlan,
     ValidationRequest,
     choose_tests,
     random_subsets,
@@ -90,7 +89,7 @@ def measure(activation: str, changed: Mapping[str, object]) -> Iterator[Row]:
         subsets = random_subsets(len(source.task.graph.train), DROP, SUBSETS)
 
     def losses(seed: int) -> np.ndarray:
-        found = [kept.read(ValidationPlan.of_subset(seed, subset)) for subset in subsets]
+        found = [kept.read(Retraining(seed, np.flatnonzero(subset))) for subset in subsets]
         return np.stack([outcomes.of("tail").total_loss for outcomes in found])
 
     same = losses(own_seed)

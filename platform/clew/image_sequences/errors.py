@@ -205,13 +205,9 @@ class HeldOutErrors:
         return cls(values[split == "valid"], values[split == "test"])
 
 
-def predictions_file(split: str) -> str:
-    return f"{split}_predictions.parquet"
-
-
 def write_regression_report(result: RegressionResult, split: str, unit: str, folder: Path) -> None:
     """Write Parquet, JSON and two pictures into an existing folder."""
-    result.write(folder / predictions_file(split))
+    result.write(folder / f"{split}_predictions.parquet")
     text = json.dumps(result.by_group(), indent=1) + "\n"
     (folder / f"{split}_groups.json").write_text(text, encoding="utf-8")
     draw_predictions(result, unit, folder / f"{split}_predicted_against_true.png")

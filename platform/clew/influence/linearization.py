@@ -166,14 +166,11 @@ class StepGradient(Generic[B]):
                 if of_weight is not None:
                     totals[number].index_add_(0, graph.fact, of_weight)
         self._graph = None
-        for adjoint in adjoints:
-            self._leave_statistics(adjoint)
-
-    def _leave_statistics(self, adjoint: Adjoint) -> None:
         for norm, name in self._linear._norms.items():
             kept = (1.0 - momentum_of(norm)) ** len(self._window)
-            for kind in ("mean", "var"):
-                adjoint.buffers[f"{name}.running_{kind}"].mul_(kept)
+            for adjoint in adjoints:
+                for kind in ("mean", "var"):
+                    adjoint.buffers[f"{name}.running_{kind}"].mul_(kept)
 
     def _build(self, microbatch: Microbatch[B], *, differentiable: bool) -> "_Graph":
         linear = self._linear

@@ -61,7 +61,9 @@ def save_servable(
             signature=_signature(subject),
             input_example=_frame([example]),
             pip_requirements=[
-                f"{name}=={_public_version(name)}" for name in (*PACKAGES, *subject.packages)
+                # Without a local build label, such as `+cpu`.
+                f"{name}=={version(name).partition('+')[0]}"
+                for name in (*PACKAGES, *subject.packages)
             ],
         )
     return folder
@@ -94,11 +96,6 @@ def _frame(queries: Sequence[Mapping[str, Any]]) -> Any:
     import pandas as pd
 
     return pd.DataFrame([dict(query) for query in queries])
-
-
-def _public_version(package: str) -> str:
-    """Return an installed version without its local build label, such as `+cpu`."""
-    return version(package).partition("+")[0]
 
 
 @contextmanager

@@ -157,7 +157,9 @@ class ConvETrunk(Trunk):
         if smooth:
             grad_u = torch.ops.aten.silu_backward(grad_f, self._u(image).flatten(1))
         else:
-            grad_u = _masked_(grad_f, self.features(queries.activations, index))
+            features = self.features(queries.activations, index)
+            masked = torch.ops.aten.threshold_backward.grad_input
+            grad_u = masked(grad_f, features, 0.0, grad_input=grad_f)
         grad_u = grad_u.view(len(grad_u), len(self.kernel), -1)
         grad_x1 = self._to_image(grad_u)
         others = self._others(image, normal, grad_m, grad_u, grad_x1) if small else None
@@ -218,8 +220,3 @@ class ConvETrunk(Trunk):
             grad_x1.sum(1, keepdim=True),
         ]
         return torch.cat(parts, dim=1)
-
-
-def _masked_(grad: Tensor, activation: Tensor) -> Tensor:
-    torch.ops.aten.threshold_backward.grad_input(grad, activation, 0.0, grad_input=grad)
-    return grad

@@ -4,7 +4,7 @@ Names are joined once per training triple, not once per pair. So three million r
 30,000 triples) are written in seconds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -162,7 +162,9 @@ def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -
     names = NameTable(graph)
     try:
         for pairs in rows:
-            for table in _tables(names, graph, pairs):
+            step = max(1, ROW_GROUP // max(1, pairs.scored.train.shape[1]))
+            for start in range(0, len(pairs.tests), step):
+                table = _table(names, graph, pairs, slice(start, start + step))
                 writer = writer or pq.ParquetWriter(
                     path, table.schema, compression="lz4", use_dictionary=repeated
                 )
@@ -170,13 +172,6 @@ def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -
     finally:
         if writer is not None:
             writer.close()
-
-
-def _tables(names: NameTable, graph: KnowledgeGraph, pairs: PairRows) -> Iterator[pa.Table]:
-    width = max(1, pairs.scored.train.shape[1])
-    step = max(1, ROW_GROUP // width)
-    for start in range(0, len(pairs.tests), step):
-        yield _table(names, graph, pairs, slice(start, start + step))
 
 
 def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice) -> pa.Table:

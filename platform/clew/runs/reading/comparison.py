@@ -409,13 +409,12 @@ def _text_rows(
     rows = [[escape(text) for text in header]]
     for group in comparison.groups:
         cells = (comparison.cells[group.label, metric] for metric in comparison.metrics)
-        texts = [f"{statistic_text(cell.value)} {_behind(cell)}".strip() for cell in cells]
+        texts = [
+            statistic_text(cell.value) + ("" if cell.ratio is None else f" ({ratio_text(cell)})")
+            for cell in cells
+        ]
         rows.append([escape(text) for text in (group.label, str(len(group.run_ids)), *texts)])
     return rows
-
-
-def _behind(cell: Cell) -> str:
-    return f"({ratio_text(cell)})" if cell.ratio is not None else ""
 
 
 def escape_latex(text: str) -> str:

@@ -206,7 +206,11 @@ def download_artifact(run_id: str, path: str, folder: Path) -> Path:
         # MLflow's layout of a download depends on the store; moving it makes the path the same.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
             found = Path(connected.download_artifacts(run_id, path, temporary))
-            return _put(found, folder / path)
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                shutil.rmtree(target)
+            return found.rename(target)
     except (MlflowException, OSError) as error:
         parent, _, name = path.rpartition("/")
         present = list_artifacts(run_id, parent)
@@ -225,13 +229,6 @@ def keep_folder(run_id: str, folder: Path, place: str) -> None:
     """Copy a folder to `place` in the artifacts of a run, and overwrite existing files."""
     with store.using(f"keeping {place} with run {run_id}"):
         client().log_artifacts(run_id, str(folder), place)
-
-
-def _put(found: Path, target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        shutil.rmtree(target)
-    return found.rename(target)
 
 
 def _infos(run_id: str, path: str) -> list[FileInfo]:

@@ -168,7 +168,8 @@ class BatchTrace:
         folder = self.output.finished(test.index, test.text)
         if folder is not None:
             return self.output.kept(test.index, test.text, folder), nothing
-        candidates = self._candidates(test.ids)
+        head, _, tail = test.ids
+        candidates = self._neighbourhood.candidates(head, tail, self._filtering)
         if not len(candidates):
             f = self._filtering
             message = (
@@ -177,9 +178,6 @@ class BatchTrace:
             )
             return Outcome(test.index, test.text, "failed", message), candidates
         return None, candidates
-
-    def _candidates(self, ids: tuple[int, int, int]) -> np.ndarray:
-        return self._neighbourhood.candidates(ids[0], ids[2], self._filtering)
 
     def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
         """Explain a group together; if that fails, explain its triples one by one."""

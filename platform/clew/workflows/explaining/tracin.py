@@ -70,13 +70,6 @@ NAME_CHARACTERS = 120
 Progress = Callable[[int, int], None]
 
 
-def check_place(output: Path | None) -> None:
-    """Refuse an output path where no report can be written."""
-    if output is not None:
-        check = check_file if _is_file_name(output) else check_folder
-        check("--output", output)
-
-
 def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
     """Refuse to overwrite results of other settings, models or tests, or of unknown ones."""
     existing = [path for path in _targets(output) if path.exists()] if output else []
@@ -217,7 +210,9 @@ def tracin(
     progress: Progress = lambda done, total: None,
 ) -> TraceResult:
     """Explain test triples by all training triples, and record it as a run of kind `trace`."""
-    check_place(output)
+    if output is not None:
+        check = check_file if _is_file_name(output) else check_folder
+        check("--output", output)
     with open_trace_source(model, overrides, files=files) as source:
         tests = usable(read_test_triples(test, source.task.graph), test)
         settings = settings_of(source, tests)

@@ -139,11 +139,6 @@ class ValidationPlan:
             Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions
         ]
 
-    @staticmethod
-    def of_subset(seed: int, dropped: np.ndarray) -> Retraining:
-        """Return the retraining without a random subset."""
-        return Retraining(seed, np.flatnonzero(dropped))
-
 
 def of_subsets(
     seeds: Iterable[int], subsets: Iterable[Bool[np.ndarray, "subset fact"]]
@@ -297,7 +292,8 @@ def measure(
     direction = source.tracer.settings.direction
 
     def loss_without(subset: np.ndarray, seed: int) -> np.ndarray:
-        return folder.read(plan.of_subset(seed, subset)).of(direction).total_loss
+        retraining = Retraining(seed, np.flatnonzero(subset))
+        return folder.read(retraining).of(direction).total_loss
 
     scores: list[DatamodellingScore] = []
     ceilings: list[Ceiling] = []
