@@ -323,7 +323,6 @@ def load_table(config: ImageSequenceData) -> FrameTable:
 
 
 def group_names(table: FrameTable) -> list[str]:
-    """Return the names of the groups in order of their first frames."""
     return list(dict.fromkeys(table.group.tolist()))
 
 

@@ -84,7 +84,6 @@ class Whole:
     size: int
 
     def to(self, device: torch.device) -> "Whole":
-        """Return the same object, because there is nothing to move."""
         return self
 
     def __call__(self, factors: Sequence[Factor]) -> Float[Tensor, "example size"]:

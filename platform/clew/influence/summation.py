@@ -190,7 +190,6 @@ def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
 
 
 def all_steps(steps: Sequence[Sequence[int]]) -> list[int]:
-    """Return every step at which a run has a checkpoint, in order."""
     return sorted({step for run in steps for step in run})
 
 

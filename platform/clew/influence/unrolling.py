@@ -162,7 +162,6 @@ class KeptInFile:
             save_tensors(tensors, temporary)
 
     def remove(self) -> None:
-        """Delete the file, because the pass is finished."""
         self.path.unlink(missing_ok=True)
 
 

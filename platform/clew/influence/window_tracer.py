@@ -356,6 +356,5 @@ class WindowTracer(Generic[B]):
 
 
 def tiles(indices: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield groups of windows that are computed together."""
     for start in range(0, len(indices), WINDOWS_AT_ONCE):
         yield indices[start : start + WINDOWS_AT_ONCE]

@@ -60,7 +60,6 @@ class PackManifest:
     schema_version: int = SCHEMA_VERSION
 
     def write(self, folder: Path) -> None:
-        """Write the manifest atomically."""
         write_whole(folder / MANIFEST_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 

@@ -65,7 +65,6 @@ class ByteTokenizer:
     file_content: str | None = None
 
     def byte_lengths(self) -> np.ndarray:
-        """Return 1 for each byte and 0 for the end-of-text token."""
         return np.append(np.ones(256, dtype=np.int64), 0)
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -137,7 +136,6 @@ class FileTokenizer:
         return lengths
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the tokens of UTF-8 text."""
         parts = [encoding.ids for _, encoding in self._encodings(text.decode("utf-8"))]
         return np.concatenate([np.asarray(ids, dtype=np.uint32) for ids in parts])
 

@@ -284,7 +284,6 @@ def continuation(
     sampling: Sampling | None = None,
     seed: int = DEFAULT_SEED,
 ) -> str:
-    """Return generated text that continues a prompt."""
     writer = TextWriter(text_model, seed=seed)
     writer.read(prompt)
     return "".join(writer.write(max_tokens, sampling or Sampling())) + writer.rest()

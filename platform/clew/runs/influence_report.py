@@ -349,7 +349,6 @@ class WindowReport(ABC, Generic[W]):
         """Return a training window as one line of text."""
 
     def write(self, path: Path) -> None:
-        """Write the report as JSON, completely or not at all."""
         write_whole(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod

@@ -70,7 +70,6 @@ class Registry:
 
     @classmethod
     def connect(cls) -> "Registry":
-        """Open the registry."""
         return cls(store.connect(store.tracking_uri()))
 
     def aliases(self, name: str) -> dict[str, str]:

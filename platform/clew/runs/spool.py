@@ -252,12 +252,10 @@ class Spool:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Number of bytes of the journal that the store does not have yet."""
         return self.length - self.sent
 
     @property
     def num_refused(self) -> int:
-        """Number of records that the store refused permanently."""
         path = self.folder / "refused.jsonl"
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
@@ -336,7 +334,6 @@ class Spool:
             shutil.rmtree((self.folder / entry.record.staged).parent, ignore_errors=True)
 
     def refuse(self, message: Record, reason: str) -> None:
-        """Keep a record that the store refused permanently, with the reason."""
         with open(self.folder / "refused.jsonl", "a", opener=_private) as file:
             refused = {"reason": reason, "message": RECORDS.dump_python(message)}
             file.write(json.dumps(refused) + "\n")

@@ -105,7 +105,6 @@ class ConvETrunk(Trunk):
         self._dense = self.product.prepare(self.dense)
 
     def parts(self, depth: int) -> tuple[str, ...]:
-        """Return the scorer for one layer, with the fully connected layer for two, else all."""
         return {1: CONVE_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, CONVE_PARTS)
 
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
@@ -125,7 +124,6 @@ class ConvETrunk(Trunk):
     def features(
         self, activations: Activations, index: Tensor | slice
     ) -> Float[Tensor, "n feature"]:
-        """Return f of some queries; it is recomputed if it was not kept."""
         if "features" in activations:
             return activations["features"][index]
         return self._features(activations["image"][index])

@@ -71,7 +71,6 @@ class PairRows:
     """Step of each checkpoint."""
 
     def kept(self, test: int) -> np.ndarray:
-        """Return the positions of a test's entries, without padding."""
         return np.flatnonzero(self.scored.train[test] >= 0)
 
 

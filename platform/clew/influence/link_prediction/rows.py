@@ -54,7 +54,6 @@ class Directions:
 
     @property
     def num_directions(self) -> int:
-        """Number of rows per triple."""
         return 1 + self.inverse_relations
 
     @property

@@ -347,7 +347,6 @@ def verify_task(
 
 
 def _own_rows(train: DeltaRows, form: LossForm) -> DeltaRows:
-    """Return the first training triples as separate rows, forward direction only."""
     few = train.direction(0).of(torch.arange(min(NUM_ROWS, train.num_triples)).to(train.head))
     beta = torch.full_like(few.beta, 1.0 - form.label_smoothing)
     return DeltaRows(few.head, few.relation, few.tail, torch.ones_like(beta), beta, 1)

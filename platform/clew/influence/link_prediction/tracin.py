@@ -110,12 +110,10 @@ class Tracer:
 
     @property
     def models(self) -> list[GraphModel]:
-        """Models of the (first) run's checkpoints."""
         return self.runs[0].models
 
     @property
     def operand(self) -> torch.dtype | None:
-        """Half-precision type of the operands; None: float32."""
         return self.runs[0].operand
 
     @property

@@ -264,7 +264,6 @@ class TuckERTrunk(Trunk):
     )
 
     def parts(self, depth: int) -> tuple[str, ...]:
-        """Return the scorer for one layer, the scorer and the core for two, else all parts."""
         every = (*SCORER_PARTS, "dense", NETWORK_PART)
         return {1: SCORER_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, every)
 

@@ -64,7 +64,6 @@ class UnrolledTracer:
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Explanation]:
-        """Score all training triples for every test triple, in one pass over the training."""
         losses = [self._loss(test[None], np.ones(1)) for test in tests]
         explained = tests.astype(np.int64).tobytes()
         return [self._explanation(self._by_interval(losses, explained, progress))]

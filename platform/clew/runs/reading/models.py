@@ -144,7 +144,6 @@ def version_of(
 
 
 def read_vocabulary(run_id: str) -> ModelNames:
-    """Return the names that the model of a training run knows."""
     with fetched(run_id, VOCABULARY_FOLDER) as path:
         return _names_in(path)
 

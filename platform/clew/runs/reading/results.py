@@ -24,7 +24,6 @@ TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
 
 
 def read_trials(run_id: str) -> pd.DataFrame:
-    """Return the trials of a search, a row each, in the order in which they began."""
     path = f"{names.ARTIFACT_TUNE}/{names.TRIALS_CSV}"
     return _read_csv(run_id, path, TRIAL_COLUMNS, ("trial", "value", "epoch", "seconds"))
 
@@ -36,7 +35,6 @@ def read_best_configuration(run_id: str) -> str:
 
 
 def read_fact_values(run_id: str) -> pd.DataFrame:
-    """Return every training fact with its value, the largest first."""
     path = f"{names.ARTIFACT_VALUES}/{names.VALUES_CSV}"
     return _read_csv(run_id, path, VALUES_CSV_COLUMNS, ("TrainIndex", "Value"))
 
@@ -105,7 +103,6 @@ def read_study(run_id: str) -> StudyResult:
 
 
 def shipped_studies() -> list[StudyResult]:
-    """Return the results of the project's own studies, which ship with Clew."""
     files = sorted((SHIPPED / STUDIES / "results").glob("*.json"))
     return [StudyResult.model_validate_json(file.read_bytes()) for file in files]
 

@@ -120,7 +120,6 @@ def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
 
 
 def read_log(run_id: str) -> str:
-    """Return the log of a run."""
     with fetched(run_id, names.ARTIFACT_LOG) as path:
         return path.read_text(encoding="utf-8", errors="replace")
 

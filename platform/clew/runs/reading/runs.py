@@ -87,7 +87,6 @@ def database_of(connected: MlflowClient) -> Any | None:
 
 
 def find_run(run_id: str) -> RunRecord:
-    """Return the run with this id."""
     return record_of(get_run(client(), run_id))
 
 

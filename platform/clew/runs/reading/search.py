@@ -74,7 +74,6 @@ class RunPage:
 
 
 def list_experiments() -> list[Experiment]:
-    """Return the active experiments, the latest first."""
     with store.using("the list of experiments"):
         found = experiments_of(client())
     return [Experiment(str(e.experiment_id), e.name) for e in found]

@@ -247,7 +247,6 @@ class BatchResult:
         return "\n".join([*lines, *self.notes])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the run, the output folder, the counts and the seconds as JSON values."""
         counts = {status: self.count(status) for status in ("done", "kept", "failed")}
         where = {"run_id": self.run_id, "output": str(self.output_dir)}
         return {**where, **counts, "seconds": self.seconds}
