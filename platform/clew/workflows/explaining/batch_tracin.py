@@ -29,7 +29,7 @@ from clew.errors import (
     Interrupted,
     described,
 )
-from clew.files import cache_folder, working_folder
+from clew.files import working_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.link_prediction.dictionaries import read_edge_map, read_labels
@@ -132,7 +132,7 @@ class BatchTrace:
         output: OutputFolder,
     ) -> None:
         self.source, self.report, self.output = source, report, output
-        self._neighbourhood = Neighbourhood.cached(report.graph, cache_folder("neighbourhoods"))
+        self._neighbourhood = Neighbourhood.build(report.graph.train, report.graph.num_entities)
         self._filtering = Filtering.from_config(source.model.config.influence)
         self.seconds = 0.0
 
