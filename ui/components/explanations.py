@@ -26,7 +26,7 @@ from clew.runs.reading.reports import (
     read_head,
     report_files,
 )
-from clew.runs.reading.results import find_validation
+from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
 from clew.ui import access
 from clew.ui.components.reviews import reviews_of

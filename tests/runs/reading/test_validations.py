@@ -8,7 +8,7 @@ import pytest
 from clew import names
 from clew.runs.reading.explanation import html_report, open_explanation
 from clew.runs.reading.reports import read_head, report_files
-from clew.runs.reading.results import find_validation
+from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import (
     Ceiling,
     DatamodellingScore,

@@ -22,9 +22,8 @@ from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import SequenceWindows
 from clew.influence.projections import FOLDER
 from clew.influence.scores import Scored
-from clew.influence.unrolled_windows import UnrolledWindowTracer
 from clew.influence.window_index import Searched, SearchSettings
-from clew.influence.window_tracer import WindowExplanation, WindowTracer
+from clew.influence.window_tracer import UnrolledWindowTracer, WindowExplanation, WindowTracer
 from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling, generate
 from clew.language_modeling.task import LanguageModeling

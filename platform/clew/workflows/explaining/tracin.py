@@ -32,7 +32,7 @@ from clew.runs.influence_report import (
     read_influence_json,
     write_influence_json,
 )
-from clew.runs.reading.results import find_validation
+from clew.runs.reading.run_details import find_validation
 from clew.training.precision import device_name
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
