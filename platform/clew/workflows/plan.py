@@ -18,9 +18,8 @@ from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.files import expanded
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.splits import SequenceSplits
 from clew.image_sequences.task import SequenceRegression
-from clew.image_sequences.windows import ScalarEncoding, SequenceWindows
+from clew.image_sequences.windows import ScalarEncoding, SequenceSplits, SequenceWindows
 from clew.language_modeling.packed_tokens import (
     PackedTokens,
     PackManifest,
