@@ -182,6 +182,8 @@ def test_columns_are_named_or_numbered(tmp_path: Path) -> None:
     assert facts(numbered) == sorted(FACTS)
     with pytest.raises(DataError):
         read(tmp_path / "b", {}, columns="head=none,tail=2")
+    unusual = {"t.csv": lines([("drug_id", "action", "disease_id"), *FACTS], ",")}
+    assert facts(read(tmp_path / "c", unusual, header=True)) == sorted(FACTS)
 
 
 @pytest.mark.parametrize("suffix", [".nt", ".ttl"])

@@ -171,6 +171,8 @@ def read_file(
     if suffix in (".jsonl", ".ndjson"):
         return _by_name(path, *_read_json_lines(path), columns, ("JSON Lines", 1))
     form = sniff(path, header=header or "=" in columns)
+    if form.header and not (columns or names or _roles(form.header)):  # --header: as without one
+        columns = "head,relation,tail"
     table, has_comments = _read_text(path, form)
     if names or form.header:
         first = form.skip + 1
