@@ -42,7 +42,8 @@ class Finding:
 
     def __str__(self) -> str:
         shown = "; ".join(quoted(text) for text in self.examples)
-        return f"{self.what}: {self.count:,}, such as {shown}. {self.mend}"
+        such = f", such as {shown}" if shown else ""
+        return f"{self.what}: {self.count:,}{such}. {self.mend}"
 
 
 @dataclass(frozen=True)
