@@ -22,12 +22,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clew import __version__
 from clew.config.data import TripleData
 from clew.errors import ConfigError, UsageError, described
-from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.models.base import EntityScorer, GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.model_source import ModelSource, open_model
 from clew.workflows.outputs import check_new_folder
@@ -134,18 +134,6 @@ def _write_summary(path: Path, source: ModelSource, program: ProgramCheck) -> No
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-class ExportedModel(nn.Module):
-    """A graph model that takes ids and returns the scores of all entities."""
-
-    def __init__(self, model: GraphModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
-        """Return `(batch, entity)` scores of `(batch,)` heads and relations."""
-        return self.model.scores(self.model.queries(head, relation))
-
-
 @torch.no_grad()
 def export_program(model: GraphModel, path: Path) -> ProgramCheck:
     """Write the model as a program; keep it if its answers to random queries equal the model's."""
@@ -154,7 +142,7 @@ def export_program(model: GraphModel, path: Path) -> ProgramCheck:
         torch.randint(table.num_embeddings, (NUM_CHECKED,), generator=generator)
         for table in (model.entity, model.relation)
     )
-    module, examples = ExportedModel(model.eval()), [(head, relation), (head[:1], relation[:1])]
+    module, examples = EntityScorer(model.eval()), [(head, relation), (head[:1], relation[:1])]
     batch = torch.export.Dim("batch", min=1)
     shapes = {"head": {0: batch}, "relation": {0: batch}}
     try:

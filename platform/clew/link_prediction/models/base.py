@@ -191,6 +191,18 @@ class Factorization(GraphModel):
         return rows.square()
 
 
+class EntityScorer(nn.Module):
+    """A graph model that takes ids and returns the scores of all entities."""
+
+    def __init__(self, model: GraphModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
+        """Return `(batch, entity)` scores of `(batch,)` heads and relations."""
+        return self.model.scores(self.model.queries(head, relation))
+
+
 def model_class(config: GraphModelSettings) -> type[GraphModel]:
     for file in iter_modules([str(Path(__file__).parent)], f"{__package__}."):
         import_module(file.name)
