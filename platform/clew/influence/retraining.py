@@ -147,15 +147,7 @@ def _targets(
     num_entities: int,
     loss: OneVsAllLoss | KvsAllLoss,
 ) -> Targets:
-    """Return the smoothed labels of the positives that are kept, as `smoothed_targets` does.
-
-    Args:
-        batch: Queries with all their positives.
-        kept: 1 for positives that are kept, else 0, `(positive,)`.
-        positives: Number of kept positives of each query, `(batch,)`.
-        num_entities: Number of entities.
-        loss: Settings of the loss.
-    """
+    """Return the smoothed labels of the positives that are kept, as `smoothed_targets` does."""
     smoothing = loss.label_smoothing
     share, mass = (1.0 - smoothing) * kept, (1.0 - smoothing) * positives
     if loss.function == "softmax_cross_entropy":
@@ -291,9 +283,7 @@ class Retrainer:
 class KeptRetrainings:
     """Results of each retraining for the test triples, in the files of a folder.
 
-    Args:
-        folder: Folder of the files; it is created with the first file.
-        identity: Identity of the data, the configuration and the test triples.
+    `identity` is that of the data, the configuration and the test triples.
     """
 
     def __init__(self, folder: Path, identity: str) -> None:
