@@ -146,7 +146,8 @@ class DeltaRows:
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "DeltaRows":
         columns = (self.head, self.relation, self.tail, self.alpha, self.beta)
-        return DeltaRows(*map(change, columns), self.num_directions)
+        head, relation, tail, alpha, beta = map(change, columns)
+        return DeltaRows(head, relation, tail, alpha, beta, self.num_directions)
 
 
 def own_rows(triples: Triples, form: LossForm, kind: Directions) -> DeltaRows:
