@@ -21,7 +21,7 @@ from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.writer import TextModel, continuation
-from clew.link_prediction.candidate_lists import list_pairs, score_triples
+from clew.link_prediction.candidate_lists import list_pairs, scored_triples
 from clew.link_prediction.candidates import Limits
 from clew.link_prediction.prediction import Predictor, Query
 from clew.runs.reading.search import run_meant
@@ -240,6 +240,12 @@ class TripleModel(Model):
         ]
         return pd.DataFrame(rows, columns=PLACE_COLUMNS).astype({"probability": float})
 
+    @property
+    def embeddings(self) -> pd.DataFrame:
+        """The row of each entity in the model's table, by name."""
+        rows = self._ready.model.entity.weight.detach().numpy()
+        return pd.DataFrame(rows, index=pd.Index(list(self._ready.entities), name="name"))
+
     @checked
     def rank(
         self,
@@ -288,7 +294,7 @@ class TripleModel(Model):
         Raises:
             DataError: If no triple can be scored.
         """
-        return pd.DataFrame(score_triples(self._ready, triples).to_pandas())
+        return pd.DataFrame(scored_triples(self._ready, triples).to_pandas())
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import click
 from pydantic import Field, model_validator
@@ -285,6 +285,8 @@ class ExportOptions(Options):
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     output_dir: Path
     """New folder for the files."""
+    embeddings: Literal["", "parquet", "numpy", "word2vec", "projector"] = ""
+    """Write only the embeddings, with names and kinds, in this format."""
 
 
 @command(ExportOptions)
@@ -292,5 +294,6 @@ def export(options: ExportOptions) -> int:
     """Export a graph model as a torch.export program, with its named embeddings."""
     from clew.workflows.export import export as run_export
 
-    click.echo(run_export(options.model, options.output_dir).table())
+    result = run_export(options.model, options.output_dir, options.embeddings or None)
+    click.echo(result.table())
     return 0

@@ -178,7 +178,7 @@ def table_of_pairs(predictor: Predictor, triples: Pairs, limits: Limits) -> pa.T
     return pa.concat_tables(parts).take(np.argsort(np.concatenate(rows)))
 
 
-def score_triples(
+def scored_triples(
     predictor: Predictor,
     triples: Sequence[Sequence[str | None]],
     limits: Limits = EVERYTHING,
@@ -205,7 +205,9 @@ def score_triples(
     names = {HEAD: predictor.entities, RELATION: predictor.relations, TAIL: predictor.entities}
     ids = np.empty((len(triples), 3), np.int64)
     for part, vocabulary in names.items():
-        ids[good, part], unknown = ids_of_texts(vocabulary, [triples[row][part] for row in good])
+        ids[good, part], unknown = ids_of_texts(
+            vocabulary, [triples[row][part] or "" for row in good]
+        )
         found |= {good[place]: line for place, line in unknown.items()} | found
     good = [row for row in good if row not in found]
     if not good:

@@ -66,7 +66,7 @@ class Limits:
                     "only entities seen with the relation requested, but the training triples are "
                     "not available; use a registered model, or make the data set available"
                 )
-            chosen &= seen_with(graph.known, relation, len(chosen))
+            chosen &= np.isin(np.arange(len(chosen)), seen_with(graph.known, relation))
         if not chosen.any():
             name = graph.relations.name(relation % number)
             raise DataError(f"no entity can be a {side} of {quoted(name)}; widen its limits")
@@ -77,11 +77,9 @@ EVERYTHING = Limits()
 """No limits: every entity can be a head and a tail."""
 
 
-def seen_with(known: FilterIndex, relation: int, num_entities: int) -> np.ndarray:
-    """Return which entities `(entity,)` a known triple has as an answer to the relation."""
-    seen = np.zeros(num_entities, bool)
-    seen[known.tails_of(np.flatnonzero(known.relations == relation))[1]] = True
-    return seen
+def seen_with(known: FilterIndex, relation: int) -> Ids:
+    """Return the entities that known triples have as answers to a relation, ascending."""
+    return np.unique(known.tails_of(np.flatnonzero(known.relations == relation))[1])
 
 
 def _of_kind(entities: Vocabulary, kind: str) -> np.ndarray:

@@ -80,7 +80,7 @@ class Answer:
     set; it is None if no set was requested.
     """
 
-    rank: int
+    rank: float
     name: str
     label: str
     score: float
@@ -89,24 +89,14 @@ class Answer:
     in_set: bool | None = None
 
 
-@dataclass(frozen=True)
-class Place:
-    """The rank of an entity that a query is about.
+@dataclass(frozen=True, kw_only=True)
+class Place(Answer):
+    """The rank of an entity that a query is about, which is a candidate even if it is known.
 
-    The candidates are all entities except other known answers. `rank` is 1 + the number of
-    candidates with a higher score + half the number of other candidates with the same score.
-    `probability` is the probability that this entity is the answer, given that the answer is none
-    of the other known ones. It is None if no calibration was fitted.
+    `rank` and `probability` are those of `Places`.
     """
 
-    rank: float
     num_candidates: int
-    name: str
-    label: str
-    score: float
-    probability: float | None
-    known: bool | None
-    in_set: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,7 @@ class Prediction:
             content["answer_set"] = self.answer_set.as_dict()
         return content
 
-    def _row(self, row: Answer | Place) -> dict[str, Any]:
+    def _row(self, row: Answer) -> dict[str, Any]:
         told = {} if row.in_set is None else {"in_set": row.in_set}
         return {
             "rank": row.rank,

@@ -21,7 +21,9 @@ from clew.link_prediction.calibration import (
     Surprises,
     fit_temperature,
 )
+from clew.link_prediction.candidates import seen_with
 from clew.link_prediction.models.base import EVERY_ENTITY, GraphModel, Queries, Scores
+from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
 
 CHUNK_MIB = 64.0
@@ -161,6 +163,26 @@ class QueryScores:
             probability = (own.double() / temperature - others).sigmoid()
             found.append((own, 1 + above + 0.5 * equal.double(), left + 1, probability, is_known))
         return Places(*(torch.cat(column).numpy() for column in zip(*found, strict=True)))
+
+    def rank_seen(self, triples: Triples, train: Triples) -> RankingResult:
+        """Rank both ends of triples among the entities that training has at that end.
+
+        A triple's own entity is always a candidate. This needs inverse relations.
+        """
+        index = FilterIndex.in_both_directions(train, self.num_relations)
+        entities, relations, answers = self._questions(triples)
+        ranks = np.empty(len(answers))
+        for relation in np.unique(relations):
+            own = np.flatnonzero(relations == relation)
+            found = self.places(
+                entities[own],
+                relations[own],
+                answers[own],
+                candidates=seen_with(index, int(relation)),
+            )
+            ranks[own] = found.rank
+        tail_ranks, head_ranks = np.split(ranks, 2)
+        return RankingResult(triples[:, RELATION], head_ranks, tail_ranks)
 
     def normalisers(self, candidates: Scores) -> Normalisers:
         """Return log sum exp of all candidates' scores of each query, `(batch,)`, in float64."""

@@ -20,7 +20,7 @@ from clew.link_prediction.model_folder import (
     load_predictor,
     read_vocabularies,
 )
-from clew.link_prediction.prediction import Answer, Place, Prediction, Predictor, Query
+from clew.link_prediction.prediction import Answer, Prediction, Predictor, Query
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
@@ -244,7 +244,7 @@ def _table_of(prediction: Prediction | Unanswered) -> Iterator[str]:
         yield _line(place)
 
 
-def _line(row: Answer | Place) -> str:
+def _line(row: Answer) -> str:
     probability = "" if row.probability is None else f"{row.probability:.4f}"
     known = {True: "yes", False: "no", None: "?"}[row.known]
     in_set = {True: "yes     ", False: "no      ", None: ""}[row.in_set]

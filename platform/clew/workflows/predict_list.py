@@ -11,15 +11,17 @@ import pyarrow.parquet as pq
 
 from clew.errors import ConfigError
 from clew.files import replacing
-from clew.link_prediction.candidate_lists import list_pairs, score_triples
+from clew.link_prediction.candidate_lists import list_pairs, scored_triples
 from clew.link_prediction.candidates import EVERYTHING, Limits
 from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.rank_metrics import SIDES
 from clew.spreadsheets import changed, disarmed
 from clew.workflows.model_source import open_model
 from clew.workflows.outputs import check_file
 from clew.workflows.predict import UNCALIBRATED, Asked, open_predictor
 
-SHOWN = ("rank", "head", "tail", "score", "probability", "head_rank", "tail_rank", "known", "error")
+NAMED = ("head", "head_label", "tail", "tail_label")
+SHOWN = ("rank", *NAMED, "score", "probability", "head_rank", "tail_rank", "known", "error")
 FORMATS = (".parquet", ".tsv", ".csv", ".json")
 MOST_SHOWN = 20
 
@@ -37,6 +39,8 @@ class ListResult:
         """Return the first rows as text, and the file."""
         shown = self.rows.select([name for name in SHOWN if name in self.rows.column_names])
         frame = shown.slice(0, MOST_SHOWN).to_pandas().dropna(axis="columns", how="all")
+        same = [f"{side}_label" for side in SIDES if (frame[side] == frame[f"{side}_label"]).all()]
+        frame = frame.drop(columns=same)
         lines = [f"model: {self.model}", *(f"note: {note}" for note in self.notes), ""]
         lines.append(frame.to_string(index=False, na_rep=""))
         if self.rows.num_rows > MOST_SHOWN:
@@ -93,7 +97,7 @@ def predict_triples(
         told = {
             row: f"{item.where}: {item.error}" for row, item in enumerate(triples) if item.error
         }
-        rows = score_triples(predictor, names, limits, told)
+        rows = scored_triples(predictor, names, limits, told)
         num_bad = rows.num_rows - rows["error"].null_count
         if num_bad:
             notes.append(f"{num_bad:,} of {rows.num_rows:,} rows have no score; see their error")
