@@ -131,7 +131,7 @@ def _key_blocks(
 
     blocks = list(predictor.chunks(heads, len(tails), BLOCK_MIB))
     same = np.full(len(heads), relation)
-    known = [predictor.known_among(heads[rows], same[rows], tails) for rows in blocks]
+    known = [predictor.known_answers(heads[rows], same[rows], among=tails) for rows in blocks]
     by_tail = torch.full((len(tails),), -torch.inf, dtype=torch.float64)
     if has_inverses and calibration is not None:
         for rows, at in zip(blocks, known, strict=True):
@@ -240,7 +240,7 @@ def _table_of_relation(predictor: Predictor, triples: Pairs, limits: Limits) -> 
             np.full(len(triples), relation),
             triples[:, asked],
             candidates=limits.candidates(predictor, relation) if limits else None,
-            temperature=calibration.temperature if calibration else 1.0,
+            temperature=predictor.temperature,
         )
         columns |= {f"{side}_rank": place.rank, f"num_{side}s": place.num_candidates}
         columns |= {f"{side}_probability": place.probability} if calibration else {}

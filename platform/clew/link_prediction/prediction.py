@@ -182,6 +182,11 @@ class Predictor(QueryScores):
         self.answer_sets = answer_sets
         _check_sizes(model, entities, relations)
 
+    @property
+    def temperature(self) -> float:
+        """Divisor of scores before they become probabilities; 1 without calibration."""
+        return self.calibration.temperature if self.calibration else 1.0
+
     def predict(
         self,
         queries: Sequence[Query],
@@ -243,7 +248,10 @@ class Predictor(QueryScores):
             outside = torch.ones(self.num_entities, dtype=torch.bool)
             outside[torch.from_numpy(limits.candidates(self, int(relation)))] = False
             scores[torch.from_numpy(relations == relation)[:, None] & outside] = -torch.inf
-        known = self.known_answers(entities, relations)
+        known = None
+        if self.known is not None:
+            known = torch.zeros(scores.shape, dtype=torch.bool)
+            known[self.known_answers(entities, relations)] = True
         candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
         answers = self._best(candidates if filter_known else scores, candidates, known, top_k)
         counts = [None] * len(questions)
@@ -319,7 +327,7 @@ class Predictor(QueryScores):
             relation,
             about,
             candidates=limits.candidates(self, question.relation) if limits else None,
-            temperature=self.calibration.temperature if self.calibration else 1.0,
+            temperature=self.temperature,
         )
         ((name, label),) = self.entities.named(about)
         return Place(
@@ -335,7 +343,7 @@ class Predictor(QueryScores):
     def _probabilities(self, candidates: Scores, ids: Tensor) -> list[list[float | None]] | None:
         if self.calibration is None:
             return None
-        scaled = candidates / self.calibration.temperature
+        scaled = candidates / self.temperature
         normaliser = scaled.logsumexp(dim=1)
         shown = scaled[_each(ids), ids] - normaliser[:, None]
         return [[p if p > 0 else None for p in row] for row in shown.double().exp().tolist()]

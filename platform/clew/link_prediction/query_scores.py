@@ -30,7 +30,7 @@ CHUNK_MIB = 64.0
 MAX_CALIBRATION_QUERIES = 2048
 MAX_HELD_OUT_TRIPLES = 20_000
 
-Known = Bool[Tensor, "batch candidate"]
+Known = Bool[Tensor, "batch entity"]
 Ids = Int64[np.ndarray, " query"]
 Candidates = Int64[np.ndarray, " candidate"]
 Normalisers = Float[Tensor, "batch"]
@@ -96,38 +96,31 @@ class QueryScores:
         return scores
 
     def known_answers(
-        self, entities: Ids, relations: Ids, *, but: Ids | None = None
-    ) -> Known | None:
-        """Return which entities are known answers; None without training triples.
+        self,
+        entities: Ids,
+        relations: Ids,
+        *,
+        but: Ids | None = None,
+        among: Candidates | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows and columns of the known answers' scores; none without training triples.
 
         Args:
             entities: The given entity of each query.
             relations: The relation of each query.
             but: One answer to each query that does not count as known.
-        """
-        if self.known is None:
-            return None
-        row, answer = self.known.lookup(entities, relations)
-        if but is not None:
-            others = answer != but[row]
-            row, answer = row[others], answer[others]
-        flags = torch.zeros(len(entities), self.num_entities, dtype=torch.bool)
-        flags[torch.from_numpy(row), torch.from_numpy(answer)] = True
-        return flags
-
-    def known_among(
-        self, entities: Ids, relations: Ids, candidates: Candidates
-    ) -> tuple[Tensor, Tensor]:
-        """Return the known answers among ascending candidates: rows and columns of their scores.
-
-        There are none without training triples.
+            among: The columns' entities, ascending; None if all entities have a column.
         """
         row = answer = np.empty(0, np.int64)
         if self.known is not None:
             row, answer = self.known.lookup(entities, relations)
-        inside = np.isin(answer, candidates)
-        column = np.searchsorted(candidates, answer[inside])
-        return torch.from_numpy(row[inside]), torch.from_numpy(column)
+        if but is not None:
+            others = answer != but[row]
+            row, answer = row[others], answer[others]
+        if among is not None:
+            inside = np.isin(answer, among)
+            row, answer = row[inside], np.searchsorted(among, answer[inside])
+        return torch.from_numpy(row), torch.from_numpy(answer)
 
     def places(
         self,
@@ -152,7 +145,7 @@ class QueryScores:
             own = scores[at][:, None]
             scores.masked_fill_(outside, -torch.inf)
             scores[at] = torch.inf
-            scores[self.known_among(given, relation, ids)] = -torch.inf
+            scores[self.known_answers(given, relation, among=ids)] = -torch.inf
             is_known = scores[at] == -torch.inf
             scores[at] = -torch.inf
             others = (scores.double() / temperature).logsumexp(dim=1)
@@ -239,8 +232,7 @@ class QueryScores:
             for rows, queries in zip(self.chunks(entities), encoded, strict=True):
                 scores = self.scores(queries)
                 known = self.known_answers(entities[rows], relations[rows], but=answers[rows])
-                if known is not None:
-                    scores.masked_fill_(known, -torch.inf)
+                scores[known] = -torch.inf
                 yield scores, own[rows]
 
         return batches

@@ -39,7 +39,10 @@ class ListResult:
         """Return the first rows as text, and the file."""
         shown = self.rows.select([name for name in SHOWN if name in self.rows.column_names])
         frame = shown.slice(0, MOST_SHOWN).to_pandas().dropna(axis="columns", how="all")
-        same = [f"{side}_label" for side in SIDES if (frame[side] == frame[f"{side}_label"]).all()]
+        texts = frame.select_dtypes("object").columns
+        frame[texts] = frame[texts].fillna("")
+        labels = [f"{side}_label" for side in SIDES]
+        same = [label for label in labels if frame[label].isin(["", *frame[label[:4]]]).all()]
         frame = frame.drop(columns=same)
         lines = [f"model: {self.model}", *(f"note: {note}" for note in self.notes), ""]
         lines.append(frame.to_string(index=False, na_rep=""))
