@@ -80,7 +80,7 @@ class Answer:
     set; it is None if no set was requested.
     """
 
-    rank: float
+    rank: int | float
     name: str
     label: str
     score: float
