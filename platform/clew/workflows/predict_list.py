@@ -39,7 +39,7 @@ class ListResult:
         """Return the first rows as text, and the file."""
         shown = self.rows.select([name for name in SHOWN if name in self.rows.column_names])
         frame = shown.slice(0, MOST_SHOWN).to_pandas().dropna(axis="columns", how="all")
-        texts = frame.select_dtypes("object").columns
+        texts = frame.select_dtypes(exclude="number").columns
         frame[texts] = frame[texts].fillna("")
         labels = [f"{side}_label" for side in SIDES]
         same = [label for label in labels if frame[label].isin(["", *frame[label[:4]]]).all()]
