@@ -167,6 +167,9 @@ INTERVAL_COVERAGE = "interval_coverage"
 INTERVAL_HALF_WIDTH = "interval_half_width"
 GIVEN = "given_{name}"
 """`mrr`, `mean_rank` and `hits_at_{k}`, ranked against negatives from a file."""
+SEEN = "seen_{name}"
+"""`mrr`, `mean_rank` and `hits_at_{k}`, ranked among the entities that training has at that end of
+the relation (type-constrained ranks)."""
 CLASSIFICATION = "classification_{name}"
 """`accuracy` and `f1` for true triples against false triples from a file."""
 
@@ -290,6 +293,7 @@ _SMALLER = (
     MEAN_RANK,
     f"{MEAN_RANK}_*",
     GIVEN.format(name=MEAN_RANK),
+    SEEN.format(name=MEAN_RANK),
     PERPLEXITY,
     BITS_PER_BYTE,
     MAE,
@@ -308,6 +312,8 @@ _LARGER = (
     f"{MRR}_*",
     GIVEN.format(name=MRR),
     GIVEN.format(name=HITS_AT.format(k="*")),
+    SEEN.format(name=MRR),
+    SEEN.format(name=HITS_AT.format(k="*")),
     CLASSIFICATION.format(name="*"),
     HITS_AT.format(k="*"),
     R2,
