@@ -19,6 +19,7 @@ from clew.cli.options import (
     ModelReference,
     Option,
     Options,
+    Spoken,
     command,
     is_main_process,
 )
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = "experiments/link_prediction/umls.yaml"
 
 
-class TrainOptions(Configured):
+class TrainOptions(Configured, Spoken):
     """Options of `clew train`."""
 
     config: str = DEFAULT_CONFIG
@@ -49,6 +50,8 @@ class TrainOptions(Configured):
     strict: bool = False
     """Refuse options that cannot pay on this machine, instead of switching them off and saying
     so."""
+    all: Annotated[bool, Option(terminal_only=True)] = False
+    """Print all metrics at the end, in groups."""
     result_file: Annotated[Path | None, HIDDEN] = None
     """Also write the result as JSON."""
     parent_run: Annotated[str, HIDDEN] = ""
@@ -78,7 +81,7 @@ def train(options: TrainOptions) -> int:
     if options.result_file:
         content = json.dumps(dataclasses.asdict(result))
         options.result_file.write_text(content, encoding="utf-8")
-    click.echo(result.table())
+    click.echo(result.table(everything=options.all))
     return 0
 
 
