@@ -98,7 +98,9 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
         lines = [
             f"quality: {values} on the {split} triples, among {task.graph.num_entities:,} entities"
         ]
-        guessed = most_frequent_mrr(task.graph, task.graph.split(split))
+        guessed = most_frequent_mrr(
+            task.graph, task.graph.split("test" if split == "test" else "valid")
+        )
         if guessed is not None:
             times = found["MRR"] / guessed
             worth = (
@@ -212,12 +214,9 @@ def most_frequent_mrr(graph: KnowledgeGraph, triples: Triples) -> float | None:
         row, entity = known.lookup(own[:, HEAD], own[:, RELATION])
         row, entity = (x[entity != own[row, TAIL]] for x in (row, entity))
         # The rank is the mean of the optimistic and the pessimistic one, as for models.
-        rank = np.full(len(own), 0.5)
-        for side, hidden in (
-            ("left", counts[entity] >= answer[row]),
-            ("right", counts[entity] > answer[row]),
-        ):
-            rank += 0.5 * (len(ordered) - np.searchsorted(ordered, answer, side))
-            rank -= 0.5 * np.bincount(row[hidden], minlength=len(own))
-        total += float((1.0 / rank).sum())
+        at_least = len(ordered) - np.searchsorted(ordered, answer, "left")
+        above = len(ordered) - np.searchsorted(ordered, answer, "right")
+        at_least -= np.bincount(row[counts[entity] >= answer[row]], minlength=len(own))
+        above -= np.bincount(row[counts[entity] > answer[row]], minlength=len(own))
+        total += float((2.0 / (at_least + above + 1)).sum())
     return total / len(asked)

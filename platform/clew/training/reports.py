@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 SILENT_SECONDS = 30.0
 BAR_SECONDS = 0.5
-LAYOUT = "{percentage:3.0f}% |{bar}| {desc}"
+LAYOUT = "{percentage:3.0f}% |{bar:20}| {desc}"
 
 
 def lasting(seconds: float) -> str:
@@ -74,13 +74,7 @@ class Reports:
         logger.info("%s", line)
 
     def begin(self, trainer: "Trainer[Any]", data: str, watched: str) -> None:
-        """Say what is trained on what, and where to watch it.
-
-        Args:
-            trainer: The trainer.
-            data: Sizes of the data in words.
-            watched: Where to watch the run.
-        """
+        """Say what is trained on what, and where to watch it."""
         if not self._speaks or self._is_part:
             return
         config, progress = trainer.config, trainer.progress
@@ -148,7 +142,7 @@ class Reports:
     def _line(self, validation: Mapping[str, float] | None = None) -> str:
         trainer, passed = self._trainer, time.monotonic() - self._began
         if trainer is None:
-            return f"{self.doing}, for {lasting(passed)} so far"
+            return f"{self.doing}, {lasting(passed)} after the start"
         progress, evaluation = trainer.progress, trainer.config.evaluation
         latest: dict[str, float] = {}
         for entry in reversed(trainer.history.entries[-200:]):

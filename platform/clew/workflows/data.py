@@ -41,11 +41,6 @@ CodedEdges = Int[np.ndarray, "triple 3"]
 def data_settings(config: str, name: str, files: Mapping[str, str]) -> DataConfig:
     """Return the settings of the data set that the only non-empty argument names.
 
-    Args:
-        config: A configuration that names the data set.
-        name: Name of the data set.
-        files: Files of triples by split.
-
     Raises:
         ConfigError: None or several arguments are given, or the configuration or name is unknown.
     """

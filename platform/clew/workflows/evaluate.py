@@ -55,11 +55,6 @@ class EvaluateResult:
 def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) -> EvaluateResult:
     """Evaluate a model on a split of the run's data, and record a run of kind `evaluate`.
 
-    Args:
-        model: A run id, `models:/name@alias`, or a checkpoint folder.
-        split: `valid` or `test`.
-        negatives: Also evaluate with these wrong triples.
-
     Raises:
         UsageError: The model or its data cannot be used; nothing is recorded then.
     """

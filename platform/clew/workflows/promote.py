@@ -96,10 +96,6 @@ class PromotionResult:
 def promote(request: PromotionRequest, report: Report = lambda check: None) -> PromotionResult:
     """Check a run's best checkpoint, register it, and give it the alias, by default champion.
 
-    Args:
-        request: The run, the model's name and the alias.
-        report: Called with the result of each check when it is done.
-
     Raises:
         UsageError: The run, the metric, the name or the registry cannot be used.
         PromotionRefused: A check failed, or another process moved the aliases in the meantime.
@@ -131,11 +127,6 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
 
 def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionResult:
     """Give an alias back to the version that had it before; a second rollback undoes the first.
-
-    Args:
-        name: The registered model.
-        alias: The alias; empty: champion.
-        dry_run: Only report what would happen, and write nothing.
 
     Raises:
         ConfigError: No name is given, or it is not valid.
@@ -254,12 +245,7 @@ class Challenge:
     """Reason to overrule failed checks that are not final; empty: they are not overruled."""
 
     def run(self, tags: Mapping[str, str], *, dry_run: bool) -> PromotionResult:
-        """Check and register the candidate, check it as served, and move the aliases.
-
-        Args:
-            tags: Tags of the training run to copy to the promotion's run.
-            dry_run: Only run the checks, and write nothing.
-        """
+        """Check and register the candidate, check it as served, and move the aliases."""
         candidate, champion = self.gate.candidate, self.gate.champion
         if champion and champion.tags.get(names.TAG_WEIGHTS) == self.gate.weights_digest:
             outcome = f"nothing to do: version {champion.number} of {self.name} is {self.alias}"

@@ -89,15 +89,7 @@ def open_training_run(
 def origin_of(
     config: RunConfig, task: Task[Any], tracker: Tracker, device: torch.device, folder: str
 ) -> Manifest:
-    """Return the manifest from which the manifest of each checkpoint is made.
-
-    Args:
-        config: The configuration.
-        task: The task of the model.
-        tracker: The tracker of the run.
-        device: Device of the training.
-        folder: Folder of relative paths in the configuration.
-    """
+    """Return the manifest from which the manifest of each checkpoint is made."""
     return Manifest(
         step=0,
         epoch=0,
@@ -176,12 +168,7 @@ def check_folders(
 
 
 def free_output_dir(folder: Path | None, tracker: Tracker) -> Path | None:
-    """Return the folder for a new training: NAME-2 and so on if NAME contains a finished one.
-
-    Args:
-        folder: The folder that the user gave.
-        tracker: Records a warning if the files go to another folder.
-    """
+    """Return the folder for a new training: NAME-2 and so on if NAME contains a finished one."""
     if folder is None or not _holds_finished(folder):
         return folder
     place = os.path.abspath(folder)
@@ -226,11 +213,6 @@ def lock_of(folder: Path) -> Path:
 @contextmanager
 def only_training_in(option: str, folder: Path | None, world: World) -> Iterator[None]:
     """Lock a folder, so that no second training on this machine writes into it.
-
-    Args:
-        option: The option that named the folder.
-        folder: The folder, which need not exist yet; None: nothing is locked.
-        world: The processes; only the main one locks the folder.
 
     Raises:
         ConfigError: Another process trains there.

@@ -33,13 +33,7 @@ def grouped(metrics: Mapping[str, float]) -> list[str]:
 
 
 def quality(task: Any, kind: str, metrics: Mapping[str, float]) -> list[str]:
-    """Return how good a model is, on the test split if it was evaluated there.
-
-    Args:
-        task: The task of the model.
-        kind: Kind of its data.
-        metrics: The metrics of one or both splits.
-    """
+    """Return how good a model is, on the test split if it was evaluated there."""
     for split in ("test", "valid"):
         if any(key.startswith(names.metric(split, "")) for key in metrics):
             return SUBJECTS[kind].summary(task, metrics, split)
