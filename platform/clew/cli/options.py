@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
@@ -31,6 +32,8 @@ from clew.config.base import Flag
 from clew.config.load import section_classes
 from clew.config.schema import RunConfig
 
+logger = logging.getLogger(__name__)
+SILENT_SECONDS = 30.0
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
@@ -305,15 +308,25 @@ def is_main_process() -> bool:
 
 
 def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
-    """Return a function that shows progress: a bar on a terminal, or one JSON object per line."""
+    """Return a function that shows progress.
+
+    It shows a bar on a terminal, a line every `SILENT_SECONDS` in a file, or one JSON object per
+    line.
+    """
     from tqdm import tqdm
 
     hidden = True if as_json or logging.getLogger("clew").level > logging.INFO else None
     bar = tqdm(unit=f" {unit}", delay=1.0, disable=hidden, leave=False)
+    said = began = time.monotonic()
 
     def show(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
         if as_json:
             click.echo(json.dumps({"done": done, "total": total}))
+        elif bar.disable and now - said >= SILENT_SECONDS:
+            said, left = now, (now - began) * (total - done) / max(done, 1)
+            logger.info("%s of %s %s, %.0f s left", f"{done:,}", f"{total:,}", unit, left)
         bar.total = total
         bar.update(done - bar.n)
         if done == total:

@@ -18,7 +18,6 @@ from clew.cli.options import (
     JsonFlag,
     ModelReference,
     Option,
-    Options,
     Spoken,
     command,
     is_main_process,
@@ -176,7 +175,7 @@ def plan(options: PlanOptions) -> int:
     return 0
 
 
-class TuneOptions(Configured, ClusterOptions):
+class TuneOptions(Configured, Spoken, ClusterOptions):
     """Options of `clew tune`."""
 
     config: str = DEFAULT_CONFIG
@@ -198,12 +197,15 @@ class TuneOptions(Configured, ClusterOptions):
 def tune(options: TuneOptions) -> int:
     """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
 
     from clew.workflows.tune import TuneRequest
     from clew.workflows.tune import tune as workflow
 
-    if "CLEW_LOG_LEVEL" not in os.environ:  # one line per trial is enough
-        logging.getLogger("clew").setLevel(logging.WARNING)
+    if "CLEW_LOG_LEVEL" not in os.environ and not options.verbose:
+        logging.getLogger("clew").setLevel(logging.WARNING)  # one line per trial is enough,
+        if not options.quiet:  # unless one lasts long
+            logging.getLogger("clew.training.reports").setLevel(logging.INFO)
     request = TuneRequest(
         load(options.config, options.overrides),
         space=options.space,
@@ -213,7 +215,10 @@ def tune(options: TuneOptions) -> int:
         output_dir=options.output_dir,
     )
     layout = "search: {percentage:3.0f}% of {total:g} minutes |{bar}| {postfix}"
-    with tqdm(total=options.minutes, bar_format=layout, disable=None, leave=False) as bar:
+    with (
+        logging_redirect_tqdm(),
+        tqdm(total=options.minutes, bar_format=layout, disable=None, leave=False) as bar,
+    ):
 
         def show(seconds: float, found: str) -> None:
             bar.set_postfix_str(found, refresh=False)
@@ -225,7 +230,7 @@ def tune(options: TuneOptions) -> int:
     return 0
 
 
-class EvaluateOptions(Options):
+class EvaluateOptions(Spoken):
     """Options of `clew evaluate`."""
 
     model: ModelReference
@@ -236,6 +241,8 @@ class EvaluateOptions(Options):
     """Also evaluate with given wrong triples: a folder with valid_negatives.txt and
     test_negatives.txt (triple classification, as for CoDEx), or an .npz file with OGB's arrays
     (ranking)."""
+    all: Annotated[bool, Option(terminal_only=True)] = False
+    """Print all metrics at the end, in groups."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
 
@@ -246,11 +253,15 @@ def evaluate(options: EvaluateOptions) -> int:
     from clew.workflows.evaluate import evaluate as run_evaluation
 
     result = run_evaluation(options.model, options.split, negatives=options.negatives)
-    click.echo(json.dumps(result.metrics, indent=1) if options.as_json else result.table())
+    click.echo(
+        json.dumps(result.metrics, indent=1)
+        if options.as_json
+        else result.table(everything=options.all)
+    )
     return 0
 
 
-class CompareOptions(ClusterOptions):
+class CompareOptions(Spoken, ClusterOptions):
     """Options of `clew compare`."""
 
     study: str

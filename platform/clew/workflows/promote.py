@@ -86,8 +86,12 @@ class PromotionResult:
         """Return the outcome as text, with the command to serve the model if there is a version."""
         if self.refused or self.number is None:
             return self.outcome
-        serve = f"mlflow models serve -m {shlex.quote(self.uri)} --env-manager local"
-        return f"{self.outcome}\n{self.uri}\nserve it with: {serve}"
+        uri = shlex.quote(self.uri)
+        commands = (
+            f"mlflow models serve -m {uri} --env-manager local",
+            f"clew evaluate --model {uri}",
+        )
+        return "\n".join([self.outcome, self.uri, *(f"next: {command}" for command in commands)])
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"uri": self.uri}
