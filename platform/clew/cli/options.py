@@ -40,6 +40,7 @@ CONTEXT = {
     "token_normalize_func": lambda name: name.replace("_", "-"),  # scripts may write underscores
 }
 """How click reads every command and shows its help."""
+BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
 
 
@@ -57,6 +58,8 @@ class Option:
     """Whether MLproject leaves this parameter out. A boolean then takes no value."""
     hidden: bool = False
     """Whether only Clew's own processes use it."""
+    positional: bool = False
+    """Whether it is given without its name, any number of times."""
     run_kind: str = ""
     """Kind of run that the value can name; `newest` then means the newest of these runs."""
 
@@ -250,10 +253,14 @@ class Verb(click.Command):
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Stop an option with an optional value from taking an assignment as its value."""
+        """Stop an option with an optional value from taking what follows as its value."""
         alone = {dashed(o.name): o.alone for o in self.declared if o.alone and not o.switch}
+        takes_files = any(option.positional for option in self.declared)
         words = [
-            f"{word}={value}" if value and ASSIGNMENT.match(following) else word
+            f"{word}={value}"
+            if value
+            and (ASSIGNMENT.match(following) or (takes_files and following not in BOOLEANS))
+            else word
             for word, following in zip(args, [*args[1:], ""], strict=False)
             for value in [alone.get(word.replace("_", "-"))]
         ]
@@ -272,7 +279,9 @@ def command(options: type[O]) -> Callable[[Callable[[O], int]], Verb]:
     return lambda function: Verb(options, function)
 
 
-def _click_option(option: DeclaredOption) -> click.Option:
+def _click_option(option: DeclaredOption) -> click.Parameter:
+    if option.positional:
+        return click.Argument([option.name], nargs=-1)
     settings: dict[str, Any] = {"default": "", "help": option.help, "hidden": option.hidden}
     if option.switch:
         settings |= {"is_flag": True, "flag_value": "true"}
