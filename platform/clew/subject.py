@@ -70,6 +70,22 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
         """
 
     @abstractmethod
+    def describe_data(self, task: TaskT) -> str:
+        """Return the sizes of the data in a few words."""
+
+    @abstractmethod
+    def summary(self, task: TaskT, metrics: Mapping[str, float], split: str) -> list[str]:
+        """Say in at most three lines how good a model is on a split.
+
+        The lines hold the main metrics in their units, whether simple baselines are better, and
+        how much seeds usually differ, where that is known.
+        """
+
+    @abstractmethod
+    def next_commands(self, task: TaskT, model: str) -> list[str]:
+        """Return commands that ask a model, and that explain an answer of it."""
+
+    @abstractmethod
     def num_test_examples(self, task: TaskT) -> int:
         """Return the number of examples in the test split."""
 

@@ -23,7 +23,7 @@ def test_a_run_is_evaluated_as_its_training_did(trained: TrainedStore) -> None:
             assert training.metrics[key] == pytest.approx(value, abs=1e-9)
     assert result.metrics["test/seen_mrr"] > result.metrics["test/mrr"]
     assert "test/mrr" in result.metrics
-    assert "test/mrr" in result.table()
+    assert "test/mrr" in result.table(everything=True)
     assert result.run_id is not None
     recorded = find_run(result.run_id)
     assert recorded.status == "FINISHED"

@@ -16,6 +16,7 @@ from clew.cli.options import (
     ModelReference,
     Option,
     Options,
+    Spoken,
     command,
     progress_bar,
 )
@@ -26,7 +27,7 @@ from clew.names import KIND_TRACE, KIND_TRAIN
 ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN)]
 
 
-class ExplainOptions(Configured):
+class ExplainOptions(Configured, Spoken):
     """Options that `clew tracin` and `clew batch-tracin` share."""
 
     model: ModelToExplain = ""
@@ -126,7 +127,7 @@ def _unit(options: Configured, facts: str) -> str:
     return "steps" if options.overrides.get("influence.score") == "unrolled" else facts
 
 
-class TraceWindowsOptions(Configured):
+class TraceWindowsOptions(Configured, Spoken):
     """Options that `clew trace-sequence` and `clew trace-text` share."""
 
     num_last_layers: Annotated[int | None, Field(ge=1)] = None

@@ -15,6 +15,7 @@ from clew.cli.options import (
     ModelReference,
     Option,
     Options,
+    Spoken,
     command,
     dashed,
     progress_bar,
@@ -228,7 +229,7 @@ def _predict_frames(options: PredictOptions) -> None:
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
-class PromoteOptions(Options):
+class PromoteOptions(Spoken):
     """Options of `clew promote`."""
 
     run_id: ModelReference = ""
@@ -272,7 +273,7 @@ def promote(options: PromoteOptions) -> int:
     if options.rollback:
         result = workflow.rollback(options.name, options.alias, dry_run=options.dry_run)
     else:
-        chosen = options.model_dump(exclude={"rollback", "as_json"})
+        chosen = options.model_dump(exclude={"rollback", "as_json", "quiet", "verbose"})
         result = workflow.promote(workflow.PromotionRequest(**chosen), show)
     click.echo(json.dumps({"result": result.as_dict()}) if options.as_json else result.table())
     return 0

@@ -7,8 +7,10 @@ reference page from the same declarations.
 """
 
 import json
+import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
@@ -30,6 +32,8 @@ from clew.config.base import Flag
 from clew.config.load import section_classes
 from clew.config.schema import RunConfig
 
+logger = logging.getLogger(__name__)
+SILENT_SECONDS = 30.0
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
@@ -68,6 +72,10 @@ HIDDEN = Option(terminal_only=True, hidden=True)
 class Options(Section):
     """The options of a command."""
 
+    def call(self, function: Callable[[Any], int]) -> int:
+        """Call a command's function with these options."""
+        return function(self)
+
     @classmethod
     def read(cls, verb: str, given: Mapping[str, Any]) -> Self:
         """Check the values that were typed; an empty value counts as not given.
@@ -98,6 +106,21 @@ class Options(Section):
             return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigError(_describe(error, typed)) from None
+
+
+class Spoken(Options):
+    """Options of a command that reports how it goes."""
+
+    quiet: Annotated[bool, Option(terminal_only=True)] = False
+    """Print only warnings and the result."""
+    verbose: Annotated[bool, Option(terminal_only=True)] = False
+    """Print more about what is done."""
+
+    def call(self, function: Callable[[Any], int]) -> int:
+        """Call a command's function with these options; it then prints as much as asked for."""
+        if (self.quiet or self.verbose) and is_main_process():
+            logging.getLogger("clew").setLevel(logging.WARNING if self.quiet else logging.DEBUG)
+        return function(self)
 
 
 class Configured(Options):
@@ -223,7 +246,7 @@ class Verb(click.Command):
             params += [_settings_option(), click.Argument(["assignments"], nargs=-1)]
         super().__init__(
             name.replace("_", "-"),
-            callback=lambda **given: function(options.read(name, given)),
+            callback=lambda **given: options.read(name, given).call(function),
             params=params,
             help=function.__doc__,
             context_settings=CONTEXT,
@@ -294,14 +317,25 @@ def is_main_process() -> bool:
 
 
 def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
-    """Return a function that shows progress: a bar on a terminal, or one JSON object per line."""
+    """Return a function that shows progress.
+
+    It shows a bar on a terminal, a line every `SILENT_SECONDS` in a file, or one JSON object per
+    line.
+    """
     from tqdm import tqdm
 
-    bar = tqdm(unit=f" {unit}", delay=1.0, disable=True if as_json else None, leave=False)
+    hidden = True if as_json or logging.getLogger("clew").level > logging.INFO else None
+    bar = tqdm(unit=f" {unit}", delay=1.0, disable=hidden, leave=False)
+    said = began = time.monotonic()
 
     def show(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
         if as_json:
             click.echo(json.dumps({"done": done, "total": total}))
+        elif bar.disable and now - said >= SILENT_SECONDS:
+            said, left = now, (now - began) * (total - done) / max(done, 1)
+            logger.info("%s of %s %s, %.0f s left", f"{done:,}", f"{total:,}", unit, left)
         bar.total = total
         bar.update(done - bar.n)
         if done == total:

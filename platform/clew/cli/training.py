@@ -18,7 +18,7 @@ from clew.cli.options import (
     JsonFlag,
     ModelReference,
     Option,
-    Options,
+    Spoken,
     command,
     is_main_process,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = "experiments/link_prediction/umls.yaml"
 
 
-class TrainOptions(Configured):
+class TrainOptions(Configured, Spoken):
     """Options of `clew train`."""
 
     config: str = DEFAULT_CONFIG
@@ -49,6 +49,8 @@ class TrainOptions(Configured):
     strict: bool = False
     """Refuse options that cannot pay on this machine, instead of switching them off and saying
     so."""
+    all: Annotated[bool, Option(terminal_only=True)] = False
+    """Print all metrics at the end, in groups."""
     result_file: Annotated[Path | None, HIDDEN] = None
     """Also write the result as JSON."""
     parent_run: Annotated[str, HIDDEN] = ""
@@ -78,7 +80,7 @@ def train(options: TrainOptions) -> int:
     if options.result_file:
         content = json.dumps(dataclasses.asdict(result))
         options.result_file.write_text(content, encoding="utf-8")
-    click.echo(result.table())
+    click.echo(result.table(everything=options.all))
     return 0
 
 
@@ -173,7 +175,7 @@ def plan(options: PlanOptions) -> int:
     return 0
 
 
-class TuneOptions(Configured, ClusterOptions):
+class TuneOptions(Configured, Spoken, ClusterOptions):
     """Options of `clew tune`."""
 
     config: str = DEFAULT_CONFIG
@@ -195,12 +197,15 @@ class TuneOptions(Configured, ClusterOptions):
 def tune(options: TuneOptions) -> int:
     """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
+    from tqdm.contrib.logging import logging_redirect_tqdm
 
     from clew.workflows.tune import TuneRequest
     from clew.workflows.tune import tune as workflow
 
-    if "CLEW_LOG_LEVEL" not in os.environ:  # one line per trial is enough
-        logging.getLogger("clew").setLevel(logging.WARNING)
+    if "CLEW_LOG_LEVEL" not in os.environ and not options.verbose:
+        logging.getLogger("clew").setLevel(logging.WARNING)  # one line per trial is enough,
+        if not options.quiet:  # unless one lasts long
+            logging.getLogger("clew.training.reports").setLevel(logging.INFO)
     request = TuneRequest(
         load(options.config, options.overrides),
         space=options.space,
@@ -210,7 +215,10 @@ def tune(options: TuneOptions) -> int:
         output_dir=options.output_dir,
     )
     layout = "search: {percentage:3.0f}% of {total:g} minutes |{bar}| {postfix}"
-    with tqdm(total=options.minutes, bar_format=layout, disable=None, leave=False) as bar:
+    with (
+        logging_redirect_tqdm(),
+        tqdm(total=options.minutes, bar_format=layout, disable=None, leave=False) as bar,
+    ):
 
         def show(seconds: float, found: str) -> None:
             bar.set_postfix_str(found, refresh=False)
@@ -222,7 +230,7 @@ def tune(options: TuneOptions) -> int:
     return 0
 
 
-class EvaluateOptions(Options):
+class EvaluateOptions(Spoken):
     """Options of `clew evaluate`."""
 
     model: ModelReference
@@ -233,6 +241,8 @@ class EvaluateOptions(Options):
     """Also evaluate with given wrong triples: a folder with valid_negatives.txt and
     test_negatives.txt (triple classification, as for CoDEx), or an .npz file with OGB's arrays
     (ranking)."""
+    all: Annotated[bool, Option(terminal_only=True)] = False
+    """Print all metrics at the end, in groups."""
     as_json: JsonFlag = False
     """Print JSON instead of a table."""
 
@@ -243,11 +253,15 @@ def evaluate(options: EvaluateOptions) -> int:
     from clew.workflows.evaluate import evaluate as run_evaluation
 
     result = run_evaluation(options.model, options.split, negatives=options.negatives)
-    click.echo(json.dumps(result.metrics, indent=1) if options.as_json else result.table())
+    click.echo(
+        json.dumps(result.metrics, indent=1)
+        if options.as_json
+        else result.table(everything=options.all)
+    )
     return 0
 
 
-class CompareOptions(ClusterOptions):
+class CompareOptions(Spoken, ClusterOptions):
     """Options of `clew compare`."""
 
     study: str

@@ -1,7 +1,8 @@
 """Image sequences as a subject: requests are windows of frames, answers values with intervals."""
 
 import math
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
@@ -23,6 +25,9 @@ NUM_WINDOWS = 2
 """Number of windows that a candidate must predict before it is promoted."""
 TOLERANCE = 1e-4
 """Allowed difference between a served value and the checkpoint's, absolute or relative."""
+
+SEEDS_DIFFER = {"era5_uk": "0.82 to 0.93 K"}
+"""Test errors of three seeds of a preset, by data set: see docs/train.md."""
 
 
 class WindowSettings(Settings):
@@ -52,6 +57,48 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
     def build_task(self, config: RunConfig) -> SequenceRegression:
         assert isinstance(config.data, ImageSequenceData)
         return SequenceRegression(load_sequences(config.data), config)
+
+    def describe_data(self, task: SequenceRegression) -> str:
+        sizes = {split: len(windows) for split, windows in task.splits.windows.items()}
+        table, groups = task.splits.table, task.describe()
+        if groups["clew.validation_group"] == "none":  # then its windows are those of the test
+            sizes["valid"] = 0
+        return (
+            f"{sizes['train']:,} windows to train, {sizes['valid']:,} to validate "
+            f"(group {groups['clew.validation_group']}), {sizes['test']:,} to test "
+            f"(group {groups['clew.test_group']}); target {table.target_name} in {table.unit}"
+        )
+
+    def summary(
+        self, task: SequenceRegression, metrics: Mapping[str, float], split: str
+    ) -> list[str]:
+        error, r2 = (metrics[names.metric(split, name)] for name in (names.MAE, names.R2))
+        unit = task.splits.table.unit
+        baselines = {
+            name: metrics[key]
+            for name in ("persistence", "ridge", "mean")
+            if (key := names.metric(split, names.BASELINE_MAE.format(baseline=name))) in metrics
+        }
+        better = [name for name, value in baselines.items() if value <= error]
+        worth = "better than all of them"
+        if better:
+            worth = f"worse than {' and '.join(better)}: do not use this model"
+        shown = ", ".join(f"{name} {value:.3g}" for name, value in baselines.items())
+        lines = [
+            f"quality: mean absolute error {error:.3g} {unit} on the {split} windows, R2 {r2:.3f}",
+            f"against {shown} {unit}: {worth}",
+        ]
+        if task.dataset in SEEDS_DIFFER:
+            differ = SEEDS_DIFFER[task.dataset]
+            lines.append(f"one seed: three seeds of the preset had {differ}; train several")
+        return lines
+
+    def next_commands(self, task: SequenceRegression, model: str) -> list[str]:
+        asked = ["--frames", task.splits.table.source, "--output", "predictions.parquet"]
+        return [
+            shlex.join(["clew", "predict", "--model", model, *asked]),
+            shlex.join(["clew", "trace-sequence", "--model", model]),
+        ]
 
     def num_test_examples(self, task: SequenceRegression) -> int:
         return len(task.splits.windows["test"])

@@ -1,11 +1,15 @@
 """Text as a subject: requests are prompts, answers are the texts that follow."""
 
-from collections.abc import Sequence
+import math
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field
 
+from clew import names
 from clew.config.data import TokenData
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.schema import RunConfig
@@ -23,6 +27,8 @@ from clew.subject import Forms, Row, Settings, Subject
 
 NUM_PROMPTS, PROMPT_TOKENS = 4, 32
 """Number of prompts that a candidate must continue before it is promoted, and their length."""
+COUNTED_TOKENS = 10_000_000
+"""Most tokens of a text whose frequencies are counted."""
 
 
 class TextSettings(Settings):
@@ -54,6 +60,38 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
         assert isinstance(config.model, EigenstateLMModel)
         tokens = load_tokens(config.data, window=config.model.max_seq_len)
         return LanguageModeling(tokens, config)
+
+    def describe_data(self, task: LanguageModeling) -> str:
+        sizes = {split: len(windows.stream) for split, windows in task.splits.windows.items()}
+        return (
+            f"{sizes['train']:,} tokens to train in {len(task.train_examples()):,} windows, "
+            f"{sizes['valid']:,} to validate, {sizes['test']:,} to test; a vocabulary of "
+            f"{task.vocabulary_size:,}"
+        )
+
+    def summary(
+        self, task: LanguageModeling, metrics: Mapping[str, float], split: str
+    ) -> list[str]:
+        bits, loss, perplexity = (
+            metrics[names.metric(split, name)]
+            for name in (names.BITS_PER_BYTE, names.LOSS, names.PERPLEXITY)
+        )
+        guessed = bits / loss * frequency_loss(task, split)
+        share = 1 - bits / guessed
+        worth = f"{share:.0%} less" if share > 0 else "no better: do not use this model"
+        return [
+            f"quality: {bits:.3f} bits ({bits * math.log(2):.3f} nats) per byte of the {split} "
+            f"text, perplexity {perplexity:.1f} per token",
+            f"against the frequencies of single tokens, {guessed:.3f} bits per byte: {worth}",
+        ]
+
+    def next_commands(self, task: LanguageModeling, model: str) -> list[str]:
+        rows = self.example_rows(task)
+        prompt = " ".join(rows[0]["prompt"].split()[:4]) if rows else ""
+        return [
+            shlex.join(["clew", verb, "--model", model, "--prompt", prompt])
+            for verb in ("predict", "trace-text")
+        ]
 
     def num_test_examples(self, task: LanguageModeling) -> int:
         return len(task.splits.windows["test"].stream) - 1
@@ -89,3 +127,15 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
             for row in rows
         )
         return [{"text": text} for text in texts]
+
+
+def frequency_loss(task: LanguageModeling, split: str) -> float:
+    """Return the loss per token of a split if each token has the probability of its frequency."""
+    train, text = (
+        np.bincount(
+            task.splits.windows[name].stream[:COUNTED_TOKENS], minlength=task.vocabulary_size
+        )
+        for name in ("train", split)
+    )
+    probability = (train + 1.0) / (train + 1.0).sum()
+    return float(-(text * np.log(probability)).sum() / text.sum())

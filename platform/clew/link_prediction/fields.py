@@ -63,12 +63,6 @@ def stream_coded(
 
     Only some blocks and the distinct values are in memory at a time, never all codes.
 
-    Args:
-        paths: Files with the same layout.
-        layout: The columns of the files.
-        write: Called with the index of a file and its next codes `(line, column)`, int32.
-        block_bytes: Size of a block.
-
     Returns:
         The distinct values `(code,)`.
     """

@@ -1,11 +1,14 @@
 """Graphs as a subject: requests are queries by name, answers are ranked entities."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 from pydantic import Field
 
+from clew import names
 from clew.config.data import TripleData
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
@@ -23,7 +26,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.prediction import Predictor, Query
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex
+from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, KnowledgeGraph, Triples
 from clew.subject import Forms, Row, Settings, Subject
 
 NUM_QUERIES = 8
@@ -32,6 +35,16 @@ OF_TRIPLE = ("score", "probability", "head_rank", "tail_rank")
 """Numbers that answer a row with a whole triple."""
 TOLERANCE = 1e-4
 """Allowed difference between a served score and the checkpoint's."""
+
+MOST_COUNTS = 100_000_000
+"""Entities times relations up to which the most frequent answers are ranked."""
+SEEDS_DIFFER = {
+    "umls": 0.003,
+    "codex-s": 0.007,
+    "WN18RR": 0.002,
+    "FB15k-237": 0.001,
+}
+"""Standard deviation of test MRR over seeds, by data set: see docs/train.md."""
 
 
 class QuerySettings(Settings):
@@ -78,6 +91,51 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
     def build_task(self, config: RunConfig) -> LinkPrediction:
         assert isinstance(config.data, TripleData)
         return LinkPrediction(load_graph(config.data), config)
+
+    def describe_data(self, task: LinkPrediction) -> str:
+        graph = task.graph
+        return (
+            f"{graph.num_entities:,} entities, {graph.num_relations:,} relations; "
+            f"{len(graph.train):,} triples to train, {len(graph.valid):,} to validate, "
+            f"{len(graph.test):,} to test"
+        )
+
+    def summary(self, task: LinkPrediction, metrics: Mapping[str, float], split: str) -> list[str]:
+        shown = {"MRR": names.MRR, **{f"Hits@{k}": names.hits_at(k) for k in (1, 10)}}
+        found = {title: metrics[names.metric(split, name)] for title, name in shown.items()}
+        values = ", ".join(f"{title} {value:.3f}" for title, value in found.items())
+        lines = [
+            f"quality: {values} on the {split} triples, among {task.graph.num_entities:,} entities"
+        ]
+        guessed = most_frequent_mrr(
+            task.graph, task.graph.split("test" if split == "test" else "valid")
+        )
+        if guessed is not None:
+            times = found["MRR"] / guessed
+            worth = (
+                f"{times:.1f} times as good" if times > 1 else "no better: do not use this model"
+            )
+            lines.append(
+                f"against each relation's most frequent answers, MRR {guessed:.3f}: {worth}"
+            )
+        if task.dataset in SEEDS_DIFFER:
+            differ = SEEDS_DIFFER[task.dataset]
+            lines.append(
+                f"one seed: on {task.dataset}, test MRR usually differs by {differ} among seeds"
+            )
+        return lines
+
+    def next_commands(self, task: LinkPrediction, model: str) -> list[str]:
+        graph = task.graph
+        head, relation, tail = (graph.test if len(graph.test) else graph.train)[0].tolist()
+        query = graph.entities.name(head), graph.relations.name(relation)
+        fact = ",".join((*query, graph.entities.name(tail)))
+        return [
+            shlex.join(
+                ["clew", "predict", "--model", model, "--head", query[0], "--relation", query[1]]
+            ),
+            shlex.join(["clew", "tracin", "--model", model, "--test", fact]),
+        ]
 
     def num_test_examples(self, task: LinkPrediction) -> int:
         return len(task.graph.test)
@@ -156,6 +214,32 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
             and abs(a["score"] - b["score"]) <= TOLERANCE
             for a, b in pairs
         )
+
+
+def most_frequent_mrr(graph: KnowledgeGraph, triples: Triples) -> float | None:
+    """Return the filtered MRR of ranking entities by how often a relation has them in training.
+
+    None for graphs so large that counting would take long.
+    """
+    if graph.num_entities * graph.num_relations > MOST_COUNTS or not len(triples):
+        return None
+    known = FilterIndex.of_questions(graph, triples)
+    train, asked = graph.with_inverses(graph.train), graph.with_inverses(triples)
+    total = 0.0
+    for relation in np.unique(asked[:, RELATION]):
+        tails = train[train[:, RELATION] == relation, TAIL]
+        counts = np.bincount(tails, minlength=graph.num_entities)
+        own = asked[asked[:, RELATION] == relation]
+        answer, ordered = counts[own[:, TAIL]], np.sort(counts)
+        row, entity = known.lookup(own[:, HEAD], own[:, RELATION])
+        row, entity = (x[entity != own[row, TAIL]] for x in (row, entity))
+        # The rank is the mean of the optimistic and the pessimistic one, as for models.
+        at_least = len(ordered) - np.searchsorted(ordered, answer, "left")
+        above = len(ordered) - np.searchsorted(ordered, answer, "right")
+        at_least -= np.bincount(row[counts[entity] >= answer[row]], minlength=len(own))
+        above -= np.bincount(row[counts[entity] > answer[row]], minlength=len(own))
+        total += float((2.0 / (at_least + above + 1)).sum())
+    return total / len(asked)
 
 
 def _scored(loaded: Predictor, query: Query, limits: Limits) -> dict[str, Any]:

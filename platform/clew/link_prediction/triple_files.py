@@ -200,13 +200,7 @@ def _refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> N
 def _warn_of_column_names(
     paths: Sequence[Path], tables: Sequence[np.ndarray], values: pa.Array
 ) -> None:
-    """Warn if the first triple of a file looks like the names of its columns.
-
-    Args:
-        paths: Files that the tables come from.
-        tables: Codes `(triple, 3)` of each file.
-        values: The text of each code.
-    """
+    """Warn if the first triple of a file looks like the names of its columns."""
     for path, table in zip(paths, tables, strict=True):
         first = [values[int(code)].as_py() for row in table[:1] for code in row]
         pairs = zip(first, COLUMN_NAMES, strict=False)  # `first` can be empty

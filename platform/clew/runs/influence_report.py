@@ -381,7 +381,9 @@ class TextInfluenceReport(WindowReport[TextWindow]):
     sign: str = "positive scores lower the continuation's loss (proponents)"
 
     def headline(self) -> list[str]:
-        return [repr(self.prompt), f"  ⟶ {self.continuation!r}   loss {self.loss:.3f} nats"]
+        per_byte = self.loss / max(1, len(self.continuation.encode()))
+        loss = f"loss {self.loss:.3f} nats, {per_byte:.3f} per byte"
+        return [repr(self.prompt), f"  ⟶ {self.continuation!r}   {loss}"]
 
     def shown(self, window: TextWindow) -> str:
         text = window.text

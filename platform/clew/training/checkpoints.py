@@ -108,10 +108,6 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
     """Read a safetensors file of a checkpoint onto the CPU after checking its digest.
 
     If several processes wrote the rows of a table, these rows are gathered.
-
-    Args:
-        path: The file.
-        own: The rows of tables to read, by parameter name; None: all rows.
     """
     manifest = read_manifest(path.parent)
     files = [path.parent / name for name in rows_files(manifest.sha256)]
@@ -148,12 +144,7 @@ def copy_weights(checkpoint: Path, folder: Path) -> None:
 
 
 def read_model(folder: Path, build: Callable[[], M]) -> M:
-    """Return a model with the weights of a checkpoint; the state of torch's generator is kept.
-
-    Args:
-        folder: The checkpoint.
-        build: Builds the model with random weights.
-    """
+    """Return a model with the weights of a checkpoint; the state of torch's generator is kept."""
     with DrawingApart():
         model = build()
     load_model(folder, model)

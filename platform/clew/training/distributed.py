@@ -171,10 +171,6 @@ def code_digest() -> str:
 def require_same(world: World, facts: Mapping[str, str]) -> None:
     """Check that all processes run with the same code, data and settings.
 
-    Args:
-        world: The processes.
-        facts: Values that must be equal in all processes, by name.
-
     Raises:
         ConfigError: A process differs from the main process; all processes raise this error.
     """

@@ -204,11 +204,6 @@ def fit_to_hardware(
 ) -> tuple[RunConfig, list[str]]:
     """Switch off the options that cannot pay; return the configuration and a line for each.
 
-    Args:
-        config: The configuration that was given.
-        hardware: What the training runs on.
-        strict: Refuse such options instead.
-
     Raises:
         ConfigError: An option cannot pay, and `strict` is true.
     """

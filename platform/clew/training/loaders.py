@@ -143,11 +143,6 @@ class BatchLoader(Generic[B]):
 
     Persistent workers live as long as the loader. They hold the examples and are sent the indices
     of each batch, so that each epoch can have its own order.
-
-    Args:
-        source: The examples.
-        settings: Batch size, seed of the order, and workers, which do not affect the batches.
-        world: Processes that share an epoch.
     """
 
     def __init__(

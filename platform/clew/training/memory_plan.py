@@ -195,9 +195,6 @@ class MemoryPlanner:
     def predict(self, config: RunConfig) -> StepMemory:
         """Predict the peak memory of training; `training.batch_size` is the microbatch size.
 
-        Args:
-            config: The task's configuration, possibly with other training settings.
-
         Raises:
             ConfigError: The model does not support an option that the configuration switches on.
         """

@@ -173,11 +173,19 @@ class TrainingValues(BaseModel):
 logger = logging.getLogger(__name__)
 
 
+STEP_SECONDS = 5.0
+"""Steps that last longer than this are undone if a signal arrives, instead of finished."""
+
+
 @dataclass
 class StopRequest:
     """Whether this process has received SIGINT or SIGTERM."""
 
     requested: bool = False
+    at_once: bool = False
+    """Whether a signal interrupts what runs now, because nothing is lost by that."""
+    can_undo: bool = False
+    """Whether a step can be interrupted, if it still runs `STEP_SECONDS` after the signal."""
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -192,12 +200,21 @@ class StopRequest:
         def request(signum: int, frame: types.FrameType | None) -> None:
             self.requested = True
             signal.signal(signum, signal.default_int_handler)
+            if self.at_once:
+                raise KeyboardInterrupt
             logger.warning("stopping after this step")
+            signal.setitimer(signal.ITIMER_REAL, STEP_SECONDS, 1.0)
+
+        def undo(signum: int, frame: types.FrameType | None) -> None:
+            if self.can_undo:
+                raise KeyboardInterrupt
 
         previous = {s: signal.signal(s, request) for s in (signal.SIGINT, signal.SIGTERM)}
+        previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, undo)
         try:
             yield
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
 

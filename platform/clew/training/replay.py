@@ -81,14 +81,7 @@ class ReplayedStep(Generic[B]):
 
 @dataclass
 class Replay(Generic[B]):
-    """Repeats the steps of a recorded run in one process, in full precision, without compilation.
-
-    Args:
-        config: The run's configuration.
-        task: The run's task, with the same data.
-        checkpoints: All checkpoints of the run in order of steps, with the training state.
-        device: The device that the run was trained on.
-    """
+    """Repeats a recorded run in one process, in full precision, without compilation."""
 
     config: RunConfig
     task: Task[B]

@@ -2,13 +2,13 @@
 
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -48,6 +48,23 @@ def restore_generators(tensors: dict[str, Tensor], values: dict[str, Any]) -> No
     random.setstate((version, tuple(tensors["python"].tolist()), gauss))
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])
+
+
+def effects_of(model: nn.Module) -> Callable[[], None]:
+    """Return a function that undoes what forward and backward change from now on.
+
+    That is the model's buffers, all generators and the gradients.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    tensors, values = capture_generators()
+
+    def undo() -> None:
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+        restore_generators(tensors, values)
+        model.zero_grad(set_to_none=True)
+
+    return undo
 
 
 class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -37,8 +37,9 @@ from clew.training.memory_plan import TookTooLong
 from clew.training.optimizer import ParameterAverage, build_optimizer
 from clew.training.precision import Precision, apply_tf32, half_precision_type
 from clew.training.progress import History, Progress, Watch
+from clew.training.reports import Reports
 from clew.training.schedule import build_schedule
-from clew.training.seeding import capture_generators, restore_generators, seed_everything
+from clew.training.seeding import effects_of, seed_everything
 from clew.training.sharding.table import shard_of, sharded_tables
 from clew.training.task import B, Task
 from clew.training.throughput import StepProfiler, Throughput, count_flops, peak_flops_per_second
@@ -85,8 +86,7 @@ def warm_up(task: Task[B], model: nn.Module, precision: Precision, batches: Sequ
         ConfigError: The model cannot be compiled in this mode on this machine.
     """
     started = time.perf_counter()
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    tensors, values = capture_generators()
+    undo = effects_of(model)
     try:
         for batch in batches:
             with precision.autocast:
@@ -99,10 +99,7 @@ def warm_up(task: Task[B], model: nn.Module, precision: Precision, batches: Sequ
             "another optimizations.torch_compile_mode or set torch_compile to false"
         ) from error
     finally:
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
-        restore_generators(tensors, values)
-        model.zero_grad(set_to_none=True)
+        undo()
     if precision.device.type == "cuda":
         torch.cuda.synchronize(precision.device)
     return time.perf_counter() - started
@@ -172,6 +169,7 @@ def build_trainer(
     keep_all_checkpoints: bool = False,
     goes_on_with: str = "",
     watch: Watch | None = None,
+    reports: Reports | None = None,
 ) -> Trainer[Any]:
     model = build_model(config, task, device, world)
     optimizer = build_optimizer(config.optimizer, model)
@@ -207,6 +205,7 @@ def build_trainer(
         ),
         progress=progress,
         watch=watch or Watch(),
+        reports=reports or Reports(speaks=False),
     )
 
 

@@ -11,12 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from tqdm import tqdm
 
 from clew import names
 from clew.config.schema import RunConfig
@@ -28,8 +27,10 @@ from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
 from clew.training.optimizer import ParameterAverage, clip_gradients, gradient_norm
 from clew.training.precision import Precision
-from clew.training.progress import History, Progress, StopRequest, Watch
+from clew.training.progress import STEP_SECONDS, History, Progress, StopRequest, Watch
+from clew.training.reports import Reports
 from clew.training.schedule import Schedule, is_better
+from clew.training.seeding import effects_of
 from clew.training.task import B, Task
 from clew.training.throughput import StepProfiler, Throughput
 
@@ -64,10 +65,13 @@ class Trainer(Generic[B]):
     checkpointer: Checkpointer
     progress: Progress
     watch: Watch
+    reports: Reports
 
     _stop: StopRequest = field(default_factory=StopRequest)
     _all_stop: bool = False
     """Whether all processes know that one of them received a signal to stop."""
+    _is_slow: bool = False
+    """Whether the last step took longer than `STEP_SECONDS`."""
     _unread: list[StepLoss] = field(default_factory=list)
     """Losses of the steps since the last read, still on the device."""
 
@@ -79,7 +83,7 @@ class Trainer(Generic[B]):
             Interrupted: The process received a signal to stop and has written a checkpoint, or the
                 watch stopped the training, without a checkpoint.
         """
-        with self._stop.listening():
+        with self._stop.listening(), self.reports.following(self):
             loader = BatchLoader(self.task.train_examples(), self.settings, self.world)
             while not self.finished:
                 self.model.train()
@@ -117,16 +121,7 @@ class Trainer(Generic[B]):
         return limit is not None and self.progress.step >= limit
 
     def _windows(self, loader: BatchLoader[B]) -> Iterator[list[B]]:
-        bar = tqdm(
-            loader.epoch(self.progress.epoch, self.progress.cursor),
-            initial=self.progress.cursor,
-            total=self._batches_per_epoch,
-            desc=f"epoch {self.progress.epoch + 1}/{self.settings.num_epochs}",
-            unit="batch",
-            leave=False,
-            disable=None if self.world.is_main else True,
-        )
-        batches = iter(bar)  # call iter once, because each call on a progress bar restarts it
+        batches = loader.epoch(self.progress.epoch, self.progress.cursor)
         while True:
             began = time.perf_counter()
             window = list(itertools.islice(batches, self.settings.gradient_accumulation))
@@ -136,11 +131,25 @@ class Trainer(Generic[B]):
             yield window
 
     def _step(self, window: list[B]) -> None:
-        progress, device, scaler = self.progress, self.precision.device, self.precision.scaler
-        factor = self.schedule.factor(step=progress.step, epoch=progress.epoch)
-        rate = self.config.optimizer.learning_rate * factor
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        """Make one optimizer step; one that takes long is undone if a signal stops the training."""
+        began = time.perf_counter()
+        undo = effects_of(self.model) if self._is_slow and self.world.size == 1 else None
+        try:
+            self._stop.can_undo = undo is not None
+            loss, count, grad_norm = self._differentiate(window)
+            self._stop.can_undo = False
+        except KeyboardInterrupt:
+            self._stop.can_undo = False
+            if undo is None:
+                raise
+            undo()
+            return
+        self._update(window, loss, count, grad_norm)
+        self._is_slow = time.perf_counter() - began > STEP_SECONDS
+
+    def _differentiate(self, window: list[B]) -> tuple[StepLoss, float, Tensor | None]:
+        """Compute the gradients of a step; return its loss, its count and the gradients' norm."""
+        progress, device = self.progress, self.precision.device
         count = self._count(window)
         total = self.world.sum(sum(self._backward(batch, count) for batch in window), device)
         examples = ", ".join(batch.describe() for batch in window)
@@ -148,10 +157,19 @@ class Trainer(Generic[B]):
         self.world.sum_gradients(self.model)
         if self._losses_are_at_hand:
             self._refuse_non_finite(loss, float(total))
+        self.precision.scaler.unscale_(self.optimizer)
+        self.world.share_overflow(self.precision.scaler, self.optimizer)
+        return loss, count, self._clip()
 
-        scaler.unscale_(self.optimizer)
-        self.world.share_overflow(scaler, self.optimizer)
-        grad_norm = self._clip()
+    def _update(
+        self, window: list[B], loss: StepLoss, count: float, grad_norm: Tensor | None
+    ) -> None:
+        """Change the parameters by their gradients, and count the step."""
+        progress, scaler = self.progress, self.precision.scaler
+        factor = self.schedule.factor(step=progress.step, epoch=progress.epoch)
+        rate = self.config.optimizer.learning_rate * factor
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         scale = scaler.get_scale()
         scaler.step(self.optimizer)
         scaler.update()
@@ -280,7 +298,7 @@ class Trainer(Generic[B]):
             return {}
         mean = progress.interval_loss / progress.interval_count
         progress.interval_loss = progress.interval_count = 0.0
-        epochs = progress.epoch + progress.cursor / self._batches_per_epoch
+        epochs = progress.epoch + progress.cursor / self.batches_per_epoch
         return {names.TRAIN_LOSS: mean, names.TRAIN_EPOCH: epochs}
 
     @property
@@ -296,7 +314,8 @@ class Trainer(Generic[B]):
         return every is not None and progress.step % every == 0 and new
 
     @property
-    def _batches_per_epoch(self) -> int:
+    def batches_per_epoch(self) -> int:
+        """Microbatches of an epoch in each process."""
         num_examples = len(self.task.train_examples())
         return batches_per_epoch(num_examples, self.settings.batch_size, self.world.size)
 
@@ -305,21 +324,21 @@ class Trainer(Generic[B]):
         peaks = gpu_peaks(self.precision.device)
         self.record(self._interval() | self.throughput.close_epoch() | peaks)
         if self._stopping:
-            # A complete epoch is not closed here, so that a resumed run validates it.
-            self._write(f"step-{progress.step:08d}")
-            raise Interrupted(
-                f"stopped at step {progress.step} of epoch {progress.epoch + 1}; "
-                f"{self.checkpointer.last_good()}"
-            )
-        complete = progress.cursor >= self._batches_per_epoch
+            self._stop_here()
+        complete = progress.cursor >= self.batches_per_epoch
+        before = progress.epoch, progress.cursor
         if complete:
             progress.epoch, progress.cursor = progress.epoch + 1, 0
         last = progress.epoch >= self.settings.num_epochs or self._out_of_steps
         metrics: dict[str, float] = {}
         evaluation = self.config.evaluation
         if evaluation.enabled and (last or progress.epoch % evaluation.every_epochs == 0):
-            with self.average.applied():
-                metrics = self._validate()
+            try:
+                with self.average.applied():
+                    metrics = self._validate()
+            except KeyboardInterrupt:
+                progress.epoch, progress.cursor = before
+                self._stop_here()
         progress.closed_step = progress.step
         frequency = self.settings.checkpoint_frequency
         due = complete and frequency > 0 and progress.epoch % frequency == 0
@@ -331,15 +350,29 @@ class Trainer(Generic[B]):
             epoch = progress.epoch if complete else progress.epoch + 1
             self.watch.validated(metrics[evaluation.metric], epoch, is_last=self.finished)
 
+    def _stop_here(self) -> NoReturn:
+        """Write a checkpoint and stop.
+
+        A complete epoch is not closed, so that a resumed run validates it.
+        """
+        progress, self._stop.at_once = self.progress, False
+        self._write(f"step-{progress.step:08d}")
+        raise Interrupted(
+            f"stopped at step {progress.step} of epoch {progress.epoch + 1}; "
+            f"{self.checkpointer.last_good()}"
+        )
+
     def _validate(self) -> dict[str, float]:
         device, progress, wanted = self.precision.device, self.progress, self.config.evaluation
         started = time.perf_counter()
         self.model.eval()
         self.world.synchronize_buffers(self.model)
         values: dict[str, float] = {}
+        self.reports.doing, self._stop.at_once = "validating", self.world.size == 1
         if self.world.evaluates:
             with torch.no_grad():
                 values = self.task.metrics(self.model, "valid", device)
+        self.reports.doing, self._stop.at_once = "", False
         values = self.world.broadcast(values, device)
         if wanted.metric not in values:
             raise ConfigError(
@@ -354,6 +387,7 @@ class Trainer(Generic[B]):
             progress.best_metric, progress.best_step = result, progress.step
             progress.stale_evaluations = 0
             self.checkpointer.write_best(values)
+        self.reports.validated(values)
         return values
 
     def record(self, values: dict[str, float]) -> None:

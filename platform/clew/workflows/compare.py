@@ -176,13 +176,6 @@ def _store(report: StudyReport, tracker: Tracker) -> None:
 def run_cell(study: Study, variant: str, seed: int, parent: str | None, place: str) -> CellResult:
     """Return the cell's earlier result, or run the cell; a failure is also a result.
 
-    Args:
-        study: The study that the cell belongs to.
-        variant: Variant of the cell.
-        seed: Seed of the cell.
-        parent: Id of the study's run.
-        place: Machine and commit; only earlier results with the same place are reused.
-
     Raises:
         Interrupted: The user stopped the command.
     """
@@ -241,12 +234,6 @@ def cells_on_cluster(
     cluster: Cluster, study: Study, turns: Sequence[tuple[int, str]], parent: str | None
 ) -> Iterator[CellResult]:
     """Yield the results of cells as they end; if all nodes that try a cell die, it has failed.
-
-    Args:
-        cluster: The cluster on which the cells run.
-        study: The study that the cells belong to.
-        turns: Seed and variant of each cell.
-        parent: Id of the study's run.
 
     Raises:
         ClusterError: The data on a node differs from the data on this machine.

@@ -28,11 +28,6 @@ from clew.workflows.outputs import check_folder, check_new_folder
 def data_settings(config: str, name: str, files: Mapping[str, str]) -> DataConfig:
     """Return the settings of the data set that the only non-empty argument names.
 
-    Args:
-        config: A configuration that names the data set.
-        name: Name of the data set.
-        files: Files of triples by split.
-
     Raises:
         ConfigError: None or several arguments are given, or the configuration or name is unknown.
     """

@@ -8,13 +8,13 @@ classification. A file `.npz` (arrays of OGB's splits) selects ranking against g
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from clew import names
-from clew.errors import ConfigError, DataError
+from clew.errors import ConfigError, DataError, printable
 from clew.files import working_folder
 from clew.link_prediction.given_negatives import (
     ClassificationQuality,
@@ -29,7 +29,9 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import RELATION, FilterIndex
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
+from clew.workflows.subjects import SUBJECTS
 from clew.workflows.training_run import linked_run
+from clew.workflows.verdict import grouped, quality
 
 logger = logging.getLogger(__name__)
 
@@ -45,21 +47,17 @@ class EvaluateResult:
     split: str
     run_id: str | None
     metrics: dict[str, float]
+    verdict: list[str] = field(default_factory=list)
+    """How good the model is, and what to type next."""
 
-    def table(self) -> str:
-        """Return the metrics, one per line."""
-        shown = [f"model: {self.model}", f"run {self.run_id or '(not recorded)'}"]
-        shown += [f"  {key:28} {value:.6f}" for key, value in sorted(self.metrics.items())]
-        return "\n".join(shown)
+    def table(self, *, everything: bool = False) -> str:
+        """Return the verdict, and all metrics in groups if `everything` is true."""
+        lines = [f"model: {self.model}", f"run {self.run_id or '(not recorded)'}", *self.verdict]
+        return "\n".join(lines + (grouped(self.metrics) if everything else []))
 
 
 def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) -> EvaluateResult:
     """Evaluate a model on a split of the run's data, and record a run of kind `evaluate`.
-
-    Args:
-        model: A run id, `models:/name@alias`, or a checkpoint folder.
-        split: `valid` or `test`.
-        negatives: Also evaluate with these wrong triples.
 
     Raises:
         UsageError: The model or its data cannot be used; nothing is recorded then.
@@ -89,7 +87,12 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
             loaded.task.write_report(split, report)
             if any(report.iterdir()):
                 tracker.artifact(report)
-        return EvaluateResult(source.title, split, tracker.run_id, metrics)
+        kind = source.config.data.kind
+        said = [*quality(loaded.task, kind, metrics)]
+        said += [f"{key} {value:.4f}" for key, value in against.items()]
+        said += [f"next: {line}" for line in SUBJECTS[kind].next_commands(loaded.task, model)]
+        said = [printable(line) for line in said]
+        return EvaluateResult(source.title, split, tracker.run_id, metrics, said)
 
 
 def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, float]:

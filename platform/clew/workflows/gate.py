@@ -137,16 +137,7 @@ class Improvement:
 
 @dataclass
 class Gate:
-    """A candidate, the champion that it would replace, and the results of the checks so far.
-
-    Args:
-        candidate: The best checkpoint of a run.
-        champion: The version that has the alias now; None if no version has it.
-        metric: Key of the validation metric that decides, for example `valid/mrr`.
-        maximize: Whether larger values of the metric are better.
-        work: An empty folder for temporary files.
-        tries: Number of runs from which the candidate was chosen by its validation metric.
-    """
+    """A candidate, the champion that it would replace, and the results of the checks so far."""
 
     candidate: ModelSource
     champion: RegisteredVersion | None

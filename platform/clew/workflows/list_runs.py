@@ -47,11 +47,6 @@ class RunList:
 def list_runs(*, kind: str = "", experiment: str = "", limit: int = 20) -> RunList:
     """Return the latest runs.
 
-    Args:
-        kind: Kind of the runs, such as `train` or `trace`; empty for all.
-        experiment: Name of the experiment; empty for all.
-        limit: Maximum number of runs.
-
     Raises:
         TrackingError: The experiment or the store does not exist, or the store does not answer.
     """

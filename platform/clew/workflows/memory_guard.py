@@ -34,11 +34,6 @@ USED_SHARE = 0.85
 def resolve_batch_size(config: RunConfig, device: torch.device, world: World) -> RunConfig:
     """Return the configuration with numbers in place of `auto`, the same in every process.
 
-    Args:
-        config: The configuration that was given.
-        device: Device of the training.
-        world: Processes of the run; the main process chooses for all.
-
     Raises:
         OutOfMemoryError: Not even the smallest microbatch fits.
     """

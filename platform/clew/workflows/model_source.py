@@ -136,11 +136,6 @@ def recorded_file(source: ModelSource, name: str, work: Path) -> Path:
 def trained_with(manifest: Manifest, overrides: Overrides, *, source: str) -> RunConfig:
     """Return the configuration of a model, with data paths that are valid in any working folder.
 
-    Args:
-        manifest: The manifest of its checkpoint.
-        overrides: Settings that replace those of the manifest.
-        source: Name of the settings in error messages.
-
     Raises:
         ConfigError: A setting is not valid.
     """

@@ -155,10 +155,6 @@ class OpenedRun:
 def open_run(reference: str, purpose: str) -> Iterator[OpenedRun]:
     """Find a run, and keep the files that are asked for on local disk inside this context.
 
-    Args:
-        reference: One reference; see the module.
-        purpose: Part of the name of the working folder, such as `trace`.
-
     Raises:
         ConfigError: The reference is empty, or a registered model's without `models:/`.
         TrackingError: The model or alias does not exist, or the store does not respond.

@@ -13,10 +13,6 @@ RESERVE = 24
 def check_folder(option: str, path: Path | None) -> None:
     """Refuse a folder that is a file, or that cannot be created or written.
 
-    Args:
-        option: Name of the option for messages, such as `--output-dir`.
-        path: The folder; None if it was not given.
-
     Raises:
         ConfigError: Nothing can be written there.
     """

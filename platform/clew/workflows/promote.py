@@ -86,8 +86,12 @@ class PromotionResult:
         """Return the outcome as text, with the command to serve the model if there is a version."""
         if self.refused or self.number is None:
             return self.outcome
-        serve = f"mlflow models serve -m {shlex.quote(self.uri)} --env-manager local"
-        return f"{self.outcome}\n{self.uri}\nserve it with: {serve}"
+        uri = shlex.quote(self.uri)
+        commands = (
+            f"mlflow models serve -m {uri} --env-manager local",
+            f"clew evaluate --model {uri}",
+        )
+        return "\n".join([self.outcome, self.uri, *(f"next: {command}" for command in commands)])
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"uri": self.uri}
@@ -95,10 +99,6 @@ class PromotionResult:
 
 def promote(request: PromotionRequest, report: Report = lambda check: None) -> PromotionResult:
     """Check a run's best checkpoint, register it, and give it the alias, by default champion.
-
-    Args:
-        request: The run, the model's name and the alias.
-        report: Called with the result of each check when it is done.
 
     Raises:
         UsageError: The run, the metric, the name or the registry cannot be used.
@@ -131,11 +131,6 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
 
 def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionResult:
     """Give an alias back to the version that had it before; a second rollback undoes the first.
-
-    Args:
-        name: The registered model.
-        alias: The alias; empty: champion.
-        dry_run: Only report what would happen, and write nothing.
 
     Raises:
         ConfigError: No name is given, or it is not valid.
@@ -254,12 +249,7 @@ class Challenge:
     """Reason to overrule failed checks that are not final; empty: they are not overruled."""
 
     def run(self, tags: Mapping[str, str], *, dry_run: bool) -> PromotionResult:
-        """Check and register the candidate, check it as served, and move the aliases.
-
-        Args:
-            tags: Tags of the training run to copy to the promotion's run.
-            dry_run: Only run the checks, and write nothing.
-        """
+        """Check and register the candidate, check it as served, and move the aliases."""
         candidate, champion = self.gate.candidate, self.gate.champion
         if champion and champion.tags.get(names.TAG_WEIGHTS) == self.gate.weights_digest:
             outcome = f"nothing to do: version {champion.number} of {self.name} is {self.alias}"

@@ -14,12 +14,6 @@ ReportFormat = Literal["html", "trapi"]
 def write_report(explanation: str, test: int, output: Path, form: ReportFormat) -> str:
     """Write the explanation of one triple to a file; return one line that says what was written.
 
-    Args:
-        explanation: A trace run's id, a folder that `tracin` wrote, or its JSON file.
-        test: Position of the triple in the report, from 0.
-        output: The file; an existing file is replaced.
-        form: Format of the file: an HTML page or a TRAPI message.
-
     Raises:
         UsageError: There is no such explanation, or the file cannot be written.
     """

@@ -280,11 +280,6 @@ def _good(
     left out. If the best checkpoint is damaged or missing, all checkpoints from its step on are
     left out too, because training must reach that step again.
 
-    Args:
-        checkpoints: Folders of checkpoints, in any order.
-        best: Folder of the best checkpoint.
-        source: Run or folder of the checkpoints, for messages.
-
     Raises:
         CheckpointError: There is no good checkpoint.
     """

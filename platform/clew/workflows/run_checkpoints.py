@@ -34,10 +34,6 @@ def open_checkpoints(
 ) -> Iterator[tuple[ModelSource, tuple[CheckpointRecord, ...]]]:
     """Find a model's checkpoints, in order of their steps, and keep them on local disk.
 
-    Args:
-        reference: A run id, `models:/name@alias`, or a folder of checkpoints.
-        overrides: Settings of the explanation, `influence.key` to value.
-
     Raises:
         UsageError: Checkpoints are missing, or they do not belong to one run.
     """
@@ -86,10 +82,6 @@ def _without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[C
     A resumed run can have two checkpoints of one step, under two names; only one of them is kept.
     Older versions did not record the previous step, so a missing checkpoint of theirs is not
     noticed here; the tracking store has all checkpoints that were written.
-
-    Args:
-        checkpoints: Checkpoints of one run.
-        place: Run or folder of the checkpoints, for the message.
 
     Raises:
         CheckpointError: A checkpoint is missing, or has lost its learning-rate weight.

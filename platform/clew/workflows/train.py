@@ -31,6 +31,7 @@ from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.precision import resolve_device
 from clew.training.progress import Watch
+from clew.training.reports import Reports
 from clew.training.seeding import own_process
 from clew.training.setup import (
     build_trainer,
@@ -40,6 +41,7 @@ from clew.training.setup import (
 )
 from clew.training.task import Task
 from clew.training.trainer import Trainer
+from clew.workflows import verdict
 from clew.workflows.memory_guard import (
     MemoryBefore,
     explaining_lack_of_memory,
@@ -47,7 +49,7 @@ from clew.workflows.memory_guard import (
 )
 from clew.workflows.plan import limited_to_data
 from clew.workflows.resume import ResumePoint
-from clew.workflows.subjects import build_task
+from clew.workflows.subjects import SUBJECTS, build_task
 from clew.workflows.training_run import (
     RUN_FILES,
     check_folders,
@@ -59,6 +61,7 @@ from clew.workflows.training_run import (
     open_training_run,
     origin_of,
     variant_name,
+    watched_at,
 )
 from clew.workflows.warm_start import check_start, start_warm, with_named_start
 
@@ -72,12 +75,13 @@ class TrainResult:
     run_id: str | None
     variant: str
     metrics: dict[str, float] = field(default_factory=dict)
+    verdict: list[str] = field(default_factory=list)
+    """What came out, in at most seven lines; empty in a process that does not report."""
 
-    def table(self) -> str:
-        """Return the metrics, one per line."""
-        shown = [f"run {self.run_id or '(not recorded)'}  {self.variant}"]
-        shown += [f"  {key:36} {value:.6g}" for key, value in sorted(self.metrics.items())]
-        return "\n".join(shown)
+    def table(self, *, everything: bool = False) -> str:
+        """Return the run and the verdict, and all metrics in groups if `everything` is true."""
+        lines = [f"run {self.run_id or '(not recorded)'}  {self.variant}", *self.verdict]
+        return "\n".join(lines + (verdict.grouped(self.metrics) if everything else []))
 
 
 def train(
@@ -112,11 +116,13 @@ def train(
         own_process(),
         joined_world(config.training.peer_timeout_seconds) as world,
         reporting_lost_peers(world),
+        Reports(speaks=world.is_main, is_part=parent_run_id is not None) as reports,
     ):
         return _train(
             config,
             world,
             output_dir,
+            reports=reports,
             checkpoint_dir=checkpoint_dir,
             parent_run_id=parent_run_id,
             tags=tags or {},
@@ -151,6 +157,7 @@ def resume(
         joined_world() as world,
         reporting_lost_peers(world),
         working_folder("resume", holds="the resumed run") as folder,
+        Reports(speaks=world.is_main, is_part=parent_run_id is not None) as reports,
     ):
         with world.main_first():
             point = find(folder)
@@ -160,6 +167,7 @@ def resume(
             point.config,
             world,
             output_dir,
+            reports=reports,
             point=point,
             checkpoint_dir=checkpoint_dir,
             parent_run_id=parent_run_id,
@@ -173,6 +181,7 @@ def _train(
     world: World,
     output_dir: Path | None,
     *,
+    reports: Reports,
     point: ResumePoint | None = None,
     checkpoint_dir: Path | None = None,
     parent_run_id: str | None = None,
@@ -224,6 +233,7 @@ def _train(
         if world.exchange is not None:  # every process writes its rows to the main one's folder
             folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
         folder.mkdir(parents=True, exist_ok=True)
+        reports.doing = "building the model"
         memory = MemoryBefore.look(planned, task, device, world)
         trainer = build_trainer(
             config,
@@ -236,6 +246,7 @@ def _train(
             keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
             goes_on_with=goes_on_with(config, tracker, checkpoint_dir),
             watch=watch,
+            reports=reports,
         )
         return _run(trainer, point, output_dir, memory)
 
@@ -286,7 +297,6 @@ def _run(
     config, tracker = trainer.config, trainer.history.tracker
     folder = trainer.checkpointer.folder
     parameters = count_parameters(trainer.model)
-    logger.info("%s parameters", f"{parameters:,}")
     tracker.tags({names.TAG_PARAMETERS: str(parameters)})
     _write_run_files(trainer)
     if point is None and isinstance(config.model, GraphModelSettings) and config.model.warm_start:
@@ -298,11 +308,14 @@ def _run(
         if trainer.world.is_main:  # the new run also contains the earlier checkpoints
             point.put_aside()
             trainer.checkpointer.adopt([*point.earlier, point.checkpoint], point.best)
+    data = SUBJECTS[config.data.kind].describe_data(trainer.task)
+    trainer.reports.begin(trainer, data, watched_at(config, tracker))
     reset_gpu_peaks(trainer.precision.device)
     reset_process_peak()
     trainer.history.start()
     trainer.record(before)
     progress = trainer.train()
+    trainer.reports.doing = "evaluating the test split and storing the run"
     metrics = gpu_peaks(trainer.precision.device) | memory.process_peaks()
     metrics |= {
         names.TIME_TOTAL_SECONDS: trainer.history.elapsed_seconds,
@@ -318,7 +331,11 @@ def _run(
         if output_dir is not None:
             copy_outputs(folder, output_dir)
     latest = {entry.key: entry.value for entry in trainer.history.entries}
-    return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest)
+    said = []
+    if trainer.world.is_main and trainer.world.exchange is None:
+        kind, run_id = config.data.kind, tracker.run_id
+        said = verdict.of_training(trainer.task, kind, latest, run_id=run_id, output_dir=output_dir)
+    return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest, said)
 
 
 def _require_equal_batches(trainer: Trainer[Any], point: ResumePoint) -> None:

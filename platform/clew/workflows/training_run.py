@@ -31,6 +31,7 @@ from clew.runs.hardware import (
     reset_process_peak,
 )
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.store import shown, tracking_uri
 from clew.runs.tracker import write_events
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
@@ -88,15 +89,7 @@ def open_training_run(
 def origin_of(
     config: RunConfig, task: Task[Any], tracker: Tracker, device: torch.device, folder: str
 ) -> Manifest:
-    """Return the manifest from which the manifest of each checkpoint is made.
-
-    Args:
-        config: The configuration.
-        task: The task of the model.
-        tracker: The tracker of the run.
-        device: Device of the training.
-        folder: Folder of relative paths in the configuration.
-    """
+    """Return the manifest from which the manifest of each checkpoint is made."""
     return Manifest(
         step=0,
         epoch=0,
@@ -112,6 +105,17 @@ def origin_of(
         run_id=tracker.run_id or "",
         folder=folder if folder.isprintable() else "",
     )
+
+
+def watched_at(config: RunConfig, tracker: Tracker) -> str:
+    """Return where a running training can be watched."""
+    places = []
+    if tracker.run_id is not None:
+        places.append(f"clew ui, or MLflow: {shown(tracking_uri())}, run {tracker.run_id}")
+    if config.tracking.tensorboard:
+        folder = as_typed(Path(config.tracking.tensorboard_dir))
+        places.append(f"tensorboard --logdir {folder}")
+    return "; ".join(places) or "nowhere, because nothing is recorded"
 
 
 def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | None) -> str:
@@ -164,12 +168,7 @@ def check_folders(
 
 
 def free_output_dir(folder: Path | None, tracker: Tracker) -> Path | None:
-    """Return the folder for a new training: NAME-2 and so on if NAME contains a finished one.
-
-    Args:
-        folder: The folder that the user gave.
-        tracker: Records a warning if the files go to another folder.
-    """
+    """Return the folder for a new training: NAME-2 and so on if NAME contains a finished one."""
     if folder is None or not _holds_finished(folder):
         return folder
     place = os.path.abspath(folder)
@@ -214,11 +213,6 @@ def lock_of(folder: Path) -> Path:
 @contextmanager
 def only_training_in(option: str, folder: Path | None, world: World) -> Iterator[None]:
     """Lock a folder, so that no second training on this machine writes into it.
-
-    Args:
-        option: The option that named the folder.
-        folder: The folder, which need not exist yet; None: nothing is locked.
-        world: The processes; only the main one locks the folder.
 
     Raises:
         ConfigError: Another process trains there.

@@ -161,13 +161,6 @@ def opened_study(
 ) -> Iterator[TrialStudy]:
     """Open the search in a folder, or begin one; trials whose process died count as stopped.
 
-    Args:
-        folder: Folder of the trials.
-        identity: Hash of what must be the same for all trials: configuration, data, space and seed.
-        space: The settings to vary.
-        config: Configuration that all trials share.
-        seed: Seed of the search.
-
     Raises:
         ConfigError: Another process is using the folder, or the folder has another search.
     """

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -315,8 +316,9 @@ class TuneResult:
         lines = [
             f"run {self.run_id}  {_counts(self.trials)}",
             f"best: {self.metric} {best.value:.6g} after epoch {best.epoch}, run {best.run_id}",
-            *(f"  {key:36} {value}" for key, value in best.settings.items()),
-            f"train it: clew train --config {as_typed(self.best_file)}",
+            "settings: " + shlex.join(f"{key}={value}" for key, value in best.settings.items()),
+            "one seed: trials can differ by less than seeds do; train the best with several",
+            f"next: clew train --config {as_typed(self.best_file)}",
         ]
         return "\n".join(lines)
 

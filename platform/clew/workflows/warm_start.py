@@ -69,10 +69,6 @@ class Matches:
 def with_named_start(config: RunConfig, *, is_part: bool) -> RunConfig:
     """Return the configuration with a run id in place of `newest` in `model.warm_start`.
 
-    Args:
-        config: Configuration of a training.
-        is_part: Whether the training is one of several, each of which would start from the last.
-
     Raises:
         ConfigError: `model.warm_start` is `newest`, and the training is one of several.
         TrackingError: No training has finished, or the store does not answer.
@@ -101,11 +97,6 @@ def check_start(task: Task[Any], reference: str) -> None:
 
 def start_warm(model: nn.Module, task: Task[Any], reference: str) -> WarmStart:
     """Copy the parameters of an earlier model into a new model, in place.
-
-    Args:
-        model: The new model.
-        task: The new model's task, with the names of entities and relations.
-        reference: A run id, `models:/name@alias` or a checkpoint folder.
 
     Raises:
         ConfigError: The models have different kinds or sizes, or no entity in common.

@@ -59,14 +59,7 @@ class Negatives:
 
 
 class NegativeSampler:
-    """Draws the entities that a batch is compared with.
-
-    Args:
-        num_entities: Number of entities.
-        num_draws: Number of draws in a sample; at most the number of entities is used.
-        seed: Seed of the run.
-        weights: Weight of each entity, `(entity,)`; if None, all weights are equal.
-    """
+    """Draws the entities that a batch is compared with."""
 
     def __init__(
         self,

@@ -36,15 +36,7 @@ def sharded_loss(
     settings: OneVsAll,
     sampler: NegativeSampler | None,
 ) -> Float[Tensor, ""]:
-    """Return this process's part of the loss, summed over the queries of all processes.
-
-    Args:
-        model: A model with a sharded table.
-        queries: Query vectors of this process's batch.
-        batch: The batch of this process.
-        settings: Which loss to compute.
-        sampler: Draws the entities to compare with; if None, all entities are used.
-    """
+    """Return this process's part of the loss, summed over the queries of all processes."""
     table = model.entity
     assert isinstance(table, ShardedTable)
     exchange = table.exchange

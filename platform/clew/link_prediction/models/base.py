@@ -167,11 +167,6 @@ class Factorization(GraphModel):
     """A model that is linear in each of head, relation and tail, without a neural network.
 
     It factorizes the tensor of triples, so it can have a regularizer and relation prediction.
-
-    Args:
-        num_entities: Rows of the entity table.
-        num_relations: Rows of the relation table, inverse relations included.
-        config: The model's settings.
     """
 
     config: FactorizationSettings

@@ -57,14 +57,6 @@ def projected_maps(
     Values and gradients equal those of the separate layers. The same random numbers are drawn, and
     the buffers of `norm` are updated. Under autocast the products have half-precision operands; the
     statistics do not.
-
-    Args:
-        x: Images with one channel.
-        convolution: The convolution: stride 1, no padding, one input channel.
-        norm: Batch normalisation of the convolution's outputs.
-        projection: Projection of the flattened feature maps.
-        dropout: Probability that a feature map is dropped.
-        activation: Activation after the normalisation; `silu` keeps all feature maps twice.
     """
     device = x.device.type
     operand = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
@@ -277,11 +269,6 @@ class ConvE(GraphModel, kind="conve"):
     normalisation is applied to the input image, to the feature maps and after the projection.
     Dropout is applied to the normalised image, to the feature maps after their activation, and
     between the projection and its normalisation, as in the authors' code.
-
-    Args:
-        num_entities: Rows of the entity table.
-        num_relations: Rows of the relation table, inverse relations included.
-        config: The model's settings.
     """
 
     config: ConvEModel

@@ -18,12 +18,7 @@ from torch.autograd.function import once_differentiable
 
 
 class Exchange:
-    """The collectives of one process.
-
-    Args:
-        rank: Rank of this process.
-        size: Number of processes.
-    """
+    """The collectives of one process."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -111,13 +111,7 @@ _EXCHANGE = ContextVar[Exchange | None]("exchange", default=None)
 
 
 class ShardedTable(nn.Embedding):
-    """The rows of one process; a lookup is a collective that all processes must call.
-
-    Args:
-        num_rows: Number of rows of the whole table.
-        dim: Length of a row.
-        exchange: Communication with the other processes.
-    """
+    """The rows of one process; a lookup is a collective that all processes must call."""
 
     def __init__(self, num_rows: int, dim: int, exchange: Exchange) -> None:
         shard = RowShard(num_rows, exchange.rank, exchange.size)

@@ -208,12 +208,6 @@ def open_trace_source(
 ) -> Iterator[TraceSource]:
     """Find a model's checkpoints, and load them with the model's data.
 
-    Args:
-        reference: A run id, `models:/name@alias`, or a folder of checkpoints; several of them,
-            separated by commas, are an ensemble.
-        overrides: Settings of the explanation, `influence.key` to value.
-        files: Files that must match the model's own.
-
     Raises:
         UsageError: The checkpoints or the data are missing or do not belong together.
     """

@@ -195,8 +195,14 @@ class WindowTrace(Generic[R]):
         lines = [f"run {self.run_id or '(not recorded)'}", *self.report.headline()]
         lines.append(f"  {form.heading}, of {self.report.num_scored:,} training windows:")
         for sign, windows in (("+", self.report.proponents), ("-", self.report.opponents)):
-            lines += [f"  {sign} {w.influence:+.4g}  {self.report.shown(w)}" for w in windows]
+            lines += [
+                f"  {sign} {w.influence:+.4g}"
+                + ("" if w.cosine is None else f" (cosine {w.cosine:+.2f})")
+                + f"  {self.report.shown(w)}"
+                for w in windows
+            ]
         said = [self.report.sign, form.sentence, ESTIMATE, *self.report.notes()]
+        said += ["next: clew ui, page Influence, shows the windows in full"] if self.run_id else []
         return "\n".join([*lines, *said])
 
 

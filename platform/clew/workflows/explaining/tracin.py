@@ -151,7 +151,12 @@ class TraceResult:
                 ]
         notes = names.average_notes(self.report.settings)
         tested = [self.report.validation.sentence] if self.report.validation else [ESTIMATE]
-        return "\n".join([*lines, "", self.report.sign, form.sentence, *tested, *notes])
+        said = [self.report.sign, form.sentence, *tested, *notes]
+        if self.run_id:
+            said.append(f"next: clew report --explanation {self.run_id} --output why.html")
+        if not self.report.validation and self.report.model.run_id:
+            said.append(f"next: clew validate-influence --model {self.report.model.run_id}")
+        return "\n".join([*lines, "", *said])
 
     def _agreement(self, entry: InfluenceEntry) -> str:
         """Return how far the runs of an ensemble agree; empty for a single run."""
