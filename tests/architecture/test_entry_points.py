@@ -116,7 +116,7 @@ def test_an_option_that_stands_alone_leaves_the_next_assignment() -> None:
     )
     assert context.params["use_mixed_precision"] == "true"
     assert context.params["resume"] == "newest"
-    assert context.params["assignments"] == ("training.seed=3", "loss.kind=kvs_all")
+    assert context.params["words"] == ("training.seed=3", "loss.kind=kvs_all")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.names import KIND_TRACE, KIND_TRAIN
 
-ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN)]
+ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN, first=True)]
 
 
 class ExplainOptions(Configured):
@@ -56,7 +56,7 @@ class TracinOptions(ExplainOptions):
     """Explain nothing; only compute and keep what later explanations of the model share."""
 
 
-@command(TracinOptions)
+@command(TracinOptions, "clew tracin newest test=virus,causes,pathologic_function")
 def tracin(options: TracinOptions) -> int:
     """Find the training triples behind a prediction. They raised or lowered it."""
     from clew.workflows.explaining.trace_source import GivenFiles
@@ -97,7 +97,7 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
     """File of entity labels, id<TAB>name."""
 
 
-@command(BatchTracinOptions)
+@command(BatchTracinOptions, "clew batch-tracin newest test_triples=test.txt max_triples=10")
 def batch_tracin(options: BatchTracinOptions) -> int:
     """Explain many predictions; resumable. Only training triples near each are scored."""
     from clew.workflows.explaining import batch_tracin as workflow
@@ -153,7 +153,7 @@ class TraceSequenceOptions(TraceWindowsOptions):
         return value
 
 
-@command(TraceSequenceOptions)
+@command(TraceSequenceOptions, "clew trace-sequence newest frame=1200")
 def trace_sequence(options: TraceSequenceOptions) -> int:
     """Find the training windows behind a frame prediction."""
     from clew.workflows.explaining.trace_sequence import trace_sequences
@@ -187,7 +187,7 @@ class TraceTextOptions(TraceWindowsOptions):
     with prompt and, optionally, continuation."""
 
 
-@command(TraceTextOptions)
+@command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
 def trace_text(options: TraceTextOptions) -> int:
     """Find the training windows behind a text. They made its continuation likely."""
     from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
@@ -247,7 +247,7 @@ class ValidateInfluenceOptions(Options):
         return value
 
 
-@command(ValidateInfluenceOptions)
+@command(ValidateInfluenceOptions, "clew validate-influence newest subsets=10 seeds=1")
 def validate_influence(options: ValidateInfluenceOptions) -> int:
     """Test a model's explanations. It trains again without facts and compares."""
     from clew.workflows.explaining import validate_influence as workflow
@@ -281,7 +281,7 @@ class ValueFactsOptions(Options):
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
 
 
-@command(ValueFactsOptions)
+@command(ValueFactsOptions, "clew value-facts newest worst=20")
 def value_facts(options: ValueFactsOptions) -> int:
     """Find the facts that help or harm many predictions.
 
@@ -298,7 +298,7 @@ def value_facts(options: ValueFactsOptions) -> int:
 class ReportOptions(Options):
     """Options of `clew report`."""
 
-    explanation: Annotated[str, Option(run_kind=KIND_TRACE)]
+    explanation: Annotated[str, Option(run_kind=KIND_TRACE, first=True)]
     """Run of kind trace, newest, a folder that `clew tracin --output` wrote, or its JSON file."""
     output: Path
     """File to write."""
@@ -308,7 +308,7 @@ class ReportOptions(Options):
     """What to write: html, a page to mail; or trapi, a message of the Translator Reasoner API."""
 
 
-@command(ReportOptions)
+@command(ReportOptions, "clew report newest output=report.html")
 def report(options: ReportOptions) -> int:
     """Write an explanation to a file. It is an HTML page to mail, or a TRAPI message."""
     from clew.workflows.report import write_report

@@ -97,7 +97,7 @@ class PredictOptions(Options):
         return _continue if self._given(TEXT) else _predict_frames if self.frames else _answer
 
 
-@command(PredictOptions)
+@command(PredictOptions, "clew predict newest head=virus relation=causes")
 def predict(options: PredictOptions) -> int:
     """Ask a trained model. It answers with heads, tails, a triple's rank, text or values."""
     options.way(options)
@@ -194,7 +194,7 @@ class PromoteOptions(Options):
         return self
 
 
-@command(PromoteOptions)
+@command(PromoteOptions, "clew promote newest --dry-run")
 def promote(options: PromoteOptions) -> int:
     """Check a run's best checkpoint and make it champion."""
     from clew.workflows import promote as workflow
@@ -220,7 +220,7 @@ class ExportOptions(Options):
     """New folder for the files."""
 
 
-@command(ExportOptions)
+@command(ExportOptions, "clew export newest output_dir=exported")
 def export(options: ExportOptions) -> int:
     """Export a graph model as a torch.export program, with its named embeddings."""
     from clew.workflows.export import export as run_export

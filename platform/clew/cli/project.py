@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import JsonFlag, Option, Options, command, dashed
+from clew.cli.options import Configured, JsonFlag, Option, Options, command, dashed
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
@@ -17,11 +17,12 @@ KGX_ONLY = {"qualifiers", "negated", "valid_fraction", "test_fraction", "seed"}
 """Options that only --kgx uses."""
 
 
-class DataOptions(Options):
+class DataOptions(Configured):
     """Options of `clew data`."""
 
-    config: str = ""
-    """YAML file, or the name of a configuration that ships with Clew, whose data set to read."""
+    config: Annotated[str, Option(first=True)] = ""
+    """YAML file, or the name of a configuration that ships with Clew, whose data set to read; or the
+    name of a data set, as with --name."""
     name: str = ""
     """Name of a data set, instead of --config: umls, or a folder under $CLEW_DATA."""
     train: str = ""
@@ -73,7 +74,7 @@ class DataOptions(Options):
         return {split: file for split, file in files.items() if file}
 
 
-@command(DataOptions)
+@command(DataOptions, "clew data umls")
 def data(options: DataOptions) -> int:
     """Check a data set and describe it. Or make one from KGX files, or pack triples."""
     if options.kgx is not None and options.output_dir is not None:
@@ -84,7 +85,7 @@ def data(options: DataOptions) -> int:
         return 0
     from clew.workflows.data import data_settings, describe_data, pack_data
 
-    settings = data_settings(options.config, options.name, options.files)
+    settings = data_settings(options.config, options.name, options.files, options.overrides)
     pack = options.pack
     click.echo(describe_data(settings) if pack is None else pack_data(settings, pack))
     return 0
@@ -93,7 +94,7 @@ def data(options: DataOptions) -> int:
 class PretokenizeOptions(Options):
     """Options of `clew pretokenize`."""
 
-    dataset: str
+    dataset: Annotated[str, Option(first=True)]
     """Text file, folder, JSON Lines or Parquet file, or the name of a text under $CLEW_DATA or on
     Hugging Face."""
     output: Path = Path("packed")
@@ -116,7 +117,7 @@ class PretokenizeOptions(Options):
     """Start again, and delete an existing pack in the folder."""
 
 
-@command(PretokenizeOptions)
+@command(PretokenizeOptions, "clew pretokenize corpus.txt output=packed")
 def pretokenize(options: PretokenizeOptions) -> int:
     """Pack a text into tokens, once. A killed command continues where it stopped."""
     from clew.language_modeling.pretokenize import PackSettings
@@ -143,7 +144,7 @@ class RunsOptions(Options):
     """Print JSON, one object per line."""
 
 
-@command(RunsOptions)
+@command(RunsOptions, "clew runs kind=train limit=5")
 def runs(options: RunsOptions) -> int:
     """List the latest runs with their ids. Other commands take these, or `newest`."""
     from clew.workflows.list_runs import list_runs
@@ -201,7 +202,7 @@ class UiOptions(Options):
     """Address to listen on."""
 
 
-@command(UiOptions)
+@command(UiOptions, "clew ui --port 8080")
 def ui(options: UiOptions) -> int:
     """Open the dashboard for the tracking store."""
     from clew.workflows.dashboard import serve_dashboard

@@ -41,7 +41,7 @@ TERMINAL_VERBS = ("runs", "sync", "ui")
 """Commands that are not entry points: MLflow would open a run for each of them."""
 EMPTY = '""'
 SET = DeclaredOption(
-    "set", help="More settings, section.key=value, separated by commas.", annotation=str
+    "set", help="More settings, name=value, separated by commas.", annotation=str
 )
 
 MLPROJECT_HEAD = f"""\
@@ -111,7 +111,7 @@ def _parameter(option: DeclaredOption) -> str:
     kind = "float" if is_number(option.annotation) else "string"
     if option.required:
         return kind
-    default = option.default if isinstance(option.default, str) else ""
+    default = option.default if isinstance(option.default, str) and not option.key else ""
     return f"{{type: {kind}, default: {default or EMPTY}}}"
 
 
@@ -133,7 +133,7 @@ def _verb_section(verb: Verb) -> str:
             f"`{dashed(o.name)}`" + ("*" if o.terminal_only and verb.name not in TERMINAL_VERBS
                                      else ""),
             _value(o),
-            o.help,
+            o.text,
         )
         for o in [*verb.declared, *[SET] * verb.is_configured]
         if not o.hidden

@@ -1,5 +1,6 @@
 """Converts YAML and overrides into a checked `RunConfig`; every error is one readable line."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -11,7 +12,7 @@ from pydantic.fields import FieldInfo
 from clew.config.base import Section
 from clew.config.data import TripleData
 from clew.config.files import find_configuration, parse_yaml, read_yaml
-from clew.config.schema import RunConfig, TaskKind, fitting_kinds
+from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError, described, quoted, reason_of, similar_name, valid_names
 
 Overrides = Mapping[str, Any]
@@ -43,10 +44,10 @@ def from_mapping(
     Raises:
         ConfigError: If a key is unknown, a value is invalid, or values do not fit together.
     """
-    merged = apply_overrides(spread_flat_keys(content), overrides or {})
-    fitting = fitting_kinds(merged)
-    for section in RunConfig.model_fields.keys() & merged.keys():
-        _fill_kind(merged[section], section, fitting)
+    overrides = full_settings(overrides or {})
+    merged = apply_overrides(spread_short_keys(content), overrides)
+    merged.setdefault("data", {})
+    _fill_kinds(merged)
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
@@ -54,7 +55,7 @@ def from_mapping(
         more = len(problems) - SHOWN_PROBLEMS
         shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         # If every problem comes from an override, the message does not name the file.
-        is_of_file = not all(_path(dict(p)) in (overrides or {}) for p in error.errors())
+        is_of_file = not all(_path(dict(p)) in overrides for p in error.errors())
         raise ConfigError(f"{source}: {shown}" if is_of_file else shown) from None
 
 
@@ -102,16 +103,16 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """Convert `section.key=value` texts into overrides.
+    """Convert `name=value` texts into overrides.
 
     Raises:
-        ConfigError: If an assignment has no `=` or no section.
+        ConfigError: If an assignment has no `=`.
     """
     overrides: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
-        if not equals or "." not in key:
-            raise ConfigError(f"{quoted(text)} is not an assignment; write section.key=value")
+        if not equals:
+            raise ConfigError(f"{quoted(text)} is not an assignment; write name=value")
         overrides[key.strip()] = _read_value(value.strip())
     return overrides
 
@@ -138,6 +139,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         name: dict(values) if isinstance(values, Mapping) else values
         for name, values in content.items()
     }
+    is_graph = task_of(content, overrides) == "triples"
     # A kind removes the file's keys that it does not have, but never a key of another override.
     kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
     for key, value in kinds_first:
@@ -157,7 +159,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
             )
         if name == "kind":
             _keep_common_keys(target, section, value)
-        _replace_source(target, key, overrides)
+        _replace_source(target, key, overrides, is_graph=is_graph)
         target[name] = None if value in ("null", "None") else value
     # Overrides can be in any order, so this restores the keys that `data.train` has removed.
     for key, value in overrides.items():
@@ -166,10 +168,11 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
     return merged
 
 
-def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> None:
+def _replace_source(
+    target: dict[str, Any], key: str, overrides: Overrides, *, is_graph: bool
+) -> None:
     if key != "data.name" and "data.name" in overrides:
         return
-    is_graph = overrides.get("data.kind", target.get("kind", "triples")) == "triples"
     packed = ("packed",) if is_graph else ()
     replaced = {
         "data.name": ("train", "dataset", *packed, *GRAPH_FILES),
@@ -181,13 +184,55 @@ def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> N
         target.pop(stale, None)
 
 
-def _fill_kind(target: Any, section: str, fitting: TaskKind | None) -> None:
-    """Set the missing `kind` of a section to one that fits the data, or to the section's first."""
-    classes = _classes_or_none(section)
-    if not isinstance(target, dict) or "kind" in target or not classes:
-        return
-    implied = {"model": fitting.models[0], "loss": fitting.losses[0]} if fitting else {}
-    target["kind"] = implied.get(section, _kind_of(classes[0]))
+def task_of(content: Mapping[str, Any], overrides: Overrides) -> str:
+    """Return the kind of data that fits the given kinds and keys best; the first if all fit."""
+    given = {section: _keys(content.get(section)) for section in ("data", "model", "loss")}
+    for key, value in overrides.items():
+        section, _, name = key.partition(".")
+        given.get(section, {})[name] = value
+
+    def misfit(task: str) -> int:
+        allowed = _allowed(task)
+        return sum(
+            (FAR if section == "data" else FAR // 10) * (values["kind"] not in allowed[section])
+            if "kind" in values
+            else min(_num_unknown(values, choice) for choice in _choices(section, allowed))
+            for section, values in given.items()
+        )
+
+    return min(TASK_KINDS, key=misfit)
+
+
+FAR = 1_000
+"""Weight of a wrong kind, against 1 for a key that a kind does not have."""
+
+
+def _keys(section: Any) -> dict[str, Any]:
+    return dict(section) if isinstance(section, Mapping) else {}
+
+
+def _allowed(task: str) -> dict[str, tuple[str, ...]]:
+    fitting = TASK_KINDS[task]
+    return {"data": (task,), "model": fitting.models, "loss": fitting.losses}
+
+
+def _choices(section: str, allowed: Mapping[str, tuple[str, ...]]) -> list[type[BaseModel]]:
+    """Return the classes of a section that are allowed, the default first."""
+    known = {_kind_of(choice): choice for choice in _classes_or_none(section)}
+    return [known[kind] for kind in allowed.get(section, tuple(known))]
+
+
+def _num_unknown(values: Mapping[str, Any], choice: type[BaseModel]) -> int:
+    return len(values.keys() - choice.model_fields.keys())
+
+
+def _fill_kinds(content: Mapping[str, Any]) -> None:
+    """Set each missing `kind` to the first that has the given keys and fits the task."""
+    allowed = _allowed(task_of(content, {}))
+    for section, target in content.items():
+        choices = _choices(section, allowed)
+        if isinstance(target, dict) and "kind" not in target and choices:
+            target["kind"] = _kind_of(min(choices, key=functools.partial(_num_unknown, target)))
 
 
 def _kind_of(choice: type[BaseModel]) -> str:
@@ -276,51 +321,99 @@ def _valid_keys(location: list[str], kinds: list[str]) -> list[str]:
     return list(classes[0].model_fields)
 
 
-FLAT_KEYS: dict[str, str] = {
-    "architecture": "model.architecture",
-    "memory_optimized": "model.channels",
-    "temporal_frames": "data.temporal_frames",
-    "batch_size": "training.batch_size",
+SHORT_KEYS = {
     "epochs": "training.num_epochs",
+    "batch_size": "training.batch_size",
+    "patience": "training.early_stopping_patience",
+    "workers": "training.num_workers",
+    "lr": "optimizer.learning_rate",
+    "dim": "model.embedding_dim",
+    "memory_optimized": "model.channels",
+    "fp16": "optimizations.use_mixed_precision",
+    "amp": "optimizations.use_mixed_precision",
+    "mixed_precision": "optimizations.use_mixed_precision",
     "gradient_checkpointing": "optimizations.use_gradient_checkpointing",
-    "torch_compile": "optimizations.torch_compile",
-    "torch_compile_mode": "optimizations.torch_compile_mode",
+    "compile": "optimizations.torch_compile",
+    "use_mixed_precision": "optimizations.use_mixed_precision",
+    "mixed_precision_dtype": "optimizations.mixed_precision_dtype",
+    "use_gradient_checkpointing": "optimizations.use_gradient_checkpointing",
+    "enable_memory_cleanup": "optimizations.enable_memory_cleanup",
 }
-"""Top-level key to configuration key."""
+"""Short names whose key has another name, or that several sections have."""
 FULL_CHANNELS, REDUCED_CHANNELS = (64, 128, 256), (32, 64, 128)
-IMPLIED_KINDS = {"data": "image_sequences", "model": "sequence_regression"}
 
 
-def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+def full_key(name: str) -> str:
+    """Return `section.key` for a short name that means only one setting.
+
+    Raises:
+        ConfigError: If no setting or several settings have that name.
+    """
+    short = name.replace("-", "_")
+    if "." in name or name in RunConfig.model_fields:
+        return name
+    if short in SHORT_KEYS:
+        return SHORT_KEYS[short]
+    match _keys_by_name().get(short, []):
+        case [key]:
+            return key
+        case []:
+            near = similar_name(short, [*SHORT_KEYS, *_keys_by_name()])
+            said = f"{quoted(name)[1:-1]}: no such setting; write section.key=value, or a short name"
+            raise ConfigError(f"{said}; {near}".removesuffix("; "))
+        case keys:
+            raise ConfigError(f"{name} means several settings; write {' or '.join(keys)}")
+
+
+@functools.cache
+def _keys_by_name() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for section in RunConfig.model_fields:
+        for name in dict.fromkeys(n for c in section_classes(section) for n in c.model_fields):
+            found.setdefault(name, []).append(f"{section}.{name}")
+    return found
+
+
+def full_settings(settings: Overrides) -> dict[str, Any]:
+    """Return settings with `section.key` in place of short names.
+
+    Raises:
+        ConfigError: If a name is unknown, ambiguous, or means the same as another one.
+    """
+    full: dict[str, Any] = {}
+    for name, given in settings.items():
+        key, value = full_key(name), given
+        if name == "memory_optimized":
+            if str(given).lower() not in ("true", "false"):
+                raise ConfigError(f"memory_optimized is {quoted(given)}; expected true or false")
+            value = REDUCED_CHANNELS if str(given).lower() == "true" else FULL_CHANNELS
+        if key in full:
+            raise _given_twice(name, key)
+        full[key] = value
+    return full
+
+
+def _given_twice(name: str, key: str) -> ConfigError:
+    return ConfigError(f"{name} and {key} are both given and mean the same; remove one of them")
+
+
+def spread_short_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a raw configuration with its short keys moved into their sections.
 
     Raises:
         ConfigError: If a setting is given by both keys, or if its value or its section is invalid.
     """
     spread = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
-    flat = {name: spread.pop(name) for name in FLAT_KEYS if name in spread}
-    if not flat:
-        return spread
-    for section, kind in IMPLIED_KINDS.items():
-        _section(spread, section, name=next(iter(flat))).setdefault("kind", kind)
-    for name, value in flat.items():
-        section, _, key = FLAT_KEYS[name].partition(".")
-        target = _section(spread, section, name=name)
-        if key in target:
+    known = SHORT_KEYS.keys() | _keys_by_name().keys() - RunConfig.model_fields.keys()
+    for name in content.keys() & known:
+        ((key, value),) = full_settings({name: spread.pop(name)}).items()
+        section, _, inner = key.partition(".")
+        target = spread.setdefault(section, {})
+        if not isinstance(target, dict):
             raise ConfigError(
-                f"{name} and {section}.{key} are both given and mean the same; remove one of them"
+                f"{section} is {quoted(target)}; expected keys, because {name} is given"
             )
-        if name == "memory_optimized":
-            if not isinstance(value, bool):
-                raise ConfigError(f"memory_optimized is {quoted(value)}; expected true or false")
-            target[key] = REDUCED_CHANNELS if value else FULL_CHANNELS
-        else:
-            target[key] = value
+        if inner in target:
+            raise _given_twice(name, key)
+        target[inner] = value
     return spread
-
-
-def _section(content: dict[str, Any], section: str, *, name: str) -> dict[str, Any]:
-    target = content.setdefault(section, {})
-    if not isinstance(target, dict):
-        raise ConfigError(f"{section} is {quoted(target)}; expected keys, because {name} is given")
-    return target

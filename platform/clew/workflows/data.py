@@ -12,6 +12,7 @@ from jaxtyping import Int
 from clew.biolink import DENIED, PREFIX
 from clew.config.data import DataConfig, TripleData
 from clew.config.image_sequences import ImageSequenceData
+from clew.config.files import presets
 from clew.config.load import from_mapping, load
 from clew.errors import ConfigError, UsageError, quoted
 from clew.files import as_typed, expanded, replacing
@@ -38,13 +39,16 @@ MEANINGS = ("knowledge_level", "agent_type", "logical_interpretation", "clinical
 CodedEdges = Int[np.ndarray, "triple 3"]
 
 
-def data_settings(config: str, name: str, files: Mapping[str, str]) -> DataConfig:
+def data_settings(
+    config: str, name: str, files: Mapping[str, str], overrides: Mapping[str, object]
+) -> DataConfig:
     """Return the settings of the data set that the only non-empty argument names.
 
     Args:
-        config: A configuration that names the data set.
+        config: A configuration that names the data set, or else the data set's name.
         name: Name of the data set.
         files: Files of triples by split.
+        overrides: Settings that replace those of the configuration.
 
     Raises:
         ConfigError: None or several arguments are given, or the configuration or name is unknown.
@@ -53,9 +57,11 @@ def data_settings(config: str, name: str, files: Mapping[str, str]) -> DataConfi
         raise ConfigError(
             "give one of --config, --name and --train, to say which data set is meant"
         )
-    if files:
-        return from_mapping({"data": dict(files)}, source="clew data").data
-    return load(config).data if config else TripleData(name=name)
+    is_preset = config in presets() or Path(config).suffix or Path(config).is_file()
+    if config and is_preset:
+        return load(config, overrides).data
+    given = dict(files) or {"name": name or config}
+    return from_mapping({"data": given}, overrides, source="clew data").data
 
 
 def describe_data(settings: DataConfig) -> str:
