@@ -98,7 +98,7 @@ GUESSES = {
     "train umls --patience 3": "train umls patience=3",
     "train umls --fp16": "train umls --use-mixed-precision",
     "train umls --gpu 0": "CUDA_VISIBLE_DEVICES=0 clew train umls",
-    "train --cpu umls": "train umls device=cpu",
+    "train --cpu umls": "train device=cpu umls",
     "train --device cpu umls": "train device=cpu umls",
     "train --preset umls": "train umls",
     "run umls": "train umls",

@@ -11,8 +11,8 @@ from clew.config.load import (
     apply_overrides,
     flatten,
     from_mapping,
-    load,
     full_key,
+    load,
     parse_assignments,
     to_yaml,
 )

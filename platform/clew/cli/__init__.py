@@ -44,6 +44,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Answer a word that is no command with the command that was probably meant."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -52,6 +53,7 @@ class Program(click.Group):
         raise answered(f"clew has no command {args[0]}", right)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups."""
         width = formatter.width - max(map(len, self.commands)) - 4
         for title, group in GROUPS.items():
             with formatter.section(title):

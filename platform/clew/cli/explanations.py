@@ -27,8 +27,6 @@ ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN
 
 
 class ExplainOptions(Configured):
-    """Options that `clew tracin` and `clew batch-tracin` share."""
-
     model: ModelToExplain = ""
     """Run id, newest, models:/name@alias, or a folder of checkpoints; RUN1,RUN2 explains the mean
     over runs of one configuration with different seeds."""
@@ -43,8 +41,6 @@ class ExplainOptions(Configured):
 
 
 class TracinOptions(ExplainOptions):
-    """Options of `clew tracin`."""
-
     test: Annotated[str, Option(also=("test_triples",))] = ""
     """File of triples, or head,relation,tail."""
     output: Path | None = None
@@ -80,8 +76,6 @@ def tracin(options: TracinOptions) -> int:
 
 
 class BatchTracinOptions(ExplainOptions, ClusterOptions):
-    """Options of `clew batch-tracin`."""
-
     test_triples: Annotated[str, Option(also=("test",))] = ""
     """File of triples to explain."""
     output_dir: Annotated[Path | None, Option(also=("output",))] = None
@@ -127,8 +121,6 @@ def _unit(options: Configured, facts: str) -> str:
 
 
 class TraceWindowsOptions(Configured):
-    """Options that `clew trace-sequence` and `clew trace-text` share."""
-
     num_last_layers: Annotated[int | None, Field(ge=1)] = None
     """Use only this many modules, counted from the end (default: all)."""
     output: Path | None = None
@@ -137,8 +129,6 @@ class TraceWindowsOptions(Configured):
 
 
 class TraceSequenceOptions(TraceWindowsOptions):
-    """Options of `clew trace-sequence`."""
-
     model: ModelReference
     """Run id, newest, or a folder of checkpoints of image sequences."""
     frame: str = ""
@@ -174,8 +164,6 @@ def trace_sequence(options: TraceSequenceOptions) -> int:
 
 
 class TraceTextOptions(TraceWindowsOptions):
-    """Options of `clew trace-text`."""
-
     model: ModelReference
     """Run id, newest, or a folder of checkpoints of a language model."""
     prompt: str = ""
@@ -213,8 +201,6 @@ def trace_text(options: TraceTextOptions) -> int:
 
 
 class ValidateInfluenceOptions(Options):
-    """Options of `clew validate-influence`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a folder of checkpoints of a graph model."""
     subsets: Annotated[int, Field(ge=2)] = 40
@@ -264,8 +250,6 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
 
 
 class ValueFactsOptions(Options):
-    """Options of `clew value-facts`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a folder of checkpoints of a graph model."""
     test: str = ""
@@ -296,8 +280,6 @@ def value_facts(options: ValueFactsOptions) -> int:
 
 
 class ReportOptions(Options):
-    """Options of `clew report`."""
-
     explanation: Annotated[str, Option(run_kind=KIND_TRACE, first=True)]
     """Run of kind trace, newest, a folder that `clew tracin --output` wrote, or its JSON file."""
     output: Path

@@ -1,8 +1,8 @@
-"""What the command line shows: help in groups, completions, the right command for a wrong guess."""
+"""What the command line answers: short help, completions, the right command for a wrong guess."""
 
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from clew.config.data import TripleData
 from clew.config.files import SUFFIXES, presets
-from clew.config.load import SHORT_KEYS, full_key
+from clew.config.load import full_key
 from clew.errors import ConfigError, UsageError
 from clew.names import NEWEST
 
@@ -32,8 +32,8 @@ GROUPS = {
     "Output": "output output_dir pack checkpoint_dir resume format alias dry_run quiet verbose all"
     " json",
 }
-"""Options that the short help shows, by group, the important ones first; the others are in More."""
-MORE = "More"
+"""Options that the short help shows, the important ones first."""
+MOST_OF_A_GROUP, WIDEST = 6, 34
 RIGHT_COMMANDS = {
     "train": "run fit start learn training",
     "train --resume": "resume continue restart",
@@ -51,165 +51,118 @@ RIGHT_COMMANDS = {
     "--version": "version",
 }
 """The right command to words that people try instead."""
-RIGHT_OPTIONS = {"batch": "batch_size", "bs": "batch_size", "e": "epochs", "half": "fp16"}
-INPUTS = ("data", "dataset", "graph", "preset", "file", "model", "model_path", "run", "run_id")
-"""Options that people try for the first word of a command."""
+RIGHT_OPTIONS = {
+    "--use-mixed-precision": "fp16 amp half bf16 mixed_precision",
+    "--use-gradient-checkpointing": "checkpointing gradient_checkpointing",
+    "--torch-compile": "compile",
+    "device=cpu": "cpu no_cuda",
+    "device=cuda": "cuda",
+    "batch_size=": "bs batch",
+    "epochs=": "e n_epochs",
+    "num_workers=": "workers",
+    "": "data dataset graph preset file model model_path run run_id",
+}
+"""What to type to options that people try instead; nothing: the first word of the command."""
 
 
 def type_of(option: "DeclaredOption") -> str:
-    """Return the type of an option's value in capitals; empty for true or false."""
-    kinds = {int: "INTEGER", float: "NUMBER", Path: "PATH", tuple: "LIST", Literal: "CHOICE"}
+    """Return the type of an option's value in capitals."""
+    kinds = {bool: "BOOLEAN", int: "INTEGER", float: "NUMBER", Path: "PATH", tuple: "LIST"}
     parts = [option.annotation, get_origin(option.annotation), *get_args(option.annotation)]
-    if bool in parts:
-        return ""
-    text = "FILE" if option.name in TripleData.paths else "TEXT"
+    text = "FILE" if option.name in TripleData.paths else "CHOICE" if Literal in parts else "TEXT"
     return next((kinds[part] for part in parts if part in kinds), text)
 
 
-MOST_IN_SHORT_HELP = 6
-"""Options of a group that the short help shows."""
-WIDEST = 34
-"""Characters of the longest option beside its text."""
-
-
-def _groups(verb: "Verb", *, all_options: bool) -> Iterator[tuple[str, list["DeclaredOption"]]]:
+def write_short_help(verb: "Verb", formatter: click.HelpFormatter) -> None:
+    """Write the options that matter most in groups, each on one line."""
     known = {option.name: option for option in verb.declared if not option.hidden}
-    most = len(known) if all_options else MOST_IN_SHORT_HELP
+    with formatter.section("Example"):
+        formatter.write_text(verb.example)
     for title, names in GROUPS.items():
-        found = [known.pop(name) for name in names.split() if name in known][:most]
-        if found:
-            yield title, found
-    if all_options and known:
-        yield MORE, list(known.values())
-
-
-def _row(option: "DeclaredOption", *, all_options: bool) -> tuple[str, str, str]:
-    default = "" if option.default in (None, "") or option.switch else str(option.default)
-    default = default.lower() if isinstance(option.default, bool) else default
-    shown = f" [{default.rpartition('/')[2].removesuffix('.yaml')}]" if default else ""
-    choices = get_args(option.annotation) if get_origin(option.annotation) is Literal else ()
-    text = option.help.removesuffix(".") + (f": {', '.join(map(str, choices))}" if choices else "")
-    if all_options and option.key:
-        text += f". Sets {option.key}"
-    left = f"--{option.name.replace('_', '-')} {type_of(option)}".rstrip()
-    return left, text, shown
-
-
-def write_options(verb: "Verb", formatter: click.HelpFormatter, *, all_options: bool) -> None:
-    """Write the options of a command in groups; without `all_options`, each on one line."""
-    num_hidden = sum(not option.hidden for option in verb.declared)
-    if verb.example:
-        with formatter.section("Example"):
-            formatter.write_text(verb.example)
-    for title, options in _groups(verb, all_options=all_options):
-        num_hidden -= len(options)
-        found = [_row(option, all_options=all_options) for option in options]
-        left = min(WIDEST, max(len(name) for name, _, _ in found))
-        room = 10**9 if all_options else formatter.width - left - 4
-        lines = [
-            (name, textwrap.shorten(text, room - len(end), placeholder="...") + end)
-            for name, text, end in found
-        ]
-        with formatter.section(title):
-            formatter.write_dl(lines, col_max=WIDEST)
-    last = [("--help-all", f"Show {num_hidden} more options and each text whole.")]
-    if all_options:
-        last = [("--set NAME=VALUE", "The same as NAME=VALUE; several are separated by commas.")]
+        found = [known.pop(name) for name in names.split() if name in known][:MOST_OF_A_GROUP]
+        lefts = [f"--{o.name.replace('_', '-')} {type_of(o)}" for o in found]
+        lefts = [left.removesuffix(" BOOLEAN") for left in lefts]
+        room = formatter.width - min(WIDEST, max(map(len, lefts), default=0)) - 4
+        lines = []
+        for left, option in zip(lefts, found, strict=True):
+            default = "" if option.switch or option.default is None else str(option.default)
+            end = f" [{default.removeprefix('experiments/link_prediction/').lower()}]"
+            end = end if default else ""
+            text = textwrap.shorten(option.help.removesuffix("."), room - len(end), placeholder="…")
+            lines.append((left, text + end))
+        if lines:
+            with formatter.section(title):
+                formatter.write_dl(lines, col_max=WIDEST)
+    more = [("--help-all", f"Show {len(known)} more options, and all texts whole.")]
     if verb.is_configured:
-        last.insert(0, ("NAME=VALUE", "Any key of the configuration, such as training.seed=1."))
-    with formatter.section("Help"):
-        formatter.write_dl([("--help", "Show this message."), *last])
+        more.insert(0, ("NAME=VALUE", "Any key of the configuration, such as training.seed=1."))
+    with formatter.section("More"):
+        formatter.write_dl([("--help", "Show this message."), *more])
 
 
-def complete(option: "DeclaredOption") -> Callable[..., list[CompletionItem]]:
-    """Return the function that completes an option's value for the shell."""
-    choices = get_args(option.annotation) if get_origin(option.annotation) is Literal else ()
-    words = ["true", "false"] if option.annotation is bool else [str(part) for part in choices]
-    return lambda _context, _option, start: _items(words, start)
+def completed(words: list[str]) -> Callable[..., list[CompletionItem]]:
+    """Return a function that completes a value for the shell: by the words, else by a file."""
+
+    def find(_context: click.Context, _parameter: Any, start: str) -> list[CompletionItem]:
+        found = [CompletionItem(word) for word in words if word.startswith(start)]
+        return found if found and start else [*found, CompletionItem(start, type="file")]
+
+    return find
 
 
-def complete_words(verb: "Verb") -> Callable[..., list[CompletionItem]]:
-    """Return the function that completes the words of a command: its first word and settings."""
-
-    def found(_context: click.Context, _argument: Any, start: str) -> list[CompletionItem]:
-        first = next((option for option in verb.declared if option.first), None)
-        words = [NEWEST] if first and first.run_kind else []
-        words += [*presets()] if first and first.name == "config" else []
-        words += [f"{name}=" for name in (*SHORT_KEYS, *(o.name for o in verb.declared if o.key))]
-        return _items(words, start)
-
-    return found
+def values_of(option: "DeclaredOption") -> list[str]:
+    """Return the values that the shell completes."""
+    if option.name == "config":
+        return [*presets()]
+    choices = get_args(option.annotation) if type_of(option) == "CHOICE" else ()
+    return [NEWEST] if option.run_kind else [str(choice) for choice in choices]
 
 
-def _items(words: list[str], start: str) -> list[CompletionItem]:
-    found = [CompletionItem(word) for word in dict.fromkeys(words) if word.startswith(start)]
-    return found if found and start else [*found, CompletionItem(start, type="file")]
-
-
-def right_command(name: str, words: list[str], verbs: "Mapping[str, Verb]") -> str | None:
+def right_command(name: str, words: list[str], verbs: "dict[str, Verb]") -> str | None:
     """Return the command for a word that is no command, with the words after it."""
     if name == "help":
         return shlex.join(["clew", *words[:1], "--help"])
     right = next((right for right, wrong in RIGHT_COMMANDS.items() if name in wrong.split()), None)
     if right is None:
         return None
-    verb = verbs.get(right)
-    if not words and verb and any(option.first for option in verb.declared):
-        return verb.example
+    if not words and right in verbs and verbs[right].first:
+        return verbs[right].example
     return shlex.join(["clew", *right.split(), *words])
 
 
-def right_options(verb: "Verb", error: click.NoSuchOption, words: list[str]) -> str | None:
+def right_options(verb: "Verb", words: list[str]) -> str | None:
     """Return the command with the right options in place of those that it does not have."""
-    variables = ""
-    while (found := _replaced(verb, error.option_name, words)) is not None:
-        words, variable = found
-        variables += variable
-        try:
-            click.Command.parse_args(verb, click.Context(verb, info_name=verb.name), [*words])
-        except click.NoSuchOption as other:
-            error = other
+    known = {option for param in verb.params for option in param.opts} | {"--help", "-h"}
+    first, others, environment, left = list[str](), list[str](), "", list(words)
+    while left:
+        word = left.pop(0)
+        typed, equals, value = word.partition("=")
+        if not typed.startswith("-") or typed.replace("_", "-") in known:
+            others.append(word)
+            continue
+        name = typed.lstrip("-").replace("-", "_")
+        right = next((r for r, wrong in RIGHT_OPTIONS.items() if name in wrong.split()), None)
+        takes_value = right is None or right == "" or right.endswith("=")
+        if takes_value and not equals and left and not left[0].startswith("-"):
+            value = left.pop(0)
+        if name in ("gpu", "gpus"):
+            environment = f"CUDA_VISIBLE_DEVICES={value or 0} "
+        elif right == "" and value and verb.first:
+            first = triple_options(value) or [value]
+        elif right and not (takes_value and not value):
+            others.append(right + value)
+        elif value and verb.is_configured and _is_setting(name):
+            others.append(f"{name}={value}")
         else:
-            return variables + shlex.join(["clew", str(verb.name), *words])
-    return None
+            return None
+    return environment + shlex.join(["clew", str(verb.name), *first, *others])
 
 
-def _replaced(verb: "Verb", wrong: str, words: list[str]) -> tuple[list[str], str] | None:
-    """Return the words without the wrong option, and a variable to set before the command."""
-    place = next((i for i, word in enumerate(words) if _name(word) == _name(wrong)), None)
-    if place is None:
-        return None
-    name, (_, equals, value) = _name(wrong), words[place].partition("=")
-    before, after = words[:place], words[place + 1 :]
-    if not equals and after and not after[0].startswith("-") and "=" not in after[0]:
-        value, *after = after
-    if name in ("gpu", "gpus"):
-        return [*before, *after], f"CUDA_VISIBLE_DEVICES={value or 0} "
-    if name in ("cpu", "cuda") and verb.is_configured:
-        return [*before, *filter(None, [value]), f"device={name}", *after], ""
-    if name in INPUTS and value and any(option.first for option in verb.declared):
-        return [*(triple_options(value) or [value]), *before, *after], ""
-    if (right := _setting(verb, RIGHT_OPTIONS.get(name, name), value)) is None:
-        return None
-    return [*before, *right, *after], ""
-
-
-def _name(option: str) -> str:
-    return option.partition("=")[0].lstrip("-").replace("-", "_")
-
-
-def _setting(verb: "Verb", name: str, value: str) -> list[str] | None:
-    """Return the words that set what an unknown option would, if it has the name of a setting."""
+def _is_setting(name: str) -> bool:
     try:
-        key = full_key(name)
+        return bool(full_key(name))
     except ConfigError:
-        return None
-    field = key.partition(".")[2]
-    own = next((option for option in verb.declared if option.name == field), None)
-    if own and own.annotation is bool:
-        return [f"--{field.replace('_', '-')}", *filter(None, [value])]
-    short = name if own is None or own.key == key else field
-    return [f"{short}={value}"] if value and (own or verb.is_configured) else None
+        return False
 
 
 def triple_options(given: str) -> list[str]:

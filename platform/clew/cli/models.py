@@ -26,8 +26,6 @@ FRAMES = ("frames", "output", "confidence")
 
 
 class PredictOptions(Options):
-    """Options of `clew predict`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     head: str = ""
@@ -162,8 +160,6 @@ def _predict_frames(options: PredictOptions) -> None:
 
 
 class PromoteOptions(Options):
-    """Options of `clew promote`."""
-
     run_id: ModelReference = ""
     """Run whose best checkpoint to promote; newest for the training run that finished last."""
     experiment: str = ""
@@ -212,8 +208,6 @@ def promote(options: PromoteOptions) -> int:
 
 
 class ExportOptions(Options):
-    """Options of `clew export`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     output_dir: Path

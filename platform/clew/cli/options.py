@@ -132,6 +132,7 @@ class ConfigOptions(Configured):
 
     @property
     def has_config(self) -> bool:
+        """Whether another configuration than the default is given."""
         return self.config != DEFAULT_CONFIG
 
     def configuration(self) -> RunConfig:
@@ -147,8 +148,6 @@ class ConfigOptions(Configured):
 
 
 class ClusterOptions(Options):
-    """Options that `clew compare`, `clew tune` and `clew batch-tracin` share."""
-
     cluster: str = ""
     """Work on a cluster of Ray: HOST:PORT of its head, auto for the one that runs here, or local to
     start one here (default: in this process)."""
@@ -191,7 +190,7 @@ class DeclaredOption(Option):
     def text(self) -> str:
         """The help with the default, or with the key of a setting."""
         if self.key:
-            return self.help if self.switch else f"{self.help} Sets {self.key}."
+            return f"{self.help} Sets {self.key}."
         if self.default in (None, "", False) or self.help.startswith("Same as"):
             return self.help
         return f"{self.help.removesuffix('.')} (default: {self.default})."
@@ -199,25 +198,43 @@ class DeclaredOption(Option):
 
 def declared_options(verb: str, options: type[Options]) -> list[DeclaredOption]:
     """Return a command's own options, then those that set the configuration."""
-    found = []
-    for name, field in options.model_fields.items():
-        if not field.exclude:
-            found += _of_field(name, field)
-    for item in flagged_fields(verb):
-        main = DeclaredOption(
-            item.name,
-            help=first_sentence(item.field),
-            annotation=item.field.annotation,
-            key=item.key,
-            default=item.field.get_default(call_default_factory=True),
-            alone="true" if item.field.annotation is bool else "",
-        )
-        found.append(main)
-        if item.flag.off:
-            same = f"Same as {dashed(item.name)} false."
-            off = replace(main, name=item.flag.off, help=same, switch="false", terminal_only=True)
-            found.append(off)
-    return found
+    own = [
+        option
+        for name, field in options.model_fields.items()
+        if not field.exclude
+        for option in _of_field(name, field)
+    ]
+    return [*own, *flags(verb)]
+
+
+@functools.cache
+def flags(verb: str) -> tuple[DeclaredOption, ...]:
+    """Return the options of a command that set the configuration, in the order of the schema.
+
+    A field that several classes of a section share becomes one option.
+    """
+    found: dict[str, DeclaredOption] = {}
+    for section in RunConfig.model_fields:
+        for name, field in (f for c in section_classes(section) for f in c.model_fields.items()):
+            flag = next(
+                (m for m in field.metadata if isinstance(m, Flag) and verb in m.verbs), None
+            )
+            if flag is None or name in found:
+                continue
+            found[name] = main = DeclaredOption(
+                name,
+                help=first_sentence(field),
+                annotation=field.annotation,
+                key=f"{section}.{name}",
+                default=field.get_default(call_default_factory=True),
+                alone="true" if field.annotation is bool else "",
+            )
+            if flag.off:
+                same = f"Same as {dashed(name)} false."
+                found[flag.off] = replace(
+                    main, name=flag.off, help=same, switch="false", terminal_only=True
+                )
+    return tuple(found.values())
 
 
 def _sorted_words(
@@ -295,11 +312,20 @@ class Verb(click.Command):
         name = function.__name__
         self.declared = declared_options(name, options)
         self.is_configured = issubclass(options, Configured)
-        self.example = example
-        first = next((option.name.upper() for option in self.declared if option.first), "")
-        shown = " ".join(f"[{word}]" for word in filter(None, [first, "NAME=VALUE"])) + "..."
+        self.first = next((option for option in self.declared if option.first), None)
+        self.example = example or f"clew {name}"
+        settings = [f"{key}=" for key in SHORT_KEYS] if self.is_configured else []
         words = click.Argument(
-            ["words"], nargs=-1, metavar=shown, shell_complete=help.complete_words(self)
+            ["words"],
+            nargs=-1,
+            metavar=(f"[{self.first.name.upper()}] " if self.first else "") + "[NAME=VALUE]...",
+            shell_complete=help.completed(
+                [
+                    *(help.values_of(self.first) if self.first else []),
+                    *settings,
+                    *(f"{option.name}=" for option in self.declared if not option.switch),
+                ]
+            ),
         )
         super().__init__(
             name.replace("_", "-"),
@@ -307,14 +333,13 @@ class Verb(click.Command):
             params=[
                 *(_click_option(option) for option in self.declared),
                 *([_settings_option()] if self.is_configured else []),
-                click.Option(["--help-all"], is_flag=True, expose_value=False, is_eager=True,
-                             callback=_show_all, help="Show all options."),
+                HELP_ALL,
                 words,
             ],
             help=function.__doc__,
             options_metavar="",
             context_settings=CONTEXT,
-        )  # fmt: skip
+        )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Stop an option with an optional value from taking another word as its value."""
@@ -325,36 +350,44 @@ class Verb(click.Command):
             for option in [alone.get(word.replace("_", "-"))]
         ]
         try:
-            return super().parse_args(ctx, [*words])
-        except click.NoSuchOption as error:
-            error.ctx = ctx
-            if (right := help.right_options(self, error, words)) is None:
+            return super().parse_args(ctx, words)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click leaves it out of an option without its value
+            unknown = isinstance(error, click.NoSuchOption)
+            if not unknown or (right := help.right_options(self, args)) is None:
                 raise
             wrong = f"clew {self.name} has no option {error.option_name}"
             raise help.answered(wrong, right) from None
-        except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click leaves it out of an option without its value
-            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        help.write_options(self, formatter, all_options=ctx.meta.get(ALL_OPTIONS, False))
-
-
-ALL_OPTIONS = "clew.cli.all_options"
-"""Key of click's context: whether the help shows all options."""
-
-
-def _show_all(context: click.Context, _option: click.Parameter, is_given: bool) -> None:
-    if is_given:
-        context.meta[ALL_OPTIONS] = True
-        click.echo(context.get_help())
-        context.exit()
+        """Write the short help, or all options."""
+        if ctx.meta.get(HELP_ALL.name):
+            super().format_options(ctx, formatter)
+        else:
+            help.write_short_help(self, formatter)
 
 
 def _is_no_value(option: DeclaredOption, following: str) -> bool:
     if option.annotation is bool and following:
         return not TRUTH.fullmatch(following)
     return bool(ASSIGNMENT.match(following))
+
+
+def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        context.meta[str(option.name)] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_all,
+    help="Show all options and exit.",
+)
 
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -367,7 +400,8 @@ def command(options: type[O], example: str = "") -> Callable[[Callable[[O], int]
 
 def _click_option(option: DeclaredOption) -> click.Option:
     settings: dict[str, Any] = {"default": "", "help": option.text, "hidden": option.hidden}
-    settings["shell_complete"] = help.complete(option)
+    settings |= {"metavar": help.type_of(option)} if not option.switch else {}
+    settings["shell_complete"] = help.completed(help.values_of(option))
     if option.switch:
         settings |= {"is_flag": True, "flag_value": "true"}
     elif option.alone:
@@ -376,24 +410,16 @@ def _click_option(option: DeclaredOption) -> click.Option:
 
 
 def _settings_option() -> click.Option:
-    """Return the option `--set`, which can be given several times; its value is a list."""
+    """Return the option `--set`, which can be given several times; its value is a list.
+
+    Commas that no assignment follows belong to a value.
+    """
 
     def split(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[str]:
-        return [part for text in texts for part in _split_assignments(text)]
+        return [part for text in texts for part in re.split(r",(?=[^,]*=)", text) if part]
 
     text = "More settings, name=value; separate them by commas or repeat the option."
     return click.Option(["--set", "set"], multiple=True, callback=split, help=text)
-
-
-def _split_assignments(text: str) -> list[str]:
-    """Split at commas that are followed by another assignment; values can contain commas."""
-    parts: list[str] = []
-    for piece in filter(None, text.split(",")):
-        if parts and "=" not in piece:
-            parts[-1] += f",{piece}"
-        else:
-            parts.append(piece)
-    return parts
 
 
 def is_main_process() -> bool:
@@ -416,32 +442,3 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
             bar.close()
 
     return show
-
-
-@dataclass(frozen=True)
-class FlaggedField:
-    """A field that has its own option."""
-
-    name: str
-    """Name of the option, with underscores."""
-    key: str
-    """Key of the configuration, `section.name`."""
-    field: FieldInfo
-    flag: Flag
-
-
-@functools.cache
-def flagged_fields(verb: str) -> tuple[FlaggedField, ...]:
-    """Return the fields that have an option in a command, in the order of the schema.
-
-    A field that several classes of a section share becomes one option.
-    """
-    found: dict[str, FlaggedField] = {}
-    for section in RunConfig.model_fields:
-        for choice in section_classes(section):
-            for name, field in choice.model_fields.items():
-                for flag in (mark for mark in field.metadata if isinstance(mark, Flag)):
-                    if verb in flag.verbs:
-                        key = f"{section}.{name}"
-                        found.setdefault(name, FlaggedField(name, key, field, flag))
-    return tuple(found.values())

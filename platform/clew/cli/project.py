@@ -18,11 +18,9 @@ KGX_ONLY = {"qualifiers", "negated", "valid_fraction", "test_fraction", "seed"}
 
 
 class DataOptions(Configured):
-    """Options of `clew data`."""
-
     config: Annotated[str, Option(first=True)] = ""
-    """YAML file, or the name of a configuration that ships with Clew, whose data set to read; or the
-    name of a data set, as with --name."""
+    """YAML file, or the name of a configuration that ships with Clew, whose data set to read; or
+    the name of a data set, as with --name."""
     name: str = ""
     """Name of a data set, instead of --config: umls, or a folder under $CLEW_DATA."""
     train: str = ""
@@ -92,8 +90,6 @@ def data(options: DataOptions) -> int:
 
 
 class PretokenizeOptions(Options):
-    """Options of `clew pretokenize`."""
-
     dataset: Annotated[str, Option(first=True)]
     """Text file, folder, JSON Lines or Parquet file, or the name of a text under $CLEW_DATA or on
     Hugging Face."""
@@ -132,8 +128,6 @@ def pretokenize(options: PretokenizeOptions) -> int:
 
 
 class RunsOptions(Options):
-    """Options of `clew runs`."""
-
     kind: RunKind | None = None
     """Kind of the runs (default: all)."""
     experiment: str = ""
@@ -177,8 +171,6 @@ def sync(options: NoOptions) -> int:
 
 
 class DemoOptions(Options):
-    """Options of `clew demo`."""
-
     quick: Annotated[bool, Option(terminal_only=True)] = False
     """Train for a few epochs only, for tests."""
 
@@ -194,8 +186,6 @@ def demo(options: DemoOptions) -> int:
 
 
 class UiOptions(Options):
-    """Options of `clew ui`."""
-
     port: int = Field(default=8501, ge=1, le=65535)
     """Port to listen on."""
     address: str = "127.0.0.1"

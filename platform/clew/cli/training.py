@@ -28,9 +28,8 @@ from clew.names import NEWEST
 if TYPE_CHECKING:
     from clew.workflows.train import TrainResult
 
-class TrainOptions(ConfigOptions):
-    """Options of `clew train`."""
 
+class TrainOptions(ConfigOptions):
     resume: Annotated[str, Option(alone=NEWEST)] = ""
     """Id of the run to continue from its newest good checkpoint; without a value, or with
     `newest`: the newest unfinished run of this configuration, or the newest checkpoint in
@@ -106,8 +105,6 @@ def _resumed(options: TrainOptions) -> "TrainResult":
 
 
 class PlanOptions(ConfigOptions):
-    """Options of `clew plan`."""
-
     device: str = ""
     """Device to plan for: cpu, cuda, or a GPU by name, here or not, such as 'H100 80GB'."""
     memory_gib: Annotated[float | None, Field(gt=0)] = None
@@ -166,8 +163,6 @@ def plan(options: PlanOptions) -> int:
 
 
 class TuneOptions(ConfigOptions, ClusterOptions):
-    """Options of `clew tune`."""
-
     space: str = ""
     """YAML file, or the name of a search space that ships with Clew (default: the one for the
     configuration's kind of data)."""
@@ -213,8 +208,6 @@ def tune(options: TuneOptions) -> int:
 
 
 class EvaluateOptions(Options):
-    """Options of `clew evaluate`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     split: Literal["valid", "test"] = "test"
@@ -238,8 +231,6 @@ def evaluate(options: EvaluateOptions) -> int:
 
 
 class CompareOptions(ClusterOptions):
-    """Options of `clew compare`."""
-
     study: Annotated[str, Option(first=True)]
     """YAML file, or the name of a study that ships with Clew."""
     seeds: str = ""

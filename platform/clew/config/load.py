@@ -3,16 +3,15 @@
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from clew.config.base import Section
 from clew.config.data import TripleData
-from clew.config.files import find_configuration, parse_yaml, read_yaml
-from clew.config.schema import TASK_KINDS, RunConfig
+from clew.config.files import find, parse_yaml, read_yaml
+from clew.config.schema import RunConfig, kind_of, model_classes, section_classes, task_of
 from clew.errors import ConfigError, described, quoted, reason_of, similar_name, valid_names
 
 Overrides = Mapping[str, Any]
@@ -33,7 +32,7 @@ def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
     Raises:
         ConfigError: If the file is missing or malformed, a key is unknown, or a value is invalid.
     """
-    return from_mapping(read_yaml(find_configuration(path)), overrides, source=str(path))
+    return from_mapping(read_yaml(find(path)), overrides, source=str(path))
 
 
 def from_mapping(
@@ -47,7 +46,6 @@ def from_mapping(
     overrides = full_settings(overrides or {})
     merged = apply_overrides(spread_short_keys(content), overrides)
     merged.setdefault("data", {})
-    _fill_kinds(merged)
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
@@ -60,11 +58,7 @@ def from_mapping(
 
 
 def read_section(section: type[S], path: Path, *, source: str) -> S:
-    """Read a YAML file that contains a single section, such as a study.
-
-    Raises:
-        ConfigError: If the file is missing or malformed, a key is unknown, or a value is invalid.
-    """
+    """Read a YAML file that contains a single section, such as a study."""
     try:
         return section.model_validate(read_yaml(path))
     except ValidationError as error:
@@ -72,7 +66,7 @@ def read_section(section: type[S], path: Path, *, source: str) -> S:
         owner: type[BaseModel] = section
         for part in problem["loc"][:-1]:
             if part in owner.model_fields:
-                owner = (*_model_classes(owner.model_fields[str(part)].annotation), owner)[0]
+                owner = (*model_classes(owner.model_fields[str(part)].annotation), owner)[0]
         valid = f"; valid: {', '.join(owner.model_fields)}" if "extra" in problem["type"] else ""
         raise ConfigError(f"{source}: {described(error)}{valid}") from None
 
@@ -80,11 +74,7 @@ def read_section(section: type[S], path: Path, *, source: str) -> S:
 def with_settings(
     config: RunConfig, settings: Overrides, *, source: str = "configuration"
 ) -> RunConfig:
-    """Return a checked configuration with some settings changed.
-
-    Raises:
-        ConfigError: If a key is unknown, a value is invalid, or values do not fit together.
-    """
+    """Return a checked configuration with some settings changed."""
     return from_mapping(config.model_dump(mode="json"), settings, source=source)
 
 
@@ -103,11 +93,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """Convert `name=value` texts into overrides.
-
-    Raises:
-        ConfigError: If an assignment has no `=`.
-    """
+    """Convert `name=value` texts into overrides."""
     overrides: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
@@ -131,21 +117,18 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
 
     If the `kind` of a section is overridden, only the file's keys that the new kind has are kept.
     Training triples or text given as a file replace a named data set, and vice versa.
-
-    Raises:
-        ConfigError: If a section is unknown, or a section or an override has no keys.
     """
     merged = {
         name: dict(values) if isinstance(values, Mapping) else values
         for name, values in content.items()
     }
-    is_graph = task_of(content, overrides) == "triples"
+    is_graph = task_of(merged, overrides) == "triples"
     # A kind removes the file's keys that it does not have, but never a key of another override.
     kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
     for key, value in kinds_first:
         section, _, name = key.partition(".")
         if section not in RunConfig.model_fields:
-            known = valid_names(section, _sections())
+            known = valid_names(section, list(RunConfig.model_fields))
             raise ConfigError(f"{quoted(key)[1:-1]}: no section {quoted(section)}; {known}")
         target = merged.setdefault(section, {})
         if not isinstance(target, dict):
@@ -155,7 +138,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         if not name:
             raise ConfigError(
                 f"{section} is {quoted(value)}; give each setting with its own key, such as "
-                f"{section}.{_example_key(section)}"
+                f"{section}.{next(iter(section_classes(section)[0].model_fields))}"
             )
         if name == "kind":
             _keep_common_keys(target, section, value)
@@ -184,88 +167,12 @@ def _replace_source(
         target.pop(stale, None)
 
 
-def task_of(content: Mapping[str, Any], overrides: Overrides) -> str:
-    """Return the kind of data that fits the given kinds and keys best; the first if all fit."""
-    given = {section: _keys(content.get(section)) for section in ("data", "model", "loss")}
-    for key, value in overrides.items():
-        section, _, name = key.partition(".")
-        given.get(section, {})[name] = value
-
-    def misfit(task: str) -> int:
-        allowed = _allowed(task)
-        return sum(
-            (FAR if section == "data" else FAR // 10) * (values["kind"] not in allowed[section])
-            if "kind" in values
-            else min(_num_unknown(values, choice) for choice in _choices(section, allowed))
-            for section, values in given.items()
-        )
-
-    return min(TASK_KINDS, key=misfit)
-
-
-FAR = 1_000
-"""Weight of a wrong kind, against 1 for a key that a kind does not have."""
-
-
-def _keys(section: Any) -> dict[str, Any]:
-    return dict(section) if isinstance(section, Mapping) else {}
-
-
-def _allowed(task: str) -> dict[str, tuple[str, ...]]:
-    fitting = TASK_KINDS[task]
-    return {"data": (task,), "model": fitting.models, "loss": fitting.losses}
-
-
-def _choices(section: str, allowed: Mapping[str, tuple[str, ...]]) -> list[type[BaseModel]]:
-    """Return the classes of a section that are allowed, the default first."""
-    known = {_kind_of(choice): choice for choice in _classes_or_none(section)}
-    return [known[kind] for kind in allowed.get(section, tuple(known))]
-
-
-def _num_unknown(values: Mapping[str, Any], choice: type[BaseModel]) -> int:
-    return len(values.keys() - choice.model_fields.keys())
-
-
-def _fill_kinds(content: Mapping[str, Any]) -> None:
-    """Set each missing `kind` to the first that has the given keys and fits the task."""
-    allowed = _allowed(task_of(content, {}))
-    for section, target in content.items():
-        choices = _choices(section, allowed)
-        if isinstance(target, dict) and "kind" not in target and choices:
-            target["kind"] = _kind_of(min(choices, key=functools.partial(_num_unknown, target)))
-
-
-def _kind_of(choice: type[BaseModel]) -> str:
-    kind: str = choice.model_fields["kind"].default
-    return kind
-
-
 def _keep_common_keys(target: dict[str, Any], section: str, kind: str) -> None:
     """Remove the keys that the section's new kind does not have."""
     for choice in section_classes(section):
-        if _kind_of(choice) == kind:
+        if kind_of(choice) == kind:
             for name in [n for n in target if n not in choice.model_fields]:
                 del target[name]
-
-
-def _sections() -> list[str]:
-    return list(RunConfig.model_fields)
-
-
-def _example_key(section: str) -> str:
-    return next(iter(section_classes(section)[0].model_fields))
-
-
-def section_classes(section: str) -> list[type[BaseModel]]:
-    """Return the possible classes of a section, one for each `kind`."""
-    field: FieldInfo = RunConfig.model_fields[section]
-    return _model_classes(field.annotation)
-
-
-def _model_classes(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in _model_classes(part)]
 
 
 def _describe(problem: dict[str, Any], *, first: bool) -> str:
@@ -303,7 +210,7 @@ def _path(problem: dict[str, Any]) -> str:
 
 
 def _kinds_of(location: Sequence[int | str]) -> list[str]:
-    return [_kind_of(c) for c in _classes_or_none(str(location[0]))] if location else []
+    return [kind_of(c) for c in _classes_or_none(str(location[0]))] if location else []
 
 
 def _classes_or_none(section: str) -> list[type[BaseModel]]:
@@ -314,10 +221,10 @@ def _classes_or_none(section: str) -> list[type[BaseModel]]:
 
 def _valid_keys(location: list[str], kinds: list[str]) -> list[str]:
     if len(location) == 1:
-        return _sections()
+        return list(RunConfig.model_fields)
     classes = section_classes(location[0])
     if len(location) > 2 and location[1] in kinds:
-        classes = [c for c in classes if _kind_of(c) == location[1]]
+        classes = [c for c in classes if kind_of(c) == location[1]]
     return list(classes[0].model_fields)
 
 
@@ -325,22 +232,26 @@ SHORT_KEYS = {
     "epochs": "training.num_epochs",
     "batch_size": "training.batch_size",
     "patience": "training.early_stopping_patience",
-    "workers": "training.num_workers",
     "lr": "optimizer.learning_rate",
-    "dim": "model.embedding_dim",
     "memory_optimized": "model.channels",
-    "fp16": "optimizations.use_mixed_precision",
-    "amp": "optimizations.use_mixed_precision",
-    "mixed_precision": "optimizations.use_mixed_precision",
     "gradient_checkpointing": "optimizations.use_gradient_checkpointing",
-    "compile": "optimizations.torch_compile",
     "use_mixed_precision": "optimizations.use_mixed_precision",
     "mixed_precision_dtype": "optimizations.mixed_precision_dtype",
     "use_gradient_checkpointing": "optimizations.use_gradient_checkpointing",
     "enable_memory_cleanup": "optimizations.enable_memory_cleanup",
 }
-"""Short names whose key has another name, or that several sections have."""
+"""Short names that are not keys, or that are keys of several sections."""
 FULL_CHANNELS, REDUCED_CHANNELS = (64, 128, 256), (32, 64, 128)
+
+
+@functools.cache
+def _keys_by_name() -> dict[str, list[str]]:
+    """Return the keys that each short name can mean."""
+    found: dict[str, list[str]] = {}
+    for section in RunConfig.model_fields:
+        for name in dict.fromkeys(n for c in section_classes(section) for n in c.model_fields):
+            found.setdefault(name, []).append(f"{section}.{name}")
+    return found | {name: [key] for name, key in SHORT_KEYS.items()}
 
 
 def full_key(name: str) -> str:
@@ -349,37 +260,19 @@ def full_key(name: str) -> str:
     Raises:
         ConfigError: If no setting or several settings have that name.
     """
-    short = name.replace("-", "_")
     if "." in name or name in RunConfig.model_fields:
         return name
-    if short in SHORT_KEYS:
-        return SHORT_KEYS[short]
-    match _keys_by_name().get(short, []):
-        case [key]:
-            return key
-        case []:
-            near = similar_name(short, [*SHORT_KEYS, *_keys_by_name()])
-            said = f"{quoted(name)[1:-1]}: no such setting; write section.key=value, or a short name"
-            raise ConfigError(f"{said}; {near}".removesuffix("; "))
-        case keys:
-            raise ConfigError(f"{name} means several settings; write {' or '.join(keys)}")
-
-
-@functools.cache
-def _keys_by_name() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for section in RunConfig.model_fields:
-        for name in dict.fromkeys(n for c in section_classes(section) for n in c.model_fields):
-            found.setdefault(name, []).append(f"{section}.{name}")
-    return found
+    short = name.replace("-", "_")
+    keys = _keys_by_name().get(short, [])
+    if len(keys) == 1:
+        return keys[0]
+    said = f"{quoted(name)[1:-1]} means {' or '.join(keys) or 'no setting'}; write section.key"
+    near = "" if keys else f"; {similar_name(short, list(_keys_by_name()))}"
+    raise ConfigError(f"{said}{near}".removesuffix("; "))
 
 
 def full_settings(settings: Overrides) -> dict[str, Any]:
-    """Return settings with `section.key` in place of short names.
-
-    Raises:
-        ConfigError: If a name is unknown, ambiguous, or means the same as another one.
-    """
+    """Return settings with `section.key` in place of short names."""
     full: dict[str, Any] = {}
     for name, given in settings.items():
         key, value = full_key(name), given
@@ -387,33 +280,25 @@ def full_settings(settings: Overrides) -> dict[str, Any]:
             if str(given).lower() not in ("true", "false"):
                 raise ConfigError(f"memory_optimized is {quoted(given)}; expected true or false")
             value = REDUCED_CHANNELS if str(given).lower() == "true" else FULL_CHANNELS
-        if key in full:
-            raise _given_twice(name, key)
-        full[key] = value
+        _set_once(full, key, value, name=name, key=key)
     return full
 
 
-def _given_twice(name: str, key: str) -> ConfigError:
-    return ConfigError(f"{name} and {key} are both given and mean the same; remove one of them")
+def _set_once(target: dict[str, Any], place: str, value: Any, *, name: str, key: str) -> None:
+    if place in target:
+        raise ConfigError(f"{name} and {key} are both given and mean the same; remove one of them")
+    target[place] = value
 
 
 def spread_short_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a raw configuration with its short keys moved into their sections.
-
-    Raises:
-        ConfigError: If a setting is given by both keys, or if its value or its section is invalid.
-    """
+    """Return a raw configuration with its short keys moved into their sections."""
     spread = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
-    known = SHORT_KEYS.keys() | _keys_by_name().keys() - RunConfig.model_fields.keys()
-    for name in content.keys() & known:
+    for name in content.keys() & (_keys_by_name().keys() - RunConfig.model_fields.keys()):
         ((key, value),) = full_settings({name: spread.pop(name)}).items()
-        section, _, inner = key.partition(".")
+        section, _, place = key.partition(".")
         target = spread.setdefault(section, {})
         if not isinstance(target, dict):
-            raise ConfigError(
-                f"{section} is {quoted(target)}; expected keys, because {name} is given"
-            )
-        if inner in target:
-            raise _given_twice(name, key)
-        target[inner] = value
+            said = f"{section} is {quoted(target)}"
+            raise ConfigError(f"{said}; expected keys, because {name} is given")
+        _set_once(target, place, value, name=name, key=key)
     return spread

@@ -11,8 +11,8 @@ from jaxtyping import Int
 
 from clew.biolink import DENIED, PREFIX
 from clew.config.data import DataConfig, TripleData
-from clew.config.image_sequences import ImageSequenceData
 from clew.config.files import presets
+from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
 from clew.errors import ConfigError, UsageError, quoted
 from clew.files import as_typed, expanded, replacing
