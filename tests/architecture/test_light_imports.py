@@ -62,3 +62,14 @@ def test_import_stays_light(found: list[list[str]], number: int) -> None:
 
 def test_the_check_sees_torch(found: list[list[str]]) -> None:
     assert found[-1] == ["torch"]
+
+
+def test_reading_a_model_needs_no_compiler() -> None:
+    program = (
+        "import sys, torch\n"
+        "from clew.training.seeding import DrawingApart\n"
+        "with DrawingApart():\n"
+        "    torch.nn.Embedding(3, 4)\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

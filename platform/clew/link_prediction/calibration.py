@@ -46,7 +46,6 @@ import pyarrow.parquet as pq
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from pydantic import Field, TypeAdapter, ValidationError
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from clew import names
@@ -143,6 +142,8 @@ def fit_temperature(held_out: HeldOut) -> Calibration | None:
     """
     if next(held_out(), None) is None:
         return None
+    from scipy.optimize import minimize_scalar  # half a second that predictions do not need
+
     bounds = math.log(MIN_TEMPERATURE), math.log(MAX_TEMPERATURE)
     found = minimize_scalar(
         lambda log_temperature: _mean_nll(held_out, math.exp(log_temperature)),

@@ -58,6 +58,10 @@ class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
     could reproduce that training.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes longer than torch itself
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator()
