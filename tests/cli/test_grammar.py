@@ -91,6 +91,7 @@ def test_contradictions_are_refused(line: str) -> None:
 GUESSES = {
     "train train.txt": "train --train train.txt --valid valid.txt --test test.txt",
     "train . epochs=1": "train --train train.txt --valid valid.txt --test test.txt epochs=1",
+    "train . --epochs 1": "train --train train.txt --valid valid.txt --test test.txt epochs=1",
     "train --data .": "train --train train.txt --valid valid.txt --test test.txt",
     "train umls --epochs 1": "train umls epochs=1",
     "train umls --lr 0.1": "train umls lr=0.1",

@@ -138,7 +138,8 @@ def right_options(verb: "Verb", words: list[str]) -> str | None:
         word = left.pop(0)
         typed, equals, value = word.partition("=")
         if not typed.startswith("-") or typed.replace("_", "-") in known:
-            others.append(word)
+            is_config = verb.first is not None and verb.first.name == "config"
+            others += (is_config and triple_options(word)) or [word]
             continue
         name = typed.lstrip("-").replace("-", "_")
         right = next((r for r, wrong in RIGHT_OPTIONS.items() if name in wrong.split()), None)
