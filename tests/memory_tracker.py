@@ -31,6 +31,7 @@ class MemoryTracker(Tracker):
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Keep metric values."""
+        super().metrics(values, step)
         kept = finite(values)
         self.metric_values.extend((key, value, step) for key, value in kept.items())
         for key in values.keys() - kept.keys() - self._left_out:
@@ -59,4 +60,5 @@ class MemoryTracker(Tracker):
 
     def finish(self, status: Status) -> None:
         """Keep the status."""
+        super().finish(status)
         self.status = status

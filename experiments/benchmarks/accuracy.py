@@ -23,7 +23,7 @@ import torch
 from clew import names
 from clew.config.load import load
 from clew.files import write_whole
-from clew.influence.retraining.outcomes import Interval
+from clew.influence.outcomes import Interval
 from clew.workflows.train import train
 from experiments.benchmarks.harness import ROOT, SHORT_COMMIT, print_table, write_results
 

@@ -31,7 +31,7 @@ from typing import Any
 from clew.config.load import load, with_settings
 from clew.config.schema import RunConfig
 from clew.image_sequences.errors import RegressionResult
-from clew.image_sequences.splits import group_names, load_table
+from clew.image_sequences.windows import group_names, load_table
 from clew.runs.reading.runs import fetched
 from clew.workflows.train import train
 from experiments.benchmarks.harness import COMMIT, RESULTS, ROOT, print_table, write_results

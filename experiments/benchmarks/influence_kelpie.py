@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.influence.retraining.outcomes import (
+from clew.influence.outcomes import (
     Examiner,
     Interval,
     Outcomes,
@@ -34,7 +34,7 @@ from clew.influence.retraining.outcomes import (
     strongest,
     touching,
 )
-from clew.influence.retraining.retraining import (
+from clew.influence.retraining import (
     NOTHING,
     KeptRetrainings,
     Retrainer,

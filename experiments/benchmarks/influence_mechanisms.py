@@ -28,7 +28,7 @@ from scipy.sparse import csr_matrix, diags
 
 from clew.config.load import load
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
-from clew.influence.retraining.outcomes import Interval, adamic_adar, siblings, touching
+from clew.influence.outcomes import Interval, adamic_adar, siblings, touching
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.validation_plan import FORMS, Matrix, scores_by_form

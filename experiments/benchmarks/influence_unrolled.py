@@ -20,17 +20,16 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.influence.retraining.outcomes import Interval, datamodelling_scores
-from clew.influence.retraining.retraining import KeptRetrainings
+from clew.influence.outcomes import Interval, datamodelling_scores
+from clew.influence.retraining import KeptRetrainings, Retraining
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.validate_influence import (
-    ValidationRequest,
     identity,
     validate_influence,
 )
 from clew.workflows.explaining.validation_plan import (
     UNROLLED,
-    ValidationPlan,
+    ValidationRequest,
     choose_tests,
     random_subsets,
     scores_by_form,
@@ -90,7 +89,7 @@ def measure(activation: str, changed: Mapping[str, object]) -> Iterator[Row]:
         subsets = random_subsets(len(source.task.graph.train), DROP, SUBSETS)
 
     def losses(seed: int) -> np.ndarray:
-        found = [kept.read(ValidationPlan.of_subset(seed, subset)) for subset in subsets]
+        found = [kept.read(Retraining(seed, np.flatnonzero(subset))) for subset in subsets]
         return np.stack([outcomes.of("tail").total_loss for outcomes in found])
 
     same = losses(own_seed)

@@ -30,8 +30,8 @@ from typing import get_args
 from clew.config.load import load
 from clew.config.services import Question, TestLoss
 from clew.runs.validation_record import ValidationRecord
-from clew.workflows.explaining.validate_influence import ValidationRequest, validate_influence
-from clew.workflows.explaining.validation_plan import FORMS
+from clew.workflows.explaining.validate_influence import validate_influence
+from clew.workflows.explaining.validation_plan import FORMS, ValidationRequest
 from clew.workflows.train import train
 from experiments.benchmarks.dense_part import write_dense_part
 from experiments.benchmarks.harness import result_file, write_results

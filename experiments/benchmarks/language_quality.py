@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.files import write_whole
-from clew.influence.retraining.outcomes import Interval
+from clew.influence.outcomes import Interval
 from clew.language_modeling.model import EigenstateLM
 from clew.training.memory import keep_allocator_pages
 from clew.training.setup import count_parameters

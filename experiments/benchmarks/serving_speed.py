@@ -41,7 +41,7 @@ from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.prediction import Query
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.hardware import GIB
-from clew.runs.packaging import save_servable
+from clew.runs.registry import save_servable
 from clew.runs.store import probe
 from clew.training.checkpoints import write_checkpoint
 from clew.training.manifest import Manifest

@@ -33,8 +33,8 @@ from clew.config.load import load
 from clew.config.schema import RunConfig
 from clew.files import write_whole
 from clew.image_sequences.task import SequenceRegression
-from clew.influence.windows.indexing import SearchSettings
-from clew.influence.windows.tracer import WindowExplanation, WindowTracer
+from clew.influence.window_index import SearchSettings
+from clew.influence.window_tracer import WindowExplanation, WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
 from clew.runs.base import Tracker

@@ -14,12 +14,11 @@ import torch
 
 from clew.config.load import load
 from clew.errors import CheckpointError, ClewError, ConfigError, TrackingError
-from clew.influence.retraining.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
-from clew.influence.unrolled.passes import KeptInFile
+from clew.influence.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
+from clew.influence.unrolling import KeptInFile
 from clew.runs.delivery import sync_spool
 from clew.runs.influence_report import TextInfluenceReport, read_influence_outline
-from clew.runs.reading.results import read_study
-from clew.runs.reading.run_details import read_by_relation
+from clew.runs.reading.run_details import read_by_relation, read_study
 from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
 from clew.runs.spool import RECORDS, Unreadable
 from clew.runs.store import creation_lock

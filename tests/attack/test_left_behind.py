@@ -16,11 +16,9 @@ from hypothesis.strategies import DrawFn
 from safetensors.torch import save_file
 
 from clew.config.data import TokenData
-from clew.influence.retraining.outcomes import Outcomes
-from clew.influence.retraining.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
-from clew.influence.unrolled.adjoints import Adjoint
-from clew.influence.unrolled.passes import KeptInFile, Unfinished
-from clew.influence.windows.index_files import (
+from clew.influence.adjoints import Adjoint
+from clew.influence.outcomes import Outcomes
+from clew.influence.projections import (
     DIRECTIONS_FILE,
     FOLDER,
     INDEX_FILE,
@@ -32,6 +30,8 @@ from clew.influence.windows.index_files import (
     find_index,
     write_manifest,
 )
+from clew.influence.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
+from clew.influence.unrolling import KeptInFile, Unfinished
 from clew.language_modeling.documents import plan_units
 from clew.language_modeling.pretokenize import PackSettings, tokenize_unit
 from clew.language_modeling.tokens import load_tokens

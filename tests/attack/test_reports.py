@@ -18,10 +18,8 @@ from clew.runs.influence_report import (
     read_influence_json,
     read_influence_outline,
 )
+from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
 from clew.runs.reading.reports import ReportFiles, add_hops, read_facts, read_head
-from clew.runs.sharing.explanation import open_explanation
-from clew.runs.sharing.html_report import html_report
-from clew.runs.sharing.trapi import trapi_json
 from clew.runs.validation_record import read_validation
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, damaged_value, values

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from clew import names
-from clew.runs.reading import results, run_details
+from clew.runs.reading import run_details
 from clew.runs.reading.disagreements import find_disagreements, settled, wrong_facts_tsv
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.reviews import (
@@ -96,10 +96,10 @@ def test_reviews_and_decisions(material: Material, artifacts: Path) -> None:
 
 def test_studies(material: Material, artifacts: Path) -> None:
     def show() -> None:
-        results.read_study(material.trace_run)
+        run_details.read_study(material.trace_run)
 
     def case(draw: DrawFn) -> None:
-        written(artifacts / results.STUDY_FILE, draw(damaged_json(STUDY)))
+        written(artifacts / run_details.STUDY_FILE, draw(damaged_json(STUDY)))
         attempt(show)
 
     fuzz(0.002, case)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from clew.config.image_sequences import ImageSequenceData
-from clew.image_sequences.splits import load_sequences
+from clew.image_sequences.windows import load_sequences
 from experiments.image_sequences.era5 import convert
 from experiments.image_sequences.grib import GribError, _ibm_float, read_grib
 from experiments.image_sequences.solar import solar_angles

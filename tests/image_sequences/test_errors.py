@@ -16,13 +16,12 @@ from clew.image_sequences.baselines import baseline_predictions, ridge_predictio
 from clew.image_sequences.errors import (
     RegressionResult,
     conformal_half_width,
-    draw_attention,
+    draw_windows,
     group_half_widths,
     quality,
     write_regression_report,
 )
-from clew.image_sequences.splits import load_sequences
-from clew.image_sequences.windows import SequenceWindows
+from clew.image_sequences.windows import SequenceWindows, load_sequences
 from tests.image_sequences.sequence_files import (
     METADATA,
     Columns,
@@ -88,7 +87,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     )
     write_regression_report(result, "test", "km", tmp_path)
     images = np.random.default_rng(0).normal(size=(2, 3, 5, 6))
-    draw_attention(images, abs(images[..., ::2, ::2]), ["one", "two"], tmp_path / "looks.png")
+    draw_windows(images, ["one", "two"], tmp_path / "looks.png", abs(images[..., ::2, ::2]))
     written = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert len(written) == 5
     assert all(size > 100 for size in written.values())

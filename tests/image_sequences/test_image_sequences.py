@@ -12,8 +12,12 @@ import torch
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError
 from clew.image_sequences.files import read_frames
-from clew.image_sequences.splits import fit_scalers, load_sequences
-from clew.image_sequences.windows import ScalarEncoding, reaches_another_split
+from clew.image_sequences.windows import (
+    ScalarEncoding,
+    fit_scalers,
+    load_sequences,
+    reaches_another_split,
+)
 from tests.image_sequences.sequence_files import (
     METADATA,
     Columns,

@@ -1,4 +1,3 @@
-import logging
 from itertools import product
 
 import numpy as np
@@ -128,28 +127,3 @@ def test_parallel_edges_loops_and_lonely_entities():
 def test_no_training_triples():
     index = Neighbourhood.build(no_triples(), 3)
     assert index.candidates(0, 1, Filtering(2)).tolist() == []
-
-
-def test_index_is_kept_under_the_fingerprint(tmp_path, caplog, monkeypatch):
-    triples = random_triples(0, 20, 30)
-    graph = graph_of(triples, 20)
-    first = Neighbourhood.cached(graph, tmp_path)
-    (path,) = tmp_path.iterdir()
-    assert graph.fingerprint in path.name
-    build = Neighbourhood.build
-    monkeypatch.setattr(Neighbourhood, "build", None)
-    again = Neighbourhood.cached(graph, tmp_path)
-    np.testing.assert_array_equal(
-        again.candidates(0, 1, Filtering(2)), first.candidates(0, 1, Filtering(2))
-    )
-    monkeypatch.setattr(Neighbourhood, "build", build)
-    other = graph_of(triples[:-1], 20)
-    Neighbourhood.cached(other, tmp_path)
-    assert len(list(tmp_path.iterdir())) == 2
-    path.write_bytes(b"broken")
-    with caplog.at_level(logging.WARNING):
-        repaired = Neighbourhood.cached(graph, tmp_path)
-    assert "built again" in caplog.text
-    np.testing.assert_array_equal(
-        repaired.candidates(0, 1, Filtering(2)), first.candidates(0, 1, Filtering(2))
-    )

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clew.influence.unrolled.adjoints import Adjoint
-from clew.influence.unrolled.passes import KeptInFile, Unfinished
+from clew.influence.adjoints import Adjoint
+from clew.influence.unrolling import KeptInFile, Unfinished
 from tests.runs.test_full_disk import largest_file
 
 

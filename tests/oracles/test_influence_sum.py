@@ -19,7 +19,7 @@ from clew.errors import CheckpointError, ConfigError, NonFiniteLossError
 from clew.influence.kernel import FactoredGradients, InfluenceError, example_gradients
 from clew.influence.link_prediction.tracin import Tracer, tiles
 from clew.influence.scores import Everything, Explanation, Strongest
-from clew.influence.windows.tracer import WindowCheckpoint, last_layers
+from clew.influence.window_tracer import WindowCheckpoint, last_layers
 from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
 from clew.link_prediction.task import LinkPrediction

@@ -13,7 +13,7 @@ import torch
 
 from clew.config.load import from_mapping
 from clew.influence.kernel import FactoredGradients, example_gradients
-from clew.influence.windows.tracer import WindowCheckpoint
+from clew.influence.window_tracer import WindowCheckpoint
 from clew.language_modeling.task import LanguageModeling
 from clew.layers.products import MatrixProduct
 from clew.workflows.subjects import build_task

@@ -9,7 +9,7 @@ import torch
 
 from clew.config.load import from_mapping
 from clew.errors import DataError
-from clew.influence.windows.tracer import WindowTracer
+from clew.influence.window_tracer import WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
 from clew.training.checkpoints import load_model

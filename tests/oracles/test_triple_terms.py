@@ -12,7 +12,7 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.influence.kernel import FactoredGradients
 from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.windows.tracer import WindowCheckpoint
+from clew.influence.window_tracer import WindowCheckpoint
 from clew.layers.products import MatrixProduct
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import Factorization, GraphModel

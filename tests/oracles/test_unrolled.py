@@ -13,10 +13,9 @@ from torch import nn
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
+from clew.influence.linearization import ExampleFacts
 from clew.influence.link_prediction.unrolled import TripleFacts, UnrolledTracer, triples_loss
-from clew.influence.unrolled.engine import Unrolling
-from clew.influence.unrolled.linearization import ExampleFacts
-from clew.influence.unrolled.passes import KeptInFile
+from clew.influence.unrolling import KeptInFile, Unrolling
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import Triples

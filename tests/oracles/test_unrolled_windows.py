@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
-from clew.influence.unrolled.engine import Unrolling
-from clew.influence.unrolled.linearization import ExampleFacts
+from clew.influence.linearization import ExampleFacts
+from clew.influence.unrolling import Unrolling
 from clew.training.replay import Replay
 from clew.training.task import LossSum
 from clew.workflows.subjects import build_task

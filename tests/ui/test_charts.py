@@ -15,8 +15,7 @@ import pytest
 import streamlit as st
 
 from clew import names
-from clew.runs.reading import comparison, layout
-from clew.runs.sharing import picture
+from clew.runs.reading import comparison, picture
 from clew.ui.components import basics, charts, comparison_table, graph
 from clew.ui.components.comparison_table import points as points_of
 
@@ -301,8 +300,8 @@ def test_the_graph_is_drawn_not_written(explained: pd.Series, facts: pd.DataFram
     ],
 )
 def test_names_are_broken_between_words(text: str, lines: list[str]) -> None:
-    assert layout.name_lines(text, 2) == lines
-    assert len(layout.name_lines(text, 1)) == 1
+    assert picture.name_lines(text, 2) == lines
+    assert len(picture.name_lines(text, 1)) == 1
 
 
 def test_a_name_is_no_placeholder(explained: pd.Series, facts: pd.DataFrame) -> None:
@@ -326,28 +325,28 @@ def test_facts_of_neither_end_run_from_left_to_right(explained: pd.Series) -> No
     keys = list("abcdef")
     ends = {"head_id": keys[::2], "tail_id": keys[1::2]}
     other = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    places = layout.positions(explained, other)
+    places = picture.positions(explained, other)
     for head, tail in zip(keys[::2], keys[1::2], strict=True):
         assert places["H"][0] < places[head][0] < places[tail][0] < places["T"][0]
         assert places[head][1] == places[tail][1]
 
 
 def test_places_in_the_graph(explained: pd.Series, facts: pd.DataFrame) -> None:
-    places = layout.positions(explained, facts)
+    places = picture.positions(explained, facts)
     assert places["a"][0] < places["H"][0], "what hangs on the head stands on its side"
     assert places["b"][0] > places["T"][0], "what hangs on the tail stands on the other"
     assert places["H"][0] < places["c"][0] < places["T"][0], "what both share stands between"
     assert places["H"][0] < places["d"][0] < places["T"][0], "so does the rest"
     assert len(set(places.values())) == len(places), "no two lie on each other"
     assert max(abs(number) for place in places.values() for number in place) == 1
-    assert layout.positions(explained, facts) == places
+    assert picture.positions(explained, facts) == places
 
 
 def test_a_path_runs_from_left_to_right(explained: pd.Series) -> None:
     triples = [("H", "a"), ("b", "a"), ("b", "T"), ("T", "H")]
     ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
     path = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    places = layout.positions(explained, path)
+    places = picture.positions(explained, path)
     assert [key for key, _ in sorted(places.items(), key=lambda item: item[1])] == list("HabT")
 
 
@@ -359,7 +358,7 @@ def test_nothing_stands_on_the_line_of_a_fact_that_joins_both_ends(
     triples = [("T", "H"), *((key, end) for key in between for end in "HT")]
     ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
     facts = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    places = layout.positions(explained, facts)
+    places = picture.positions(explained, facts)
     assert places["H"][1] == places["T"][1] == 0
     rows = [places[key][1] for key in between]
     assert 0 not in rows
@@ -383,7 +382,7 @@ def star(number: int, *, between: int) -> pd.DataFrame:
 def test_beside_a_long_column_a_short_one_has_room_for_its_names(
     explained: pd.Series, between: int
 ) -> None:
-    places = layout.positions(explained, star(25, between=between))
+    places = picture.positions(explained, star(25, between=between))
     rows = sorted(places[f"b{i}"][1] for i in range(between))
     apart = min((b - a for a, b in pairwise(rows)), default=1)
     assert apart * (graph.HEIGHT - 68) / 2 > 24, "pixels"

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from clew.runs.reading.layout import COLOURS, looks
+from clew.runs.reading.picture import COLOURS, looks
 from clew.ui.components import facts, graph
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown

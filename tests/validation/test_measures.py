@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr, ttest_1samp
 
-from clew.influence.retraining.outcomes import (
+from clew.influence.outcomes import (
     Interval,
     adamic_adar,
     ceiling,
@@ -15,7 +15,7 @@ from clew.influence.retraining.outcomes import (
     strongest,
     touching,
 )
-from clew.influence.retraining.retraining import Retraining
+from clew.influence.retraining import Retraining
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.explaining.validation_plan import (

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from clew.influence.retraining.outcomes import Examiner
+from clew.influence.outcomes import Examiner
 from clew.link_prediction.task import LinkPrediction
 from tests.validation.test_retraining import config_of, graph_of
 

@@ -10,9 +10,8 @@ from clew.config.graph_models import GRAPH_MODELS
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.influence.retraining.outcomes import WithoutFacts
-from clew.influence.retraining.retraining import Retrainer
-from clew.influence.retraining.stacked import train_stack, why_not_stacked
+from clew.influence.outcomes import WithoutFacts
+from clew.influence.retraining import Retrainer, train_stack, why_not_stacked
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
@@ -130,7 +129,7 @@ def test_dropping_nothing_is_the_products_own_training(loss: str) -> None:
 
     source = retrainer(config, graph)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clew.influence.retraining.retraining.WithoutFacts", Plain)
+        patch.setattr("clew.influence.retraining.WithoutFacts", Plain)
         plain = source._train_one(source._configured(3, None), NOTHING).state_dict()
     assert all(torch.equal(without[name], plain[name]) for name in plain)
 

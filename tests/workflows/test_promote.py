@@ -17,7 +17,7 @@ from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, PromotionRefused, TrackingError
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.subject import Graphs
-from clew.runs import packaging
+from clew.runs import registry
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import RegisteredVersion, Registry
@@ -59,7 +59,7 @@ def small_package() -> Iterator[pytest.MonkeyPatch]:
         return target / "clew"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packaging, "_copy_package", copy_one_file)
+        patch.setattr(registry, "_copy_package", copy_one_file)
         yield patch
 
 

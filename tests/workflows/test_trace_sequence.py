@@ -7,9 +7,13 @@ import pytest
 from clew.errors import ConfigError, DataError
 from clew.runs.influence_report import SequenceInfluenceReport
 from clew.runs.reading.runs import download_artifact
-from clew.workflows.explaining.trace_sequence import trace_sequences
-from clew.workflows.explaining.trace_text import Text, trace_texts
-from clew.workflows.explaining.trace_windows import WindowTrace, write_outputs
+from clew.workflows.explaining.trace_windows import (
+    Text,
+    WindowTrace,
+    trace_sequences,
+    trace_texts,
+    write_outputs,
+)
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns

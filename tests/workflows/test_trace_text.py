@@ -11,8 +11,13 @@ from clew.errors import CheckpointError, ConfigError, DataError
 from clew.runs.influence_report import TextInfluenceReport
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
-from clew.workflows.explaining.trace_windows import WindowTrace, write_outputs
+from clew.workflows.explaining.trace_windows import (
+    Text,
+    WindowTrace,
+    read_texts,
+    trace_texts,
+    write_outputs,
+)
 from clew.workflows.predict import asked, predict
 from tests.workflows.trained import StoredRun
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from clew import names
 from clew.cli import cli
 from clew.errors import ConfigError, TrackingError
-from clew.influence.retraining.outcomes import Examiner
+from clew.influence.outcomes import Examiner
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.reports import ReportFiles, read_head
 from clew.runs.reading.runs import download_artifact, find_run
@@ -22,13 +22,13 @@ from clew.runs.validation_record import Measured, ValidationSummary, read_valida
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import (
-    ValidationRequest,
     ValidationResult,
     validate_influence,
 )
 from clew.workflows.explaining.validation_plan import (
     FORMS,
     ValidationPlan,
+    ValidationRequest,
     choose_tests,
     plan_experiment,
 )
@@ -262,16 +262,8 @@ def planned(request: ValidationRequest) -> ValidationPlan:
         graph = source.task.graph
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, source.model.config, tests)
-        return plan_experiment(
-            source,
-            tests,
-            examiner.examine(source.tracer.models[-1]),
-            forms=request.scores,
-            drop=request.drop,
-            num_subsets=request.subsets,
-            num_seeds=request.seeds,
-            num_deletions=0,
-        )
+        trained = examiner.examine(source.tracer.models[-1])
+        return plan_experiment(dataclasses.replace(request, deletions=0), source, tests, trained)
 
 
 def test_an_ensemble_is_tested_as_one(trained: TrainedStore, tmp_path: Path) -> None:

@@ -20,23 +20,21 @@ from clew.runs.reading.comparison import (
     Statistic,
     all_parameters,
     compare,
+    delta_text,
     differing_parameters,
     distinct_labels,
     find_preset,
     group_runs,
     pareto_front,
-)
-from clew.runs.reading.metrics import TEST_PREFIX, Pick, headline_key, pick_values, smooth
-from clew.runs.reading.runs import RunRecord
-from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.reading.tables import (
-    delta_text,
     ratio_text,
     statistic_text,
     to_csv,
     to_latex,
     to_markdown,
 )
+from clew.runs.reading.metrics import TEST_PREFIX, Pick, headline_key, pick_values, smooth
+from clew.runs.reading.runs import RunRecord
+from clew.runs.reading.search import RunQuery, search_runs
 from clew.ui.components import basics, glossary, tables
 from clew.ui.components.runs import histories, runs_page
 

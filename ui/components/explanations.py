@@ -15,6 +15,7 @@ import streamlit as st
 from clew import names
 from clew.errors import ClewError, DataError
 from clew.runs.influence_report import TextInfluenceReport
+from clew.runs.reading.explanation import SharedExplanation, triple_of
 from clew.runs.reading.facts import FactPath, by_side, find_paths
 from clew.runs.reading.reports import (
     ReportFiles,
@@ -25,8 +26,7 @@ from clew.runs.reading.reports import (
     read_head,
     report_files,
 )
-from clew.runs.reading.results import find_validation_of_report
-from clew.runs.sharing.explanation import SharedExplanation, triple_of
+from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
 from clew.ui import access
 from clew.ui.components.reviews import reviews_of
@@ -116,7 +116,7 @@ def _copies() -> tempfile.TemporaryDirectory[str]:
 def _validation(
     source_run: str, settings: dict[str, Any], ensemble: tuple[str, ...]
 ) -> ValidationSummary | None:
-    return find_validation_of_report(source_run, settings, ensemble=ensemble)
+    return find_validation(source_run, settings, ensemble=ensemble)
 
 
 def with_validation(head: ReportHead) -> ReportHead:

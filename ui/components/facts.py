@@ -23,12 +23,10 @@ from clew.runs.influence_forms import (
     SELF_INFLUENCE,
     Form,
 )
+from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json
 from clew.runs.reading.facts import FactPath, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
-from clew.runs.sharing.explanation import SharedExplanation
-from clew.runs.sharing.html_report import html_report
-from clew.runs.sharing.trapi import trapi_json
 from clew.ui.components import basics, charts, glossary, graph, tables
 from clew.ui.components.explanations import NO_KINDS, strongest
 

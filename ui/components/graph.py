@@ -17,7 +17,7 @@ from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.runs.influence_forms import Form
 from clew.runs.reading.facts import FactPath, facts_of_paths, no_path
-from clew.runs.reading.layout import (
+from clew.runs.reading.picture import (
     PLAIN,
     Position,
     looks,

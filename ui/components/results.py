@@ -10,7 +10,7 @@ from streamlit.column_config import NumberColumn, TextColumn
 from clew import names
 from clew.errors import ClewError
 from clew.runs.reading.metrics import number_text
-from clew.runs.reading.results import (
+from clew.runs.reading.run_details import (
     TRIAL_COLUMNS,
     StudyResult,
     read_best_configuration,

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from clew.runs import store
-from clew.runs.reading.results import shipped_studies
+from clew.runs.reading.run_details import shipped_studies
 from clew.ui.components import basics, results
 
 COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"

@@ -146,8 +146,11 @@ class TraceSequenceOptions(TraceWindowsOptions):
 @command(TraceSequenceOptions, "clew trace-sequence newest frame=1200")
 def trace_sequence(options: TraceSequenceOptions) -> int:
     """Find the training windows behind a frame prediction."""
-    from clew.workflows.explaining.trace_sequence import trace_sequences
-    from clew.workflows.explaining.trace_windows import check_outputs, write_outputs
+    from clew.workflows.explaining.trace_windows import (
+        check_outputs,
+        trace_sequences,
+        write_outputs,
+    )
 
     frames = [int(part) for part in options.frame.split(",")] if options.frame else [None]
     check_outputs(options.output, len(frames))
@@ -178,8 +181,13 @@ class TraceTextOptions(TraceWindowsOptions):
 @command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
 def trace_text(options: TraceTextOptions) -> int:
     """Find the training windows behind a text. They made its continuation likely."""
-    from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
-    from clew.workflows.explaining.trace_windows import check_outputs, write_outputs
+    from clew.workflows.explaining.trace_windows import (
+        Text,
+        check_outputs,
+        read_texts,
+        trace_texts,
+        write_outputs,
+    )
 
     if options.prompts is not None and (options.prompt or options.continuation):
         beside = "--prompt" if options.prompt else "--continuation"
@@ -237,12 +245,13 @@ class ValidateInfluenceOptions(Options):
 def validate_influence(options: ValidateInfluenceOptions) -> int:
     """Test a model's explanations. It trains again without facts and compares."""
     from clew.workflows.explaining import validate_influence as workflow
+    from clew.workflows.explaining.validation_plan import ValidationRequest
 
     chosen = options.model_dump() | {
         "drop": [float(part) for part in (options.drop or "0.05,0.5").split(",")],
         "scores": [part.strip() for part in options.scores.split(",") if part.strip()],
     }
-    request = workflow.ValidationRequest(**chosen)
+    request = ValidationRequest(**chosen)
     progress = progress_bar("retrainings", as_json=False)
     result = workflow.validate_influence(request, say=click.echo, progress=progress)
     click.echo(result.table())

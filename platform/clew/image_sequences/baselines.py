@@ -16,8 +16,12 @@ import logging
 import numpy as np
 
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.splits import FRAMES_AT_ONCE, present_values
-from clew.image_sequences.windows import SequenceWindows, read_checked
+from clew.image_sequences.windows import (
+    FRAMES_AT_ONCE,
+    SequenceWindows,
+    present_values,
+    read_checked,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -205,13 +205,9 @@ class HeldOutErrors:
         return cls(values[split == "valid"], values[split == "test"])
 
 
-def predictions_file(split: str) -> str:
-    return f"{split}_predictions.parquet"
-
-
 def write_regression_report(result: RegressionResult, split: str, unit: str, folder: Path) -> None:
     """Write Parquet, JSON and two pictures into an existing folder."""
-    result.write(folder / predictions_file(split))
+    result.write(folder / f"{split}_predictions.parquet")
     text = json.dumps(result.by_group(), indent=1) + "\n"
     (folder / f"{split}_groups.json").write_text(text, encoding="utf-8")
     draw_predictions(result, unit, folder / f"{split}_predicted_against_true.png")
@@ -249,32 +245,26 @@ def draw_groups(result: RegressionResult, unit: str, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_attention(images: np.ndarray, maps: np.ndarray, titles: list[str], path: Path) -> None:
-    """Draw frames `(window, time, height, width)` above maps `(window, time, row, column)`."""
+def draw_windows(
+    images: np.ndarray, titles: list[str], path: Path, maps: np.ndarray | None = None
+) -> None:
+    """Draw frames `(window, time, height, width)`, a row for each window.
+
+    Maps of attention `(window, time, row, column)` are drawn below their frames.
+    """
     num_windows, num_frames = images.shape[:2]
-    figure = _figure((1.8 * num_frames, 3.2 * num_windows))
-    axes = figure.subplots(2 * num_windows, num_frames, squeeze=False)
+    rows, height = (1, 1.7) if maps is None else (2, 3.2)
+    figure = _figure((1.8 * num_frames, height * num_windows))
+    axes = figure.subplots(rows * num_windows, num_frames, squeeze=False)
+    for each in axes.flat:
+        each.set_axis_off()
     for window in range(num_windows):
         for time in range(num_frames):
-            above, below = axes[2 * window, time], axes[2 * window + 1, time]
-            above.imshow(images[window, time], cmap="gray")
-            below.imshow(maps[window, time], cmap="viridis", vmin=0, vmax=maps[window].max())
-            for each in (above, below):
-                each.set_axis_off()
-        axes[2 * window, 0].set_title(titles[window], fontsize=8, loc="left")
-    figure.savefig(path, dpi=110)
-
-
-def draw_windows(images: np.ndarray, titles: list[str], path: Path) -> None:
-    """Draw frames `(window, time, height, width)`, one row for each window."""
-    num_windows, num_frames = images.shape[:2]
-    figure = _figure((1.8 * num_frames, 1.7 * num_windows))
-    axes = figure.subplots(num_windows, num_frames, squeeze=False)
-    for window, row in enumerate(axes):
-        for time, each in enumerate(row):
-            each.imshow(images[window, time], cmap="gray")
-            each.set_axis_off()
-        row[0].set_title(titles[window], fontsize=8, loc="left")
+            axes[rows * window, time].imshow(images[window, time], cmap="gray")
+            if maps is not None:
+                most = maps[window].max()
+                axes[2 * window + 1, time].imshow(maps[window, time], vmin=0, vmax=most)
+        axes[rows * window, 0].set_title(titles[window], fontsize=8, loc="left")
     figure.savefig(path, dpi=110)
 
 

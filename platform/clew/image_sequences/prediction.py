@@ -71,7 +71,6 @@ def write_model_folder(
 
 
 def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRegressor:
-    """Load the model of a checkpoint in evaluation mode."""
     manifest = read_manifest(checkpoint)
     config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
     data, settings = config.data, config.model

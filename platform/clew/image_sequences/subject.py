@@ -15,8 +15,8 @@ from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.image_sequences.errors import HeldOutErrors, conformal_half_width
 from clew.image_sequences.prediction import WindowPredictor, write_model_folder
-from clew.image_sequences.splits import load_sequences
 from clew.image_sequences.task import SequenceRegression
+from clew.image_sequences.windows import load_sequences
 from clew.subject import Forms, Row, Settings, Subject
 
 NUM_WINDOWS = 2

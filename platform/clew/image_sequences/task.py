@@ -26,13 +26,18 @@ from clew.image_sequences.errors import (
     HeldOutErrors,
     RegressionResult,
     conformal_half_width,
-    draw_attention,
+    draw_windows,
     write_regression_report,
 )
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.prediction import SEQUENCES_FILE, predict_windows
-from clew.image_sequences.splits import Scalers, SequenceSplits, fit_scalers
-from clew.image_sequences.windows import SequenceBatch, SequenceWindows
+from clew.image_sequences.windows import (
+    Scalers,
+    SequenceBatch,
+    SequenceSplits,
+    SequenceWindows,
+    fit_scalers,
+)
 from clew.training.checkpoints import read_model
 from clew.training.task import ExampleValues, LossSum
 
@@ -147,7 +152,6 @@ class SequenceRegression:
         return HeldOutErrors(*(self.predict(model, w, device) - w.targets for w in held_out))
 
     def evaluate(self, model: nn.Module, split: str, device: torch.device) -> RegressionResult:
-        """Return the predictions of the model and the baselines for a split."""
         windows = self.splits.windows[split]
         if not self._baselines:
             logger.info("%s", source_of(windows.table))
@@ -232,18 +236,16 @@ class SequenceRegression:
         write_regression_report(self._results[split], split, self.splits.table.unit, folder)
         if split in self._looks:
             images, maps, titles = self._looks[split]
-            draw_attention(images, maps, titles, folder / f"{split}_attention.png")
+            draw_windows(images, titles, folder / f"{split}_attention.png", maps)
 
 
 def as_regressor(model: nn.Module) -> SequenceRegressor:
-    """Return a model with its type checked."""
     if not isinstance(model, SequenceRegressor):
         raise TypeError(f"expected a SequenceRegressor, {type(model).__name__} given")
     return model
 
 
 def set_scalers(model: SequenceRegressor, scalers: Scalers) -> None:
-    """Write scalers into a model's buffers."""
     with torch.no_grad():
         for name in ("image_mean", "image_std", "scalar_mean", "scalar_std"):
             getattr(model, name).copy_(torch.from_numpy(getattr(scalers, name)))

@@ -99,11 +99,6 @@ def getitem(table: Tensor, index: object) -> Uses:
     return []
 
 
-def _unfold(input: Tensor, kernel: Sequence[int], **geometry: Sequence[int]) -> Tensor:
-    """Return im2col `(image, position, channel * kernel)`."""
-    return F.unfold(input, tuple(kernel), **{k: tuple(v) for k, v in geometry.items()}).mT
-
-
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:
     if isinstance(value, int):
         return (value, value)
@@ -135,7 +130,7 @@ def convolution_2d(  # noqa: PLR0917 - torch's signature
     geometry = {"stride": _pair(stride), "padding": _pair(padding), "dilation": dilation}
 
     def kernels(grad: Tensor, num_examples: int) -> Factor:
-        columns = _unfold(input, kernel, **geometry)
+        columns = F.unfold(input, tuple(kernel), **geometry).mT  # (image, position, weight)
         left = grad.flatten(2).mT
         if groups == 1:
             return _outer(left, columns, num_examples)

@@ -162,13 +162,7 @@ def _paired(a: Factor, b: Factor) -> Float[Tensor, "example"]:
 def is_cheaper_in_full(
     train: Sequence[Factor], tests: Sequence[Sequence[Factor]], *, norms: bool
 ) -> bool:
-    """Return whether one parameter's products cost less with its gradients in full.
-
-    Args:
-        train: Factors of training examples.
-        tests: Factors of each test.
-        norms: Whether the norms of the training examples are also needed.
-    """
+    """Return whether one parameter's products cost less with its gradients in full."""
     if any(isinstance(factor, Explicit) for factor in train):
         return True
     others = [*tests, train] if norms else tests

@@ -4,9 +4,10 @@ Scores arrive in tiles of training examples, already summed over all checkpoints
 the top k of each checkpoint would give wrong results.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -47,16 +48,16 @@ class Scored:
     by_run: Float[np.ndarray, "run test rank"] | None = None
 
     def only(self, test: int) -> "Scored":
-        """Return the entries of one test example."""
-        part = slice(test, test + 1)
-        return Scored(
-            train=self.train[part],
-            influence=self.influence[part],
-            by_checkpoint=self.by_checkpoint[:, part],
-            by_part=self.by_part[:, part],
-            cosine=None if self.cosine is None else self.cosine[part],
-            by_run=None if self.by_run is None else self.by_run[:, part],
-        )
+        return self._map(lambda values: values[..., test : test + 1, :])
+
+    def take(self, order: Int[np.ndarray, "test kept"]) -> "Scored":
+        """Return the entries in a new order, given separately for each test example."""
+        return self._map(lambda v: np.take_along_axis(v, order[(None,) * (v.ndim - 2)], -1))
+
+    def _map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Scored":
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        columns = {name: v if v is None else change(v) for name, v in columns.items()}
+        return Scored(**columns)
 
     @cached_property
     def spread(self) -> Float[np.ndarray, "test rank"] | None:
@@ -73,17 +74,6 @@ class Scored:
             return None
         agreeing: np.ndarray = (np.sign(self.by_run) == np.sign(self.influence)).sum(axis=0)
         return agreeing
-
-    def take(self, order: Int[np.ndarray, "test kept"]) -> "Scored":
-        """Return the entries in a new order, given separately for each test example."""
-        return Scored(
-            train=np.take_along_axis(self.train, order, 1),
-            influence=np.take_along_axis(self.influence, order, 1),
-            by_checkpoint=np.take_along_axis(self.by_checkpoint, order[None], 2),
-            by_part=np.take_along_axis(self.by_part, order[None], 2),
-            cosine=None if self.cosine is None else np.take_along_axis(self.cosine, order, 1),
-            by_run=None if self.by_run is None else np.take_along_axis(self.by_run, order[None], 2),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +104,6 @@ class Strongest:
     """Keeps the `k` strongest scores of one sign from a stream of tiles.
 
     Equal scores are ordered by index.
-
-    Args:
-        k: Entries for each test example.
-        sign: 1 for proponents, -1 for opponents.
     """
 
     def __init__(self, k: int, sign: Sign) -> None:
@@ -125,7 +111,6 @@ class Strongest:
         self._kept: Scored | None = None
 
     def add(self, tile: Tile) -> None:
-        """Merge a tile."""
         best = _pick(tile, self._strongest_of(tile))
         if self._kept is not None:
             best = side_by_side(self._kept, best)
@@ -170,7 +155,6 @@ class Everything:
         self._tiles: list[Scored] = []
 
     def add(self, tile: Tile) -> None:
-        """Keep a tile."""
         tests, count = tile.influence.shape
         columns = torch.arange(count, device=tile.train.device).expand(tests, count)
         if tile.candidate is not None:
@@ -211,16 +195,12 @@ def _pick(tile: Tile, columns: Int[Tensor, "test kept"]) -> Scored:
 
 def side_by_side(*parts: Scored) -> Scored:
     """Put the entries of several tiles side by side."""
-    cosines = [part.cosine for part in parts if part.cosine is not None]
-    runs = [part.by_run for part in parts if part.by_run is not None]
-    return Scored(
-        train=np.concatenate([part.train for part in parts], axis=1),
-        influence=np.concatenate([part.influence for part in parts], axis=1),
-        by_checkpoint=np.concatenate([part.by_checkpoint for part in parts], axis=2),
-        by_part=np.concatenate([part.by_part for part in parts], axis=2),
-        cosine=np.concatenate(cosines, axis=1) if cosines else None,
-        by_run=np.concatenate(runs, axis=2) if runs else None,
-    )
+    columns: dict[str, Any] = {
+        f.name: [getattr(part, f.name) for part in parts] for f in fields(Scored)
+    }
+    for name, found in columns.items():
+        columns[name] = None if found[0] is None else np.concatenate(found, axis=-1)
+    return Scored(**columns)
 
 
 def strongest(by_interval: np.ndarray, count: int, *, sign: int, every: bool = False) -> Scored:

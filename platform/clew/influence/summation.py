@@ -89,7 +89,6 @@ class Summation:
 
     @property
     def test_self_influence(self) -> Float[Tensor, "test"]:
-        """Self-influence of the test examples, float64."""
         norms = [kernel.test_squared_norm.double() for kernel in self.kernels]
         return torch.stack([w * n for w, n in zip(self.weights, norms, strict=True)]).sum(0)
 
@@ -152,7 +151,6 @@ class MeanOfRuns:
 
     @property
     def test_self_influence(self) -> Float[Tensor, "test"]:
-        """Self-influence of the test examples, float64."""
         return torch.stack([run.test_self_influence for run in self.runs]).mean(0)
 
     def tile(self, indices: np.ndarray) -> Tile:
@@ -178,7 +176,6 @@ class MeanOfRuns:
 
 
 def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
-    """Return the checkpoints' learning-rate weights."""
     if not checkpoints:
         raise CheckpointError(
             "the run has no checkpoints; influence is a sum over them. Train with "
@@ -193,7 +190,6 @@ def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
 
 
 def all_steps(steps: Sequence[Sequence[int]]) -> list[int]:
-    """Return every step at which a run has a checkpoint, in order."""
     return sorted({step for run in steps for step in run})
 
 

@@ -174,14 +174,6 @@ def measure_perplexity(
 
     The state is carried from one segment to the next, so the result does not depend on the size of
     the segments.
-
-    Args:
-        model: Model in evaluation mode.
-        text: Two or more tokens, `(token,)`.
-        num_bytes: Number of bytes of all tokens except the first.
-        device: Device of the model.
-        chunk_bytes: Memory budget for the logits of a chunk.
-        segment_tokens: Tokens that go through the model at once.
     """
     losses = segment_losses(
         model, text, device=device, chunk_bytes=chunk_bytes, segment_tokens=segment_tokens
@@ -225,11 +217,6 @@ def loss_by_position(
     """Return the mean loss at positions 0, 1, 2 to 3, 4 to 7 and so on of windows.
 
     The state is reset at each window.
-
-    Args:
-        model: Model in evaluation mode.
-        windows: Tokens `(window, time + 1)`.
-        chunk_bytes: Memory budget for the logits of a chunk.
     """
     time = windows.shape[1] - 1
     sums = torch.zeros(time, dtype=torch.float64)

@@ -42,13 +42,7 @@ class CarriedState:
 
 
 class EigenstateLM(nn.Module):
-    """Token embedding, eigenstate blocks, normalisation; the embedding is also the head.
-
-    Args:
-        vocabulary_size: Number of tokens.
-        config: The validated configuration of the model.
-        end_of_text: The token that ends a document; needed with `reset_at_documents`.
-    """
+    """Token embedding, eigenstate blocks, normalisation; the embedding is also the head."""
 
     def __init__(
         self, vocabulary_size: int, config: EigenstateLMModel, *, end_of_text: int | None = None
@@ -206,15 +200,7 @@ def read_text(
     segment: int = PROMPT_SEGMENT,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> TextState:
-    """Return the state after reading one or more tokens that continue a text.
-
-    Args:
-        model: Model in evaluation mode.
-        tokens: Tokens on the model's device.
-        state: State of the text before the tokens; None at the start of a text.
-        segment: Tokens that go through the model at once.
-        progress: Called with the number of tokens read so far and the total number of tokens.
-    """
+    """Return the state after reading one or more tokens that continue a text."""
     carried, done = state.carried if state else None, 0
     for part in torch.split(tokens, segment, dim=1):
         hidden, carried = model.advance(part, carried)
@@ -227,14 +213,7 @@ def read_text(
 def write_text(
     model: EigenstateLM, state: TextState, sampling: Sampling, generator: torch.Generator | None
 ) -> Iterator[tuple[Int[Tensor, "batch 1"], TextState]]:
-    """Yield the next tokens of a text without end, each with the state after it.
-
-    Args:
-        model: Model in evaluation mode.
-        state: State of the text so far.
-        sampling: How tokens are drawn.
-        generator: Random generator; tokens are drawn on its device.
-    """
+    """Yield the next tokens of a text without end, each with the state after it."""
     while True:
         with torch.no_grad():
             logits = model.logits(state.hidden)[:, 0].float()
@@ -251,14 +230,6 @@ def generate(
     sampling: Sampling,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "batch more"]:
-    """Return `num_tokens` tokens that continue each prompt, `(batch, num_tokens)`.
-
-    Args:
-        model: Model in evaluation mode.
-        prompt: One or more tokens for each text.
-        num_tokens: Number of tokens to generate.
-        sampling: How tokens are drawn.
-        generator: Random generator.
-    """
+    """Return `num_tokens` tokens that continue each prompt, `(batch, num_tokens)`."""
     written = write_text(model, read_text(model, prompt), sampling, generator)
     return torch.cat([token for token, _ in itertools.islice(written, num_tokens)], dim=1)

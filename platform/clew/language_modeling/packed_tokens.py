@@ -60,7 +60,6 @@ class PackManifest:
     schema_version: int = SCHEMA_VERSION
 
     def write(self, folder: Path) -> None:
-        """Write the manifest atomically."""
         write_whole(folder / MANIFEST_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -68,12 +67,10 @@ _MANIFESTS = TypeAdapter(PackManifest)
 
 
 def is_packed(folder: Path) -> bool:
-    """Return whether the folder contains a complete pack."""
     return (folder / MANIFEST_FILE).is_file()
 
 
 def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
-    """Read and check a manifest."""
     path = folder / name
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
@@ -151,7 +148,6 @@ class PackedTokens:
 
 
 def open_packed(folder: Path, tokenizer: Tokenizer | None = None) -> PackedTokens:
-    """Open a packed corpus."""
     manifest = read_manifest(folder)
     if tokenizer is not None and tokenizer.fingerprint != manifest.tokenizer_fingerprint:
         raise DataError(

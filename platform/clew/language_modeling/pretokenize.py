@@ -242,7 +242,8 @@ def pretokenize(
     """
     units = plan_units(settings.dataset)
     output.mkdir(parents=True, exist_ok=True)
-    with _only_writer(output):
+    with (output / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if force:
             _clear(output)
         tokenizer = _prepare(settings, units, output)
@@ -260,13 +261,6 @@ def pretokenize(
         output,
     )
     return manifest
-
-
-@contextmanager
-def _only_writer(output: Path) -> Iterator[None]:
-    with (output / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _clear(output: Path) -> None:

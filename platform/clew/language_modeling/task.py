@@ -80,7 +80,6 @@ class LanguageModeling:
 
     @staticmethod
     def as_model(model: nn.Module) -> EigenstateLM:
-        """Return the model with its type, `EigenstateLM`, after checking it."""
         if not isinstance(model, EigenstateLM):
             raise TypeError(f"expected an EigenstateLM, {type(model).__name__} given")
         return model

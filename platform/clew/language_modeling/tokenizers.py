@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,36 +26,6 @@ MAX_FILE_BYTES = 2**27
 _WITHIN_END_OF_TEXT = re.compile(r"(?<=<\|endof)(?=text\|>)", re.IGNORECASE)
 
 
-class Tokenizer(Protocol):
-    """Converts text to tokens and back."""
-
-    vocabulary_size: int
-    end_of_text: int
-    fingerprint: str
-    file_content: str | None
-    """JSON of the package `tokenizers`; None if tokens are bytes."""
-
-    def byte_lengths(self) -> np.ndarray | None:
-        """Return the number of text bytes of each token, `(token,)`; None if it varies."""
-        ...
-
-    def encode(self, text: bytes) -> np.ndarray:
-        """Return the tokens of UTF-8 text, `(token,)`, without an end-of-text token."""
-        ...
-
-    def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of UTF-8 text, and the number of bytes of each token."""
-        ...
-
-    def decode(self, tokens: np.ndarray) -> str:
-        """Return the text of tokens `(token,)`; the end-of-text token becomes a separate line."""
-        ...
-
-    def first_unknown(self, text: str) -> str | None:
-        """Return the first part of a text that the vocabulary cannot represent."""
-        ...
-
-
 class ByteTokenizer:
     """A tokenizer with one token per byte, and one for the end of a text."""
 
@@ -65,7 +35,6 @@ class ByteTokenizer:
     file_content: str | None = None
 
     def byte_lengths(self) -> np.ndarray:
-        """Return 1 for each byte and 0 for the end-of-text token."""
         return np.append(np.ones(256, dtype=np.int64), 0)
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -126,7 +95,10 @@ class FileTokenizer:
         self.vocabulary_size = size + (known is None)
 
     def byte_lengths(self) -> np.ndarray | None:
-        """Return the lengths of byte-level tokens, in which each character represents one byte."""
+        """Return the number of text bytes of each token, `(token,)`; None if it varies.
+
+        In byte-level tokens, each character represents one byte.
+        """
         if not self._is_byte_level:
             return None
         names = (self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary_size))
@@ -137,7 +109,6 @@ class FileTokenizer:
         return lengths
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the tokens of UTF-8 text."""
         parts = [encoding.ids for _, encoding in self._encodings(text.decode("utf-8"))]
         return np.concatenate([np.asarray(ids, dtype=np.uint32) for ids in parts])
 
@@ -210,6 +181,9 @@ class FileTokenizer:
         name = model.get("unk_token")
         found: int | None = self._tokenizer.token_to_id(name) if name else None
         return found
+
+
+Tokenizer = ByteTokenizer | FileTokenizer
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:

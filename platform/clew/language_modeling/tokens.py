@@ -129,7 +129,6 @@ class TokenWindows:
         return self.packed.tokens[self.start : self.end]
 
     def batch(self, indices: np.ndarray) -> TokenBatch:
-        """Return the windows at `indices` `(window,)`."""
         rows = np.empty((len(indices), self.length + 1), dtype=np.int64)
         for row, index in zip(rows, indices.tolist(), strict=True):
             start = self.start + index * self.stride

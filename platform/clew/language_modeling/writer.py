@@ -69,7 +69,6 @@ def write_model_folder(folder: Path, *, checkpoint: Path, packed: PackedTokens) 
 
 
 def load_text_folder(folder: Path) -> TextModel:
-    """Load a folder that `write_model_folder` has written."""
     text = read_pack_manifest(folder, TOKENS_FILE)
     tokenizer = load_tokenizer(BYTES if text.tokenizer == BYTES else BPE, folder)
     return load_text_model(folder, text, tokenizer)
@@ -285,7 +284,6 @@ def continuation(
     sampling: Sampling | None = None,
     seed: int = DEFAULT_SEED,
 ) -> str:
-    """Return generated text that continues a prompt."""
     writer = TextWriter(text_model, seed=seed)
     writer.read(prompt)
     return "".join(writer.write(max_tokens, sampling or Sampling())) + writer.rest()

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from clew import names
 from clew.errors import Interrupted
@@ -62,11 +62,14 @@ def finite(values: Mapping[str, float]) -> dict[str, float]:
 
 
 class Tracker:
-    """Receives what a run records; this base class discards everything.
+    """Receives what a run records; this base class only writes `events`.
 
     As a context manager, the tracker ends the run with a status: FINISHED without an error, KILLED
     after an interruption, FAILED after any other error.
     """
+
+    events: Any = None
+    """TensorBoard's `SummaryWriter`, if the run has event files."""
 
     @property
     def run_id(self) -> str | None:
@@ -84,6 +87,9 @@ class Tracker:
 
         Infinite values and NaN are left out, and the run gets one warning per key.
         """
+        if self.events:
+            for key, value in finite(values).items():
+                self.events.add_scalar(key, value, step)
 
     def artifact(self, path: Path, folder: str = "") -> None:
         """Store a file, or a folder under its own name, in `folder` of the run's artifacts.
@@ -108,9 +114,13 @@ class Tracker:
 
     def flush(self) -> None:
         """Wait until the store has everything, or until it is clear that it does not respond."""
+        if self.events:
+            self.events.flush()
 
     def finish(self, status: Status) -> None:
         """Flush everything and end the run."""
+        if self.events:
+            self.events.close()
 
     def __enter__(self) -> Self:
         return self

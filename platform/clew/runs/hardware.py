@@ -106,7 +106,6 @@ def available_gib() -> float:
 
 
 def process_gib() -> float:
-    """Return the current resident size of this process."""
     return float(psutil.Process().memory_info().rss / GIB)
 
 

@@ -23,39 +23,18 @@ NATS = "nats"
 """Unit of the loss of triples and text."""
 UNIT_OF_THE_LOSS = "units of the loss"
 """Unit where it depends on `loss.kind`, as for frames."""
+_TERMS = [(side, end) for side in ("Test", "Train") for end in ("Head", "Rel", "Tail")]
 CSV_COLUMNS = (
-    "TestHead",
-    "TestHead_label",
-    "TestRel",
-    "TestRel_label",
-    "TestTail",
-    "TestTail_label",
-    "TrainHead",
-    "TrainHead_label",
-    "TrainRel",
-    "TrainRel_label",
-    "TrainTail",
-    "TrainTail_label",
+    *(f"{side}{end}{label}" for side, end in _TERMS for label in ("", "_label")),
     "TracInScore",
 )
-"""Header of the CSV file, in order."""
+"""Header of the CSV file: `TestHead`, `TestHead_label`, ... `TrainTail_label`, `TracInScore`."""
 ENSEMBLE_CSV_COLUMNS = (*CSV_COLUMNS, "Spread", "RunsAgreeing")
 """Header of the CSV file of an ensemble."""
 VALUES_CSV_COLUMNS = ("TrainIndex", *CSV_COLUMNS[6:12], "Value")
 """Header of the CSV file with the values of training facts."""
-TERM_COLUMNS = (
-    "test_head",
-    "test_head_label",
-    "test_rel",
-    "test_rel_label",
-    "test_tail",
-    "test_tail_label",
-    "train_head",
-    "train_head_label",
-    "train_rel",
-    "train_rel_label",
-    "train_tail",
-    "train_tail_label",
+TERM_COLUMNS = tuple(
+    f"{side}_{end}{label}".lower() for side, end in _TERMS for label in ("", "_label")
 )
 """Parquet: the columns of the CSV file in snake case, dictionary-encoded strings."""
 SCORE_COLUMN = "tracin_score"
@@ -73,14 +52,7 @@ TRAIN_INDEX_COLUMN = "train_index"
 RANK_COLUMN = "rank"
 """Parquet: position among the test triple's candidates in descending order of score, from 1, int32:
 the strongest opponent is last. Every other rank counts its own side, strongest first."""
-ID_COLUMNS = (
-    "test_head_id",
-    "test_rel_id",
-    "test_tail_id",
-    "train_head_id",
-    "train_rel_id",
-    "train_tail_id",
-)
+ID_COLUMNS = tuple(f"{side}_{end}_id".lower() for side, end in _TERMS)
 """Parquet: integer ids in the model's vocabularies, int32."""
 PART_PREFIX = "part_"
 """Parquet: `part_dense` and so on, float32; the parts add up to the score."""

@@ -175,7 +175,6 @@ _OUTLINE = TypeAdapter(ReportOutline)
 
 
 def read_influence_json(path: Path) -> InfluenceReport:
-    """Read a whole report."""
     return _read(path, _REPORT)
 
 
@@ -350,12 +349,10 @@ class WindowReport(ABC, Generic[W]):
         """Return a training window as one line of text."""
 
     def write(self, path: Path) -> None:
-        """Write the report as JSON, completely or not at all."""
         write_whole(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a report."""
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except OSError as error:

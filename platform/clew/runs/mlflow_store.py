@@ -54,9 +54,6 @@ def open_tracker(
     With `run_id`, continue that run, and first send what an earlier process left in its spool.
     Otherwise adopt the run that `mlflow run` opened (once per process), or create a run. Runs of
     this kind whose process died on this machine are ended first, except training runs.
-
-    Raises:
-        TrackingError: The store, the experiment, the run or the spool folder cannot be used.
     """
     uri = store.tracking_uri()
     experiment = tracking.experiment
@@ -131,9 +128,6 @@ def _open_run(
 
     When a run is adopted, `MLFLOW_RUN_ID` is removed from the environment, as MLflow itself does,
     so that a second run of this process is a separate run.
-
-    Raises:
-        TrackingError: The run or the experiment cannot be used.
     """
     adopted = os.environ.get("MLFLOW_RUN_ID")
     with store.using("opening the run"):
@@ -151,16 +145,7 @@ def _open_run(
 
 
 def find_experiment(client: MlflowClient, name: str, project: Path | None = None) -> Experiment:
-    """Find an experiment by its name, or create it.
-
-    Args:
-        client: A client of the store.
-        name: Name of the experiment.
-        project: Root folder of the project; None for the one of the working folder.
-
-    Raises:
-        TrackingError: The name is empty, or the experiment was deleted.
-    """
+    """Find an experiment by its name, or create it."""
     if not name.strip():
         raise TrackingError("tracking.experiment is empty; expected the name of an experiment")
     experiment = client.get_experiment_by_name(name)

@@ -1,10 +1,22 @@
-"""The write side of the model registry: versions, their tags and files, and aliases."""
+"""Registered models: versions with their tags, files and aliases, and the folder that is served.
+
+MLflow serves a pyfunc "model from code" with its files and its package. No object is pickled:
+MLflow copies the code file and runs it again when the model is loaded. The package is copied too,
+so that a version gives the same answers after the project changes. The requests and answers of each
+subject are described with MLflow's signatures.
+"""
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from mlflow import MlflowClient, artifacts
 from mlflow.entities import LoggedModel, LoggedModelStatus
@@ -12,9 +24,11 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
+import clew
 from clew import names
-from clew.errors import ConfigError, PromotionRefused, TrackingError
+from clew.errors import ConfigError, PromotionRefused, TrackingError, described
 from clew.runs import store
+from clew.subject import Form, Forms, Subject
 
 SERVABLE = "servable"
 """Name and type of MLflow's logged models that are registered as versions."""
@@ -40,11 +54,7 @@ class RegisteredVersion:
 
 
 def check_name(name: str) -> None:
-    """Check that a model name can be used in the registry and in `models:/` addresses.
-
-    Raises:
-        ConfigError: The name cannot be used.
-    """
+    """Check that a model name can be used in the registry and in `models:/` addresses."""
     if not _NAME.fullmatch(name) or name.strip() != name:
         raise ConfigError(
             f"model name {name!r} is not allowed; use up to 200 letters, digits, `_`, `-`, `.` and "
@@ -53,11 +63,7 @@ def check_name(name: str) -> None:
 
 
 def check_alias(alias: str, *, reserved: frozenset[str] = frozenset()) -> None:
-    """Check that the registry accepts an alias and that it is not reserved for another use.
-
-    Raises:
-        ConfigError: The alias is not allowed.
-    """
+    """Check that the registry accepts an alias and that it is not reserved for another use."""
     if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or _VERSION_ALIAS.fullmatch(alias):
         raise ConfigError(
             f"alias {alias!r} is not allowed; use letters, digits, `_` and `-`, not `latest` and "
@@ -78,11 +84,6 @@ class Registry:
 
     @classmethod
     def connect(cls) -> "Registry":
-        """Open the registry.
-
-        Raises:
-            TrackingError: The store does not respond or cannot be written.
-        """
         return cls(store.connect(store.tracking_uri()))
 
     def aliases(self, name: str) -> dict[str, str]:
@@ -97,11 +98,7 @@ class Registry:
         return {alias: str(number) for alias, number in dict(found).items()}
 
     def version(self, name: str, number: str) -> RegisteredVersion:
-        """Return a version by its number.
-
-        Raises:
-            TrackingError: There is no such version.
-        """
+        """Return a version by its number."""
         with store.using(f"reading version {number} of model {name!r}"):
             try:
                 return _version_of(self.client.get_model_version(name, number))
@@ -114,11 +111,7 @@ class Registry:
         )
 
     def version_at(self, name: str, alias: str) -> RegisteredVersion:
-        """Return the version that an alias points to.
-
-        Raises:
-            TrackingError: There is no such model or alias.
-        """
+        """Return the version that an alias points to."""
         aliases = self.aliases(name)
         if alias in aliases:
             return self.version(name, aliases[alias])
@@ -213,17 +206,12 @@ class Registry:
                 self.client.set_registered_model_alias(name, alias, number)
 
     def move_alias(self, name: str, alias: str, number: str, *, expected: str | None) -> None:
-        """Point an alias to a version if it is where it is expected: set it, then read it back.
-
-        Raises:
-            PromotionRefused: Somebody else moved it.
-        """
+        """Point an alias to a version if it is where it is expected: set it, then read it back."""
         self.require_alias(name, alias, expected)
         self.set_alias(name, alias, number)
         self.require_alias(name, alias, number)
 
     def require_alias(self, name: str, alias: str, expected: str | None) -> None:
-        """Refuse an alias that is elsewhere."""
         if (found := self.aliases(name).get(alias)) != expected:
             raise PromotionRefused(
                 f"alias {alias!r} of model {name!r} is at version {found or 'none'}, expected "
@@ -259,3 +247,119 @@ def _version_of(version: ModelVersion) -> RegisteredVersion:
     return RegisteredVersion(
         str(version.name), str(version.version), str(version.run_id or ""), dict(version.tags)
     )
+
+
+PACKAGES = (
+    "mlflow",
+    "jaxtyping",
+    "numpy",
+    "pandas",
+    "psutil",
+    "pyarrow",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "scipy",
+    "torch",
+)
+"""Requirements for answering queries, recorded with the versions of this environment."""
+
+
+def save_servable(
+    folder: Path,
+    *,
+    subject: Subject[Any, Any, Any],
+    code: Path,
+    model_folder: Path,
+    work: Path,
+    example: Mapping[str, Any],
+) -> Path:
+    """Save a model folder in the format that `mlflow models serve` can serve.
+
+    MLflow runs the file `code`, which finds `model_folder` as `model` among its artifacts. `work`
+    is an empty folder for copies.
+    """
+    source = work / "model"
+    shutil.copytree(model_folder, source)
+    package = _copy_package(work / "code")
+    with _pyfunc() as pyfunc:
+        pyfunc.save_model(
+            folder,
+            python_model=str(code),
+            artifacts={"model": str(source)},
+            code_paths=[str(package)],
+            signature=_signature(subject),
+            input_example=_frame([example]),
+            pip_requirements=[
+                # Without a local build label, such as `+cpu`.
+                f"{name}=={metadata.version(name).partition('+')[0]}"
+                for name in (*PACKAGES, *subject.packages)
+            ],
+        )
+    return folder
+
+
+def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Load a saved model as a server does, and return its answers to the queries."""
+    before = list(sys.path)
+    with _pyfunc() as pyfunc:
+        try:
+            model = pyfunc.load_model(str(folder))
+            return list(model.predict(_frame(queries)))
+        except Exception as error:
+            raise TrackingError(f"MLflow cannot serve {folder.name}: {described(error)}") from error
+        finally:
+            sys.path[:] = before  # MLflow inserted the model's own copy of the package
+
+
+def _copy_package(target: Path) -> Path:
+    """Copy the package's Python files, but not its data sets."""
+    source = Path(clew.__file__).parent
+    for path in sorted(source.rglob("*.py")):
+        copy = target / source.name / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+    return target / source.name
+
+
+def _frame(queries: Sequence[Mapping[str, Any]]) -> Any:
+    import pandas as pd
+
+    return pd.DataFrame([dict(query) for query in queries])
+
+
+@contextmanager
+def _pyfunc() -> Iterator[ModuleType]:
+    """Provide MLflow's pyfunc without warnings, which only concern MLflow's own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import pyfunc
+
+        yield pyfunc
+
+
+def _signature(subject: Subject[Any, Any, Any]) -> Any:
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import Array, Object, Property
+
+    def parts(kind: Any, form: Forms) -> list[Any]:
+        return [
+            kind(type_of(each), name=name.removesuffix("?"), required=not name.endswith("?"))
+            for name, each in form.items()
+        ]
+
+    def type_of(form: Form) -> Any:
+        if isinstance(form, str):
+            return DataType[form]
+        if isinstance(form, Mapping):
+            return Object(parts(lambda dtype, **said: Property(dtype=dtype, **said), form))
+        return Array(type_of(form[0]))
+
+    numbers = {int: DataType.long, float: DataType.double, bool: DataType.boolean}
+    params = [
+        ParamSpec(name, numbers[field.annotation], field.default)
+        for name, field in subject.settings.model_fields.items()
+    ]
+    inputs, outputs = (Schema(parts(ColSpec, form)) for form in (subject.inputs, subject.outputs))
+    return ModelSignature(inputs, outputs, ParamSchema(params))

@@ -67,15 +67,7 @@ def _limit_bytes(given: str) -> int:
 
 
 class Door:
-    """An ASGI middleware that refuses invalid requests.
-
-    Args:
-        app: The scoring server.
-        expects: What a request should contain, as text for error messages.
-        columns: Allowed names in a row.
-        parameters: Allowed names in `params`.
-        limit_bytes: The largest allowed size of a request.
-    """
+    """An ASGI middleware that refuses invalid requests; see `close_door`."""
 
     def __init__(
         self,

@@ -30,11 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServedModel(PythonModel):
-    """A model that answers rows, and reports mistakes in a request in one line.
-
-    Args:
-        subject_in: Returns the subject of the model in a folder.
-    """
+    """A model that answers rows, and reports mistakes in a request in one line."""
 
     def __init__(self, subject_in: Callable[[Path], Subject[Any, Any, Any]]) -> None:
         self._subject_in = subject_in

@@ -211,12 +211,7 @@ class Spool:
 
     @classmethod
     def create(cls, root: Path, origin: Origin) -> "Spool":
-        """Open the run's spool, and continue with what an earlier process left in it.
-
-        Raises:
-            TrackingError: The folder cannot be written or is not safe to use, or another process
-                is writing to the run.
-        """
+        """Open the run's spool, and continue with what an earlier process left in it."""
         folder = root / origin.run_id
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -233,12 +228,7 @@ class Spool:
 
     @classmethod
     def open(cls, folder: Path) -> "Spool":
-        """Open an existing spool.
-
-        Raises:
-            TrackingError: The spool is not readable or not safe to use, or its process is still
-                running.
-        """
+        """Open an existing spool."""
         file = folder / "run.json"
         try:
             _require_own(folder)
@@ -262,12 +252,10 @@ class Spool:
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Number of bytes of the journal that the store does not have yet."""
         return self.length - self.sent
 
     @property
     def num_refused(self) -> int:
-        """Number of records that the store refused permanently."""
         path = self.folder / "refused.jsonl"
         return len(path.read_bytes().splitlines()) if path.exists() else 0
 
@@ -313,11 +301,7 @@ class Spool:
         return name
 
     def staged_path(self, message: Artifact | Checkpoint) -> Path:
-        """Return the path of a record's files.
-
-        Raises:
-            UnusableRecordError: A file is missing or is a link, or a checkpoint is not a folder.
-        """
+        """Return the path of a record's files."""
         path = self.folder / message.staged
         for part in itertools.chain((path.parent, path), path.rglob("*")):
             if not _is_plain(part):
@@ -350,7 +334,6 @@ class Spool:
             shutil.rmtree((self.folder / entry.record.staged).parent, ignore_errors=True)
 
     def refuse(self, message: Record, reason: str) -> None:
-        """Keep a record that the store refused permanently, with the reason."""
         with open(self.folder / "refused.jsonl", "a", opener=_private) as file:
             refused = {"reason": reason, "message": RECORDS.dump_python(message)}
             file.write(json.dumps(refused) + "\n")

@@ -85,10 +85,6 @@ def artifact_root(uri: str, project: Path | None = None) -> str | None:
     An SQLite store keeps them in `mlartifacts` next to the database file. A database server cannot
     keep files: the address is `$CLEW_ARTIFACTS`, which all users of the database set to a place
     that all of them can reach, else `mlartifacts` in the project's root folder.
-
-    Args:
-        uri: Address of the store.
-        project: Root folder of the project; None for the one of the working folder.
     """
     if (database := database_path(uri)) is not None:
         return (database.parent / "mlartifacts").as_uri()
@@ -167,9 +163,6 @@ def creation_lock(uri: str) -> Iterator[None]:
     MLflow creates the tables at the first connection, and two processes that do so at once break
     each other. The lock of a new database file is next to the file; the lock of a database server
     is in the user's runtime folder.
-
-    Raises:
-        TrackingError: The lock cannot be created.
     """
     path = database_path(uri)
     if not is_missing(uri) and not uri.startswith(DATABASE_SERVERS):
@@ -200,9 +193,6 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
     Args:
         what: What the block does, for the message: `the list of runs`, `moving an alias`.
         uri: The store's address; None for the store in use.
-
-    Raises:
-        TrackingError: The store cannot be used, or the requested object does not exist.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -228,11 +218,7 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
 
 
 def connect(uri: str) -> "MlflowClient":
-    """Check that a store responds and, if it is a file, is writable; return a client for it.
-
-    Raises:
-        TrackingError: The store cannot be used.
-    """
+    """Check that a store responds and, if it is a file, is writable; return a client for it."""
     check_answers(uri)
     check_writable(uri)
     from mlflow import MlflowClient
@@ -285,11 +271,7 @@ def probe(uri: str) -> str | None:
 
 
 def check_answers(uri: str) -> None:
-    """Check that a tracking server responds.
-
-    Raises:
-        TrackingError: The server does not respond.
-    """
+    """Check that a tracking server responds."""
     if reason := probe(uri):
         raise TrackingError(
             f"tracking server {shown(uri)} does not answer ({reason}); start it, or set "
@@ -298,11 +280,7 @@ def check_answers(uri: str) -> None:
 
 
 def check_writable(uri: str) -> None:
-    """Check that an SQLite store can be written; MLflow itself would retry for a long time.
-
-    Raises:
-        TrackingError: The store cannot be created, is not a database, or is read-only.
-    """
+    """Check that an SQLite store can be written; MLflow itself would retry for a long time."""
     path = database_path(uri)
     if path is None:
         return

@@ -116,7 +116,7 @@ class MlflowTracker(Tracker):
         self._is_ending = threading.Event()
         self._sampling: threading.Thread | None = None
         if tracking.log_system_metrics:
-            sampled = (self.metrics, self._is_ending)
+            sampled = (self._record, self._is_ending)
             self._sampling = threading.Thread(
                 target=sample_machine, args=sampled, name="clew-system-metrics", daemon=True
             )
@@ -140,6 +140,10 @@ class MlflowTracker(Tracker):
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record metric values; they are sent every few seconds, many at once."""
+        super().metrics(values, step)
+        self._record(values, step)
+
+    def _record(self, values: Mapping[str, float], step: int) -> None:
         kept = finite(values)
         new = {k: v for k, v in kept.items() if self._recorded_at(k, v, step) is None}
         if new:
@@ -196,6 +200,7 @@ class MlflowTracker(Tracker):
 
     def flush(self) -> None:
         """Wait until the store has everything, or until an attempt to send it has failed."""
+        super().flush()
         self._forwarder.flush()
 
     def finish(self, status: Status) -> None:
@@ -206,6 +211,7 @@ class MlflowTracker(Tracker):
         if self._ended:
             return
         OPEN.discard(self)
+        super().finish(status)
         try:
             self._is_ending.set()
             if self._sampling is not None:
@@ -300,65 +306,10 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-class TensorBoardTracker(Tracker):
-    """Forwards all records to another tracker, and also writes metrics to event files.
+def write_events(tracker: Tracker, folder: Path) -> None:
+    """Write a tracker's metrics to TensorBoard's event files too, in a folder for each run."""
+    with extra("tensorboard"):
+        from torch.utils.tensorboard import SummaryWriter
 
-    Args:
-        inner: The tracker that records the run.
-        folder: The folder for event files, with one subfolder per run.
-    """
-
-    def __init__(self, inner: Tracker, folder: Path) -> None:
-        with extra("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
-
-        self.inner = inner
-        name = inner.run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        self.folder = folder / name
-        self._writer = SummaryWriter(log_dir=str(self.folder))
-
-    @property
-    def run_id(self) -> str | None:
-        return self.inner.run_id
-
-    def params(self, values: Mapping[str, object]) -> None:
-        self.inner.params(values)
-
-    def tags(self, values: Mapping[str, str]) -> None:
-        self.inner.tags(values)
-
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        self.inner.metrics(values, step)
-        for key, value in finite(values).items():
-            self._writer.add_scalar(key, value, step)
-
-    def artifact(self, path: Path, folder: str = "") -> None:
-        self.inner.artifact(path, folder)
-
-    def checkpoint(
-        self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
-    ) -> None:
-        self.inner.checkpoint(path, folder=folder, step=step, metrics=metrics)
-
-    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        self.inner.dataset(name=name, fingerprint=fingerprint, source=source, context=context)
-
-    def warn(self, message: str) -> None:
-        self.inner.warn(message)
-
-    def flush(self) -> None:
-        self._writer.flush()
-        self.inner.flush()
-
-    def finish(self, status: Status) -> None:
-        self._writer.close()
-        self.inner.finish(status)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._writer.close()
-        self.inner.__exit__(kind, error, trace)
+    name = tracker.run_id or datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    tracker.events = SummaryWriter(log_dir=str(folder / name))

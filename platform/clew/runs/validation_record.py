@@ -176,11 +176,7 @@ class ValidationRecord(_Record):
 
 
 def read_validation(path: Path) -> ValidationRecord:
-    """Read a validation result.
-
-    Raises:
-        DataError: The file cannot be read or is not a validation result.
-    """
+    """Read a validation result."""
     try:
         return ValidationRecord.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -201,31 +197,16 @@ def chart(record: ValidationRecord) -> dict[str, object]:
         }
         for s in record.scores
     ]
-    form = {"field": "form", "type": "nominal", "sort": None, "title": None}
+    rows = {"field": "form", "type": "nominal", "sort": None, "title": None}
+    bars = {"y": rows, "x": {"field": "correlation", "type": "quantitative"}}
+    ends = {"y": rows, "x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}
+    layers = [{"mark": "bar", "encoding": bars}, {"mark": "rule", "encoding": ends}]
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "description": "Rank correlation of predicted and measured rise of the loss",
         "data": {"values": values},
         "facet": {"column": {"field": "measured", "type": "nominal", "title": None}},
-        "spec": {
-            "layer": [
-                {
-                    "mark": "bar",
-                    "encoding": {
-                        "y": form,
-                        "x": {"field": "correlation", "type": "quantitative"},
-                    },
-                },
-                {
-                    "mark": "rule",
-                    "encoding": {
-                        "y": form,
-                        "x": {"field": "low", "type": "quantitative"},
-                        "x2": {"field": "high"},
-                    },
-                },
-            ]
-        },
+        "spec": {"layer": layers},
     }
 
 

@@ -239,7 +239,7 @@ class Checkpointer:
                 raise NonFiniteLossError(
                     f"parameter {name} holds NaN or infinity at step {step}; no checkpoint was "
                     "written. Lower optimizer.learning_rate or set "
-                    f"training.max_grad_norm; {self.last_good()}"
+                    f"training.max_grad_norm (docs/wrong.md, NaN); {self.last_good()}"
                 )
 
 

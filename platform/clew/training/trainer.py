@@ -204,7 +204,7 @@ class Trainer(Generic[B]):
         raise NonFiniteLossError(
             f"the loss is {total} at step {loss.step} (epoch {loss.epoch + 1}, {loss.examples}); "
             "no checkpoint was written after it. Lower optimizer.learning_rate or set "
-            f"training.max_grad_norm; {self.checkpointer.last_good()}"
+            f"training.max_grad_norm (docs/wrong.md, NaN); {self.checkpointer.last_good()}"
         )
 
     @property

@@ -16,7 +16,7 @@ from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
 from clew.errors import ConfigError, UsageError, quoted
 from clew.files import as_typed, expanded, replacing
-from clew.image_sequences.splits import SequenceSplits, group_names, load_sequences
+from clew.image_sequences.windows import SequenceSplits, group_names, load_sequences
 from clew.language_modeling.packed_tokens import PackManifest
 from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokens import find_text

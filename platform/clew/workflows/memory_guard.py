@@ -147,8 +147,10 @@ def describe_lack(planner: MemoryPlanner, config: RunConfig, peak_gib: float) ->
         + f" ({change.memory.total_gib:.2f} GiB)"
         for change in changes_that_fit(planner, config, limit)
     )
-    return f"out of memory on {kind} at {peak_gib:.2f} GiB: {in_words(memory)}; " + (
-        f"what would fit into {limit:.2f} GiB: {shown}" if shown else "nothing smaller fits"
+    fitting = f"what would fit into {limit:.2f} GiB: {shown}" if shown else "nothing smaller fits"
+    return (
+        f"out of memory on {kind} at {peak_gib:.2f} GiB: {in_words(memory)}; {fitting}; "
+        "docs/wrong.md has more ways"
     )
 
 

@@ -1,5 +1,6 @@
 """Plans the memory of a training, what other settings would save, and the largest batch."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,8 @@ from clew.config.training import AUTO_BATCH_SIZE, DEFAULT_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.files import expanded
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.splits import SequenceSplits
 from clew.image_sequences.task import SequenceRegression
-from clew.image_sequences.windows import ScalarEncoding, SequenceWindows
+from clew.image_sequences.windows import ScalarEncoding, SequenceSplits, SequenceWindows
 from clew.language_modeling.packed_tokens import (
     PackedTokens,
     PackManifest,
@@ -38,6 +38,8 @@ from clew.training.task import Task
 from clew.workflows.subjects import build_task
 
 NAME = "sizes alone"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,12 @@ def _options(names: set[str]) -> str:
 
 def _vocabulary_size(data: TokenData) -> int:
     folder = expanded(data.packed or "")
-    is_told = data.tokenizer or data.name or data.dataset
-    if data.packed and (is_packed(folder) or not is_told):
+    if data.packed and is_packed(folder):
         return read_manifest(folder).vocabulary_size
-    if data.tokenizer == BPE:
+    told = data.tokenizer or data.name or data.dataset
+    if not told:
+        logger.warning("no packed text in %s: planned for %d tokens", folder, data.vocabulary_size)
+    if data.tokenizer == BPE or not told:
         return data.vocabulary_size
     return load_tokenizer(data.tokenizer or BYTES).vocabulary_size
 

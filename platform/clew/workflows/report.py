@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Literal
 
 from clew.files import write_whole
+from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
 from clew.runs.reading.facts import place_text
-from clew.runs.sharing.explanation import open_explanation
-from clew.runs.sharing.html_report import html_report
-from clew.runs.sharing.trapi import trapi_json
 from clew.workflows.outputs import check_file
 
 ReportFormat = Literal["html", "trapi"]

@@ -31,7 +31,7 @@ from clew.runs.hardware import (
     reset_process_peak,
 )
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.tracker import TensorBoardTracker
+from clew.runs.tracker import write_events
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
@@ -63,7 +63,7 @@ def open_training_run(
     tags[names.TAG_VARIANT] = variant
     if point is not None:
         tags[names.TAG_RESUMED_FROM] = point.run_id
-    tracker: Tracker = open_tracker(
+    tracker = open_tracker(
         config.tracking,
         kind=names.KIND_TRAIN,
         run_name=config.tracking.run_name or f"{task.dataset} {config.model.kind} {variant}",
@@ -73,7 +73,7 @@ def open_training_run(
     with ExitStack() as until_open:
         until_open.push(tracker)  # an error from here on ends the run
         if config.tracking.tensorboard:
-            tracker = TensorBoardTracker(tracker, Path(config.tracking.tensorboard_dir))
+            write_events(tracker, Path(config.tracking.tensorboard_dir))
         tracker.params({f"{names.PARAMETER_PREFIX}{k}": v for k, v in flatten(config).items()})
         tracker.dataset(
             name=task.dataset,

@@ -25,7 +25,7 @@ from clew.errors import ConfigError, Interrupted, UsageError
 from clew.files import as_typed, write_whole
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.results import TRIAL_COLUMNS
+from clew.runs.reading.run_details import TRIAL_COLUMNS
 from clew.runs.tracker import MlflowTracker
 from clew.spreadsheets import csv_text
 from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from clew import names
-from clew.runs.reading import comparison, metrics, tables
+from clew.runs.reading import comparison, metrics
 from clew.runs.reading.runs import RunRecord
 
 
@@ -49,7 +49,7 @@ def test_what_is_no_number_is_shown_but_not_compared(odd: float) -> None:
     groups = comparison.group_runs([run("a"), run("b", "fp16")], by_seed=True)
     values = {"valid/mrr": {"a": 0.4, "b": odd}}
     cell = comparison.compare(groups, values, reference="fp32").cells["fp16", "valid/mrr"]
-    assert tables.statistic_text(cell.value) == str(odd)
+    assert comparison.statistic_text(cell.value) == str(odd)
     assert (cell.ratio, cell.delta, cell.better) == (None, None, None)
 
 
@@ -281,7 +281,7 @@ def test_thinning_keeps_the_extremes() -> None:
     ],
 )
 def test_numbers(value: float, text: str) -> None:
-    assert tables.number_text(value) == text
+    assert metrics.number_text(value) == text
 
 
 LABELS = {"time/epoch_seconds": "Time per epoch [s]"}
@@ -295,14 +295,14 @@ def small() -> comparison.Comparison:
 
 
 def test_csv_is_safe_for_spreadsheets(small: comparison.Comparison) -> None:
-    header, first, second = tables.to_csv(small, LABELS).splitlines()
+    header, first, second = comparison.to_csv(small, LABELS).splitlines()
     assert header.startswith("group,runs,run_ids,Time per epoch [s] mean,")
     assert first == "fp32_a & b|c,2,a b,41.0,1.4142135623730951,,"
     assert second.startswith("'=cmd(),1,c,20.5,,0.5,-20.5")
 
 
 def test_markdown_escapes_cells(small: comparison.Comparison) -> None:
-    text = tables.to_markdown(small, LABELS)
+    text = comparison.to_markdown(small, LABELS)
     assert r"fp32\_a & b\|c" in text
     assert text.startswith(r"| variant | runs | Time per epoch \[s\] |")
     assert "20.50 (×0.500)" in text
@@ -310,7 +310,7 @@ def test_markdown_escapes_cells(small: comparison.Comparison) -> None:
 
 
 def test_latex_escapes_cells(small: comparison.Comparison) -> None:
-    text = tables.to_latex(small, LABELS)
+    text = comparison.to_latex(small, LABELS)
     assert r"fp32\_a \& b|c" in text
     assert r"41.00 $\pm$ 1.4" in text
     assert r"($\times$0.500)" in text

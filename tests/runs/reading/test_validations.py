@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from clew import names
-from clew.config.services import InfluenceConfig
+from clew.runs.reading.explanation import html_report, open_explanation
 from clew.runs.reading.reports import read_head, report_files
-from clew.runs.reading.results import find_validation
-from clew.runs.sharing.explanation import open_explanation
-from clew.runs.sharing.html_report import html_report
+from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import (
     Ceiling,
     DatamodellingScore,
@@ -78,7 +76,7 @@ def test_a_later_test_of_another_form_does_not_hide_an_earlier_one(store: Record
     earlier = record(source, FORM, "tail")
     run_id = add_validation(store, source, earlier.model_dump_json())
     add_validation(store, source, record(source, "cosine", "tail").model_dump_json())
-    assert find_validation(source, InfluenceConfig(score=FORM)) == earlier.summary(FORM, run_id)
+    assert find_validation(source, {"score": FORM}) == earlier.summary(FORM, run_id)
 
 
 def test_tables_say_what_was_not_measured_and_of_how_many_triples() -> None:
@@ -114,7 +112,7 @@ def test_a_result_that_cannot_be_read_is_left_out(
     readable = add_validation(store, source, good.model_dump_json())
     unreadable = add_validation(store, source, text)
     caplog.set_level(logging.WARNING)
-    found = find_validation(source, InfluenceConfig(score=FORM))
+    found = find_validation(source, {"score": FORM})
     assert isinstance(found, ValidationSummary)
     assert found == good.summary(FORM, readable)
     (said,) = [message for message in caplog.messages if unreadable in message]

@@ -15,12 +15,17 @@ from reasoner_pydantic import Response
 from clew.__main__ import run as clew
 from clew.errors import ConfigError, TrackingError
 from clew.runs.influence_forms import ESTIMATE
+from clew.runs.reading.explanation import (
+    PREDICTION,
+    PROPONENTS,
+    SharedExplanation,
+    html_report,
+    open_explanation,
+    trapi_json,
+)
 from clew.runs.reading.facts import no_path
-from clew.runs.reading.layout import COLOURS, SYMBOLS, looks
+from clew.runs.reading.picture import COLOURS, SYMBOLS, looks
 from clew.runs.reading.reviews import Fact, Review
-from clew.runs.sharing.explanation import SharedExplanation, open_explanation
-from clew.runs.sharing.html_report import html_report
-from clew.runs.sharing.trapi import PREDICTION, PROPONENTS, trapi_json
 from tests.recorded import HOSTILE, NUM_TESTS, Recorded
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -105,7 +105,6 @@ class ConvETrunk(Trunk):
         self._dense = self.product.prepare(self.dense)
 
     def parts(self, depth: int) -> tuple[str, ...]:
-        """Return the scorer for one layer, with the fully connected layer for two, else all."""
         return {1: CONVE_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, CONVE_PARTS)
 
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
@@ -125,7 +124,6 @@ class ConvETrunk(Trunk):
     def features(
         self, activations: Activations, index: Tensor | slice
     ) -> Float[Tensor, "n feature"]:
-        """Return f of some queries; it is recomputed if it was not kept."""
         if "features" in activations:
             return activations["features"][index]
         return self._features(activations["image"][index])
@@ -157,7 +155,9 @@ class ConvETrunk(Trunk):
         if smooth:
             grad_u = torch.ops.aten.silu_backward(grad_f, self._u(image).flatten(1))
         else:
-            grad_u = _masked_(grad_f, self.features(queries.activations, index))
+            features = self.features(queries.activations, index)
+            masked = torch.ops.aten.threshold_backward.grad_input
+            grad_u = masked(grad_f, features, 0.0, grad_input=grad_f)
         grad_u = grad_u.view(len(grad_u), len(self.kernel), -1)
         grad_x1 = self._to_image(grad_u)
         others = self._others(image, normal, grad_m, grad_u, grad_x1) if small else None
@@ -218,8 +218,3 @@ class ConvETrunk(Trunk):
             grad_x1.sum(1, keepdim=True),
         ]
         return torch.cat(parts, dim=1)
-
-
-def _masked_(grad: Tensor, activation: Tensor) -> Tensor:
-    torch.ops.aten.threshold_backward.grad_input(grad, activation, 0.0, grad_input=grad)
-    return grad

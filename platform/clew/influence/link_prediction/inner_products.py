@@ -103,18 +103,16 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Aligned:
-    """Pairs of row i of one side with row i of the other; results are `(row,)`."""
+    """Pairs of row i of one side with row i of the other; results are `(row,)`, as in `Grid`."""
 
     trunk: Trunk
     left: FactoredRows
     right: FactoredRows
 
     def dot(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the inner products of the rows' vectors, `(row,)`."""
         return (a * b).sum(1)
 
     def query_dot(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return the inner products of the queries' vectors, `(row,)`."""
         return self.dot(a[self.left.query], b[self.right.query])
 
     def feature_dot(self, change: Change) -> Tensor:
@@ -139,28 +137,23 @@ class Aligned:
         return torch.cat([vecdot(features(left, a), change(features(right, b))) for a, b in chunks])
 
     def base_dot(self, b: Tensor) -> Tensor:
-        """Return the inner products of the bases, `(row,)`."""
         left, right = self.left.queries, self.right.queries
         i, j = left.base_row[self.left.query], right.base_row[self.right.query]
         return _dots(left.base, b, i, j)
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
-        """Return the base of each row of a at the entity of its row of b, `(row,)`."""
         queries = self.left.queries
         place = queries.base_row[self.left.query]
         return queries.base[place, entity_b]
 
     def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
-        """Return the base of each row of b at the entity of its row of a, `(row,)`."""
         place = self.right.queries.base_row[self.right.query]
         return base_b[place, entity_a]
 
     def a(self, values: Tensor) -> Tensor:
-        """Return values of the rows of a, `(row,)`."""
         return values
 
     def b(self, values: Tensor) -> Tensor:
-        """Return values of the rows of b, `(row,)`."""
         return values
 
 
@@ -193,14 +186,7 @@ Meeting = Grid | Aligned
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """The formula above, for the selected parts of one checkpoint.
-
-    Args:
-        trunk: Trunk of the checkpoint.
-        parts: The selected parts.
-        scale: Preconditioner of the second side, or None.
-        features: Changes f on the second side, in another geometry.
-    """
+    """The formula above, for the selected parts of one checkpoint."""
 
     trunk: Trunk
     parts: tuple[str, ...]

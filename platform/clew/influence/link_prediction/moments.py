@@ -79,15 +79,7 @@ def deflated(trunk: Trunk, rows: DeltaRows, settings: MomentSettings) -> Geometr
 def kronecker(
     trunk: Trunk, scorer: Scorer, rows: DeltaRows, function: LossFunction, settings: MomentSettings
 ) -> Geometry:
-    """Return the geometry of `kronecker`: every factor whitened.
-
-    Args:
-        trunk: The checkpoint's trunk.
-        scorer: The products with the entity table.
-        rows: All rows of training triples.
-        function: The loss function, which gives the distribution of labels for the scores.
-        settings: How moments are estimated.
-    """
+    """Return the geometry of `kronecker`: every factor whitened."""
     queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
     num_entities, num_rows = trunk.model.entity.num_embeddings, len(query)
     moments: dict[str, Tensor] = {}

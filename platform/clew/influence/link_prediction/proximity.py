@@ -7,27 +7,19 @@ edges between head and tail. Such a path does not pass through head or tail, and
 directly back to the entity before; with up to four edges it visits no entity twice. Paths do not
 pass through entities with fewer than `min_degree` edges.
 
-The index is a compressed sparse matrix (entity, edge) that also stores edge numbers. It is built
-once per graph and stored on disk under the graph's fingerprint.
+The index is a compressed sparse matrix (entity, edge) that also stores edge numbers.
 """
 
-import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int
 from scipy.sparse import csr_matrix
 
 from clew.config.services import InfluenceConfig
-from clew.errors import described
-from clew.files import replacing
-from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
-
-logger = logging.getLogger(__name__)
+from clew.link_prediction.triples import HEAD, TAIL, Triples
 
 FAR = np.iinfo(np.int32).max
-CACHE_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -75,21 +67,6 @@ class Neighbourhood:
         order = incidence.indices
         others = np.concatenate([triples[:, TAIL], triples[:, HEAD]])
         return cls(incidence.indptr.astype(np.int64), others[order], incidence.data)
-
-    @classmethod
-    def cached(cls, graph: KnowledgeGraph, folder: Path) -> "Neighbourhood":
-        """Read the graph's index from `folder`, or build it and save it there."""
-        path = folder / f"neighbourhood-{graph.fingerprint}-v{CACHE_VERSION}.npz"
-        if path.is_file():
-            try:
-                with path.open("rb") as kept, np.load(kept, allow_pickle=False) as stored:
-                    return cls(stored["offsets"], stored["neighbours"], stored["edges"])
-            except Exception as error:  # damaged zip files and headers raise many kinds of errors
-                logger.warning("%s cannot be read (%s); it is built again", path, described(error))
-        index = cls.build(graph.train, graph.num_entities)
-        with replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, offsets=index._offsets, neighbours=index._neighbours, edges=index._edges)
-        return index
 
     def degree(self, entity: int) -> int:
         return int(self._offsets[entity + 1] - self._offsets[entity])

@@ -4,7 +4,7 @@ Names are joined once per training triple, not once per pair. So three million r
 30,000 triples) are written in seconds.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -71,7 +71,6 @@ class PairRows:
     """Step of each checkpoint."""
 
     def kept(self, test: int) -> np.ndarray:
-        """Return the positions of a test's entries, without padding."""
         return np.flatnonzero(self.scored.train[test] >= 0)
 
 
@@ -162,7 +161,9 @@ def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -
     names = NameTable(graph)
     try:
         for pairs in rows:
-            for table in _tables(names, graph, pairs):
+            step = max(1, ROW_GROUP // max(1, pairs.scored.train.shape[1]))
+            for start in range(0, len(pairs.tests), step):
+                table = _table(names, graph, pairs, slice(start, start + step))
                 writer = writer or pq.ParquetWriter(
                     path, table.schema, compression="lz4", use_dictionary=repeated
                 )
@@ -170,13 +171,6 @@ def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -
     finally:
         if writer is not None:
             writer.close()
-
-
-def _tables(names: NameTable, graph: KnowledgeGraph, pairs: PairRows) -> Iterator[pa.Table]:
-    width = max(1, pairs.scored.train.shape[1])
-    step = max(1, ROW_GROUP // width)
-    for start in range(0, len(pairs.tests), step):
-        yield _table(names, graph, pairs, slice(start, start + step))
 
 
 def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice) -> pa.Table:
@@ -291,7 +285,6 @@ class ReportSource:
 
     @property
     def model(self) -> ReportModel:
-        """The explained model."""
         weights = tuple(
             CheckpointWeight(record.epoch, record.step, record.learning_rate_weight)
             for record in self.checkpoints
@@ -299,7 +292,6 @@ class ReportSource:
         return ReportModel(self.run_id, self.task, weights, self.runs)
 
     def triple(self, triple: np.ndarray) -> TripleRecord:
-        """Return a triple with its names."""
         entities, relations = self.graph.entities, self.graph.relations
         return TripleRecord(
             self._term(entities, int(triple[HEAD])),

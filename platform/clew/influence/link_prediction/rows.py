@@ -54,7 +54,6 @@ class Directions:
 
     @property
     def num_directions(self) -> int:
-        """Number of rows per triple."""
         return 1 + self.inverse_relations
 
     @property
@@ -95,14 +94,7 @@ class LossForm:
         query: Int[Tensor, "row"],
         rows: "DeltaRows",
     ) -> tuple[Float[Tensor, "query entity"], "DeltaRows"]:
-        """Return F of queries, and their rows with the coefficients of the filtered loss.
-
-        Args:
-            scores: Scores of the queries.
-            known: Known answers of the queries, as query and entity.
-            query: Query of each row.
-            rows: The rows.
-        """
+        """Return F of queries, and their rows with the coefficients of the filtered loss."""
         own = scores[query, rows.tail]
         others = scores.index_put(known, scores.new_tensor(-torch.inf))
         is_known = others[query, rows.tail] == -torch.inf
@@ -145,7 +137,6 @@ class DeltaRows:
         return self._map(lambda column: column[index])
 
     def direction(self, index: int) -> "DeltaRows":
-        """Return the rows of one direction, as triples of a single row."""
         part = slice(index * self.num_triples, (index + 1) * self.num_triples)
         return replace(self._map(lambda column: column[part]), num_directions=1)
 
@@ -218,7 +209,6 @@ class FactoredRows:
     gradients: RowGradients
 
     def direction(self, index: int) -> "FactoredRows":
-        """Return the rows of one direction only."""
         size = self.rows.num_triples
         part = slice(index * size, (index + 1) * size)
         rows = self.rows.direction(index)

@@ -90,14 +90,7 @@ class TripleRows:
 
 
 class GraphModelCheckpoint:
-    """Inner products of training triples with all test triples, at one checkpoint.
-
-    Args:
-        model: The model in evaluation mode.
-        rows: Rows of training and test triples; a test triple can have fewer directions.
-        options: How products are computed.
-        form: Scales the second side, or changes factors; None: the raw form.
-    """
+    """Inner products of training triples with all test triples, at one checkpoint."""
 
     def __init__(
         self,
@@ -141,7 +134,6 @@ class GraphModelCheckpoint:
 
     @torch.no_grad()
     def squared_norms(self, train: np.ndarray) -> Tensor:
-        """Return the squared gradient norms of training triples, `(train,)`."""
         return self._norms(self._build(train))
 
     def _build(self, train: np.ndarray) -> FactoredRows:
@@ -161,16 +153,7 @@ class GraphModelCheckpoint:
 
 
 class TracedRun:
-    """The checkpoints of one run.
-
-    Args:
-        task: Builds the network.
-        config: The training run's configuration.
-        settings: Settings of the explanation.
-        checkpoints: Checkpoints in order of their steps.
-        device: Device to compute on.
-        cache: Folder that stores moments of training rows; None: estimate them each time.
-    """
+    """The checkpoints of one run."""
 
     def __init__(
         self,
@@ -364,7 +347,6 @@ def verify_task(
 
 
 def _own_rows(train: DeltaRows, form: LossForm) -> DeltaRows:
-    """Return the first training triples as separate rows, forward direction only."""
     few = train.direction(0).of(torch.arange(min(NUM_ROWS, train.num_triples)).to(train.head))
     beta = torch.full_like(few.beta, 1.0 - form.label_smoothing)
     return DeltaRows(few.head, few.relation, few.tail, torch.ones_like(beta), beta, 1)

@@ -110,12 +110,10 @@ class Tracer:
 
     @property
     def models(self) -> list[GraphModel]:
-        """Models of the (first) run's checkpoints."""
         return self.runs[0].models
 
     @property
     def operand(self) -> torch.dtype | None:
-        """Half-precision type of the operands; None: float32."""
         return self.runs[0].operand
 
     @property
@@ -296,11 +294,6 @@ def tiles(triples: Triples, candidates: np.ndarray | None, size: int) -> Iterato
     A tile holds triples of one relation with neighbouring heads if possible. The rows of one (head,
     relation) share a query, which is computed once, and so do the inverse rows of one (tail,
     relation).
-
-    Args:
-        triples: All training triples.
-        candidates: Indices to include; None: all.
-        size: Triples in a tile.
     """
     chosen = np.arange(len(triples)) if candidates is None else candidates
     part = triples[chosen]

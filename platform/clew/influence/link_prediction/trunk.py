@@ -102,12 +102,6 @@ class Trunk:
 
     This class works for every graph model, by autograd over its `encode`. Subclasses handle a fully
     connected layer before the query vectors, if a model has one.
-
-    Args:
-        model: The model in evaluation mode.
-        product: Computes large matrix products.
-        keep_features: Whether `features` are kept for the backward pass; otherwise they are
-            recomputed.
     """
 
     dense_bias: Tensor | None = None
@@ -270,7 +264,6 @@ class TuckERTrunk(Trunk):
     )
 
     def parts(self, depth: int) -> tuple[str, ...]:
-        """Return the scorer for one layer, the scorer and the core for two, else all parts."""
         every = (*SCORER_PARTS, "dense", NETWORK_PART)
         return {1: SCORER_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, every)
 

@@ -26,11 +26,16 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.errors import ConfigError
+from clew.influence.linearization import WeightedLoss
 from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.scores import Explanation, Scored, strongest
-from clew.influence.unrolled.engine import Objective, through_training
-from clew.influence.unrolled.linearization import WeightedLoss
-from clew.influence.unrolled.passes import NEEDS, pass_name, require_replayable
+from clew.influence.unrolling import (
+    NEEDS,
+    Objective,
+    pass_name,
+    require_replayable,
+    through_training,
+)
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
@@ -41,15 +46,7 @@ from clew.training.replay import Replay
 
 @dataclass(frozen=True, eq=False)
 class UnrolledTracer:
-    """Explains predictions of one trained graph model by differentiating through its training.
-
-    Args:
-        task: The graph, the network and its losses.
-        config: The training run's configuration, with the settings of the explanation.
-        checkpoints: All checkpoints in order of their steps.
-        device: Device that the run was trained on.
-        cache: Folder for unfinished passes.
-    """
+    """Explains predictions of one trained graph model by differentiating through its training."""
 
     task: LinkPrediction
     config: RunConfig
@@ -67,12 +64,6 @@ class UnrolledTracer:
         *,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[Explanation]:
-        """Score all training triples for every test triple, in one pass over the training.
-
-        Args:
-            tests: Test triples `(test, 3)`.
-            progress: Called with the number of steps done and in total, replays included.
-        """
         losses = [self._loss(test[None], np.ones(1)) for test in tests]
         explained = tests.astype(np.int64).tobytes()
         return [self._explanation(self._by_interval(losses, explained, progress))]

@@ -20,7 +20,7 @@ are exact.
 
 The projection is included because its gradient with respect to the maps is as large as the maps.
 The gradient of the ReLU can then overwrite it. Everything here can be differentiated twice, which
-`clew.influence.unrolled` needs.
+`clew.influence.unrolling` needs.
 """
 
 from collections.abc import Iterator

@@ -268,7 +268,12 @@ class Agreement:
 def agreement(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
     """Compare the facts of two explanations of one prediction."""
     columns = ["position", "influence"]
-    left, right = (_with_positions(found).drop_duplicates(TRAIN_KEY) for found in (facts, other))
+    left, right = (
+        found.sort_values("influence", ascending=False, kind="stable")
+        .assign(position=np.arange(1, len(found) + 1))
+        .drop_duplicates(TRAIN_KEY)
+        for found in (facts, other)
+    )
     right = right[[*TRAIN_KEY, *columns]]
     for key in TRAIN_KEY:
         left, right = left.astype({key: str}), right.astype({key: str})
@@ -284,11 +289,6 @@ def agreement(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
         common=len(merged),
         facts=merged,
     )
-
-
-def _with_positions(facts: pd.DataFrame) -> pd.DataFrame:
-    order = facts.sort_values("influence", ascending=False, kind="stable")
-    return order.assign(position=np.arange(1, len(order) + 1))
 
 
 def _spearman(values: pd.Series, others: pd.Series) -> float | None:

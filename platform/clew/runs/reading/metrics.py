@@ -158,7 +158,6 @@ class EpochProgress:
 
     @property
     def share(self) -> float:
-        """The finished share of the epochs, from 0 to 1."""
         return min(1.0, self.epochs / self.total_epochs)
 
 

@@ -144,23 +144,12 @@ def version_of(
 
 
 def read_vocabulary(run_id: str) -> ModelNames:
-    """Return the names that the model of a training run knows.
-
-    Raises:
-        TrackingError: The run no longer exists, or it has no names.
-        DataError: A file is not in the expected format.
-    """
     with fetched(run_id, VOCABULARY_FOLDER) as path:
         return _names_in(path)
 
 
 def read_version_vocabulary(model: RegisteredModel, version: int) -> ModelNames:
-    """Return the names that a registered version knows, even if its training run was deleted.
-
-    Raises:
-        TrackingError: The version no longer exists, or it has no names.
-        DataError: A file is not in the expected format.
-    """
+    """Return the names that a registered version knows, even if its training run was deleted."""
     with _of_version(model, version, VOCABULARY_FOLDER) as path:
         return _names_in(path)
 
@@ -189,12 +178,7 @@ def _said(path: Path, column: str) -> dict[str, str]:
 
 
 def read_examples(model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
-    """Return example training triples of a version, one for each of its most frequent relations.
-
-    Raises:
-        TrackingError: The version no longer exists, or it has no triples.
-        DataError: A file is not in the expected format.
-    """
+    """Return example training triples of a version, one for each of its most frequent relations."""
     ids = dict.fromkeys(("head", "relation", "tail"), pa.int32())
     with _of_version(model, version, KNOWN_FILE) as known:
         triples = read_columns(known, ids, "a file of known triples")

@@ -90,11 +90,7 @@ class ReportFiles:
 
     @property
     def identity(self) -> tuple[tuple[str, int, int], ...]:
-        """Path, modification time and size of each file, to detect changes of a file.
-
-        Raises:
-            DataError: A file no longer exists.
-        """
+        """Path, modification time and size of each file, to detect changes of a file."""
         every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
         present = [path for path in every if path]
         try:
@@ -134,11 +130,7 @@ class ReportHead:
 
 
 def read_head(files: ReportFiles) -> ReportHead:
-    """Return the head from the JSON file, or else only the test triples from another file.
-
-    Raises:
-        DataError: No file can be read.
-    """
+    """Return the head from the JSON file, or else only the test triples from another file."""
     problem = ""
     if files.json is not None:
         try:
@@ -156,9 +148,6 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     The columns are `TRIPLE_COLUMNS`, `place`, `rank`, `influence`, and `part_*` and `checkpoint_*`
     as in the Parquet file. `cosine`, `spread` and `runs_agreeing` are present if the file has them.
     Rows are in the order of `by_side`: `place` counts them from 1, and `rank` counts each side.
-
-    Raises:
-        DataError: The file cannot be read, or columns are missing.
     """
     rows = _rows_of(files, test_index)
     terms = zip(TRIPLE_COLUMNS, TERM_COLUMNS[6:], strict=True)
@@ -252,11 +241,7 @@ def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
 
 
 def read_whole_table(path: Path) -> pa.Table:
-    """Return all rows of an influence table that is Parquet or CSV, with the columns of Parquet.
-
-    Raises:
-        DataError: The file cannot be read, or columns are missing.
-    """
+    """Return all rows of an influence table that is Parquet or CSV, with the columns of Parquet."""
     if path.suffix == ".csv":
         return pa.Table.from_pandas(_read_csv(path), preserve_index=False)
     table = _read_table(path, _columns_of(path), None)
@@ -345,11 +330,7 @@ REPORT_FILES = {
 
 
 def report_files(run_id: str, folder: Path) -> ReportFiles:
-    """Return the report files of a trace run; remote files are downloaded into `folder` once.
-
-    Raises:
-        TrackingError: There is no such run, or it has no report that can be downloaded.
-    """
+    """Return the report files of a trace run; remote files are downloaded into `folder` once."""
     run = find_run(run_id)
     with store.using(f"the explanations of run {run_id}"):
         infos = client().list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
@@ -387,9 +368,6 @@ def admitted(path: Path, name: str) -> tuple[str, Path]:
     Args:
         path: The file, with the suffix .json, .parquet or .csv.
         name: Its name on the person's computer, for messages.
-
-    Raises:
-        DataError: The file is not part of a report, or takes too much memory or time to read.
     """
     try:
         table = read_limited(__name__, str(path), path=str(path))

@@ -117,12 +117,7 @@ class VerdictCount:
 
 
 def append_review(review: Review) -> Review:
-    """Write a review to its run as a new file, mark the run, and return the review as written.
-
-    Raises:
-        DataError: The verdict is invalid, the comment is too long, or a final review has no name.
-        TrackingError: The run no longer exists, or its artifacts cannot be written.
-    """
+    """Write a review to its run as a new file, mark the run, and return the review as written."""
     about_fact = review.final and len(review.wrong) + len(review.convincing) == 1
     if review.verdict not in VERDICTS and not (about_fact and review.verdict is None):
         raise DataError(f"verdict is {review.verdict!r}; expected one of {', '.join(VERDICTS)}")
@@ -165,11 +160,7 @@ def _mark_reviewed(run_id: str) -> None:
 
 
 def read_reviews(run_id: str) -> Kept:
-    """Return all reviews of a run, the final ones too.
-
-    Raises:
-        TrackingError: The run no longer exists, or its artifacts cannot be read.
-    """
+    """Return all reviews of a run, the final ones too."""
     there = list_artifact_folders(run_id)
     kept = [
         _read(run_id, folder, decode)
@@ -260,7 +251,6 @@ def count_verdicts(
 
 
 def reviews_csv(reviews: Sequence[Review]) -> str:
-    """Return CSV with one row per review."""
     header = ["created", "reviewer", "run_id", "head", "relation", "tail"]
     header += ["head_label", "relation_label", "tail_label"]
     header += ["verdict", "convincing", "wrong", "comment", "review_id", "final"]

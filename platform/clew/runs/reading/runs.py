@@ -59,11 +59,7 @@ class RunRecord:
 
 
 def client() -> MlflowClient:
-    """Return a client of the store in use, without creating a store.
-
-    Raises:
-        TrackingError: The store does not respond or cannot be used, or there is no store yet.
-    """
+    """Return a client of the store in use, without creating a store."""
     uri = store.tracking_uri()
     store.check_answers(uri)
     if store.is_missing(uri):
@@ -91,11 +87,6 @@ def database_of(connected: MlflowClient) -> Any | None:
 
 
 def find_run(run_id: str) -> RunRecord:
-    """Return the run with this id.
-
-    Raises:
-        TrackingError: There is no such run, or the store does not respond.
-    """
     return record_of(get_run(client(), run_id))
 
 
@@ -159,11 +150,7 @@ def last_sign_of_life(run: RunRecord) -> float:
 
 
 def read_config(run_id: str) -> dict[str, object]:
-    """Return the run's resolved configuration.
-
-    Raises:
-        TrackingError: There is no such run, or it has no readable configuration.
-    """
+    """Return the run's resolved configuration."""
     with fetched(run_id, names.ARTIFACT_CONFIG_YAML) as path:
         try:
             return read_yaml(path)
@@ -204,21 +191,13 @@ def list_artifact_folders(run_id: str, path: str = "") -> list[str]:
 
 @contextmanager
 def fetched(run_id: str, path: str) -> Iterator[Path]:
-    """Provide a temporary copy of a file or folder of the run's artifacts.
-
-    Raises:
-        TrackingError: The run has no such artifact.
-    """
+    """Provide a temporary copy of a file or folder of the run's artifacts."""
     with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
         yield download_artifact(run_id, path, Path(folder))
 
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:
-    """Copy a file or folder of the run's artifacts to `folder / path`, and return that path.
-
-    Raises:
-        TrackingError: The run has no such artifact.
-    """
+    """Copy a file or folder of the run's artifacts to `folder / path`, and return that path."""
     connected = client()
     get_run(connected, run_id)
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +205,11 @@ def download_artifact(run_id: str, path: str, folder: Path) -> Path:
         # MLflow's layout of a download depends on the store; moving it makes the path the same.
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
             found = Path(connected.download_artifacts(run_id, path, temporary))
-            return _put(found, folder / path)
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                shutil.rmtree(target)
+            return found.rename(target)
     except (MlflowException, OSError) as error:
         parent, _, name = path.rpartition("/")
         present = list_artifacts(run_id, parent)
@@ -242,20 +225,9 @@ def download_artifact(run_id: str, path: str, folder: Path) -> Path:
 
 
 def keep_folder(run_id: str, folder: Path, place: str) -> None:
-    """Copy a folder to `place` in the artifacts of a run, and overwrite existing files.
-
-    Raises:
-        TrackingError: The store does not accept the folder.
-    """
+    """Copy a folder to `place` in the artifacts of a run, and overwrite existing files."""
     with store.using(f"keeping {place} with run {run_id}"):
         client().log_artifacts(run_id, str(folder), place)
-
-
-def _put(found: Path, target: Path) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        shutil.rmtree(target)
-    return found.rename(target)
 
 
 def _infos(run_id: str, path: str) -> list[FileInfo]:
@@ -273,9 +245,6 @@ def get_run(connected: MlflowClient, run_id: str, named_by: str = "") -> Run:
         run_id: Id of the run.
         named_by: Prefix for error messages that says where the id comes from, such as
             `MLFLOW_RUN_ID: `.
-
-    Raises:
-        TrackingError: There is no such run, or it was deleted.
     """
     with store.using(f"run {run_id}"):
         try:

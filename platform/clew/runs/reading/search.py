@@ -74,18 +74,13 @@ class RunPage:
 
 
 def list_experiments() -> list[Experiment]:
-    """Return the active experiments, the latest first."""
     with store.using("the list of experiments"):
         found = experiments_of(client())
     return [Experiment(str(e.experiment_id), e.name) for e in found]
 
 
 def experiment_id_of(name: str) -> str:
-    """Return the id of an experiment.
-
-    Raises:
-        TrackingError: There is no active experiment with this name.
-    """
+    """Return the id of an experiment."""
     known = {found.name: found.experiment_id for found in list_experiments()}
     if name not in known:
         raise TrackingError(
@@ -134,24 +129,12 @@ def find_runs(run_ids: Sequence[str]) -> list[RunRecord]:
 
 
 def find_cell(cell_id: str) -> RunRecord | None:
-    """Return the newest finished run of a study's cell, with which the study can continue.
-
-    Raises:
-        TrackingError: The store does not respond.
-    """
+    """Return the newest finished run of a study's cell, with which the study can continue."""
     return next(iter(search_runs(RunQuery(cell=cell_id, status="FINISHED"), limit=1).runs), None)
 
 
 def run_meant(reference: str, kind: str) -> str:
-    """Return a run reference, with `newest` replaced by the id of the run that finished last.
-
-    Args:
-        reference: The reference that the user gave.
-        kind: Kind of the runs to choose from.
-
-    Raises:
-        TrackingError: No run of this kind has finished, or the store does not respond.
-    """
+    """Return a run reference, with `newest` replaced by the id of the run that finished last."""
     if reference != names.NEWEST:
         return reference
     query = RunQuery(kind=kind, status="FINISHED", order_by="attributes.end_time DESC")
@@ -322,11 +305,6 @@ def find_best_run(experiment: str, metric: str = "") -> tuple[RunRecord, int]:
 
     For a validation metric, the value at the run's best checkpoint counts, not the last value.
     Without a name, the metric is `own_metric` of the runs.
-
-    Raises:
-        TrackingError: There is no such experiment, no finished training run in it, or no run with
-            a finite value of the metric.
-        ConfigError: The metric does not say which of two values is better.
     """
     query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
     runs = list(every_run(query))

@@ -29,7 +29,7 @@ from clew.errors import (
     Interrupted,
     described,
 )
-from clew.files import cache_folder, working_folder
+from clew.files import working_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.link_prediction.dictionaries import read_edge_map, read_labels
@@ -132,7 +132,7 @@ class BatchTrace:
         output: OutputFolder,
     ) -> None:
         self.source, self.report, self.output = source, report, output
-        self._neighbourhood = Neighbourhood.cached(report.graph, cache_folder("neighbourhoods"))
+        self._neighbourhood = Neighbourhood.build(report.graph.train, report.graph.num_entities)
         self._filtering = Filtering.from_config(source.model.config.influence)
         self.seconds = 0.0
 
@@ -168,7 +168,8 @@ class BatchTrace:
         folder = self.output.finished(test.index, test.text)
         if folder is not None:
             return self.output.kept(test.index, test.text, folder), nothing
-        candidates = self._candidates(test.ids)
+        head, _, tail = test.ids
+        candidates = self._neighbourhood.candidates(head, tail, self._filtering)
         if not len(candidates):
             f = self._filtering
             message = (
@@ -177,9 +178,6 @@ class BatchTrace:
             )
             return Outcome(test.index, test.text, "failed", message), candidates
         return None, candidates
-
-    def _candidates(self, ids: tuple[int, int, int]) -> np.ndarray:
-        return self._neighbourhood.candidates(ids[0], ids[2], self._filtering)
 
     def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
         """Explain a group together; if that fails, explain its triples one by one."""
@@ -213,7 +211,6 @@ class BatchTrace:
 
 
 def unusable(test: GivenTriple) -> Outcome:
-    """Return the outcome of a line that is not a triple of the graph."""
     return Outcome(test.index, test.text, "failed", test.problem)
 
 
@@ -250,7 +247,6 @@ class BatchResult:
         return "\n".join([*lines, *self.notes])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the run, the output folder, the counts and the seconds as JSON values."""
         counts = {status: self.count(status) for status in ("done", "kept", "failed")}
         where = {"run_id": self.run_id, "output": str(self.output_dir)}
         return {**where, **counts, "seconds": self.seconds}

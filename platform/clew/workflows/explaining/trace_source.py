@@ -27,12 +27,12 @@ from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.link_prediction.unrolled import UnrolledTracer
 from clew.influence.scores import Explanation
 from clew.influence.summation import all_steps
+from clew.influence.unrolling import load_average
 from clew.input_files import line_blocks
 from clew.link_prediction.dictionaries import fields_to_ids, read_dictionary
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph, Triples
-from clew.training.checkpoints import AVERAGE_FILE, load_tensors
 from clew.training.manifest import CheckpointRecord
 from clew.training.precision import device_name
 from clew.training.setup import prepare_process
@@ -325,11 +325,7 @@ def explain_unrolled(
     """
     explanations = prepare(source).explain(tests, progress=progress)
     if source.model.config.training.ema_decay is not None:
-        model = source.tracer.models[-1]
-        average = load_tensors(source.checkpoints[-1].path / AVERAGE_FILE)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(average[name])
+        load_average(source.tracer.models[-1], source.checkpoints[-1].path)
     return explanations
 
 

@@ -1,21 +1,45 @@
-"""Shared steps of explaining texts and frame sequences: open, explain, record and copy."""
+"""Explain a continuation of a prompt, or a prediction from frames, by training windows.
+
+All tests are explained in one pass over the training windows, each as a run of kind `trace`.
+"""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import pydantic
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from clew import names
-from clew.errors import ConfigError
+from clew.errors import ConfigError, DataError, described
 from clew.files import cache_folder, working_folder
+from clew.image_sequences.errors import draw_windows
+from clew.image_sequences.task import SequenceRegression
+from clew.image_sequences.windows import SequenceWindows
+from clew.influence.projections import FOLDER
 from clew.influence.scores import Scored
-from clew.influence.windows.index_files import FOLDER
-from clew.influence.windows.indexing import Searched, SearchSettings
-from clew.influence.windows.tracer import WindowExplanation, WindowTracer
-from clew.influence.windows.unrolled import UnrolledWindowTracer
+from clew.influence.window_index import Searched, SearchSettings
+from clew.influence.window_tracer import UnrolledWindowTracer, WindowExplanation, WindowTracer
+from clew.input_files import read_lines
+from clew.language_modeling.model import Sampling, generate
+from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokens import continuation_batch
 from clew.runs.influence_forms import ESTIMATE
-from clew.runs.influence_report import WindowReport, WindowScore
+from clew.runs.influence_report import (
+    SEQUENCE_INFLUENCE_JSON,
+    SEQUENCE_INFLUENCE_PICTURE,
+    TEXT_INFLUENCE_JSON,
+    FrameWindow,
+    SequenceInfluenceReport,
+    TextInfluenceReport,
+    TextWindow,
+    WindowReport,
+    WindowScore,
+)
 from clew.runs.reading.runs import keep_folder
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import CheckpointRecord
@@ -32,7 +56,7 @@ from clew.workflows.model_source import (
 )
 from clew.workflows.open_run import folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
-from clew.workflows.run_checkpoints import average_setting
+from clew.workflows.run_checkpoints import average_setting, open_checkpoints
 from clew.workflows.training_run import trace_run
 
 T = TypeVar("T", bound=Task[Any])
@@ -40,9 +64,11 @@ R = TypeVar("R", bound=WindowReport[Any])
 
 
 def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
-    """Build a model's task."""
     if source.manifest.task != kind.kind:
-        raise ConfigError(f"{source.title} is a {source.manifest.task} model; {explains}")
+        raise ConfigError(
+            f"{source.title} is a {source.manifest.task} model; {explains}: use tracin for link "
+            "prediction, trace-text for text, trace-sequence for image sequences"
+        )
     score = source.config.influence.score
     if score not in {"auto", "raw", "unrolled"}:
         raise ConfigError(
@@ -102,24 +128,15 @@ def search_settings(source: ModelSource) -> SearchSettings | None:
     return SearchSettings(settings.candidates, settings.projection_rank, settings.search_opponents)
 
 
-@dataclass(frozen=True, eq=False)
-class Explained:
-    """The explanation of one test."""
-
-    found: WindowExplanation
-    said: dict[str, Any]
-    """Fields of its report that say how it was made."""
-
-
 def explain(
     tracer: WindowTracer[B],
     tests: Sequence[B],
     source: ModelSource,
     progress: Callable[[int, int], None],
-) -> tuple[list[Explained], dict[str, float]]:
-    """Explain test windows in one pass, and return the explanations and the metrics of speed.
+) -> tuple[list[WindowExplanation], list[dict[str, Any]], dict[str, float]]:
+    """Explain test windows in one pass, each a batch of one window.
 
-    Each item of `tests` is a batch of one window.
+    Return the explanations, what their reports say of how they were made, and metrics of speed.
     """
     top_k, num_windows = source.config.influence.top_k, len(tracer.windows)
     how, started = search_settings(source), time.perf_counter()
@@ -157,12 +174,12 @@ def explain(
         names.INFLUENCE_PAIRS_PER_SECOND: num_windows / seconds,
         **deviation_metrics(settings),
     }
-    explained = []
+    reports = []
     for each in found:
         search = {} if each.searched is None else {names.SETTING_SEARCH: asdict(each.searched)}
         own = {"loss": each.loss, "self_influence": each.self_influence}
-        explained.append(Explained(each, {**said, **own, "settings": settings | search}))
-    return explained, metrics
+        reports.append({**said, **own, "settings": settings | search})
+    return found, reports, metrics
 
 
 @dataclass(frozen=True)
@@ -190,14 +207,17 @@ def record_each(
     loaded: LoadedModel,
     *,
     command: str,
-    report_of: Callable[[Explained, int, Path], R],
+    window_of: Callable[[WindowScore], Any],
+    report_of: Callable[[dict[str, Any], int, Path], R],
     progress: Callable[[int, int], None],
 ) -> list[WindowTrace[R]]:
     """Explain test windows, and record each explanation as a run.
 
     All tests are explained while the first run is open, so its peak memory includes all the work.
+    `window_of` describes a training window, and `report_of` makes the report of a test from what is
+    said of it.
     """
-    explained, metrics, results = list[Explained](), dict[str, float](), []
+    found, results = list[WindowExplanation](), []
     for test in range(len(tests)):
         with (
             trace_run(source, loaded, f"{command} {loaded.task.dataset}") as tracker,
@@ -205,12 +225,15 @@ def record_each(
         ):
             folder = temporary / names.ARTIFACT_INFLUENCE
             folder.mkdir()
-            if not explained:
-                explained, metrics = explain(tracer, tests, source, progress)
-                if (searched := explained[0].found.searched) is not None:
+            if not found:
+                found, said, metrics = explain(tracer, tests, source, progress)
+                if (searched := found[0].searched) is not None:
                     keep_indices(source, tracer.checkpoints, searched)
             tracker.metrics(metrics, source.manifest.step)
-            report = report_of(explained[test], test, folder)
+            for side in ("proponents", "opponents"):
+                scores = window_scores(getattr(found[test], side), found[test].parts)
+                said[test][side] = tuple(map(window_of, scores))
+            report = report_of(said[test], test, folder)
             tracker.artifact(folder)
         results.append(WindowTrace(report, tracker.run_id))
     return results
@@ -263,3 +286,175 @@ def write_outputs(results: Sequence[WindowTrace[R]], output: Path | None) -> Non
         return
     for number, result in enumerate(results):
         result.report.write(output / f"{number:04d}.json")
+
+
+WRITTEN_TOKENS = 64
+"""Number of tokens in a continuation that the model generates itself."""
+DRAWN_WINDOWS = 3
+"""Number of training windows of each sign whose frames are drawn."""
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Text:
+    """A continuation of a prompt to explain; if it is empty, the model generates one."""
+
+    prompt: str
+    continuation: str = ""
+
+
+_TEXTS = TypeAdapter(Text)
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Read a file with one JSON object per line, with `prompt` and optionally `continuation`."""
+    texts = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            try:
+                texts.append(_TEXTS.validate_json(line))
+            except ValidationError as error:
+                raise DataError(
+                    f"{path}, line {number}: {described(error)}; expected "
+                    '{"prompt": TEXT, "continuation": TEXT}, the latter is optional'
+                ) from None
+    if not texts:
+        raise DataError(f"{path}: holds no prompt; expected a JSON object with `prompt` per line")
+    return texts
+
+
+def trace_texts(
+    model: str,
+    texts: Sequence[Text],
+    overrides: Mapping[str, Any],
+    *,
+    num_last_layers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[WindowTrace[TextInfluenceReport]]:
+    """Explain continuations in one pass over the windows, each as a run of kind `trace`."""
+    with open_checkpoints(model, overrides) as (source, checkpoints):
+        task = open_task(source, LanguageModeling, "trace-text explains language models")
+        windows = task.train_examples()
+        if source.config.influence.score != "unrolled":
+            windows = windows.without_overlap()
+        tracer = open_tracer(task, windows, source, checkpoints, num_last_layers=num_last_layers)
+        loaded = LoadedModel(task, tracer.model(checkpoints[-1]), tracer.device)
+        whole = [
+            replace(text, continuation=text.continuation or _written(loaded, task, text.prompt))
+            for text in texts
+        ]
+        tests = [
+            continuation_batch(task.splits.tokenizer, text.prompt, text.continuation)
+            for text in whole
+        ]
+
+        def window_of(score: WindowScore) -> TextWindow:
+            tokens = windows.batch(np.array([score.window])).tokens[0, :-1].numpy()
+            first = windows.start + score.window * windows.stride
+            text = task.splits.tokenizer.decode(tokens)
+            return TextWindow(**vars(score), first_token=first, text=text)
+
+        def report_of(said: dict[str, Any], test: int, folder: Path) -> TextInfluenceReport:
+            said["settings"] |= {"window": windows.length}
+            report = TextInfluenceReport(**vars(whole[test]), **said)
+            report.write(folder / TEXT_INFLUENCE_JSON)
+            return report
+
+        return record_each(
+            tracer,
+            tests,
+            source,
+            loaded,
+            command="trace-text",
+            window_of=window_of,
+            report_of=report_of,
+            progress=progress,
+        )
+
+
+def _written(loaded: LoadedModel, task: LanguageModeling, prompt: str) -> str:
+    tokens = task.splits.tokenizer.encode(prompt.encode()).astype(np.int64)
+    if not len(tokens):
+        raise ConfigError("no prompt given; expected text to continue")
+    inputs = torch.from_numpy(tokens).unsqueeze(0).to(loaded.device)
+    written = generate(
+        task.as_model(loaded.model), inputs, WRITTEN_TOKENS, Sampling(temperature=0.0)
+    )
+    return task.splits.tokenizer.decode(written[0].cpu().numpy())
+
+
+def trace_sequences(
+    model: str,
+    frames: Sequence[int | None],
+    overrides: Mapping[str, Any],
+    *,
+    num_last_layers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[WindowTrace[SequenceInfluenceReport]]:
+    """Explain test windows in one pass over the training windows, each as a run of kind `trace`."""
+    with open_checkpoints(model, overrides) as (source, checkpoints):
+        task = open_task(source, SequenceRegression, "trace-sequence explains image sequences")
+        windows = task.train_examples()
+        tracer = open_tracer(task, windows, source, checkpoints, num_last_layers=num_last_layers)
+        loaded = LoadedModel(task, tracer.model(checkpoints[-1]), tracer.device)
+        chosen = [_test_window(loaded, task, frame) for frame in frames]
+
+        def window_of(score: WindowScore) -> FrameWindow:
+            return FrameWindow(
+                **vars(score),
+                last_frame=int(windows.ends[score.window]),
+                group=str(windows.groups[score.window]),
+                target=float(windows.targets[score.window]),
+            )
+
+        def report_of(said: dict[str, Any], test: int, folder: Path) -> SequenceInfluenceReport:
+            window = chosen[test]
+            report = SequenceInfluenceReport(
+                unit=task.splits.table.unit,
+                last_frame=int(window.ends[0]),
+                group=str(window.groups[0]),
+                target=float(window.targets[0]),
+                prediction=float(task.predict(loaded.model, window, tracer.device)[0]),
+                **said,
+            )
+            report.write(folder / SEQUENCE_INFLUENCE_JSON)
+            _draw(windows, window, report, folder / SEQUENCE_INFLUENCE_PICTURE)
+            return report
+
+        tests = [window.batch(np.array([0])) for window in chosen]
+        return record_each(
+            tracer,
+            tests,
+            source,
+            loaded,
+            command="trace-sequence",
+            window_of=window_of,
+            report_of=report_of,
+            progress=progress,
+        )
+
+
+def _test_window(
+    loaded: LoadedModel, task: SequenceRegression, frame: int | None
+) -> SequenceWindows:
+    windows = task.splits.windows["test"]
+    if frame is None:
+        errors = task.predict(loaded.model, windows, loaded.device) - windows.targets
+        return windows.only(np.array([abs(errors).argmax()]))
+    chosen = np.flatnonzero(windows.ends == frame)
+    if not len(chosen):
+        raise ConfigError(
+            f"--frame is {frame}, which ends no test window; {windows.table.source} has test "
+            f"windows that end at frames {windows.ends.min()} to {windows.ends.max()}"
+        )
+    return windows.only(chosen)
+
+
+def _draw(
+    windows: SequenceWindows, test: SequenceWindows, report: SequenceInfluenceReport, path: Path
+) -> None:
+    shown = [*report.proponents[:DRAWN_WINDOWS], *report.opponents[:DRAWN_WINDOWS]]
+    batch = windows.batch(np.array([window.window for window in shown], dtype=int))
+    rows = np.concatenate([test.batch(np.array([0])).images[:, :, 0], batch.images[:, :, 0]])
+    titles = [f"test: predicted {report.prediction:.4g}, true {report.target:.4g}"]
+    titles += [f"{w.influence:+.3g}: frame {w.last_frame}, target {w.target:.4g}" for w in shown]
+    draw_windows(rows, titles, path)

@@ -32,7 +32,7 @@ from clew.runs.influence_report import (
     read_influence_json,
     write_influence_json,
 )
-from clew.runs.reading.results import find_validation
+from clew.runs.reading.run_details import find_validation
 from clew.training.precision import device_name
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
@@ -68,13 +68,6 @@ LARGEST_SHARE = 0.25
 NAME_CHARACTERS = 120
 """Largest length of a run's name; labels can have any length."""
 Progress = Callable[[int, int], None]
-
-
-def check_place(output: Path | None) -> None:
-    """Refuse an output path where no report can be written."""
-    if output is not None:
-        check = check_file if _is_file_name(output) else check_folder
-        check("--output", output)
 
 
 def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
@@ -217,7 +210,9 @@ def tracin(
     progress: Progress = lambda done, total: None,
 ) -> TraceResult:
     """Explain test triples by all training triples, and record it as a run of kind `trace`."""
-    check_place(output)
+    if output is not None:
+        check = check_file if _is_file_name(output) else check_folder
+        check("--output", output)
     with open_trace_source(model, overrides, files=files) as source:
         tests = usable(read_test_triples(test, source.task.graph), test)
         settings = settings_of(source, tests)
@@ -332,9 +327,7 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
         checkpoints=source.checkpoints,
         settings=settings,
         device=device_name(source.tracer.device),
-        validation=find_validation(
-            source.model.run_id or "", source.tracer.settings, ensemble=source.runs
-        ),
+        validation=find_validation(source.model.run_id or "", settings, ensemble=source.runs),
         runs=source.runs,
     )
 

@@ -4,26 +4,25 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from clew import names
-from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.files import working_folder
-from clew.influence.retraining.outcomes import Examiner
-from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
+from clew.influence.outcomes import Examiner
+from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
 from clew.runs.validation_record import ValidationRecord, chart
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.validation_plan import (
     DELETION_BASELINES,
-    EVERY_FORM,
     FORMS,
     NUM_DELETED,
     TESTS_PER_GROUP,
+    ValidationRequest,
     choose_tests,
     expected_half_width,
     measure,
@@ -37,56 +36,8 @@ from clew.workflows.training_run import linked_run
 
 logger = logging.getLogger(__name__)
 
-LARGEST_DROP = 0.9
 TIMED_STEPS = 4
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class ValidationRequest:
-    """The model to test, and the size of the test."""
-
-    model: str
-    subsets: int = 40
-    """Number of random subsets of facts for each share."""
-    seeds: int = 2
-    """Number of other seeds for each subset."""
-    drop: Sequence[float] = (0.05, 0.5)
-    """Shares of the facts that subsets drop."""
-    tests: int = 100
-    """Number of test triples, which are chosen at random."""
-    deletions: int = 30
-    """Number of test triples whose strongest facts are deleted, among those that rank first."""
-    scores: Sequence[str] = ()
-    """Forms of score; empty: all forms that the run allows."""
-    direction: Question = "tail"
-    """The question that the scores explain, and whose answer is measured after retraining."""
-    test_loss: TestLoss = "trained"
-    max_hours: float = 1.0
-    output_dir: Path | None = None
-    """Folder for finished retrainings; None: one below `runs/validate_influence`."""
-
-    def __post_init__(self) -> None:
-        for share in self.drop:
-            if not 0 < share <= LARGEST_DROP:
-                raise ConfigError(
-                    f"--drop {share:g}: expected shares of the facts above 0 and at most "
-                    f"{LARGEST_DROP:g}, such as 0.05,0.5"
-                )
-        for form in self.scores:
-            if form not in EVERY_FORM:
-                raise ConfigError(
-                    f"--scores {form}: no such form; expected {', '.join(EVERY_FORM)}"
-                )
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """Settings of the explanations, by their full names."""
-        return {
-            "influence.top_k": 0,
-            "influence.direction": self.direction,
-            "influence.test_loss": self.test_loss,
-        }
 
 
 @dataclass(frozen=True)
@@ -136,16 +87,7 @@ def validate_influence(
             context="explanation",
         ) as tracker:
             trained = examiner.examine(source.tracer.models[-1])
-            plan = plan_experiment(
-                source,
-                tests,
-                trained,
-                forms=request.scores,
-                drop=request.drop,
-                num_subsets=request.subsets,
-                num_seeds=request.seeds,
-                num_deletions=request.deletions,
-            )
+            plan = plan_experiment(request, source, tests, trained)
             left = len({one.key for one in plan.retrainings if one not in folder})
             if left > expected:  # some files, counted as finished deletions, are of other requests
                 _forecast(request, retrainer, left, seconds_each, say)

@@ -5,15 +5,16 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from clew.config.services import InfluenceConfig, Question
+from clew.config.services import InfluenceConfig, Question, TestLoss
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.retraining.outcomes import (
+from clew.influence.outcomes import (
     BASELINES,
     Facts,
     Interval,
@@ -24,7 +25,7 @@ from clew.influence.retraining.outcomes import (
     strongest,
     touching,
 )
-from clew.influence.retraining.retraining import NOTHING, KeptRetrainings, Retraining
+from clew.influence.retraining import NOTHING, KeptRetrainings, Retraining
 from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples
 from clew.runs.validation_record import (
@@ -53,8 +54,56 @@ TESTS_PER_GROUP = 5
 """Number of test triples whose strongest facts are deleted together."""
 NUM_DELETED = (1, 4, 20)
 """Numbers of strongest facts that are deleted for each test triple."""
+LARGEST_DROP = 0.9
 SPREAD_OF_TESTS = 0.1
 """Standard deviation of the true correlation between test triples that the forecast assumes."""
+
+
+@dataclass(frozen=True)
+class ValidationRequest:
+    """The model to test, and the size of the test."""
+
+    model: str
+    subsets: int = 40
+    """Number of random subsets of facts for each share."""
+    seeds: int = 2
+    """Number of other seeds for each subset."""
+    drop: Sequence[float] = (0.05, 0.5)
+    """Shares of the facts that subsets drop."""
+    tests: int = 100
+    """Number of test triples, which are chosen at random."""
+    deletions: int = 30
+    """Number of test triples whose strongest facts are deleted, among those that rank first."""
+    scores: Sequence[str] = ()
+    """Forms of score; empty: all forms that the run allows."""
+    direction: Question = "tail"
+    """The question that the scores explain, and whose answer is measured after retraining."""
+    test_loss: TestLoss = "trained"
+    max_hours: float = 1.0
+    output_dir: Path | None = None
+    """Folder for finished retrainings; None: one below `runs/validate_influence`."""
+
+    def __post_init__(self) -> None:
+        for share in self.drop:
+            if not 0 < share <= LARGEST_DROP:
+                raise ConfigError(
+                    f"--drop {share:g}: expected shares of the facts above 0 and at most "
+                    f"{LARGEST_DROP:g}, such as 0.05,0.5"
+                )
+        for form in self.scores:
+            if form not in EVERY_FORM:
+                raise ConfigError(
+                    f"--scores {form}: no such form; expected {', '.join(EVERY_FORM)}"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Settings of the explanations, by their full names."""
+        return {
+            "influence.top_k": 0,
+            "influence.direction": self.direction,
+            "influence.test_loss": self.test_loss,
+        }
 
 
 @dataclass(frozen=True)
@@ -90,11 +139,6 @@ class ValidationPlan:
             Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions
         ]
 
-    @staticmethod
-    def of_subset(seed: int, dropped: np.ndarray) -> Retraining:
-        """Return the retraining without a random subset."""
-        return Retraining(seed, np.flatnonzero(dropped))
-
 
 def of_subsets(
     seeds: Iterable[int], subsets: Iterable[Bool[np.ndarray, "subset fact"]]
@@ -114,24 +158,16 @@ def choose_tests(test: Triples, count: int) -> Triples:
 
 
 def plan_experiment(
-    source: TraceSource,
-    tests: Triples,
-    trained: Outcomes,
-    *,
-    forms: Sequence[str],
-    drop: Sequence[float],
-    num_subsets: int,
-    num_seeds: int,
-    num_deletions: int,
+    request: ValidationRequest, source: TraceSource, tests: Triples, trained: Outcomes
 ) -> ValidationPlan:
     """Compute the scores, and choose the facts to drop."""
     graph = source.task.graph
-    own_seed, *other_seeds = seeds_of(source, num_seeds)
-    scores = scores_by_form(forms, source, tests)
+    own_seed, *other_seeds = seeds_of(source, request.seeds)
+    scores = scores_by_form(request.scores, source, tests)
     baselines = {name: score(graph, tests) for name, score in BASELINES.items()}
     asked = trained.of(source.tracer.settings.direction)
-    first = np.flatnonzero((asked.rank == 1.0).all(0))[:num_deletions].tolist()
-    _warn_of_fewer_deletions(num_deletions, len(first), num_seeds)
+    first = np.flatnonzero((asked.rank == 1.0).all(0))[: request.deletions].tolist()
+    _warn_of_fewer_deletions(request.deletions, len(first), request.seeds)
     # Baselines score 0 or 1, so ties are common. Facts that touch the triple come first, the rest
     # is decided at random.
     ties = touching(graph, tests) + 1e-3 * random_scores(graph, tests)
@@ -143,8 +179,8 @@ def plan_experiment(
         other_seeds=tuple(other_seeds),
         forms=scores,
         baselines=baselines,
-        subsets={d: random_subsets(num_facts, d, num_subsets) for d in sorted(drop)},
-        deletions=tuple(deletions(deleted, first, ties)) if num_seeds else (),
+        subsets={d: random_subsets(num_facts, d, request.subsets) for d in sorted(request.drop)},
+        deletions=tuple(deletions(deleted, first, ties)) if request.seeds else (),
     )
 
 
@@ -256,7 +292,8 @@ def measure(
     direction = source.tracer.settings.direction
 
     def loss_without(subset: np.ndarray, seed: int) -> np.ndarray:
-        return folder.read(plan.of_subset(seed, subset)).of(direction).total_loss
+        retraining = Retraining(seed, np.flatnonzero(subset))
+        return folder.read(retraining).of(direction).total_loss
 
     scores: list[DatamodellingScore] = []
     ceilings: list[Ceiling] = []

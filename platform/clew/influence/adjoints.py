@@ -76,12 +76,7 @@ def through_clipping(u: Adjoints, gradient: Adjoints, norm: float, factor: float
 
 
 class OptimizerAdjoint:
-    """The adjoint of a step of the configured optimizer.
-
-    Args:
-        settings: The run's optimizer.
-        without_decay: Names of parameters without weight decay.
-    """
+    """The adjoint of a step of the configured optimizer."""
 
     def __init__(self, settings: config.OptimizerConfig, without_decay: frozenset[str]) -> None:
         self.settings, self._without_decay = settings, without_decay

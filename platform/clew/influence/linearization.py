@@ -23,7 +23,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clew.errors import CheckpointError, ConfigError
-from clew.influence.unrolled.adjoints import Adjoint, Adjoints
+from clew.influence.adjoints import Adjoint, Adjoints
 from clew.layers.training_mode import BatchNorm, observed_statistics
 from clew.training.replay import Microbatch, ReplayedStep, State
 from clew.training.seeding import capture_generators, restore_generators
@@ -82,13 +82,7 @@ class _Called(nn.Module):
 
 @dataclass(eq=False)
 class Linear(Generic[B]):
-    """Differentiates training steps of a task twice.
-
-    Args:
-        model: A model of the task on `device`; its own values are neither used nor changed.
-        facts: The training facts and their weights.
-        device: Device to compute on.
-    """
+    """Differentiates training steps of a task twice."""
 
     model: nn.Module
     facts: Facts[B]
@@ -172,14 +166,11 @@ class StepGradient(Generic[B]):
                 if of_weight is not None:
                     totals[number].index_add_(0, graph.fact, of_weight)
         self._graph = None
-        for adjoint in adjoints:
-            self._leave_statistics(adjoint)
-
-    def _leave_statistics(self, adjoint: Adjoint) -> None:
         for norm, name in self._linear._norms.items():
             kept = (1.0 - momentum_of(norm)) ** len(self._window)
-            for kind in ("mean", "var"):
-                adjoint.buffers[f"{name}.running_{kind}"].mul_(kept)
+            for adjoint in adjoints:
+                for kind in ("mean", "var"):
+                    adjoint.buffers[f"{name}.running_{kind}"].mul_(kept)
 
     def _build(self, microbatch: Microbatch[B], *, differentiable: bool) -> "_Graph":
         linear = self._linear
@@ -256,14 +247,7 @@ def momentum_of(norm: nn.Module) -> float:
 def final_adjoint(
     linear: Linear[B], state: State, objective: Callable[[nn.Module], Tensor], *, averaged: bool
 ) -> tuple[float, Adjoint]:
-    """Return a loss of the trained model and its derivatives with respect to the last state.
-
-    Args:
-        linear: Calls the model.
-        state: The last state.
-        objective: The explained loss, a scalar of a model in evaluation mode.
-        averaged: Whether the explained model has the averaged parameters.
-    """
+    """Return a loss of the trained model and its derivatives with respect to the last state."""
     source = dict(state.model) | (dict(state.average) if averaged else {})
     names = [*linear.parameters, *linear.statistics]
     leaves = {name: source[name].detach().clone().requires_grad_() for name in names}

@@ -26,7 +26,7 @@ from clew.influence.factors import (
     squared_norms,
 )
 from clew.influence.kernel import FactoredGradients
-from clew.influence.windows.index_files import (
+from clew.influence.projections import (
     COLUMNS,
     DIRECTIONS_FILE,
     FOLDER,
@@ -66,17 +66,7 @@ def make_index(
     multiply: MatrixProduct,
     progress: Callable[[int], None],
 ) -> WindowIndex:
-    """Project the gradient of every training window, and write the checkpoint's index.
-
-    Args:
-        checkpoint: Folder of the checkpoint.
-        of: Identity of the index.
-        gradients: Gradients of all parameters of the checkpoint's model.
-        windows: Training windows.
-        tiles: Indices of windows that are computed together; they cover all windows in order.
-        multiply: Matrix product that multiplies gradients out.
-        progress: Called with the number of windows done.
-    """
+    """Project the gradient of every training window, and write the checkpoint's index."""
     started = time.perf_counter()
     device = next(gradients.model.parameters()).device
     projections = _chosen(of, gradients, windows, multiply)

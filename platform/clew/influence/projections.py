@@ -84,7 +84,6 @@ class Whole:
     size: int
 
     def to(self, device: torch.device) -> "Whole":
-        """Return the same object, because there is nothing to move."""
         return self
 
     def __call__(self, factors: Sequence[Factor]) -> Float[Tensor, "example size"]:
@@ -103,11 +102,6 @@ class SharedDirections:
     random directions orthogonal to these. The products are unbiased over the random half. With the
     same size, their error is a quarter of the error of random directions alone (measured on a
     language model).
-
-    Args:
-        shapes: Shape of each parameter; all axes after the first count as columns.
-        rank: Largest number of directions on a side.
-        seed: Seed of the random numbers.
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], rank: int, seed: int) -> None:
@@ -123,7 +117,6 @@ class SharedDirections:
         }
 
     def add(self, name: str, gradients: Float[Tensor, "example size"]) -> None:
-        """Add gradients of one parameter to the sample."""
         if name not in self._sides:
             return
         rows, columns = self._combined[name]
@@ -215,14 +208,7 @@ class WindowIndex:
 
 
 def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | None) -> IndexOf:
-    """Return the identity of a checkpoint's index.
-
-    Args:
-        checkpoint: Folder of the checkpoint.
-        num_windows: Number of training windows.
-        rank: Directions on each side of a projection.
-        half: Half-precision type of matrix products; None: float32.
-    """
+    """Return the identity of a checkpoint's index."""
     manifest = read_manifest(checkpoint)
     return IndexOf(
         weights=manifest.sha256.get(MODEL_FILE) or sha256(checkpoint / MODEL_FILE),
@@ -258,7 +244,6 @@ def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
 
 
 def read_index(folder: Path, manifest: IndexManifest) -> WindowIndex:
-    """Open the files of an index."""
     tensors = load_file(folder / DIRECTIONS_FILE)
     projections: dict[str, Projection] = {}
     for name, size in manifest.sizes.items():

@@ -12,6 +12,8 @@ budget, all are kept. Otherwise the steps are divided into blocks of about sqrt(
 state of each block is kept, and each block is replayed once more.
 """
 
+import hashlib
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,22 +23,182 @@ from typing import Generic
 import numpy as np
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clew.errors import CheckpointError, NonFiniteLossError
-from clew.influence.unrolled.adjoints import (
+from clew.config.loss import EntityLoss
+from clew.config.schema import RunConfig
+from clew.errors import CheckpointError, ConfigError, NonFiniteLossError, described
+from clew.files import replacing
+from clew.influence.adjoints import (
     Adjoint,
     Adjoints,
     OptimizerAdjoint,
     clipped,
     through_clipping,
 )
-from clew.influence.unrolled.linearization import Facts, Linear, final_adjoint
-from clew.influence.unrolled.passes import KeptInFile, Unfinished
+from clew.influence.linearization import Facts, Linear, final_adjoint
+from clew.training.checkpoints import AVERAGE_FILE, load_tensors, load_training_values
+from clew.training.manifest import MODEL_FILE, CheckpointRecord, read_manifest, save_tensors
 from clew.training.optimizer import WithoutDecay
 from clew.training.replay import Replay, ReplayedStep, State
 from clew.training.seeding import own_process
 from clew.training.task import B
+
+NEEDS = "--score unrolled and clew value-facts"
+OTHERWISE = "explain with --score raw or cosine, or train again"
+logger = logging.getLogger(__name__)
+GROUPS = ("parameters", "buffers", "moments", "average")
+
+
+def require_replayable(
+    config: RunConfig, checkpoints: Sequence[CheckpointRecord], device: torch.device
+) -> None:
+    """Raise an error if the steps of a run cannot be repeated exactly."""
+    optimizations, influence = config.optimizations, config.influence
+    settings = {
+        "optimizations.use_mixed_precision": optimizations.use_mixed_precision,
+        "optimizations.torch_compile": optimizations.torch_compile,
+        "optimizations.use_tf32": optimizations.use_tf32 and device.type == "cuda",
+    }
+    for key, value in settings.items():
+        if value:
+            raise ConfigError(
+                f"{NEEDS} repeat the steps of the training exactly, which is not possible with "
+                f"{key}=true; {OTHERWISE} with {key}=false"
+            )
+    if isinstance(config.loss, EntityLoss) and config.loss.negatives is not None:
+        raise ConfigError(
+            f"{NEEDS} do not work with loss.negatives={config.loss.negatives}, whose samples "
+            f"belong to no single triple; {OTHERWISE} without loss.negatives"
+        )
+    if device.type == "cuda" and not config.training.deterministic:
+        raise ConfigError(
+            f"{NEEDS} repeat the steps of the training exactly, which is not possible on a GPU "
+            f"with training.deterministic=false; {OTHERWISE} with training.deterministic=true"
+        )
+    for name in ("use_mixed_precision", "use_last_layers_only"):
+        if getattr(influence, name):
+            raise ConfigError(
+                f"influence.score is unrolled and influence.{name} is true; unrolled scores use "
+                f"the whole model in the precision of the training; leave {name} out"
+            )
+    _require_states(checkpoints)
+
+
+def _require_states(checkpoints: Sequence[CheckpointRecord]) -> None:
+    first = checkpoints[0]
+    if first.previous_step:
+        raise CheckpointError(
+            f"{first.path}: follows step {first.previous_step}, whose checkpoint was not given; "
+            "score=unrolled needs all checkpoints of the run; give the run's id"
+        )
+    last = read_manifest(checkpoints[-1].path)
+    for record in checkpoints:
+        manifest = read_manifest(record.path)
+        if manifest.config_hash != last.config_hash:
+            raise CheckpointError(
+                f"{record.path}: was trained with other settings than {checkpoints[-1].path.name} "
+                f"(configuration {manifest.config_hash} and {last.config_hash}), for example "
+                "because the run was resumed with a change; score=unrolled needs one "
+                f"configuration; {OTHERWISE}"
+            )
+        size = load_training_values(record.path).world_size
+        if size != 1:
+            raise CheckpointError(
+                f"{record.path}: was trained by {size} processes; score=unrolled can only replay "
+                f"a run of one process; {OTHERWISE} in one process"
+            )
+
+
+@dataclass(eq=False)
+class Unfinished:
+    """The progress of a pass."""
+
+    intervals_left: int
+    """Number of intervals left, counted from the first; the pass goes backwards."""
+    adjoints: list[Adjoint]
+    """One for each explained loss, for the state at the end of the last interval left."""
+    totals: Tensor
+    """Derivatives with respect to fact weights so far, `(interval, loss, fact)`."""
+
+
+@dataclass(frozen=True)
+class KeptInFile:
+    """Keeps a pass in one safetensors file, which is written atomically.
+
+    Args:
+        path: The file; its name must identify the run, what is explained, and the settings.
+        device: Device that tensors are loaded to.
+    """
+
+    path: Path
+    device: torch.device
+
+    def read(self) -> Unfinished | None:
+        """Return the pass that an earlier process left; None if there is none or it is damaged."""
+        if not self.path.is_file():
+            return None
+        try:
+            return _unfinished(load_file(self.path, device=str(self.device)))
+        except (OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
+            logger.warning(
+                "%s cannot be read (%s); the pass begins again", self.path, described(error)
+            )
+            return None
+
+    def write(self, unfinished: Unfinished) -> None:
+        """Save a pass, replacing the one that was saved before."""
+        tensors = {
+            f"{number}|{group}|{name}": tensor
+            for number, adjoint in enumerate(unfinished.adjoints)
+            for group in GROUPS
+            for name, tensor in getattr(adjoint, group).items()
+        }
+        left = torch.tensor(unfinished.intervals_left)
+        tensors |= {"totals": unfinished.totals, "intervals_left": left}
+        with replacing(self.path) as temporary:
+            save_tensors(tensors, temporary)
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
+    """Return the pass that the tensors of a file hold."""
+    totals = tensors.pop("totals")
+    adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
+    left = int(tensors.pop("intervals_left"))
+    for key, tensor in tensors.items():
+        number, group, name = key.split("|")
+        if group not in GROUPS:
+            raise KeyError(group)
+        getattr(adjoints[int(number)], group)[name] = tensor
+    return Unfinished(left, adjoints, totals)
+
+
+@torch.no_grad()
+def load_average(model: nn.Module, checkpoint: Path) -> None:
+    """Give a model the average of the parameters that a checkpoint keeps."""
+    average = load_tensors(checkpoint / AVERAGE_FILE)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(average[name])
+
+
+def pass_name(
+    checkpoints: Sequence[CheckpointRecord], data_fingerprint: str, *explained: bytes
+) -> str:
+    """Return a name that identifies an explanation of a run."""
+    digest = hashlib.sha256()
+    for record in checkpoints:
+        digest.update(f"{record.step} {record.learning_rate_weight};".encode())
+    digest.update((checkpoints[-1].path / MODEL_FILE).read_bytes())
+    digest.update(data_fingerprint.encode())
+    for part in explained:
+        digest.update(part)
+    return digest.hexdigest()[:24]
+
 
 MEBIBYTE = 2**20
 Objective = Callable[[nn.Module], Tensor]
@@ -68,13 +230,7 @@ def through_training(
 
 @dataclass(eq=False)
 class Unrolling(Generic[B]):
-    """Explains losses of one trained model by its training facts.
-
-    Args:
-        replay: The recorded run.
-        facts: The training facts of the run.
-        budget_bytes: Memory for the states of an interval between two checkpoints.
-    """
+    """Explains losses of one trained model by its training facts."""
 
     replay: Replay[B]
     facts: Facts[B]
@@ -102,10 +258,6 @@ class Unrolling(Generic[B]):
         """Return the influence of each fact on each loss, separately for each interval.
 
         An interval holds the steps from one checkpoint to the next.
-
-        Args:
-            objectives: The losses to explain; a weighted sum of losses costs as much as one loss.
-            progress: Called with the number of steps done and in total, replays included.
         """
         steps = [record.step for record in self.replay.checkpoints]
         intervals = list(zip([0, *steps[:-1]], steps, strict=True))

@@ -15,6 +15,8 @@ for the windows with the largest estimates and, if opponents are wanted, the sma
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Generic
 
 import numpy as np
@@ -22,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.influence.factors import (
     Factor,
@@ -32,10 +35,12 @@ from clew.influence.factors import (
     squared_norms,
 )
 from clew.influence.kernel import FactoredGradients, squared_norm
-from clew.influence.scores import Scored, Strongest, Tile, deviation, require_finite
+from clew.influence.linearization import ExampleFacts
+from clew.influence.projections import IndexOf, WindowIndex, find_index, index_of
+from clew.influence.scores import Scored, Strongest, Tile, deviation, require_finite, strongest
 from clew.influence.summation import Products, checked_weights
-from clew.influence.windows.index_files import IndexOf, WindowIndex, find_index, index_of
-from clew.influence.windows.indexing import (
+from clew.influence.unrolling import load_average, pass_name, require_replayable, through_training
+from clew.influence.window_index import (
     Estimates,
     Searched,
     SearchSettings,
@@ -47,6 +52,7 @@ from clew.layers.products import MatrixProduct
 from clew.training.checkpoints import read_model
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import CheckpointRecord
+from clew.training.replay import Replay
 from clew.training.task import B, Task
 
 WINDOWS_AT_ONCE = 4
@@ -57,12 +63,6 @@ class WindowCheckpoint(Generic[B]):
     """Inner products of training windows with all tests, at one checkpoint.
 
     Gradients are multiplied out, one parameter at a time, if that is cheaper than their factors.
-
-    Args:
-        gradients: Gradients of the checkpoint's model.
-        windows: Training windows.
-        tests: Batches of one window each, which can differ in length.
-        multiply: Matrix product that multiplies gradients out.
     """
 
     def __init__(
@@ -144,7 +144,6 @@ class WindowSums:
             self.own = own if self.own is None else self.own + own
 
     def tile(self, test: int, chosen: np.ndarray) -> Tile:
-        """Return the scores of one test."""
         assert self.by_part is not None
         assert self.tests is not None
         only = slice(test, test + 1)
@@ -237,14 +236,7 @@ class WindowTracer(Generic[B]):
         settings: SearchSettings | None = None,
         progress: Progress = lambda done, total: None,
     ) -> list[WindowExplanation]:
-        """Score training windows for test windows, in one pass over the training windows.
-
-        Args:
-            tests: Batches of exactly one window each.
-            top_k: Proponents and opponents to keep for each.
-            settings: How to choose the windows to score; None: all are scored.
-            progress: Called with the number of windows done and in total.
-        """
+        """Score training windows for test windows, in one pass over the training windows."""
         found, chosen = None, np.arange(len(self.windows))
         if settings is not None:
             found = self._estimates(tests, settings, progress)
@@ -270,13 +262,7 @@ class WindowTracer(Generic[B]):
     def gradients(
         self, record: CheckpointRecord, *, half: torch.dtype | None, every: bool = False
     ) -> FactoredGradients[B]:
-        """Return the gradients of a checkpoint's model; only the first model is examined.
-
-        Args:
-            record: The checkpoint.
-            half: Half-precision type of matrix products.
-            every: Whether to include parameters that are not selected.
-        """
+        """Return the gradients of a checkpoint's model; only the first model is examined."""
         model, count = self.model(record), None if every else self.num_last_layers
         select = last_layers(model, count) if count is not None else lambda name: True
         kind = "every" if count is None else "selected"
@@ -376,6 +362,76 @@ class WindowTracer(Generic[B]):
 
 
 def tiles(indices: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield groups of windows that are computed together."""
     for start in range(0, len(indices), WINDOWS_AT_ONCE):
         yield indices[start : start + WINDOWS_AT_ONCE]
+
+
+class UnrolledWindowTracer(WindowTracer[B]):
+    """Explains predictions of one trained model by differentiating through its training.
+
+    Every training example is a fact with a weight in its loss, even if windows overlap; see
+    `clew.influence.unrolling`.
+    """
+
+    def __init__(
+        self,
+        task: Task[B],
+        config: RunConfig,
+        checkpoints: Sequence[CheckpointRecord],
+        *,
+        device: torch.device,
+        cache: Path,
+    ) -> None:
+        require_replayable(config, checkpoints, device)
+        super().__init__(task, task.train_examples(), checkpoints, device=device, with_cosine=False)
+        self._config, self._cache = config, cache
+
+    def model(self, record: CheckpointRecord) -> nn.Module:
+        """Return the model of a checkpoint in evaluation mode, with its average if it has one."""
+        model = super().model(record)
+        if self._config.training.ema_decay is not None:
+            load_average(model, record.path)
+        return model
+
+    def explain(
+        self,
+        tests: Sequence[B],
+        *,
+        top_k: int,
+        settings: SearchSettings | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> list[WindowExplanation]:
+        """Score all training examples for every test, in one pass over the training."""
+        assert settings is None
+        on_device = [test.to(self.device) for test in tests]
+        explained = [
+            value.cpu().contiguous().numpy().tobytes()
+            for test in tests
+            for value in vars(test).values()
+            if isinstance(value, Tensor)
+        ]
+        name = pass_name(self.checkpoints, self.task.data_fingerprint, *explained)
+        losses = [partial(self._loss, batch=test) for test in on_device]
+        by_interval = through_training(
+            lambda: Replay(self._config, self.task, self.checkpoints, self.device),
+            ExampleFacts(self.task),
+            losses,
+            kept=self._cache / f"{name}.safetensors",
+            progress=progress,
+        )
+        model = self.model(self.checkpoints[-1])
+        with torch.no_grad():
+            values = [float(self._loss(model, batch=test)) for test in on_device]
+        return [
+            WindowExplanation(
+                strongest(by_interval[:, [number]], top_k, sign=1),
+                strongest(by_interval[:, [number]], top_k, sign=-1),
+                parts=(),
+                self_influence=None,
+                loss=value,
+            )
+            for number, value in enumerate(values)
+        ]
+
+    def _loss(self, model: nn.Module, batch: B) -> Tensor:
+        return self.task.example_losses(model, batch).sum()

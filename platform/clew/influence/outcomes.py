@@ -76,13 +76,7 @@ class FactKeys:
 
 
 class WithoutFacts(LinkPrediction):
-    """Link prediction on a graph in which some training facts have weight 0.
-
-    Args:
-        graph: The whole graph.
-        config: The training run's configuration.
-        dropped: Facts to leave out.
-    """
+    """Link prediction on a graph in which some training facts have weight 0."""
 
     def __init__(self, graph: KnowledgeGraph, config: RunConfig, dropped: Facts) -> None:
         super().__init__(graph, config)
@@ -126,13 +120,7 @@ class Outcomes:
 
 
 class Examiner:
-    """Computes the results of models for test triples.
-
-    Args:
-        graph: The graph, whose known triples are left out of the ranks.
-        config: The training run's configuration.
-        tests: Test triples `(test, 3)`.
-    """
+    """Computes the results of models for test triples."""
 
     def __init__(self, graph: KnowledgeGraph, config: RunConfig, tests: Triples) -> None:
         assert isinstance(config.loss, OneVsAllLoss | KvsAllLoss)

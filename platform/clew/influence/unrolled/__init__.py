@@ -1,1 +1,0 @@
-"""Influence through a whole training run, by reverse-mode differentiation of all its steps."""

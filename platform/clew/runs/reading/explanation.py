@@ -1,0 +1,405 @@
+"""An explained triple with all that an export needs: as an HTML page, or as a message of TRAPI 1.5.
+
+The page has the picture, paths, facts and how far to trust them, with no scripts and no external
+resources. Names come from the data, and the template escapes all of them.
+
+In the message of the Translator Reasoner API (https://github.com/NCATSTranslator/ReasonerAPI), the
+predicted triple is the answer to a query. Its edge refers to support graphs: one graph of the
+strongest proponents, and one graph for each path between head and tail. Every fact in them has its
+influence as an attribute, with its form and unit in the description. TRAPI cannot say that a triple
+is denied, so denied facts are left out.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader
+
+from clew import names
+from clew.biolink import (
+    NAMED_THING,
+    RELATED_TO,
+    as_curie,
+    category_of,
+    is_denied,
+    page_of,
+    predicate_of,
+    terms,
+)
+from clew.errors import ConfigError, TrackingError, extra, quoted
+from clew.files import expanded
+from clew.runs.influence_forms import ESTIMATE
+from clew.runs.reading.facts import (
+    FactPath,
+    answer,
+    evidence,
+    facts_of_paths,
+    find_paths,
+    no_path,
+    scored,
+    summary,
+)
+from clew.runs.reading.models import read_vocabulary
+from clew.runs.reading.picture import draw, looks
+from clew.runs.reading.reports import ReportFiles, ReportHead, read_facts, read_head, report_files
+from clew.runs.reading.reviews import Review, read_reviews
+from clew.runs.reading.run_details import find_validation
+from clew.runs.reading.runs import RunRecord, find_run
+
+
+@dataclass(frozen=True)
+class SharedExplanation:
+    """A test triple, the training facts that influenced it, and their origin."""
+
+    test: pd.Series
+    """A row of the report's tests."""
+    facts: pd.DataFrame
+    """The training facts of the triple, most helpful first."""
+    paths: tuple[FactPath, ...]
+    head: ReportHead
+    run: RunRecord | None = None
+    """The run that made the explanation; None if it was read from files."""
+    model: RunRecord | None = None
+    """The run of the explained model; None if it does not exist any more."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """Kinds of entities by their ids; empty if the data contain no kinds."""
+    reviews: tuple[Review, ...] = ()
+    """Reviews of the explanation; the last final one counts, if there is one."""
+
+    @property
+    def title(self) -> str:
+        return " ".join(str(self.test[key]) for key in ("head", "relation", "tail"))
+
+
+def open_explanation(source: str, index: int) -> SharedExplanation:
+    """Return an explained triple of a trace run, or of a local `influence.json` file.
+
+    Args:
+        source: Id of the run, or path of the file or its folder.
+        index: Position of the triple in the report, from 0.
+    """
+    path = expanded(source)
+    if path.suffix == ".json" or path.is_dir():
+        return _explanation_in(_files_at(path), index)
+    with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
+        files = report_files(source, Path(folder))
+        if files.text is not None or files.sequence is not None:
+            raise ConfigError(f"run {source} explains no triples; give a run that explains triples")
+        return _with_run(_explanation_in(files, index), source)
+
+
+def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
+    """Return an explained triple with only the data in the report files."""
+    head = read_head(files)
+    if index not in head.tests.index:
+        raise ConfigError(
+            f"--test is {index}; expected a position in the report, from 0 to {len(head.tests) - 1}"
+        )
+    test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
+    facts = read_facts(files, index)
+    return SharedExplanation(test, facts, tuple(find_paths(test, facts)), head)
+
+
+def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
+    run = find_run(run_id)
+    model = _model_run(run)
+    triple, head = triple_of(explanation.test), explanation.head
+    validation = head.validation or find_validation(head.run_id, head.settings, ensemble=head.runs)
+    reviews = read_reviews(run_id).records
+    return replace(
+        explanation,
+        head=replace(head, validation=validation),
+        run=run,
+        model=model,
+        kinds={} if model is None else _kinds(model),
+        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
+    )
+
+
+def _files_at(path: Path) -> ReportFiles:
+    """Return a report's files in a folder; only the JSON file is required."""
+    folder = path if path.is_dir() else path.parent
+    found = [folder / name for name in (names.INFLUENCE_PARQUET, names.INFLUENCE_CSV)]
+    parquet, csv = (file if path.is_dir() and file.is_file() else None for file in found)
+    json = folder / names.INFLUENCE_JSON if path.is_dir() else path
+    if not json.is_file():
+        raise ConfigError(
+            f"{path}: no {json.name} there; give a trace run, a folder that tracin wrote, or its "
+            "JSON file"
+        )
+    return ReportFiles(json=json, parquet=parquet, csv=csv)
+
+
+def _model_run(run: RunRecord) -> RunRecord | None:
+    source = run.tags.get(names.TAG_SOURCE_RUN, "")
+    try:
+        return find_run(source) if source else None
+    except TrackingError:  # the run was deleted, but the explanation is still readable
+        return None
+
+
+def _kinds(model: RunRecord) -> Mapping[str, str]:
+    try:
+        return read_vocabulary(model.run_id).kinds
+    except TrackingError:  # a run without a vocabulary has no kinds
+        return {}
+
+
+def triple_of(test: pd.Series) -> tuple[str, str, str]:
+    """Return the triple of a row of a report's tests, with the names in the data set."""
+    return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))
+
+
+NUM_DRAWN_PATHS = 8
+NUM_DRAWN_FACTS = 9
+NUM_PATHS = 12
+NUM_FACTS = 25
+NO_PROOF = (
+    "Influence estimates which training facts changed the model's prediction. It does not show why "
+    "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
+)
+UNTESTED = (
+    "It has not been tested on this model whether these scores predict what happens when facts are "
+    "left out of the training. The command `clew validate-influence` runs this test."
+)
+NO_TEST_IN_FILES = (
+    "The files from which this page was made do not say whether these scores predict what happens "
+    "when facts are left out of the training. The command `clew validate-influence` tests this."
+)
+ONE_RUN = (
+    "The scores come from one training run. With another random seed, some of the facts would be "
+    "different."
+)
+
+
+def html_report(explanation: SharedExplanation, *, now: datetime | None = None) -> str:
+    test, head, facts = explanation.test, explanation.head, explanation.facts
+    values = facts["influence"]
+    drawn = facts_of_paths(facts, explanation.paths[:NUM_DRAWN_PATHS])
+    if drawn.empty:
+        drawn = facts.loc[values.abs().sort_values(ascending=False).index[:NUM_DRAWN_FACTS]]
+    entities = {str(key) for end in ("head_id", "tail_id") for key in (*drawn[end], test[end])}
+    helping, opposing = facts[values > 0].head(NUM_FACTS), facts[values < 0].head(NUM_FACTS // 2)
+    template = Environment(
+        loader=PackageLoader("clew.runs.reading", "."), autoescape=True
+    ).get_template("report.html")
+    return template.render(
+        shown=explanation,
+        test=test,
+        answer=answer(test, head.settings),
+        evidence=evidence(test, facts, explanation.paths),
+        picture=draw(test, drawn, explanation.kinds),
+        looks=looks(explanation.kinds, entities),
+        paths=explanation.paths[:NUM_PATHS],
+        no_path=no_path(test, facts),
+        form=head.form,
+        sides=(
+            ("Made it more likely", "for", "▲", helping.to_dict("records")),
+            ("Made it less likely", "against", "▼", opposing.to_dict("records")),
+        ),
+        summary=summary(facts, scored(test, facts), head.train_size),
+        trust=_trust(explanation),
+        origin=_origin(explanation),
+        now=f"{now or datetime.now(UTC):%Y-%m-%d %H:%M}",
+        page_of=page_of,
+    )
+
+
+def _trust(explanation: SharedExplanation) -> list[str]:
+    """Return sentences on how far to trust the explanation: tests, ensembles, limitations."""
+    head, facts = explanation.head, explanation.facts
+    untested = UNTESTED if explanation.run else NO_TEST_IN_FILES
+    said = [NO_PROOF, ESTIMATE, head.validation.sentence if head.validation else untested]
+    if head.runs and "runs_agreeing" in facts:
+        top = facts[facts["influence"] > 0].head(NUM_FACTS)
+        agreed = int((top["runs_agreeing"] == len(head.runs)).sum())
+        said.append(
+            f"The scores are means over {len(head.runs)} training runs that differ only in their "
+            f"random seed. Of the {len(top)} facts that helped most, {agreed} have the same sign "
+            "in all runs."
+        )
+    else:
+        said.append(ONE_RUN)
+    return said + names.average_notes(head.settings) + ([head.problem] if head.problem else [])
+
+
+def _origin(explanation: SharedExplanation) -> dict[str, str]:
+    head, run, model = explanation.head, explanation.run, explanation.model
+    tags = (model.tags if model else {}) or (run.tags if run else {})
+    return {
+        "Model": model.name if model else head.run_id,
+        "Run of the model": head.run_id,
+        "Run of the explanation": run.run_id if run else "",
+        "Data": tags.get(names.TAG_DATASET, ""),
+        "Fingerprint of the data": tags.get(names.TAG_DATA_FINGERPRINT, ""),
+        "Form of the influence": f"{head.form.key or 'unknown'}, of the "
+        f"{head.settings.get('direction', 'tail')}",
+        "Version of Clew": tags.get(names.TAG_VERSION, ""),
+        "Checkpoints": ", ".join(str(c.step) for c in head.checkpoints),
+    }
+
+
+TRAPI_VERSION = "1.5.0"
+RESOURCE = "infores:clew"
+"""Source of the statements. The name is not registered in the infores catalogue."""
+HEAD, TAIL, ANSWER = "n0", "n1", "e0"
+PREDICTION = "prediction"
+NUMBER = "biolink:has_quantitative_value"
+PROPONENTS = "proponents"
+MAX_PROPONENTS = 50
+MAX_PATHS = 10
+POSITIVE = "Positive: the fact made the prediction more likely. An estimate, and no probability."
+
+Content = dict[str, Any]
+"""A JSON object of the message."""
+
+
+def trapi_json(explanation: SharedExplanation) -> str:
+    """Return an explanation as the JSON text of a TRAPI response, checked by reasoner-pydantic."""
+    with extra("trapi"):
+        from reasoner_pydantic import Response
+    content = _response(explanation)
+    Response.model_validate(content, context={"normalize": False})
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _response(explanation: SharedExplanation) -> Content:
+    test = explanation.test
+    if is_denied(str(test["relation_id"])):
+        raise ConfigError(
+            f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state; write "
+            "the explanation as html"
+        )
+    denied = explanation.facts["relation_id"].astype(str).map(is_denied).astype(bool)
+    helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
+    proponents = helping.head(MAX_PROPONENTS)
+    left_out = set(explanation.facts.loc[denied, "rank"])
+    paths = [path for path in explanation.paths[:MAX_PATHS] if not left_out & set(path.ranks)]
+    ranks = {int(rank) for rank in proponents["rank"]} | {r for path in paths for r in path.ranks}
+    shown = helping[helping["rank"].isin(ranks)]
+    graphs = _support_graphs(proponents, paths)
+    head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
+    edges = {PREDICTION: _predicted(test, list(graphs))}
+    meaning = f"{explanation.head.form.sentence} {POSITIVE}"
+    edges |= {_edge_id(int(fact["rank"])): _fact(fact, meaning) for _, fact in shown.iterrows()}
+    rank = float(test["rank"])
+    question = {
+        "subject": HEAD,
+        "object": TAIL,
+        "predicates": [edges[PREDICTION]["predicate"]],
+        "knowledge_type": "inferred",
+    }
+    analysis = {
+        "resource_id": RESOURCE,
+        **({"score": 1 / rank} if rank >= 1 else {}),
+        "scoring_method": "reciprocal of the filtered rank",
+        "edge_bindings": {ANSWER: [_binding(PREDICTION)]},
+        "support_graphs": list(graphs),
+    }
+    noun = "fact" if len(left_out) == 1 else "facts"
+    note = f" (without {len(left_out)} denied {noun}, as TRAPI has no denials)" if left_out else ""
+    return {
+        "message": {
+            "query_graph": {
+                "nodes": {HEAD: {"ids": [head]}, TAIL: {"ids": [tail]}},
+                "edges": {ANSWER: question},
+            },
+            "knowledge_graph": {"nodes": _nodes(explanation, shown), "edges": edges},
+            "results": [
+                {
+                    "node_bindings": {HEAD: [_binding(head)], TAIL: [_binding(tail)]},
+                    "analyses": [analysis],
+                }
+            ],
+            "auxiliary_graphs": graphs,
+        },
+        "schema_version": TRAPI_VERSION,
+        "biolink_version": terms().version,
+        "status": "Success",
+        "description": f"Clew: the training facts behind an answer, {explanation.title}{note}",
+    }
+
+
+def _binding(key: str) -> Content:
+    return {"id": key, "attributes": []}
+
+
+def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    for row in [explanation.test, *(fact for _, fact in facts.iterrows())]:
+        for end in ("head", "tail"):
+            name = str(row[f"{end}_id"])
+            kind = explanation.kinds.get(name, "")
+            node = {
+                "name": str(row[end]),
+                "categories": [category_of(kind) or NAMED_THING],
+                "attributes": [_named("biolink:category", "kind", kind)] if kind else [],
+            }
+            found.setdefault(as_curie(name), node)
+    return found
+
+
+def _predicted(test: pd.Series, graphs: list[str]) -> Content:
+    numbers = {"score": test["score"], "rank": test["rank"]}
+    attributes = [
+        {"attribute_type_id": "biolink:support_graphs", "value": graphs},
+        *_knowledge("prediction", "computational_model"),
+        *(_named(NUMBER, name, float(value)) for name, value in numbers.items() if pd.notna(value)),
+    ]
+    return _edge(test, attributes)
+
+
+def _fact(fact: pd.Series, meaning: str) -> Content:
+    """Return a training fact as an edge; its knowledge level says that its origin is unknown."""
+    influence = _named(NUMBER, "influence", float(fact["influence"]))
+    rank = _named("biolink:has_count", "rank by influence", int(fact["rank"]))
+    origin = _knowledge("not_provided", "not_provided")
+    return _edge(fact, [influence | {"description": meaning}, rank, *origin])
+
+
+def _edge(row: pd.Series, attributes: list[Content]) -> Content:
+    name, label = str(row["relation_id"]), str(row["relation"])
+    predicate, qualifiers = predicate_of(label)
+    if predicate_of(name)[0] != RELATED_TO:
+        predicate, qualifiers = predicate_of(name)
+    listed = [{"qualifier_type_id": k, "qualifier_value": value} for k, value in qualifiers]
+    return {
+        "subject": as_curie(str(row["head_id"])),
+        "predicate": predicate,
+        "object": as_curie(str(row["tail_id"])),
+        **({"qualifiers": listed} if listed else {}),
+        "sources": [{"resource_id": RESOURCE, "resource_role": "primary_knowledge_source"}],
+        "attributes": [*attributes, _named("biolink:original_predicate", "relation", name)],
+    }
+
+
+def _knowledge(level: str, agent: str) -> list[Content]:
+    kinds = {"biolink:knowledge_level": level, "biolink:agent_type": agent}
+    return [{"attribute_type_id": key, "value": value} for key, value in kinds.items()]
+
+
+def _named(kind: str, name: str, value: str | float) -> Content:
+    """Return an attribute with its original name, which can be more specific than `kind`."""
+    return {"attribute_type_id": kind, "value": value, "original_attribute_name": name}
+
+
+def _support_graphs(proponents: pd.DataFrame, paths: Iterable[FactPath]) -> dict[str, Content]:
+    strongest = [_edge_id(int(rank)) for rank in proponents["rank"]]
+    graphs: dict[str, Content] = {}
+    if strongest:
+        graphs[PROPONENTS] = {"edges": strongest, "attributes": []}
+    for number, path in enumerate(paths, 1):
+        weakest = _named(NUMBER, "weakest influence", path.weakest)
+        edges = [_edge_id(rank) for rank in path.ranks]
+        graphs[f"path-{number}"] = {"edges": edges, "attributes": [weakest]}
+    return graphs
+
+
+def _edge_id(rank: int) -> str:
+    return f"fact-{rank}"

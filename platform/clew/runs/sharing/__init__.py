@@ -1,1 +1,0 @@
-"""Exports explanations in formats that others can use: an HTML page and a TRAPI message."""
