@@ -45,12 +45,13 @@ class Program(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Answer a word that is no command with the command that was probably meant."""
+        name, *words = args  # click removes words from its list
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
-            if (right := right_command(args[0], args[1:], VERBS)) is None:
+            if (right := right_command(name, words, VERBS)) is None:
                 raise
-        raise answered(f"clew has no command {args[0]}", right)
+        raise answered(f"clew has no command {name}", right)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups."""

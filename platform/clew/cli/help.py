@@ -1,5 +1,6 @@
 """What the command line answers: short help, completions, the right command for a wrong guess."""
 
+import os
 import shlex
 import textwrap
 from collections.abc import Callable
@@ -169,9 +170,9 @@ def _is_setting(name: str) -> bool:
 def triple_options(given: str) -> list[str]:
     """Return the options for a folder or file of triples and the other splits beside it."""
     path = Path(given)
-    if path.is_dir():
+    if os.path.isdir(path):  # Path.is_dir raises for text that cannot be a path
         path = next(iter(sorted(path.glob("train.*"))), path)
-    if not path.is_file() or path.suffix in SUFFIXES:
+    if not os.path.isfile(path) or path.suffix in SUFFIXES:
         return []
     beside = {s: path.with_name(path.name.replace("train", s, 1)) for s in ("valid", "test")}
     found = {"train": path} | {s: p for s, p in beside.items() if p != path and p.is_file()}

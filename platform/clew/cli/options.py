@@ -21,16 +21,8 @@ from pydantic.fields import FieldInfo
 
 from clew.cli import help
 from clew.config.base import Flag, Section
-from clew.config.load import (
-    SHORT_KEYS,
-    from_mapping,
-    full_settings,
-    load,
-    parse_assignments,
-    section_classes,
-    task_of,
-)
-from clew.config.schema import RunConfig
+from clew.config.load import SHORT_KEYS, from_mapping, full_settings, load, parse_assignments
+from clew.config.schema import RunConfig, section_classes, task_of
 from clew.errors import ConfigError, quoted, reason_of, valid_names
 from clew.names import KIND_TRAIN, NEWEST
 from clew.processes import typed_command
@@ -244,7 +236,8 @@ def _sorted_words(
     by_name = {o.name: o for o in declared if not o.switch}
     by_key = {o.key: o for o in by_name.values() if o.key}
     first = next((option for option in declared if option.first), None)
-    options, assignments, bare = [], [], list[str]()
+    options = list[tuple[DeclaredOption, str]]()
+    assignments, bare = list[str](), list[str]()
     for word in words:
         name, equals, value = word.partition("=")
         option = by_name.get(name.replace("-", "_")) or by_key.get(SHORT_KEYS.get(name, ""))
@@ -353,8 +346,9 @@ class Verb(click.Command):
             return super().parse_args(ctx, words)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click leaves it out of an option without its value
-            unknown = isinstance(error, click.NoSuchOption)
-            if not unknown or (right := help.right_options(self, args)) is None:
+            if not isinstance(error, click.NoSuchOption):
+                raise
+            if (right := help.right_options(self, args)) is None:
                 raise
             wrong = f"clew {self.name} has no option {error.option_name}"
             raise help.answered(wrong, right) from None
