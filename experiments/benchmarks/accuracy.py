@@ -23,7 +23,7 @@ import torch
 from clew import names
 from clew.config.load import load
 from clew.files import write_whole
-from clew.influence.outcomes import Interval
+from clew.influence.outcomes import measured
 from clew.workflows.train import train
 from experiments.benchmarks.harness import ROOT, SHORT_COMMIT, print_table, write_results
 
@@ -59,7 +59,7 @@ def summary(rows: list[Row]) -> Mapping[str, object]:
     if len(rows) < 2:
         return means
     test = np.array([row["test/mrr"] for row in rows])
-    return means | {"± test/mrr": Interval.of(test).half_width}
+    return means | {"± test/mrr": measured(test).half_width}
 
 
 def main(preset: str, seeds: int) -> None:

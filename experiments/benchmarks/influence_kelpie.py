@@ -27,8 +27,8 @@ import numpy as np
 from clew.config.load import load
 from clew.influence.outcomes import (
     Examiner,
-    Interval,
     Outcomes,
+    measured,
     random_scores,
     siblings,
     strongest,
@@ -287,7 +287,7 @@ def _mean(values: list[np.ndarray]) -> np.ndarray:
 
 
 def _interval(name: str, values: np.ndarray) -> Row:
-    found = Interval.of(values)
+    found = measured(values)
     return {name: found.mean, f"± {name}": found.half_width}
 
 

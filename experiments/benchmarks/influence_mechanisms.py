@@ -28,7 +28,7 @@ from scipy.sparse import csr_matrix, diags
 
 from clew.config.load import load
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
-from clew.influence.outcomes import Interval, adamic_adar, siblings, touching
+from clew.influence.outcomes import adamic_adar, measured, siblings, touching
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.validation_plan import FORMS, Matrix, scores_by_form
@@ -103,7 +103,7 @@ class Treatments:
             first += top[:, 0] / TIE_ORDERS
             links = (self.is_link & ~self.hidden).sum(1)
             recall += top.sum(1) / np.minimum(links, TOP) / TIE_ORDERS
-        mean = Interval.of(first)
+        mean = measured(first)
         return {
             "first": mean.mean,
             "± first": mean.half_width,

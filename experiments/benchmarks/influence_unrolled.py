@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
-from clew.influence.outcomes import Interval, datamodelling_scores
+from clew.influence.outcomes import datamodelling_scores, measured
 from clew.influence.retraining import KeptRetrainings, Retraining
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.validate_influence import (
@@ -97,8 +97,8 @@ def measure(activation: str, changed: Mapping[str, object]) -> Iterator[Row]:
     for form in FORMS:
         for count in (1, len(runs)):
             mean = np.mean(scores[form][:count], axis=0)
-            own = Interval.of(datamodelling_scores(mean, subsets, same))
-            others = Interval.of(datamodelling_scores(mean, subsets, other))
+            own = measured(datamodelling_scores(mean, subsets, same))
+            others = measured(datamodelling_scores(mean, subsets, other))
             yield {
                 "activation": activation,
                 "test MRR": first.metrics["test/mrr"],

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.files import write_whole
-from clew.influence.outcomes import Interval
+from clew.influence.outcomes import measured
 from clew.language_modeling.model import EigenstateLM
 from clew.training.memory import keep_allocator_pages
 from clew.training.setup import count_parameters
@@ -224,7 +224,7 @@ def compared(text: str, splits: dict[Split, Tensor], best: Row) -> tuple[list[Ro
             )
             for name in (model, "transformer")
         )
-        mean, lead = Interval.of(own), Interval.of(others - own)
+        mean, lead = measured(own), measured(others - own)
         summary.append(
             {
                 "text": text,

@@ -1,8 +1,12 @@
-"""Reads text in blocks of lines (plain, gzip or zstd), and columns of Parquet with their types."""
+"""Reads text in blocks of lines (plain or compressed), and columns of Parquet with their types."""
 
 import glob
+import io
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,7 +71,63 @@ def _with_line_feeds(block: bytes) -> bytes:
     return block.replace(b"\r\n", b"\n") if b"\r" in block else block
 
 
+class BlockStream(io.RawIOBase):
+    """Blocks of bytes as a file for libraries that read from one."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._left = blocks, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        into = memoryview(buffer)
+        self._left = self._left or memoryview(next(self._blocks, b""))
+        number = min(len(into), len(self._left))
+        into[:number], self._left = self._left[:number], self._left[number:]
+        return number
+
+
+def unpacked_name(path: Path) -> str:
+    """Return a file's name without the suffix of its compression."""
+    return path.stem if path.suffix in COMPRESSIONS else path.name
+
+
+def archive_of(path: Path) -> Path | None:
+    """Return the zip file that a path `archive.zip/member` leads into, or None."""
+    return next((p for p in path.parents if p.suffix == ".zip" and p.is_file()), None)
+
+
+def _members(archive: Path, path: Path, block_bytes: int) -> Iterator[bytes]:
+    name = path.relative_to(archive).as_posix()
+    try:
+        with zipfile.ZipFile(archive) as file, file.open(name) as member:
+            packed = file.getinfo(name).compress_size
+            check_ratio(path, packed, file.getinfo(name).file_size)
+            yield from _checked(path, packed, _unzipped(name, member), block_bytes)
+    except (OSError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: cannot be read ({described(error)})") from None
+
+
+def _unzipped(name: str, member: IO[bytes]) -> IO[bytes]:
+    kind = COMPRESSIONS.get(Path(name).suffix)
+    return pa.CompressedInputStream(pa.PythonFile(member, "r"), kind) if kind else member
+
+
+def _checked(path: Path, packed: int, stream: IO[bytes], block_bytes: int) -> Iterator[bytes]:
+    unpacked = 0
+    while block := stream.read(block_bytes):
+        unpacked += len(block)
+        check_ratio(path, packed, unpacked)
+        yield block
+
+
 def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
+    if archive := archive_of(path):
+        yield from _members(archive, path, block_bytes)
+        return
     check_is_file(path)
     bar = tqdm(
         total=path.stat().st_size,
@@ -82,11 +142,8 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     try:
         with bar, pa.OSFile(str(path)) as raw:
             stream = pa.CompressedInputStream(raw, kind) if kind else raw
-            unpacked = 0
-            while block := stream.read(block_bytes):
+            for block in _checked(path, path.stat().st_size, stream, block_bytes):
                 bar.update(raw.tell() - bar.n)
-                unpacked += len(block)
-                check_ratio(path, path.stat().st_size, unpacked)
                 yield block
     except OSError as error:
         expected = f"expected a complete {kind} file" if kind else "expected a readable file"

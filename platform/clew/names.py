@@ -139,6 +139,10 @@ TRAIN_EPOCH = "train/epoch"
 # Metrics of quality, with the prefix `valid/` or `test/`
 MRR = "mrr"
 """Mean filtered reciprocal rank over heads and tails; ties count half."""
+NOT_LEAKED = "{name}_not_leaked"
+"""`mrr` or another rank metric over the triples whose inverse or duplicate is not in training."""
+NUM_LEAKED = "num_leaked"
+"""Number of triples whose inverse or duplicate is a training triple."""
 MEAN_RANK = "mean_rank"
 """Mean filtered rank."""
 HITS_AT = "hits_at_{k}"
@@ -163,6 +167,9 @@ INTERVAL_COVERAGE = "interval_coverage"
 INTERVAL_HALF_WIDTH = "interval_half_width"
 GIVEN = "given_{name}"
 """`mrr`, `mean_rank` and `hits_at_{k}`, ranked against negatives from a file."""
+SEEN = "seen_{name}"
+"""`mrr`, `mean_rank` and `hits_at_{k}`, ranked among the entities that training has at that end of
+the relation (type-constrained ranks)."""
 CLASSIFICATION = "classification_{name}"
 """`accuracy` and `f1` for true triples against false triples from a file."""
 
@@ -224,6 +231,8 @@ ARTIFACT_BEST = "best"
 CHECKPOINT_MANIFEST = "manifest.json"
 """File in the folder of each checkpoint that describes the checkpoint."""
 ARTIFACT_EVALUATION = "evaluation"
+ARTIFACT_DATA_REPORT = "data_report.json"
+"""What looks wrong in the data of a training run, and relations that are inverses or duplicates."""
 ARTIFACT_INFLUENCE = "influence"
 ARTIFACT_VALUES = "fact_values"
 ARTIFACT_VALIDATION = "validation"
@@ -284,6 +293,7 @@ _SMALLER = (
     MEAN_RANK,
     f"{MEAN_RANK}_*",
     GIVEN.format(name=MEAN_RANK),
+    SEEN.format(name=MEAN_RANK),
     PERPLEXITY,
     BITS_PER_BYTE,
     MAE,
@@ -302,6 +312,8 @@ _LARGER = (
     f"{MRR}_*",
     GIVEN.format(name=MRR),
     GIVEN.format(name=HITS_AT.format(k="*")),
+    SEEN.format(name=MRR),
+    SEEN.format(name=HITS_AT.format(k="*")),
     CLASSIFICATION.format(name="*"),
     HITS_AT.format(k="*"),
     R2,

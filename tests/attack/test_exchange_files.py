@@ -11,9 +11,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
+from clew.config.data import ImportSettings
 from clew.link_prediction.packed import SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
-from clew.workflows.data import KgxRequest, convert_kgx
+from clew.workflows.data import import_data
 from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts
 from tests.attack.material import Material
@@ -71,8 +72,10 @@ def test_kgx_folders(form: str, write: Callable[..., bytes], place: Path) -> Non
             content = write(draw, records)
             packed = gzip.compress(content, 1) if suffix else content
             (source / f"{name}.{form}{suffix}").write_bytes(packed)
-        request = KgxRequest(source, converted, qualifiers=draw(st.booleans()), valid_fraction=0.4)
-        if attempt(lambda: convert_kgx(request)):
+        settings = ImportSettings(
+            qualifiers=draw(st.booleans()), clean=draw(st.booleans()), valid_fraction=0.4
+        )
+        if attempt(lambda: import_data([source], settings, converted)):
             assert not converted.exists()
 
     fuzz(0.02, case)

@@ -12,6 +12,7 @@ import pytest
 import tokenizers
 import torch
 
+from clew.config.data import ImportSettings
 from clew.errors import NonFiniteLossError
 from clew.image_sequences import files
 from clew.image_sequences.files import read_frames
@@ -19,7 +20,7 @@ from clew.image_sequences.prediction import WindowPredictor
 from clew.input_files import columns_of
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.tokenizers import FileTokenizer
-from clew.link_prediction.kgx import read_kgx
+from clew.link_prediction.imports import import_graph
 from clew.link_prediction.packed import KEY, SCHEMA, pack_graph, read_packed
 from clew.link_prediction.triple_files import GraphFiles
 from clew.workflows.explaining.trace_windows import read_texts
@@ -41,26 +42,26 @@ def test_texts_in_hdf5_that_are_searched_for_ever(
 @pytest.mark.parametrize(
     ("edge", "says"),
     [
-        ("[" * 100_000, "line 1: not JSON"),
+        ("[" * 100_000, "line 1: not JSON Lines"),
         (
             json.dumps({"subject": "x" * 9_000 + "\n", "predicate": "p", "object": "o"}),
             "not a name",
         ),
-        (json.dumps({"subject": 1, "predicate": [], "object": "o"}), "line 1: predicate"),
+        (json.dumps({"subject": 1, "predicate": [], "object": "o"}), "line 1: not JSON Lines"),
     ],
 )
 def test_edges_that_are_none(tmp_path: Path, edge: str, says: str) -> None:
     (tmp_path / "nodes.jsonl").write_text('{"id": "a"}\n')
     (tmp_path / "edges.jsonl").write_text(f"{edge}\n")
-    refused(lambda: read_kgx(tmp_path), says)
+    refused(lambda: import_graph("g", [tmp_path], ImportSettings()), says)
 
 
 def test_a_graph_of_no_edges_is_not_converted(tmp_path: Path) -> None:
     (tmp_path / "nodes.tsv").write_text("id\tname\n")
     (tmp_path / "edges.tsv").write_text("subject\tpredicate\tobject\n")
-    refused(lambda: read_kgx(tmp_path), "contain no edge")
+    refused(lambda: import_graph("g", [tmp_path], ImportSettings()), "contain no edge")
     (tmp_path / "edges.tsv").write_text("\x1b[2J" * 900 + "\n")
-    refused(lambda: read_kgx(tmp_path), "no column 'subject'")
+    refused(lambda: import_graph("g", [tmp_path], ImportSettings()), "edges.tsv")
 
 
 @pytest.fixture

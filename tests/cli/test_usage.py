@@ -18,13 +18,13 @@ FRAMES = ("predict", "--model=none", "--frames=f", "--output=o")
     [
         (
             ("data", "--kgx=D", "--output-dir=O", "--pack=P"),
-            "--pack is given with --kgx; make the data set first",
+            "--pack is given with FILES or --kgx",
         ),
-        (("data", "--name=umls", "--qualifiers"), "--qualifiers is given without --kgx"),
-        (("data", "--name=umls", "--seed=5"), "--seed is given without --kgx"),
+        (("data", "--name=umls", "--qualifiers"), "--qualifiers is given without FILES"),
+        (("data", "--name=umls", "--seed=5"), "--seed is given without FILES"),
         (
             ("data", "--name=umls", "--valid-fraction=0.3"),
-            "--valid-fraction is given without --kgx",
+            "--valid-fraction is given without FILES",
         ),
         (
             ("trace-text", "--model=none", "--prompts=F", "--continuation=x"),
@@ -110,6 +110,8 @@ def test_wrong_usage_names_the_usage_and_the_help(
     if wrong == "value":  # an option without its value
         wrong = next((dashed(o.name) for o in command.declared if not o.alone), "--none-has-one")
     words = [wrong] * (1 + (wrong == "word"))  # the first can be the configuration or the model
+    if wrong == "word" and verb == "data":
+        words = ["--no-word-is-wrong"]
     lines = shown([verb, *words], monkeypatch, code=2)
     assert lines[0].startswith(f"Usage: clew {verb} ")
     assert f"clew {verb} --help" in lines[1]

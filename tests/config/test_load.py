@@ -92,7 +92,7 @@ def test_where_a_run_is_recorded_is_not_part_of_its_hash() -> None:
             r"loss\.label_smoothing: 'nan' given, expected a finite number",
         ),
         ({"training.prefetch_factor": "2"}, r"prefetch_factor is 2, but num_workers is 0"),
-        ({"data.name": "null"}, r"none of data\.name, data\.train, data\.packed given"),
+        ({"data.name": "null"}, r"none of data\.name, data\.path, data\.train, data\.packed given"),
         (
             {"schedule.kind": "plateau", "evaluation.enabled": "false"},
             r"schedule\.kind=plateau depends on valid/mrr, but evaluation\.enabled is false",

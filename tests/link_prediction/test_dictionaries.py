@@ -60,15 +60,12 @@ def test_numbers_with_leading_zeros_are_names(write) -> None:
         ),
         ("a\t1\nb\t2\n", "line 2: id 2 of 'b', but id 0 is missing"),
         (
-            "0\ta\n1\tb\n",
-            "line 1: 'a' is not an id; expected name<TAB>id, the columns seem to be swapped",
-        ),
-        (
             "a\t0\nb\tx\n",
             "line 2: 'x' is not an id; expected name<TAB>id, ids are whole numbers from 0",
         ),
         ("a\t-1\n", "line 1: '-1' is not an id"),
-        ("2\na\t0\nb\t1\n", "line 1: 1 column in '2'; expected 2 columns, name<TAB>id"),
+        ("3\na\t0\nb\t1\n", "3 rows are promised, but there are 2"),
+        ("id\tlabel\n0\ta\n2\tb\n", "no column holds the ids 0, 1, 2"),
         ("a\t0\n\nb\t1\n", "line 2: blank line"),
         ("", "empty file"),
     ],
@@ -79,3 +76,19 @@ def test_bad_dictionaries_are_refused(write, content: str, complaint: str) -> No
         read_dictionary(path, "entity")
     assert complaint in str(caught.value)
     assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "0\ta\n1\tb\n2\tc\n",
+        "1\tb\n2\tc\n0\ta\n",
+        "3\na\t0\nb\t1\nc\t2\n",
+        "3\na 0\nb 1\nc 2\n",
+        "id\tlabel\n0\ta\n1\tb\n2\tc\n",
+        "label\tid\nc\t2\na\t0\nb\t1\n",
+    ],
+)
+def test_published_dictionaries_are_read(write, content: str) -> None:
+    """Ids first, OpenKE's count, PyKEEN's header."""
+    assert list(read_dictionary(write("ids.txt", content), "entity")) == ["a", "b", "c"]

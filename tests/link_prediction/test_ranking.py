@@ -10,6 +10,7 @@ from pykeen.evaluation.evaluator import create_sparse_positive_filter_, filter_s
 from clew.config.graph_models import ConvEModel
 from clew.errors import NonFiniteLossError
 from clew.link_prediction.models.conve import ConvE
+from clew.link_prediction.query_scores import QueryScores
 from clew.link_prediction.rank_metrics import SIDES, RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triples import HEAD, TAIL, FilterIndex, KnowledgeGraph
@@ -205,3 +206,26 @@ def test_metrics_of_known_ranks():
     assert values["valid/hits_at_10_head"] == 0.75
     assert values["valid/hits_at_3"] == 6 / 8
     assert values["valid/mean_rank"] == (17.5 + 4) / 8
+
+
+def test_type_constrained_ranks_equal_a_loop_over_candidates(graph):
+    model = WholeNumberScores(2 * NUM_RELATIONS).eval()
+    scores = QueryScores(model, NUM_RELATIONS, FilterIndex.from_graph(graph))
+    found = scores.rank_seen(graph.test, graph.train)
+    train, known = graph.train.tolist(), np.concatenate([graph.train, graph.valid, graph.test])
+    known = set(map(tuple, known.tolist()))
+    unseen = 0
+    for side, column in (("head", HEAD), ("tail", TAIL)):
+        every, ranks = dense_scores(model, graph.test, side), found.ranks(side)
+        for number, triple in enumerate(graph.test.tolist()):
+            seen = {t[column] for t in train if t[1] == triple[1]}
+            unseen += triple[column] not in seen
+            others = [
+                e
+                for e in seen - {triple[column]}
+                if (*triple[:column], e, *triple[column + 1 :]) not in known
+            ]
+            own, values = every[number, triple[column]], every[number, others]
+            above, equal = int((values > own).sum()), int((values == own).sum())
+            assert ranks[number] == 1 + above + equal / 2
+    assert unseen

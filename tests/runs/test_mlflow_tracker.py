@@ -310,13 +310,13 @@ def test_system_metrics_are_sampled_unless_unwanted(
     monkeypatch.setattr(hardware, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(hardware, "SAMPLING_SECONDS", 0.02)
     sampled = threading.Event()
-    record = MlflowTracker.metrics
+    record = MlflowTracker._record
 
     def metrics_noticed(self: MlflowTracker, values: Mapping[str, float], step: int) -> None:
         record(self, values, step)
         sampled.set()
 
-    monkeypatch.setattr(MlflowTracker, "metrics", metrics_noticed)
+    monkeypatch.setattr(MlflowTracker, "_record", metrics_noticed)
     tracker = open_run()
     assert sampled.wait(60)
     tracker.finish("FINISHED")

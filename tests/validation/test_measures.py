@@ -5,10 +5,10 @@ import pytest
 from scipy.stats import spearmanr, ttest_1samp
 
 from clew.influence.outcomes import (
-    Interval,
     adamic_adar,
     ceiling,
     datamodelling_scores,
+    measured,
     random_scores,
     rank_correlations,
     siblings,
@@ -18,6 +18,7 @@ from clew.influence.outcomes import (
 from clew.influence.retraining import Retraining
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.validation_record import Measured
 from clew.workflows.explaining.validation_plan import (
     deletions,
     expected_half_width,
@@ -41,13 +42,13 @@ def test_equal_values_correlate_with_nothing() -> None:
 def test_interval_is_that_of_students_t() -> None:
     values = np.random.default_rng(1).normal(0.3, 1.0, 25)
     low, high = ttest_1samp(values, 0.0).confidence_interval(0.95)
-    found = Interval.of(values)
+    found = measured(values)
     assert found.mean == pytest.approx((low + high) / 2)
     assert found.half_width == pytest.approx((high - low) / 2)
 
 
 def test_one_test_has_no_interval() -> None:
-    assert Interval.of(np.array([0.4])) == Interval(0.4, None)
+    assert measured(np.array([0.4])) == Measured(mean=0.4, half_width=None)
 
 
 def least_squares_losses(
@@ -72,10 +73,10 @@ def test_true_effects_of_a_linear_model_reach_one_and_chance_reaches_zero() -> N
     effects = (least_squares_losses(features, labels, tests, alone) - whole).T
     dropped = random_subsets(200, 0.02, 60)
     losses = least_squares_losses(features, labels, tests, dropped)
-    found = Interval.of(datamodelling_scores(effects, dropped, losses))
+    found = measured(datamodelling_scores(effects, dropped, losses))
     assert found.mean > 0.97
     chance = generator.normal(size=effects.shape)
-    useless = Interval.of(datamodelling_scores(chance, dropped, losses))
+    useless = measured(datamodelling_scores(chance, dropped, losses))
     assert abs(useless.mean) < 3 * (useless.half_width or 0.0)
     assert abs(useless.mean) < 0.1
     assert datamodelling_scores(-effects, dropped, losses).mean() < -0.97
@@ -163,5 +164,5 @@ def test_forecast_is_near_what_simulation_gives() -> None:
         predicted = generator.normal(size=(80, 45))
         noise = generator.normal(size=predicted.shape)
         actual = truth * predicted + np.sqrt(1 - truth**2) * noise
-        widths.append(Interval.of(rank_correlations(predicted, actual)).half_width or 0.0)
+        widths.append(measured(rank_correlations(predicted, actual)).half_width or 0.0)
     assert expected_half_width(45, 80) == pytest.approx(np.mean(widths), rel=0.15)

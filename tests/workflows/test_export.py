@@ -10,15 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from torch import nn
 
+import clew
 from clew.__main__ import run as run_command
 from clew.config.graph_models import ConvEModel
-from clew.errors import ConfigError
+from clew.errors import ConfigError, DataError
 from clew.link_prediction.models.conve import ConvE
-from clew.workflows.export import export, export_program
+from clew.workflows.export import export, export_program, write_embeddings
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import open_predictor
 from tests.workflows.trained import StoredRun, TrainedStore
@@ -50,6 +52,58 @@ def test_embeddings_are_those_of_the_model(trained: TrainedStore, exported: Path
     assert list(relations["name"]) == 2 * list(predictor.relations)
     assert list(relations["inverse"]) == num_relations * [False] + num_relations * [True]
     np.testing.assert_array_equal(np.stack(relations["embedding"]), model.relation.weight.detach())
+
+
+def read_word2vec(path: Path) -> dict[str, np.ndarray]:
+    """Read the format as gensim does: the first line has sizes, a line has a name and numbers."""
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    rows, columns = map(int, first.split())
+    found = {line.split(" ")[0]: np.float32(line.split(" ")[1:]) for line in lines}
+    assert len(found) == rows
+    assert {len(values) for values in found.values()} == {columns}
+    return found
+
+
+@pytest.mark.parametrize("form", ["parquet", "numpy", "word2vec", "projector"])
+def test_embeddings_alone_are_the_same_in_each_format(
+    trained: TrainedStore, tmp_path: Path, form: str
+) -> None:
+    folder = tmp_path / "out"
+    options = ["--model", trained.strong, "--output-dir", str(folder), "--embeddings", form]
+    assert run_command(["export", *options]) == 0
+    expected = clew.load(trained.strong).embeddings
+    match form:
+        case "parquet":
+            names, vectors = [
+                pd.read_parquet(folder / "entities.parquet")[c] for c in ("name", "embedding")
+            ]
+            names, vectors = list(names), np.stack(vectors)
+        case "word2vec":
+            found = read_word2vec(folder / "entities.txt")
+            names, vectors = list(found), np.stack(list(found.values()))
+            assert len(read_word2vec(folder / "relations.txt")) == 92
+        case _:
+            names = list(pd.read_csv(folder / "entities.tsv", sep="\t")["name"])
+            vectors = (
+                np.load(folder / "entities.npy")
+                if form == "numpy"
+                else np.loadtxt(folder / "entities_vectors.tsv", dtype=np.float32)
+            )
+    assert names == list(expected.index)
+    np.testing.assert_array_equal(vectors, expected.to_numpy())
+    assert not (folder / "scores.pt2").exists()
+
+
+def test_names_that_become_equal_are_refused(tmp_path: Path) -> None:
+    table = pa.table(
+        {"name": ["a b", "a_b"], "embedding": pa.array([[1.0], [2.0]], pa.list_(pa.float32(), 1))}
+    )
+    with pytest.raises(DataError):
+        write_embeddings(tmp_path, "entities", table, "word2vec")
+    assert write_embeddings(tmp_path, "entities", table, "numpy") == [
+        "entities.npy",
+        "entities.tsv",
+    ]
 
 
 def test_the_program_needs_no_clew(trained: TrainedStore, exported: Path, tmp_path: Path) -> None:

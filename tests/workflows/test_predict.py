@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -125,7 +126,6 @@ def test_files_of_queries(tmp_path: Path) -> None:
     [
         ("", "contains no query"),
         ("cell\n", r"line 1: 'cell' has 1 tab-separated columns"),
-        ("cell\tpart_of\ntoo\tmany\tof\tthem\n", r"line 2: .* has 4 tab-separated columns"),
         ("cell\t\ttissue\n", "line 1: .*give a relation and either a head"),
         ("?\tpart_of\t?\n", "line 1: .*give a relation and either a head"),
         ("cell\t\t?\n", "line 1: query with head 'cell', relation '', tail ''; give a relation"),
@@ -150,13 +150,95 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         read_queries(tmp_path / "latin.tsv")
 
 
-def test_an_unknown_name_in_a_file_is_told_with_its_line(
-    trained: TrainedStore, tmp_path: Path
+def test_bad_lines_of_a_file_do_not_cost_the_good_ones(
+    trained: TrainedStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "queries.tsv"
-    path.write_text("cell\tpart_of\nsell\tpart_of\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"queries\.tsv, line 2: unknown entity 'sell'.*'cell'"):
+    lines = ["cell\tpart_of", "sell\tpart_of", "too\tmany\tof\tthem", "?\tpart_of\tcell"]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    assert run_command(["predict", f"--model={trained.strong}", f"--input={path}", "--json"]) == 0
+    good, unknown, malformed, last = json.loads(capsys.readouterr().out)["predictions"]
+    assert (good["head"], last["tail"]) == ("cell", "cell")
+    assert len(good["answers"]) == len(last["answers"]) == 10
+    assert (unknown["head"], unknown["relation"]) == ("sell", "part_of")
+    assert f"{path}, line 2" in unknown["error"]
+    assert f"{path}, line 3" in malformed["error"]
+    assert run_command(["predict", f"--model={trained.strong}", f"--input={path}"]) == 0
+    assert capsys.readouterr().out.count("\nerror: ") == 2
+    path.write_text("sell\tpart_of\n", encoding="utf-8")
+    with pytest.raises(DataError):
         predict(trained.strong, read_queries(path))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "tsv", "csv", "json"])
+def test_a_list_is_written_as_a_table(
+    registered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    path = tmp_path / f"list.{suffix}"
+    wanted = [f"--model={registered}", "--relation=part_of", "--top-k=50", "--seen"]
+    assert run_command(["predict", *wanted, f"--output={path}"]) == 0
+    assert str(path) in capsys.readouterr().out
+    assert run_command(["predict", *wanted, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    read = {
+        "parquet": pd.read_parquet,
+        "tsv": lambda file: pd.read_csv(file, sep="\t"),
+        "csv": pd.read_csv,
+        "json": pd.read_json,
+    }[suffix]
+    frame = read(path)
+    assert list(frame.columns) == list(rows[0])
+    for name in ("rank", "head", "tail", "head_rank", "num_tails", "known"):
+        assert frame[name].tolist() == [row[name] for row in rows]
+    assert frame["probability"].tolist() == pytest.approx(
+        [r["probability"] for r in rows], abs=1e-6
+    )
+    assert frame["probability"].is_monotonic_decreasing
+    assert not frame["known"].any()
+
+
+def test_given_triples_are_scored_into_a_table(registered: str, tmp_path: Path) -> None:
+    """A thousand rows with one unknown name give 999 answers."""
+    graph = load_graph(TripleData(name="umls"))
+    named = [
+        "\t".join([graph.entities.name(h), graph.relations.name(r), graph.entities.name(t)])
+        for h, r, t in graph.train[:998].tolist()
+    ]
+    path, output = tmp_path / "triples.tsv", tmp_path / "scored.parquet"
+    lines = [*named, "sell\tpart_of\tcell", "cell\tpart_of\ttissue"]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    scored = ["predict", f"--model={registered}", f"--triples={path}", f"--output={output}"]
+    assert run_command(scored) == 0
+    frame = pd.read_parquet(output)
+    assert frame["head"].tolist() == [line.split("\t")[0] for line in lines]
+    assert frame["score"].notna().tolist() == frame["error"].isna().tolist()
+    assert frame.index[frame["score"].isna()].tolist() == [998]
+    assert frame["known"][:998].all()
+    for_tails, for_heads = predict(registered, [asked("cell", "part_of", "tissue")]).predictions
+    last = frame.iloc[999]
+    assert last["tail_rank"] == for_tails.place.rank
+    assert last["head_probability"] == pytest.approx(for_heads.place.probability)
+    path.write_text("cell\tpart_of\t?\n", encoding="utf-8")
+    assert run_command(scored) == 2
+
+
+def test_candidates_of_a_question(
+    trained: TrainedStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = load_graph(TripleData(name="umls"))
+    names = tmp_path / "tails.txt"
+    names.write_text("tissue\ncell\nnothing\n\nvirus\n", encoding="utf-8")
+    asking = ["predict", f"--model={trained.strong}", "--head=cell", "--relation=part_of", "--json"]
+    assert run_command([*asking, f"--tails={names}"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    assert {answer["tail"] for answer in found["answers"]} == {"tissue", "cell", "virus"}
+    assert run_command([*asking, "--seen", "--top-k=200"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["predictions"]
+    relation = graph.relations.id("part_of")
+    seen = {graph.entities.name(t) for _, r, t in graph.train.tolist() if r == relation}
+    assert {answer["tail"] for answer in found["answers"]} == seen
+    assert run_command([*asking, "--tail-kind=Drug"]) == 2
+    assert run_command([*asking, "--seen", "--conformal"]) == 2
 
 
 def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:
@@ -295,6 +377,10 @@ def test_an_answer_set_needs_validation_triples(trained: TrainedStore, tmp_path:
         (["--head=zell", "--relation=part_of"], "did you mean 'cell'"),
         (["--head=cell", "--relation=partof"], "unknown relation 'partof'"),
         (["--head=cell", "--input=x"], "--input and a query are both given"),
+        (["--relation=part_of", "--triples=x"], "--triples"),
+        (["--relation=part_of", "--head=cell", "--output=x.tsv"], "--output"),
+        (["--relation=part_of", "--output=x.xlsx"], "--output"),
+        (["--relation=part_of", "--conformal"], "--conformal"),
     ],
 )
 def test_wrong_use_of_the_command_line(

@@ -74,6 +74,7 @@ def test_a_request_may_set_parameters(served: str) -> None:
 
 
 QUERY = {"head": "cell", "relation": "part_of"}
+TRIPLE_NAMES = ("head", "relation", "tail")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ QUERY = {"head": "cell", "relation": "part_of"}
     [
         ({"head": "zell", "relation": "part_of"}, {}, "did you mean 'cell'"),
         ({"head": "cell", "relation": "part_off"}, {}, "did you mean 'part_of'"),
-        ({"head": "cell", "tail": "cell", "relation": "part_of"}, {}, "either a head"),
+        ({"head": "cell", "tail": "zell", "relation": "part_of"}, {}, "did you mean 'cell'"),
         ({"relation": "part_of"}, {}, "either a head"),
         (QUERY | {"tial": "cell"}, {}, "a row has 'tial'; did you mean 'tail'? valid: "),
         ({"head": "cell"}, {}, "Model is missing inputs ['relation']; expected rows"),
@@ -103,6 +104,19 @@ def test_a_bad_request_says_what_is_wrong(
     status, line = refused(served, {"dataframe_records": [row], "params": params})
     assert status == 400
     assert message in line
+
+
+def test_a_bad_row_does_not_cost_the_good_ones(served: str) -> None:
+    triple = QUERY | {"tail": "tissue"}
+    rows = [QUERY, {"head": "zell", "relation": "part_of"}, triple, {"relation": "part_of"}]
+    status, content = post(served, {"dataframe_records": rows, "params": {"seen": True}})
+    assert status == 200
+    good, unknown, scored, incomplete = content["predictions"]
+    assert len(good["answers"]) == 10
+    assert unknown.keys() == incomplete.keys() == {"error"}
+    assert {scored[name] for name in TRIPLE_NAMES} == {"cell", "part_of", "tissue"}
+    assert scored["head_rank"] >= 1
+    assert 0 < scored["probability"] < 1
 
 
 def test_a_request_without_form_is_refused(served: str) -> None:

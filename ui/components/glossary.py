@@ -231,6 +231,8 @@ def words(key: str) -> Words:
             name, more = name.removesuffix(f"_{side}"), f", asked for {side}s"
     if name.startswith(given := names.GIVEN.format(name="")):
         name, more = name.removeprefix(given), f"{more}, among given negatives"
+    if name.startswith(seen := names.SEEN.format(name="")):
+        name, more = name.removeprefix(seen), f"{more}, among entities seen with the relation"
     if split in {"valid", "test"} and (found := _QUALITY.get(name) or _loss_at(name)):
         data = {"valid": "validation", "test": "test"}[split]
         return Words(f"{found.label}, {data}{more}", found.help, found.unit)

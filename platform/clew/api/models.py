@@ -4,7 +4,7 @@ import inspect
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -21,6 +21,8 @@ from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.writer import TextModel, continuation
+from clew.link_prediction.candidate_lists import list_pairs, scored_triples
+from clew.link_prediction.candidates import Limits
 from clew.link_prediction.prediction import Predictor, Query
 from clew.runs.reading.search import run_meant
 from clew.workflows.evaluate import EvaluateResult
@@ -237,6 +239,62 @@ class TripleModel(Model):
             if prediction.place is not None
         ]
         return pd.DataFrame(rows, columns=PLACE_COLUMNS).astype({"probability": float})
+
+    @property
+    def embeddings(self) -> pd.DataFrame:
+        """The row of each entity in the model's table, by name."""
+        rows = self._ready.model.entity.weight.detach().numpy()
+        return pd.DataFrame(rows, index=pd.Index(list(self._ready.entities), name="name"))
+
+    @checked
+    def rank(
+        self,
+        relation: str,
+        *,
+        top_k: Annotated[int, Field(ge=1)] = 1000,
+        filter_known: bool = True,
+        head_kind: str = "",
+        tail_kind: str = "",
+        heads: Sequence[str] | None = None,
+        tails: Sequence[str] | None = None,
+        seen: bool = False,
+    ) -> pd.DataFrame:
+        """Return the best pairs of a relation, the best first.
+
+        Pairs are ordered by `probability`: that the pair answers a question for one of its two
+        ends, drawn at random. Without calibration they are ordered by `score`, the mean of the
+        scores of both questions. `head_rank` and `tail_rank` are the ranks in these questions,
+        among `num_heads` and `num_tails` candidates.
+
+        Args:
+            relation: Name or label of the relation.
+            top_k: Number of pairs.
+            filter_known: Leave out pairs in the training data.
+            head_kind: Kind of the entities that can be heads, such as `Drug`.
+            tail_kind: Kind of the entities that can be tails.
+            heads: Names or labels of the entities that can be heads.
+            tails: Names or labels of the entities that can be tails.
+            seen: Only entities that the training data have at this end of the relation.
+
+        Raises:
+            DataError: If the relation is unknown, or no candidate is left.
+        """
+        limits = Limits(head_kind, tail_kind, heads, tails, seen)
+        rows = list_pairs(
+            self._ready, relation, top_k=top_k, filter_known=filter_known, limits=limits
+        )
+        return pd.DataFrame(rows.to_pandas())
+
+    @checked
+    def score(self, triples: Sequence[Sequence[str]]) -> pd.DataFrame:
+        """Return a row for each triple (head, relation, tail), with the columns of `rank`.
+
+        The column `error` says why a triple has no score, such as an unknown name.
+
+        Raises:
+            DataError: If no triple can be scored.
+        """
+        return pd.DataFrame(scored_triples(self._ready, triples).to_pandas())
 
 
 @dataclass(frozen=True)

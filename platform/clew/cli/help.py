@@ -76,7 +76,9 @@ def type_of(option: "DeclaredOption") -> str:
 
 def write_short_help(verb: "Verb", formatter: click.HelpFormatter) -> None:
     """Write the options that matter most in groups, each on one line."""
-    known = {option.name: option for option in verb.declared if not option.hidden}
+    known = {
+        option.name: option for option in verb.declared if not option.hidden | option.positional
+    }
     with formatter.section("Example"):
         formatter.write_text(verb.example)
     for title, names in GROUPS.items():

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import click
 from pydantic import Field, model_validator
@@ -20,9 +20,16 @@ from clew.cli.options import (
     progress_bar,
 )
 
-GRAPH = ("head", "relation", "tail", "input", "top_k", "filter_known", "conformal")
+if TYPE_CHECKING:
+    from clew.link_prediction.candidates import Limits
+
+LIMITS = ("head_kind", "tail_kind", "heads", "tails", "seen")
+GRAPH = (
+    *("head", "relation", "tail", "input", "triples", "top_k", "filter_known", "conformal"),
+    *LIMITS,
+)
 TEXT = ("prompt", "prompt_file", "max_tokens", "temperature", "top_p", "seed", "state")
-FRAMES = ("frames", "output", "confidence")
+FRAMES = ("frames", "confidence")
 
 
 class PredictOptions(Options):
@@ -31,17 +38,29 @@ class PredictOptions(Options):
     head: str = ""
     """Name or label of the head, to predict tails; with --tail too, the whole triple is ranked."""
     relation: str = ""
-    """Name or label of the relation."""
+    """Name or label of the relation; without --head and --tail, its best pairs are listed."""
     tail: str = ""
     """Name or label of the tail, to predict heads."""
     top_k: Annotated[int, Field(ge=1)] = 10
-    """Number of answers per query."""
+    """Number of answers per query, or of pairs in a list."""
     filter_known: bool = False
-    """Leave out answers that are already known from training."""
+    """Leave out answers that are known from training (a list of pairs does, unless false)."""
     conformal: Annotated[float | None, Field(gt=0, lt=1), Option(alone="0.9")] = None
     """Mark the answers in a set that contains a new answer with this probability (alone: 0.9)."""
     input: Path | None = None
     """File of queries: JSON Lines, or head<TAB>relation<TAB>tail with ? for an unknown end."""
+    triples: Path | None = None
+    """File of whole triples to score, in the form of --input."""
+    head_kind: str = ""
+    """Kind of the entities that can be heads, such as Drug."""
+    tail_kind: str = ""
+    """Kind of the entities that can be tails."""
+    heads: Path | None = None
+    """File with the names of the entities that can be heads, one per line."""
+    tails: Path | None = None
+    """File with the names of the entities that can be tails, one per line."""
+    seen: bool = False
+    """Only entities that training has at this end of the relation."""
     prompt: str = ""
     """Text that a language model continues."""
     prompt_file: str = ""
@@ -59,7 +78,7 @@ class PredictOptions(Options):
     frames: Path | None = None
     """Image sequences to predict, as for training: HDF5, a Zarr store or a folder of arrays."""
     output: Path | None = None
-    """Parquet file for the predictions of frames."""
+    """File for a list or scored triples (.parquet, .tsv, .csv, .json), or for frames (.parquet)."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of targets that the intervals of frames should contain."""
     as_json: JsonFlag = False
@@ -69,6 +88,8 @@ class PredictOptions(Options):
     def _asks_one_way(self) -> Self:
         if self.input and (self.head or self.relation or self.tail):
             raise ValueError("--input and a query are both given; give one of them")
+        if self.triples and (self.input or self.head or self.relation or self.tail):
+            raise ValueError("--triples and a query are both given; give one of them")
         if self.prompt and self.prompt_file:
             raise ValueError("--prompt and --prompt-file are both given; give one of them")
         first = [given[0] for options in (GRAPH, TEXT, FRAMES) if (given := self._given(options))]
@@ -82,9 +103,21 @@ class PredictOptions(Options):
                 f"{dashed(first[0])} and {dashed(first[1])} are for models of different tasks; "
                 "leave one of them out"
             )
-        if bool(self.frames) != bool(self.output):
-            raise ValueError("--frames and --output belong together; give both")
+        if self.frames and not self.output:
+            raise ValueError("--frames is given without --output; name a file for the predictions")
+        if self.output and not (self.frames or self.triples or self.lists):
+            raise ValueError(
+                "--output is given with a question for one end; it is the file of --frames, of "
+                "--triples, or of a list: --relation without --head and --tail"
+            )
+        if self.conformal and (self.triples or self.lists):
+            raise ValueError("--conformal is given with a list; it is for questions for one end")
         return self
+
+    @property
+    def lists(self) -> bool:
+        """Whether the best pairs of a relation are requested."""
+        return bool(self.relation and not (self.head or self.tail))
 
     def _given(self, options: tuple[str, ...]) -> list[str]:
         return [name for name in options if name in self.model_fields_set]
@@ -92,7 +125,20 @@ class PredictOptions(Options):
     @property
     def way(self) -> Callable[["PredictOptions"], None]:
         """The function that asks the model; for a graph model, unless other options are given."""
-        return _continue if self._given(TEXT) else _predict_frames if self.frames else _answer
+        if self._given(TEXT):
+            return _continue
+        return _predict_frames if self.frames else _list if self.triples or self.lists else _answer
+
+    def limits(self) -> "Limits":
+        """Return which heads and tails are candidates; reads the files of names."""
+        from clew.input_files import read_lines
+        from clew.link_prediction.candidates import Limits
+
+        heads, tails = (
+            [line.strip() for line in read_lines(path) if line.strip()] if path else None
+            for path in (self.heads, self.tails)
+        )
+        return Limits(self.head_kind, self.tail_kind, heads, tails, seen=self.seen)
 
 
 @command(PredictOptions, "clew predict newest head=virus relation=causes")
@@ -116,7 +162,28 @@ def _answer(options: PredictOptions) -> None:
         top_k=options.top_k,
         filter_known=options.filter_known,
         level=options.conformal,
+        limits=options.limits(),
     )
+    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+
+
+def _list(options: PredictOptions) -> None:
+    from clew.workflows.predict import read_queries
+    from clew.workflows.predict_list import predict_list, predict_triples
+
+    limits, output = options.limits(), options.output
+    if options.triples:
+        asked = read_queries(options.triples)
+        result = predict_triples(options.model, asked, limits=limits, output=output)
+    else:
+        result = predict_list(
+            options.model,
+            options.relation,
+            top_k=options.top_k,
+            filter_known=options.filter_known or "filter_known" not in options.model_fields_set,
+            limits=limits,
+            output=output,
+        )
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
@@ -212,6 +279,8 @@ class ExportOptions(Options):
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     output_dir: Path
     """New folder for the files."""
+    embeddings: Literal["", "parquet", "numpy", "word2vec", "projector"] = ""
+    """Write only the embeddings, with names and kinds, in this format."""
 
 
 @command(ExportOptions, "clew export newest output_dir=exported")
@@ -219,5 +288,6 @@ def export(options: ExportOptions) -> int:
     """Export a graph model as a torch.export program, with its named embeddings."""
     from clew.workflows.export import export as run_export
 
-    click.echo(run_export(options.model, options.output_dir).table())
+    result = run_export(options.model, options.output_dir, options.embeddings or None)
+    click.echo(result.table())
     return 0

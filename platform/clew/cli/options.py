@@ -58,6 +58,8 @@ class Option:
     """Whether only Clew's own processes use it."""
     first: bool = False
     """Whether the first word of the command is its value, as in `clew train umls`."""
+    positional: bool = False
+    """Whether it is given without its name, any number of times."""
     run_kind: str = ""
     """Kind of run that the value can name; `newest` then means the newest of these runs."""
 
@@ -86,7 +88,7 @@ class Options(Section):
             name = assignments[0].partition("=")[0]
             known = valid_names(name, [option.name for option in declared if not option.hidden])
             raise ConfigError(f"{quoted(assignments[0])}: no such option; {known}")
-        flags = [(option, given[option.name]) for option in declared]
+        flags = [(option, given.get(option.name)) for option in declared]
         for option, text in [pair for pair in (*flags, *words) if pair[1]]:
             target, value = option.key or option.field, option.switch or text
             if option.run_kind and value == NEWEST:
@@ -231,12 +233,12 @@ def flags(verb: str) -> tuple[DeclaredOption, ...]:
 
 def _sorted_words(
     verb: str, declared: list[DeclaredOption], words: Sequence[str]
-) -> tuple[list[tuple[DeclaredOption, str]], list[str]]:
+) -> tuple[list[tuple[DeclaredOption, Any]], list[str]]:
     """Return the options that words set, with their values, and the assignments to settings."""
     by_name = {o.name: o for o in declared if not o.switch}
     by_key = {o.key: o for o in by_name.values() if o.key}
     first = next((option for option in declared if option.first), None)
-    options = list[tuple[DeclaredOption, str]]()
+    options = list[tuple[DeclaredOption, Any]]()
     assignments, bare = list[str](), list[str]()
     for word in words:
         name, equals, value = word.partition("=")
@@ -245,8 +247,13 @@ def _sorted_words(
             options.append((option, value))
         else:
             (assignments if equals else bare).append(word)
-    if bare and first:
+    many = next((option for option in declared if option.positional), None)
+    is_name = len(bare) == 1 and not os.path.exists(bare[0]) and not os.path.splitext(bare[0])[1]
+    if bare and first and (many is None or is_name):
         options.append((first, bare.pop(0)))
+    elif bare and many:
+        options.append((many, tuple(bare)))
+        bare = []
     if bare:
         numbers = [option for option in declared if option.annotation is int]
         if bare[0].isdecimal() and len(numbers) == 1:
@@ -324,7 +331,7 @@ class Verb(click.Command):
             name.replace("_", "-"),
             callback=lambda **given: function(options.read(name, given)),
             params=[
-                *(_click_option(option) for option in self.declared),
+                *(_click_option(option) for option in self.declared if not option.positional),
                 *([_settings_option()] if self.is_configured else []),
                 HELP_ALL,
                 words,

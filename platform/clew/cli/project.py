@@ -9,15 +9,14 @@ import click
 from pydantic import Field, model_validator
 
 from clew.cli.options import Configured, JsonFlag, Option, Options, command, dashed
+from clew.config.data import ImportSettings
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
 
-KGX_ONLY = {"qualifiers", "negated", "valid_fraction", "test_fraction", "seed"}
-"""Options that only --kgx uses."""
-
-
-class DataOptions(Configured):
+class DataOptions(Configured, ImportSettings):
+    files: Annotated[tuple[Path, ...], Option(terminal_only=True, positional=True)] = ()
+    """Files, folders or zip files in a published format."""
     config: Annotated[str, Option(first=True)] = ""
     """YAML file, or the name of a configuration that ships with Clew, whose data set to read; or
     the name of a data set, as with --name."""
@@ -33,40 +32,33 @@ class DataOptions(Configured):
     """Pack the triples into this new file; with data.packed=FILE, training then reads them from the
     disk."""
     kgx: Path | None = None
-    """Make a data set from this folder with nodes and edges in KGX (TSV or JSON Lines)."""
+    """Same as FILES: file or folder, of KGX or any other published format."""
     output_dir: Path | None = None
-    """With --kgx: new folder for the data set."""
-    qualifiers: bool = False
-    """With --kgx: edges with different qualifiers get different relations."""
-    negated: Literal["drop", "relation"] = "drop"
-    """With --kgx: drop edges that deny their triple, or give them relations of their own."""
-    valid_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """With --kgx: share of the triples for validation."""
-    test_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """With --kgx: share of the triples for the test."""
-    seed: int = 0
-    """With --kgx: seed of the random split."""
+    """With FILES: new folder for the data set that is made of them."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
-        if (self.kgx is None) != (self.output_dir is None):
-            given = "--kgx" if self.output_dir is None else "--output-dir"
-            raise ValueError(f"only {given} is given; give --kgx and --output-dir together")
-        if self.kgx is not None and (self.config or self.name or self.files):
-            raise ValueError("--kgx is given with --config, --name or files; give one of them")
-        if self.kgx is not None and self.pack is not None:
+        if self.sources and (self.config or self.name or self.triples):
+            raise ValueError("FILES or --kgx is given with --config, --name or --train; give one")
+        if self.sources and self.pack is not None:
             raise ValueError(
-                "--pack is given with --kgx; make the data set first, then pack its files with "
-                "`clew data --train ... --pack FILE`"
+                "--pack is given with FILES or --kgx; make the data set first, then pack its files "
+                "with `clew data --train ... --pack FILE`"
             )
-        if self.kgx is None and (alone := sorted(self.model_fields_set & KGX_ONLY)):
-            raise ValueError(f"{dashed(alone[0])} is given without --kgx; only --kgx uses it")
-        if self.files and not self.train:
+        only = sorted(self.model_fields_set & {"output_dir", *ImportSettings.model_fields})
+        if not self.sources and only:
+            raise ValueError(f"{dashed(only[0])} is given without FILES or --kgx; these need it")
+        if self.triples and not self.train:
             raise ValueError("--valid or --test is given without --train; give --train too")
         return self
 
     @property
-    def files(self) -> dict[str, str]:
+    def sources(self) -> list[Path]:
+        """Files in a published format."""
+        return [*self.files, *([self.kgx] if self.kgx else [])]
+
+    @property
+    def triples(self) -> dict[str, str]:
         """Files of triples by split."""
         files = {"train": self.train, "valid": self.valid, "test": self.test}
         return {split: file for split, file in files.items() if file}
@@ -74,16 +66,14 @@ class DataOptions(Configured):
 
 @command(DataOptions, "clew data umls")
 def data(options: DataOptions) -> int:
-    """Check a data set and describe it. Or make one from KGX files, or pack triples."""
-    if options.kgx is not None and options.output_dir is not None:
-        from clew.workflows.data import KgxRequest, convert_kgx
+    """Check data and describe them. Or make a data set of FILES, or pack triples."""
+    from clew.workflows.data import data_settings, describe_data, import_data, pack_data
 
-        chosen = options.model_dump(include={"output_dir", *KGX_ONLY})
-        click.echo(convert_kgx(KgxRequest(options.kgx, **chosen)))
+    if options.sources:
+        click.echo(import_data(options.sources, options, options.output_dir))
         return 0
-    from clew.workflows.data import data_settings, describe_data, pack_data
 
-    settings = data_settings(options.config, options.name, options.files, options.overrides)
+    settings = data_settings(options.config, options.name, options.triples, options.overrides)
     pack = options.pack
     click.echo(describe_data(settings) if pack is None else pack_data(settings, pack))
     return 0

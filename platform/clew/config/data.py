@@ -9,10 +9,36 @@ from clew.config.base import TRAIN_FLAG, Section
 from clew.config.image_sequences import ImageSequenceData
 
 
-class TripleData(Section):
+class ImportSettings(Section):
+    """How files in published formats are read and split."""
+
+    columns: str = ""
+    """Columns of a table, such as `head=x_id,relation=relation,tail=y_id`, by name or number; or
+    their order: `head,tail,relation`."""
+    header: bool = False
+    """Whether the first line of a table names its columns, whatever its words are."""
+    clean: bool = False
+    """Remove spaces at the ends of names and invisible ones, and give every name one Unicode
+    form."""
+    qualifiers: bool = False
+    """Edges of KGX with different qualifiers get different relations."""
+    negated: Literal["drop", "relation"] = "drop"
+    """Drop edges that deny their triple, or give them relations of their own."""
+    split: Literal["random", "time", "relation"] = "random"
+    """Hold out triples at random, the newest, or at random the same share of each relation."""
+    valid_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the triples for validation, if the files have no splits of their own."""
+    test_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the triples for the test, if the files have no splits of their own."""
+    seed: int = 0
+    """Seed of the random split."""
+
+
+class TripleData(ImportSettings):
     """A knowledge graph as triples in files, or a named data set."""
 
     paths: ClassVar[tuple[str, ...]] = (
+        "path",
         "packed",
         "train",
         "valid",
@@ -27,6 +53,8 @@ class TripleData(Section):
     """Triples `head<TAB>relation<TAB>tail`; plain text, gzip or zstd."""
     name: str | None = None
     """A named data set: `umls` is bundled, others are folders under `$CLEW_DATA`."""
+    path: str | None = None
+    """File or folder in a published format (instead of `name`), read as `clew data FILE` does."""
     packed: str | None = None
     """File written by `clew data --pack` (instead of `name`); its triples stay on the disk."""
     train: Annotated[str | None, TRAIN_FLAG] = None
@@ -52,30 +80,26 @@ class TripleData(Section):
 
     @property
     def source(self) -> str:
-        return self.name or self.train or self.packed or ""
+        return self.name or self.path or self.train or self.packed or ""
 
     @model_validator(mode="after")
     def _one_source(self) -> "TripleData":
-        sources = {"data.name": self.name, "data.train": self.train, "data.packed": self.packed}
-        given = [key for key, value in sources.items() if value is not None]
+        keys = ("name", "path", "train", "packed")
+        given = [f"data.{key}" for key in keys if getattr(self, key) is not None]
         if len(given) != 1:
-            shown = " and ".join(given) if given else "none of data.name, data.train, data.packed"
+            shown = " and ".join(given) or "none of data.name, data.path, data.train, data.packed"
             raise ValueError(
                 f"{shown} given; give exactly one of them: a named data set (for example umls), a "
-                "file of training triples, or a file written by clew data --pack"
+                "file or folder in a published format, a file of training triples, or a file "
+                "written by clew data --pack"
             )
-        if self.packed is not None:
-            _refuse_files(self)
+        for key in ("valid", "test", "entity_to_id", "relation_to_id"):
+            if getattr(self, key) and (self.packed or self.path):
+                raise ValueError(
+                    f"data.{key} and {given[0]} given, but this has its own splits and ids; leave "
+                    f"data.{key} out, or give it to clew data"
+                )
         return self
-
-
-def _refuse_files(data: TripleData) -> None:
-    for key in ("valid", "test", "entity_to_id", "relation_to_id"):
-        if getattr(data, key):
-            raise ValueError(
-                f"data.{key} and data.packed given, but a packed file has its own splits and "
-                f"ids; leave data.{key} out, or give it to clew data --pack"
-            )
 
 
 class TokenData(Section):

@@ -18,7 +18,7 @@ Overrides = Mapping[str, Any]
 S = TypeVar("S", bound=Section)
 
 SHOWN_PROBLEMS = 8
-GRAPH_FILES = tuple(name for name in TripleData.paths if name not in {"packed", "train"})
+GRAPH_FILES = tuple(name for name in TripleData.paths if name not in {"packed", "path", "train"})
 """Keys of `data` for files that belong to one set of training triples."""
 
 
@@ -156,12 +156,13 @@ def _replace_source(
 ) -> None:
     if key != "data.name" and "data.name" in overrides:
         return
-    packed = ("packed",) if is_graph else ()
+    packed = ("packed", "path") if is_graph else ()
     replaced = {
         "data.name": ("train", "dataset", *packed, *GRAPH_FILES),
         "data.train": ("name", *packed, *GRAPH_FILES),
         "data.dataset": ("name",),
-        "data.packed": ("name", "train", *GRAPH_FILES) if is_graph else (),
+        "data.packed": ("name", "path", "train", *GRAPH_FILES) if is_graph else (),
+        "data.path": ("name", "packed", "train", *GRAPH_FILES) if is_graph else (),
     }
     for stale in replaced.get(key, ()):
         target.pop(stale, None)

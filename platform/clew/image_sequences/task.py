@@ -32,7 +32,6 @@ from clew.image_sequences.errors import (
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.prediction import SEQUENCES_FILE, predict_windows
 from clew.image_sequences.windows import (
-    Scalers,
     SequenceBatch,
     SequenceSplits,
     SequenceWindows,
@@ -100,7 +99,9 @@ class SequenceRegression:
             mask_channels=self.data_config.nan_pixels == "mask",
         )
         model = SequenceRegressor(shape, self.model_config)
-        set_scalers(model, self.scalers)
+        with torch.no_grad():
+            for name, value in vars(self.scalers).items():
+                getattr(model, name).copy_(torch.as_tensor(value))
         return model
 
     def load(self, checkpoint: Path, device: torch.device) -> SequenceRegressor:
@@ -243,14 +244,6 @@ def as_regressor(model: nn.Module) -> SequenceRegressor:
     if not isinstance(model, SequenceRegressor):
         raise TypeError(f"expected a SequenceRegressor, {type(model).__name__} given")
     return model
-
-
-def set_scalers(model: SequenceRegressor, scalers: Scalers) -> None:
-    with torch.no_grad():
-        for name in ("image_mean", "image_std", "scalar_mean", "scalar_std"):
-            getattr(model, name).copy_(torch.from_numpy(getattr(scalers, name)))
-        model.target_mean.fill_(scalers.target_mean)
-        model.target_std.fill_(scalers.target_std)
 
 
 Errors = Float[Tensor, "example"]

@@ -31,6 +31,7 @@ from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, KnowledgeGraph, Triples
+from clew.runs.validation_record import Measured
 from clew.training.task import LossSum
 
 Facts = Int[np.ndarray, " dropped"]
@@ -229,21 +230,14 @@ BASELINES: dict[str, Callable[[KnowledgeGraph, Triples], Scores]] = {
 }
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean over test triples with its 95 % interval by Student's t."""
-
-    mean: float
-    half_width: float | None
-    """None if there is only one test triple."""
-
-    @classmethod
-    def of(cls, values: Float[np.ndarray, " test"]) -> "Interval":
-        count = len(values)
-        if count < 2:
-            return cls(float(values.mean()), None)
-        quantile = students_t.ppf(0.5 + CONFIDENCE / 2, count - 1)
-        return cls(float(values.mean()), float(quantile * values.std(ddof=1) / count**0.5))
+def measured(values: Float[np.ndarray, " test"]) -> Measured:
+    """Return the mean over test triples, with its 95 % interval by Student's t."""
+    count = len(values)
+    if count < 2:
+        return Measured(mean=float(values.mean()), half_width=None)
+    quantile = students_t.ppf(0.5 + CONFIDENCE / 2, count - 1)
+    half_width = float(quantile * values.std(ddof=1) / count**0.5)
+    return Measured(mean=float(values.mean()), half_width=half_width)
 
 
 def rank_correlations(

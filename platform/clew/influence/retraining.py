@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 
 from clew.config.graph_models import GraphModelSettings
@@ -34,7 +34,7 @@ from clew.errors import ConfigError, DataError, described
 from clew.files import replacing, working_folder, write_whole
 from clew.influence.outcomes import Examiner, FactKeys, Facts, Outcomes, WithoutFacts
 from clew.link_prediction.losses.one_vs_all import Targets, row_losses
-from clew.link_prediction.models.base import GraphModel, build_graph_model
+from clew.link_prediction.models.base import EntityScorer, GraphModel, build_graph_model
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
 from clew.link_prediction.triples import KnowledgeGraph
@@ -90,7 +90,7 @@ def train_stack(
     seed_everything(config.training.seed)
     single = task.build_model().train()
     seed_everything(config.training.seed)
-    scorer = _Scorer(single)
+    scorer = EntityScorer(single)
     stack = _stacked(scorer, len(dropped))
     facts = FactKeys.from_graph(graph, inverse_relations=task.inverse_relations)
     kept = torch.stack([torch.from_numpy(facts.kept(each)) for each in dropped])
@@ -114,20 +114,9 @@ def train_stack(
     yield from (_unstacked(single, stack.model, place) for place in range(len(dropped)))
 
 
-class _Scorer(nn.Module):
-    """The scores of all entities as a module, which `functional_call` needs."""
-
-    def __init__(self, model: GraphModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
-        return self.model.scores(self.model.queries(head, relation))
-
-
 def _loss(
-    scorer: _Scorer,
-    stack: _Scorer,
+    scorer: EntityScorer,
+    stack: EntityScorer,
     batch: TripleBatch,
     kept: Bool[Tensor, "model positive"],
     config: RunConfig,
@@ -158,15 +147,7 @@ def _targets(
     num_entities: int,
     loss: OneVsAllLoss | KvsAllLoss,
 ) -> Targets:
-    """Return the smoothed labels of the positives that are kept, as `smoothed_targets` does.
-
-    Args:
-        batch: Queries with all their positives.
-        kept: 1 for positives that are kept, else 0, `(positive,)`.
-        positives: Number of kept positives of each query, `(batch,)`.
-        num_entities: Number of entities.
-        loss: Settings of the loss.
-    """
+    """Return the smoothed labels of the positives that are kept, as `smoothed_targets` does."""
     smoothing = loss.label_smoothing
     share, mass = (1.0 - smoothing) * kept, (1.0 - smoothing) * positives
     if loss.function == "softmax_cross_entropy":
@@ -178,7 +159,7 @@ def _targets(
     )
 
 
-def _stacked(scorer: _Scorer, count: int) -> _Scorer:
+def _stacked(scorer: EntityScorer, count: int) -> EntityScorer:
     """Return a scorer whose parameters and buffers are `count` copies, `(model, ...)`."""
     stack = deepcopy(scorer)
     for parameter in stack.parameters():
@@ -302,9 +283,7 @@ class Retrainer:
 class KeptRetrainings:
     """Results of each retraining for the test triples, in the files of a folder.
 
-    Args:
-        folder: Folder of the files; it is created with the first file.
-        identity: Identity of the data, the configuration and the test triples.
+    `identity` is that of the data, the configuration and the test triples.
     """
 
     def __init__(self, folder: Path, identity: str) -> None:

@@ -128,9 +128,7 @@ class Unfinished:
 class KeptInFile:
     """Keeps a pass in one safetensors file, which is written atomically.
 
-    Args:
-        path: The file; its name must identify the run, what is explained, and the settings.
-        device: Device that tensors are loaded to.
+    The file's name must identify the run, what is explained, and the settings.
     """
 
     path: Path

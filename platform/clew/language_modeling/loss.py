@@ -53,11 +53,7 @@ def summed_loss(
 ) -> Float[Tensor, ""]:
     """Return the loss summed over all tokens; its gradients are computed in the same pass.
 
-    Args:
-        hidden: Output of the model for each token.
-        head: Token embedding W.
-        targets: The next token after each token.
-        chunk_bytes: Memory budget for the float32 logits of a chunk and their gradient.
+    `chunk_bytes` is the budget for the float32 logits of a chunk and their gradient.
     """
     flat, wanted = hidden.flatten(0, 1), torch.is_grad_enabled()
     size = chunk_tokens(len(head), chunk_bytes)

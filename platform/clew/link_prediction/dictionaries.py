@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from clew.errors import DataError, described, quoted
 from clew.input_files import line_blocks
 from clew.link_prediction.fields import Layout, read_coded
+from clew.link_prediction.formats import read_file
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 DICTIONARY = Layout(("name", "id"))
@@ -34,16 +35,33 @@ WHOLE_NUMBER = r"\A(?:0|[1-9][0-9]{0,9})\z"
 
 
 def read_dictionary(path: Path, kind: Kind) -> Vocabulary:
-    """Read a dictionary; its ids must be 0, 1, 2 and so on, each once, in any order."""
+    """Read a dictionary; its ids must be 0, 1, 2 and so on, each once, in any order.
+
+    A header, OpenKE's count and ids before names (PyKEEN) are understood.
+    """
+    first = next(line_blocks(path)).partition(b"\n")[0]
+    if first.strip().isdigit() or {b"id", b"label", b"name"} >= set(first.lower().split(b"\t")):
+        part = read_file(path)[0]
+        if not part.holds.endswith("ids"):
+            raise DataError(f"{path}: no column holds the ids 0, 1, 2 and so on, each once")
+        names = part.columns["name"].cast(pa.string())
+        return Vocabulary(kind, names, fields_may_be_ids=may_be_ids(names))
     (codes,), values = read_coded([path], DICTIONARY)
+    is_id = np.asarray(pc.match_substring_regex(values, WHOLE_NUMBER), dtype=bool)
+    if is_id[codes[:, 0]].all() and not is_id[codes[:, 1]].all():
+        codes = codes[:, ::-1]
     names = values.take(pa.array(codes[:, 0]))
-    ids = _whole_numbers(path, values.take(pa.array(codes[:, 1])), names)
+    ids = _whole_numbers(path, values.take(pa.array(codes[:, 1])))
     _refuse_repeats(path, codes[:, 0], "name", names)
     _refuse_repeats(path, ids, "id", names)
     _refuse_gaps(path, ids, names)
     name_array = names.take(pa.array(np.argsort(ids)))
-    may_be_ids = not pc.any(pc.match_substring_regex(name_array, WHOLE_NUMBER)).as_py()
-    return Vocabulary(kind, name_array, fields_may_be_ids=may_be_ids)
+    return Vocabulary(kind, name_array, fields_may_be_ids=may_be_ids(name_array))
+
+
+def may_be_ids(names: pa.StringArray) -> bool:
+    """Whether fields can be ids beside these names: none of them is itself a whole number."""
+    return not pc.any(pc.match_substring_regex(names, WHOLE_NUMBER)).as_py()
 
 
 def fields_to_ids(fields: pa.StringArray, vocabulary: Vocabulary) -> np.ndarray:
@@ -58,16 +76,14 @@ def fields_to_ids(fields: pa.StringArray, vocabulary: Vocabulary) -> np.ndarray:
     return ids
 
 
-def _whole_numbers(path: Path, fields: pa.StringArray, names: pa.StringArray) -> np.ndarray:
+def _whole_numbers(path: Path, fields: pa.StringArray) -> np.ndarray:
     is_number = np.asarray(pc.match_substring_regex(fields, WHOLE_NUMBER), dtype=bool)
     if is_number.all():
         return np.asarray(fields.cast(pa.int64()))
     row = int(np.argmin(is_number))
-    swapped = pc.all(pc.match_substring_regex(names, WHOLE_NUMBER)).as_py()
-    hint = "the columns seem to be swapped" if swapped else "ids are whole numbers from 0"
     raise DataError(
         f"{path}, line {row + 1}: {quoted(fields[row].as_py())} is not an id; expected "
-        f"{DICTIONARY}, {hint}"
+        f"{DICTIONARY}, ids are whole numbers from 0"
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clew.errors import CheckpointError, ConfigError, DataError, quoted
 from clew.link_prediction.calibration import AnswerSet, AnswerSets, Calibration
+from clew.link_prediction.candidates import EVERYTHING, Limits
 from clew.link_prediction.models.base import GraphModel, Scores
 from clew.link_prediction.query_scores import Known, QueryScores
 from clew.link_prediction.rank_metrics import Side
@@ -79,7 +80,7 @@ class Answer:
     set; it is None if no set was requested.
     """
 
-    rank: int
+    rank: int | float
     name: str
     label: str
     score: float
@@ -88,24 +89,14 @@ class Answer:
     in_set: bool | None = None
 
 
-@dataclass(frozen=True)
-class Place:
-    """The rank of an entity that a query is about.
+@dataclass(frozen=True, kw_only=True)
+class Place(Answer):
+    """The rank of an entity that a query is about, which is a candidate even if it is known.
 
-    The candidates are all entities except other known answers. `rank` is 1 + the number of
-    candidates with a higher score + half the number of other candidates with the same score.
-    `probability` is the probability that this entity is the answer, given that the answer is none
-    of the other known ones. It is None if no calibration was fitted.
+    `rank` and `probability` are those of `Places`.
     """
 
-    rank: float
     num_candidates: int
-    name: str
-    label: str
-    score: float
-    probability: float | None
-    known: bool | None
-    in_set: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +141,7 @@ class Prediction:
             content["answer_set"] = self.answer_set.as_dict()
         return content
 
-    def _row(self, row: Answer | Place) -> dict[str, Any]:
+    def _row(self, row: Answer) -> dict[str, Any]:
         told = {} if row.in_set is None else {"in_set": row.in_set}
         return {
             "rank": row.rank,
@@ -191,6 +182,11 @@ class Predictor(QueryScores):
         self.answer_sets = answer_sets
         _check_sizes(model, entities, relations)
 
+    @property
+    def temperature(self) -> float:
+        """Divisor of scores before they become probabilities; 1 without calibration."""
+        return self.calibration.temperature if self.calibration else 1.0
+
     def predict(
         self,
         queries: Sequence[Query],
@@ -198,6 +194,7 @@ class Predictor(QueryScores):
         top_k: int = 10,
         filter_known: bool = False,
         level: float | None = None,
+        limits: Limits = EVERYTHING,
     ) -> list[Prediction]:
         """Return the `top_k` best answers to each query, the best first.
 
@@ -207,10 +204,11 @@ class Predictor(QueryScores):
             filter_known: Leave out answers that are known from training.
             level: Probability with which the answer set contains a new answer; if None, no answer
                 set is computed.
+            limits: Which heads and tails are candidates.
 
         Raises:
             ConfigError: If a query is incomplete, `top_k` is not positive, or the level is not
-                between 0 and 1.
+                between 0 and 1, or is given with limits.
             DataError: If a name is unknown, `filter_known` is set without training triples, or a
                 level is given without `answer_sets`.
         """
@@ -223,11 +221,16 @@ class Predictor(QueryScores):
             )
         if level is not None and (self.answer_sets is None or self.known is None):
             raise DataError("an answer set was requested, but none was calibrated for this model")
+        if level is not None and limits:
+            raise ConfigError(
+                "an answer set is calibrated on all entities; leave out the limits of the "
+                "candidates, or the answer set"
+            )
         resolved = [self.resolve(query) for query in queries]
         return [
             prediction
             for rows in self.chunks(resolved)
-            for prediction in self._predict(resolved[rows], top_k, filter_known, level)
+            for prediction in self._predict(resolved[rows], top_k, filter_known, level, limits)
         ]
 
     def _predict(
@@ -236,11 +239,19 @@ class Predictor(QueryScores):
         top_k: int,
         filter_known: bool,
         level: float | None,
+        limits: Limits,
     ) -> list[Prediction]:
         entities = np.array([question.entity for question in questions], np.int64)
         relations = np.array([question.relation for question in questions], np.int64)
         scores = self.scores(self.encode(entities, relations))
-        known = self.known_answers(entities, relations)
+        for relation in np.unique(relations) if limits else ():
+            outside = torch.ones(self.num_entities, dtype=torch.bool)
+            outside[torch.from_numpy(limits.candidates(self, int(relation)))] = False
+            scores[torch.from_numpy(relations == relation)[:, None] & outside] = -torch.inf
+        known = None
+        if self.known is not None:
+            known = torch.zeros(scores.shape, dtype=torch.bool)
+            known[self.known_answers(entities, relations)] = True
         candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
         answers = self._best(candidates if filter_known else scores, candidates, known, top_k)
         counts = [None] * len(questions)
@@ -248,9 +259,7 @@ class Predictor(QueryScores):
             counts = known.sum(1).tolist()
         found = []
         for row, question in enumerate(questions):
-            place = None
-            if question.about is not None:
-                place = self._place(scores[[row]], candidates[[row]], question.about)
+            place = self._place(question, limits)
             prediction = Prediction(question.query, answers[row], counts[row], place)
             if level is not None:
                 prediction = self._with_set(prediction, candidates[[row]], question, level)
@@ -306,30 +315,35 @@ class Predictor(QueryScores):
             for row, row_scores in enumerate(best.tolist())
         ]
 
-    def _place(self, scores: Scores, candidates: Scores, entity: int) -> Place:
-        """Return the rank of an entity for one query; it is a candidate even if it is known."""
-        asked = torch.tensor([0]), torch.tensor([entity])
-        own, as_candidate = scores[asked], candidates[asked]
-        candidates = candidates.index_put(asked, own)
-        compared = candidates > own, candidates == own, candidates > -torch.inf
-        counts = torch.stack([found.sum() for found in compared])
-        above, equal, num_candidates = counts.tolist()
-        probabilities = self._probabilities(candidates, torch.tensor([[entity]]))
-        ((name, label),) = self.entities.named(np.array([entity]))
+    def _place(self, question: "Resolved", limits: Limits) -> Place | None:
+        """Return where the entity is that a question is about."""
+        if question.about is None:
+            return None
+        given, relation, about = (
+            np.array([row]) for row in (question.entity, question.relation, question.about)
+        )
+        found = self.places(
+            given,
+            relation,
+            about,
+            candidates=limits.candidates(self, question.relation) if limits else None,
+            temperature=self.temperature,
+        )
+        ((name, label),) = self.entities.named(about)
         return Place(
-            rank=1.0 + above + 0.5 * (equal - 1),
-            num_candidates=num_candidates,
+            rank=float(found.rank[0]),
+            num_candidates=int(found.num_candidates[0]),
             name=name,
             label=label,
-            score=float(own),
-            probability=probabilities[0][0] if probabilities else None,
-            known=None if self.known is None else float(as_candidate) == -np.inf,
+            score=float(found.score[0]),
+            probability=float(found.probability[0]) if self.calibration else None,
+            known=None if self.known is None else bool(found.known[0]),
         )
 
     def _probabilities(self, candidates: Scores, ids: Tensor) -> list[list[float | None]] | None:
         if self.calibration is None:
             return None
-        scaled = candidates / self.calibration.temperature
+        scaled = candidates / self.temperature
         normaliser = scaled.logsumexp(dim=1)
         shown = scaled[_each(ids), ids] - normaliser[:, None]
         return [[p if p > 0 else None for p in row] for row in shown.double().exp().tolist()]

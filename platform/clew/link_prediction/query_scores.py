@@ -5,10 +5,11 @@ that was trained with inverse relations. Everything is computed on the CPU in fl
 """
 
 from collections.abc import Iterator, Sized
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float32, Float64, Int64
 from torch import Tensor
 from tqdm import tqdm
 
@@ -20,7 +21,9 @@ from clew.link_prediction.calibration import (
     Surprises,
     fit_temperature,
 )
-from clew.link_prediction.models.base import GraphModel, Queries, Scores
+from clew.link_prediction.candidates import seen_with
+from clew.link_prediction.models.base import EVERY_ENTITY, GraphModel, Queries, Scores
+from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
 
 CHUNK_MIB = 64.0
@@ -29,7 +32,25 @@ MAX_HELD_OUT_TRIPLES = 20_000
 
 Known = Bool[Tensor, "batch entity"]
 Ids = Int64[np.ndarray, " query"]
+Candidates = Int64[np.ndarray, " candidate"]
 Normalisers = Float[Tensor, "batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where an answer to each question is among its candidates.
+
+    The candidates are the allowed entities except other known answers; the answer itself is always
+    one. `rank` is 1 + the number of candidates with a higher score + half the number of other
+    candidates with the same score.
+    """
+
+    score: Float32[np.ndarray, " query"]
+    rank: Float64[np.ndarray, " query"]
+    num_candidates: Int64[np.ndarray, " query"]
+    probability: Float64[np.ndarray, " query"]
+    """Probability of the answer, given that it is none of the other known ones."""
+    known: Bool[np.ndarray, " query"]
 
 
 class QueryScores:
@@ -48,8 +69,10 @@ class QueryScores:
         self.known = known
         self.has_inverses = model.relation.num_embeddings == 2 * num_relations
 
-    def chunks(self, queries: Sized) -> Iterator[slice]:
-        size = max(1, int(CHUNK_MIB * 2**20) // (4 * self.num_entities))
+    def chunks(
+        self, queries: Sized, num_candidates: int | None = None, mib: float | None = None
+    ) -> Iterator[slice]:
+        size = int((mib or CHUNK_MIB) * 2**20) // (4 * (num_candidates or self.num_entities)) or 1
         for start in range(0, len(queries), size):
             yield slice(start, start + size)
 
@@ -59,37 +82,100 @@ class QueryScores:
         return self.model.queries(torch.from_numpy(entities), torch.from_numpy(relations))
 
     @torch.no_grad()
-    def scores(self, queries: Queries) -> Scores:
-        """Return the scores of all entities, `(batch, entity)`.
+    def scores(self, queries: Queries, candidates: Candidates | None = None) -> Scores:
+        """Return the scores of candidates, or of all entities, `(batch, candidate)`.
 
         Raises:
             CheckpointError: If a score is NaN or infinite.
         """
-        scores = self.model.scores(queries)
+        every = candidates is None or len(candidates) == self.num_entities
+        scores = self.model.scores(queries, EVERY_ENTITY if every else torch.from_numpy(candidates))
         finite = all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores))
         if not finite:
             raise CheckpointError("model scores contain NaN or infinity; use another checkpoint")
         return scores
 
     def known_answers(
-        self, entities: Ids, relations: Ids, *, but: Ids | None = None
-    ) -> Known | None:
-        """Return which entities are known answers; None without training triples.
+        self,
+        entities: Ids,
+        relations: Ids,
+        *,
+        but: Ids | None = None,
+        among: Candidates | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return rows and columns of the known answers' scores; none without training triples.
 
         Args:
             entities: The given entity of each query.
             relations: The relation of each query.
             but: One answer to each query that does not count as known.
+            among: The columns' entities, ascending; None if all entities have a column.
         """
-        if self.known is None:
-            return None
-        row, answer = self.known.lookup(entities, relations)
+        row = answer = np.empty(0, np.int64)
+        if self.known is not None:
+            row, answer = self.known.lookup(entities, relations)
         if but is not None:
             others = answer != but[row]
             row, answer = row[others], answer[others]
-        flags = torch.zeros(len(entities), self.num_entities, dtype=torch.bool)
-        flags[torch.from_numpy(row), torch.from_numpy(answer)] = True
-        return flags
+        if among is not None:
+            inside = np.isin(answer, among)
+            row, answer = row[inside], np.searchsorted(among, answer[inside])
+        return torch.from_numpy(row), torch.from_numpy(answer)
+
+    def places(
+        self,
+        entities: Ids,
+        relations: Ids,
+        answers: Ids,
+        *,
+        candidates: Candidates | None = None,
+        temperature: float = 1.0,
+    ) -> Places:
+        """Return where one answer to each question is among the candidates, or all entities."""
+        ids = np.arange(self.num_entities) if candidates is None else candidates
+        ids = np.union1d(ids, answers)
+        outside = torch.zeros(len(ids), dtype=torch.bool)
+        if candidates is not None:
+            outside = torch.from_numpy(~np.isin(ids, candidates))
+        found = []
+        for rows in self.chunks(answers, len(ids)):
+            given, relation, answer = entities[rows], relations[rows], answers[rows]
+            scores = self.scores(self.encode(given, relation), ids)
+            at = torch.arange(len(answer)), torch.from_numpy(np.searchsorted(ids, answer))
+            own = scores[at][:, None]
+            scores.masked_fill_(outside, -torch.inf)
+            scores[at] = torch.inf
+            scores[self.known_answers(given, relation, among=ids)] = -torch.inf
+            is_known = scores[at] == -torch.inf
+            scores[at] = -torch.inf
+            others = (scores.double() / temperature).logsumexp(dim=1)
+            above, equal, left = (
+                kept.sum(dim=1) for kept in (scores > own, scores == own, scores > -torch.inf)
+            )
+            own = own[:, 0]
+            probability = (own.double() / temperature - others).sigmoid()
+            found.append((own, 1 + above + 0.5 * equal.double(), left + 1, probability, is_known))
+        return Places(*(torch.cat(column).numpy() for column in zip(*found, strict=True)))
+
+    def rank_seen(self, triples: Triples, train: Triples) -> RankingResult:
+        """Rank both ends of triples among the entities that training has at that end.
+
+        A triple's own entity is always a candidate. This needs inverse relations.
+        """
+        index = FilterIndex.in_both_directions(train, self.num_relations)
+        entities, relations, answers = self._questions(triples)
+        ranks = np.empty(len(answers))
+        for relation in np.unique(relations):
+            own = np.flatnonzero(relations == relation)
+            found = self.places(
+                entities[own],
+                relations[own],
+                answers[own],
+                candidates=seen_with(index, int(relation)),
+            )
+            ranks[own] = found.rank
+        tail_ranks, head_ranks = np.split(ranks, 2)
+        return RankingResult(triples[:, RELATION], head_ranks, tail_ranks)
 
     def normalisers(self, candidates: Scores) -> Normalisers:
         """Return log sum exp of all candidates' scores of each query, `(batch,)`, in float64."""
@@ -146,8 +232,7 @@ class QueryScores:
             for rows, queries in zip(self.chunks(entities), encoded, strict=True):
                 scores = self.scores(queries)
                 known = self.known_answers(entities[rows], relations[rows], but=answers[rows])
-                if known is not None:
-                    scores.masked_fill_(known, -torch.inf)
+                scores[known] = -torch.inf
                 yield scores, own[rows]
 
         return batches

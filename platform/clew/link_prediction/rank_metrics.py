@@ -103,6 +103,11 @@ class RankingResult:
         term = terms.get(name.removesuffix("_head").removesuffix("_tail"))
         return term and np.mean([term(self.ranks(side)) for side in sides], axis=0)
 
+    def only(self, chosen: np.ndarray) -> "RankingResult":
+        return RankingResult(
+            self.relation[chosen], self.head_ranks[chosen], self.tail_ranks[chosen]
+        )
+
     def by_relation(self) -> list[RelationQuality]:
         """Return the quality of each side of each relation that occurs, sorted by relation."""
         order = np.argsort(self.relation, kind="stable")

@@ -23,8 +23,9 @@ from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError, described, quoted
 from clew.files import DATA_VARIABLE, data_folder, expanded
 from clew.input_files import COMPRESSIONS, check_is_file
+from clew.link_prediction.imports import import_graph
 from clew.link_prediction.packed import read_packed
-from clew.link_prediction.triple_files import GraphFiles, labelled, read_graph
+from clew.link_prediction.triple_files import GraphFiles, is_plain, labelled, read_graph
 from clew.link_prediction.triples import (
     HEAD,
     RELATION,
@@ -58,17 +59,32 @@ def _read(config: TripleData) -> KnowledgeGraph:
         given = _with_config(GraphFiles(Path(config.packed)), config)
         entities, relations = labelled(graph.entities, graph.relations, given)
         return replace(graph, entities=entities, relations=relations)
-    return read_graph(*find_files(config))
+    if config.path is not None:
+        path = expanded(config.path)
+        return import_graph(path.name.split(".")[0], [path], config).graph
+    name, files = find_files(config)
+    splits = {path: split for split in SPLITS if (path := getattr(files, split)) is not None}
+    if all(map(is_plain, splits)):
+        return read_graph(name, files)
+    others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
+    graph = import_graph(name, [*splits, *others], config, splits).graph
+    entities, relations = labelled(graph.entities, graph.relations, files)
+    return replace(graph, entities=entities, relations=relations)
 
 
 def find_files(config: TripleData) -> tuple[str, GraphFiles]:
     """Return the name of a configuration's data set and its files.
 
     Raises:
-        ConfigError: If the configuration names no data set, or a packed folder.
+        ConfigError: If the configuration names no data set, or one that is not in plain files.
     """
     if config.packed is not None:
         raise ConfigError(f"data.packed is {config.packed}; this data set is already packed")
+    if config.path is not None:
+        raise ConfigError(
+            f"data.path is {config.path}; make a data set of it first: clew data "
+            f"{config.path} --output-dir FOLDER"
+        )
     if config.name is not None:
         folder = find_data_set(config.name)
         return config.name, _with_config(files_of_folder(folder), config)

@@ -11,6 +11,8 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.candidate_lists import scored_triples
+from clew.link_prediction.candidates import Limits
 from clew.link_prediction.model_folder import (
     ANSWER_SETS_FILE,
     VOCABULARY_FOLDER,
@@ -26,15 +28,20 @@ from clew.subject import Forms, Row, Settings, Subject
 
 NUM_QUERIES = 8
 """Number of queries that a candidate must answer before it is promoted."""
+OF_TRIPLE = ("score", "probability", "head_rank", "tail_rank")
+"""Numbers that answer a row with a whole triple."""
 TOLERANCE = 1e-4
 """Allowed difference between a served score and the checkpoint's."""
 
 
 class QuerySettings(Settings):
-    """Number of answers per query, and whether known answers are left out."""
+    """Number of answers per query, whether known answers are left out, and the candidates."""
 
     top_k: Annotated[int, Field(ge=1, le=10_000)] = 10
     filter_known: bool = False
+    head_kind: str = ""
+    tail_kind: str = ""
+    seen: bool = False
 
 
 class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
@@ -44,12 +51,14 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
     examples = "triples"
     uncalibrated = "no validation triples, so no probabilities"
     expects = (
-        "rows with the texts relation and either head or tail, and among params top_k "
-        "(1 to 10000) and filter_known (true or false)"
+        "rows with the texts relation and head, tail or both, and among params top_k (1 to 10000), "
+        "filter_known and seen (true or false), head_kind and tail_kind"
     )
     inputs: ClassVar[Forms] = {"head?": "string", "relation": "string", "tail?": "string"}
     outputs: ClassVar[Forms] = {
         **inputs,
+        **dict.fromkeys((f"{name}?" for name in OF_TRIPLE), "double"),
+        "known?": "boolean",
         "num_known?": "long",
         "warning?": "string",
         "answers": [
@@ -118,14 +127,25 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
         for row in rows:
             if any(not isinstance(value, str) for value in row.values()):
                 raise ConfigError(f"a row holds {str(dict(row))[:100]}; expected {self.expects}")
+        limits = Limits(settings.head_kind, settings.tail_kind, seen=settings.seen)
         queries = [
             Query(
                 row.get("relation", ""), head=row.get("head") or None, tail=row.get("tail") or None
             )
             for row in rows
         ]
-        found = loaded.predict(queries, top_k=settings.top_k, filter_known=settings.filter_known)
-        return [prediction.as_dict() for prediction in found]
+        found = iter(
+            loaded.predict(
+                [query for query in queries if not query.is_triple],
+                top_k=settings.top_k,
+                filter_known=settings.filter_known,
+                limits=limits,
+            )
+        )
+        return [
+            _scored(loaded, query, limits) if query.is_triple else next(found).as_dict()
+            for query in queries
+        ]
 
     def agree(self, one: Row, other: Row) -> bool:
         """Compare the entities, their order and their scores."""
@@ -136,3 +156,9 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
             and abs(a["score"] - b["score"]) <= TOLERANCE
             for a, b in pairs
         )
+
+
+def _scored(loaded: Predictor, query: Query, limits: Limits) -> dict[str, Any]:
+    """Return the score, probability and ranks of a whole triple."""
+    (row,) = scored_triples(loaded, [(query.head, query.relation, query.tail)], limits).to_pylist()
+    return {name: row[name] for name in ("head", "relation", "tail", *OF_TRIPLE, "known")}

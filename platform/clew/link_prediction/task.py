@@ -1,5 +1,6 @@
 """Link prediction: a knowledge graph, a graph model, and a loss over all entities."""
 
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from clew.link_prediction.losses.sampled import (
 from clew.link_prediction.losses.sharded import sharded_loss
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, Queries, build_graph_model
+from clew.link_prediction.plausibility import RelationPair, is_leaked, relation_pairs, report
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import (
@@ -73,6 +75,7 @@ class LinkPrediction:
         self.dataset = graph.name
         self.data_fingerprint = graph.fingerprint
         self.inverse_relations = data.inverse_relations
+        self._is_on_disk = data.packed is not None  # a report would read all of it into memory
         self._examples = _examples_of(graph, loss, inverse_relations=self.inverse_relations)
         self._known: dict[str, FilterIndex] = {}
         self._ranking = RankingSettings(
@@ -215,7 +218,25 @@ class LinkPrediction:
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
         if not self.has_examples(split):
             return {}
-        return self.rank(model, split).metrics(split)
+        result = self.rank(model, split)
+        return result.metrics(split) | self._not_leaked(result, split)
+
+    def _not_leaked(self, result: RankingResult, split: str) -> dict[str, float]:
+        """Return the test metrics without the triples whose inverse or duplicate is in training."""
+        if split != "test" or self._is_on_disk:
+            return {}
+        leaked = is_leaked(self.graph, self.graph.test, self._pairs)
+        values = {names.metric(split, names.NUM_LEAKED): float(leaked.sum())}
+        if leaked.any() and not leaked.all():
+            rest = result.only(~leaked).quality().metrics()
+            values |= {
+                names.metric(split, names.NOT_LEAKED.format(name=n)): v for n, v in rest.items()
+            }
+        return values
+
+    @cached_property
+    def _pairs(self) -> list[RelationPair]:
+        return relation_pairs(self.graph)
 
     def rank(self, model: nn.Module, split: str) -> RankingResult:
         """Rank the heads and tails of a split's triples among all entities."""
@@ -247,6 +268,8 @@ class LinkPrediction:
         target.mkdir(parents=True, exist_ok=True)
         self.graph.entities.write(target / "entities.parquet")
         self.graph.relations.write(target / "relations.parquet")
+        if not self._is_on_disk:
+            report(self.graph).write(folder / names.ARTIFACT_DATA_REPORT)
 
     def write_report(self, split: str, folder: Path) -> None:
         """Write the ranks by relation and side of the last evaluation of a split, as Parquet."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.errors import DataError
+from clew.input_files import line_blocks
 from clew.link_prediction.dictionaries import (
     fields_to_ids,
     read_dictionary,
@@ -112,6 +113,12 @@ def labelled(
         is_json = files.relation_labels.suffix == ".json"
         relations = (read_edge_map if is_json else read_labels)(files.relation_labels, relations)
     return entities, relations
+
+
+def is_plain(path: Path) -> bool:
+    """Whether a file seems to hold triples as Clew writes them, judging by its first line."""
+    first = next(line_blocks(path)).partition(b"\n")[0]
+    return first.count(b"\t") == 2 or first.split() == []
 
 
 def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Triples:

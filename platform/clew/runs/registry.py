@@ -313,9 +313,9 @@ def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dic
 
 
 def _copy_package(target: Path) -> Path:
-    """Copy the package's Python files, but not its data sets."""
+    """Copy the package's Python files and the terms that they read, but not its data sets."""
     source = Path(clew.__file__).parent
-    for path in sorted(source.rglob("*.py")):
+    for path in [source / "biolink.json", *sorted(source.rglob("*.py"))]:
         copy = target / source.name / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
@@ -356,10 +356,18 @@ def _signature(subject: Subject[Any, Any, Any]) -> Any:
             return Object(parts(lambda dtype, **said: Property(dtype=dtype, **said), form))
         return Array(type_of(form[0]))
 
-    numbers = {int: DataType.long, float: DataType.double, bool: DataType.boolean}
+    numbers = {
+        int: DataType.long,
+        float: DataType.double,
+        bool: DataType.boolean,
+        str: DataType.string,
+    }
     params = [
         ParamSpec(name, numbers[field.annotation], field.default)
         for name, field in subject.settings.model_fields.items()
     ]
-    inputs, outputs = (Schema(parts(ColSpec, form)) for form in (subject.inputs, subject.outputs))
+    # An answer has its parts, or an error.
+    answer = {f"{name.removesuffix('?')}?": form for name, form in subject.outputs.items()}
+    forms = (subject.inputs, answer | {"error?": "string"})
+    inputs, outputs = (Schema(parts(ColSpec, form)) for form in forms)
     return ModelSignature(inputs, outputs, ParamSchema(params))

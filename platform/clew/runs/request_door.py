@@ -35,13 +35,7 @@ logger = logging.getLogger(__name__)
 def close_door(expects: str, columns: Set[str], parameters: Set[str]) -> None:
     """Add the door to the scoring server, if this process is one.
 
-    Args:
-        expects: What a request should contain, as text for error messages.
-        columns: Allowed names in a row.
-        parameters: Allowed names in `params`.
-
-    Raises:
-        SystemExit: `CLEW_REQUEST_MIB` is not a valid size; the server ends with this message.
+    `columns` and `parameters` are the names that a row and `params` may have.
     """
     if SERVED_PATH not in os.environ:
         return

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from clew.errors import UsageError, described
 from clew.runs.hardware import prepare_threads
 from clew.runs.request_door import MISTAKE, close_door
-from clew.subject import Row, Subject
+from clew.subject import Row, Settings, Subject
 
 __all__ = ["ServedModel", "set_model"]
 
@@ -50,10 +50,10 @@ class ServedModel(PythonModel):
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> list[dict[str, Any]]:
-        """Return one answer per row; if a row cannot be answered, the request is refused."""
+        """Return one answer per row, or an `error`; refuse a request that has only errors."""
         try:
             settings = self._subject.settings.model_validate(params or {})
-            return self._subject.answer(self._loaded, _rows(model_input), settings)
+            return self._answers(_rows(model_input), settings)
         except ValidationError as error:
             line = f"parameter {described(error)}; expected {self._subject.expects}"
             raise _mistake(line, INVALID_PARAMETER_VALUE) from None
@@ -63,6 +63,22 @@ class ServedModel(PythonModel):
             logger.exception("a request could not be answered")
             line = "the model failed on this request; see the server's log"
             raise _mistake(line, INTERNAL_ERROR) from None
+
+    def _answers(self, rows: list[Row], settings: Settings) -> list[dict[str, Any]]:
+        """Answer the rows together; if one of them cannot be answered, one by one."""
+        try:
+            return self._subject.answer(self._loaded, rows, settings)
+        except UsageError as error:
+            first = error
+        answers: list[dict[str, Any]] = []
+        for row in rows if len(rows) > 1 else ():
+            try:
+                answers += self._subject.answer(self._loaded, [row], settings)
+            except UsageError as error:
+                answers.append({"error": described(error)})
+        if all("error" in answer for answer in answers):
+            raise first
+        return answers
 
 
 def _rows(frame: pd.DataFrame) -> list[Row]:

@@ -1,42 +1,29 @@
-"""Checks and describes data, packs triples or a text, or makes a data set from KGX files."""
+"""Checks and describes data, packs triples or a text, or makes a data set of published files."""
 
 import dataclasses
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
 
-from clew.biolink import DENIED, PREFIX
-from clew.config.data import DataConfig, TripleData
+from clew import names
+from clew.config.data import DataConfig, ImportSettings, TripleData
 from clew.config.files import presets
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
 from clew.errors import ConfigError, UsageError, quoted
-from clew.files import as_typed, expanded, replacing
+from clew.files import as_typed, expanded
 from clew.image_sequences.windows import SequenceSplits, group_names, load_sequences
 from clew.language_modeling.packed_tokens import PackManifest
 from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokens import find_text
-from clew.link_prediction.kgx import (
-    LIST_SEPARATOR,
-    QUALIFIER_ENDS,
-    QUALIFIERS,
-    KgxGraph,
-    Negated,
-    read_kgx,
-)
+from clew.link_prediction.imports import Imported, import_graph, write_data_set
 from clew.link_prediction.packed import pack_graph
-from clew.link_prediction.sources import describe, files_of_folder, find_files, load_graph
-from clew.link_prediction.triple_files import read_graph
+from clew.link_prediction.plausibility import report as report_on
+from clew.link_prediction.sources import describe, find_files, load_graph
 from clew.link_prediction.triples import SPLITS
 from clew.workflows.outputs import check_folder, check_new_folder
-
-MEANINGS = ("knowledge_level", "agent_type", "logical_interpretation", "clinical_approval_status")
-"""Columns of KGX, apart from qualifiers, that change what an edge says."""
-CodedEdges = Int[np.ndarray, "triple 3"]
 
 
 def data_settings(
@@ -74,7 +61,9 @@ def describe_data(settings: DataConfig) -> str:
     if isinstance(settings, ImageSequenceData):
         summary = describe_sequences(load_sequences(settings))
     elif isinstance(settings, TripleData):
-        summary = dataclasses.asdict(describe(load_graph(settings)))
+        graph = load_graph(settings)
+        findings = [f"look at: {finding}" for finding in report_on(graph).findings]
+        return "\n".join([_lines(dataclasses.asdict(describe(graph))), *findings])
     else:
         raise ConfigError(
             f"data.kind is {settings.kind!r}; clew data describes triples and image_sequences"
@@ -141,149 +130,49 @@ def _shown(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-@dataclass(frozen=True)
-class KgxRequest:
-    """A folder of KGX files to convert, and how to split its triples."""
+def import_data(paths: Sequence[Path], settings: ImportSettings, output_dir: Path | None) -> str:
+    """Read files in published formats; write a data set into a new folder if one is given.
 
-    folder: Path
-    output_dir: Path
-    qualifiers: bool = False
-    negated: Negated = "drop"
-    valid_fraction: float = 0.05
-    test_fraction: float = 0.05
-    seed: int = 0
-
-
-def convert_kgx(request: KgxRequest) -> str:
-    """Write a data set into a new folder; return its counts, one per line.
+    Returns:
+        What each file was taken for, what became of its rows, and the counts, one per line.
 
     Raises:
         ConfigError: The shares leave no training triples, or the folder is not empty.
-        DataError: The files are not valid KGX.
+        DataError: The files cannot be read.
     """
-    if request.valid_fraction + request.test_fraction >= 1:
-        raise ConfigError(
-            f"valid_fraction {request.valid_fraction} + test_fraction {request.test_fraction} "
-            "leave nothing to train on; their sum must be below 1"
-        )
-    check_new_folder("--output-dir", request.output_dir)
-    graph = read_kgx(request.folder, qualifiers=request.qualifiers, negated=request.negated)
-    with replacing(request.output_dir) as folder:
-        folder.mkdir(parents=True)
-        for split, rows in split_triples(graph, request).items():
-            if len(rows):
-                _write_triples(folder / f"{split}.txt", graph, rows)
-        _write_names(folder, graph)
-    files = files_of_folder(request.output_dir)
-    summary = describe(read_graph(request.output_dir.name, files))
-    return _lines(_what_became_of_edges(graph, request) | dataclasses.asdict(summary))
+    check_new_folder("--output-dir", output_dir)
+    place = output_dir or paths[0]
+    found = import_graph(place.name.split(".")[0], paths, settings)
+    lines = [f"{path}: {said}" for path, said in found.read.items()]
+    lines.append(_lines(_what_became_of_edges(found, settings)))
+    summary = dataclasses.asdict(describe(found.graph))
+    report = report_on(found.graph, found)
+    lines += [_lines(summary), *(f"look at: {finding}" for finding in report.findings)]
+    if output_dir is not None:
+        write_data_set(found, output_dir)
+        report.write(output_dir / names.ARTIFACT_DATA_REPORT, read=found.read, data=summary)
+        lines.append(f"train on it: clew train data.path={as_typed(output_dir)}")
+    return "\n".join(lines)
 
 
-def _what_became_of_edges(graph: KgxGraph, request: KgxRequest) -> dict[str, object]:
+def _what_became_of_edges(found: Imported, settings: ImportSettings) -> dict[str, object]:
     """Return the number of edges, and what of them is not in the data set or not used."""
-    told: dict[str, object] = {"edges": graph.num_edges}
-    if graph.num_denied:
-        became = {
-            "drop": "dropped; --negated relation gives them relations of their own",
-            "relation": "in relations of their own",
-        }
-        told["denied"] = f"{graph.num_denied:,} edges (negated), {became[request.negated]}"
-    if graph.num_deprecated:
-        told["deprecated"] = f"{graph.num_deprecated:,} edges, dropped"
-    others = []
-    for column, values in sorted(graph.ignored.items()):
-        if column == QUALIFIERS or column.endswith(QUALIFIER_ENDS):
-            end = "; --qualifiers makes it part of the relation"
-        elif column in MEANINGS:
-            end = ""
-        else:
-            others.append(f"{column} ({values.total():,})")
-            continue
-        listed = ", ".join(
-            f"{count:,} {quoted(value)[1:-1]}" for value, count in values.most_common(5)
-        )
-        more = ", …" if len(values) > 5 else ""
-        told[column] = f"not used, on {values.total():,} edges: {listed}{more}{end}"
-    if others:
-        told["other columns"] = f"not used (edges with a value): {', '.join(others)}"
-    return told
-
-
-def split_triples(graph: KgxGraph, request: KgxRequest) -> dict[str, CodedEdges]:
-    """Return the triples of each split, chosen at random.
-
-    Every entity and relation stays in at least one training triple. Triples between the same two
-    entities, in either direction, stay in one split, so that no test triple is a reversed training
-    triple.
-    """
-    triples = graph.triples
-    ends = np.sort(triples[:, [0, 2]], axis=1)
-    _, pair, sizes = np.unique(ends, axis=0, return_inverse=True, return_counts=True)
-    groups = np.split(np.argsort(pair.reshape(-1), kind="stable"), np.cumsum(sizes)[:-1])
-    left = _Left(
-        np.bincount(triples[:, [0, 2]].ravel(), minlength=len(graph.entities)),
-        np.bincount(triples[:, 1], minlength=len(graph.relations)),
-    )
-    order = iter(np.random.default_rng(request.seed).permutation(len(groups)))
-    found, held_out = {}, np.zeros(len(triples), bool)
-    fractions = {"valid": request.valid_fraction, "test": request.test_fraction}
-    for split, fraction in fractions.items():
-        rows: list[int] = []
-        while (
-            len(rows) < round(fraction * len(triples)) and (group := next(order, None)) is not None
-        ):
-            if left.take(triples[groups[group]]):
-                rows += groups[group].tolist()
-        held_out[rows] = True
-        found[split] = triples[sorted(rows)]
-    return {"train": triples[~held_out]} | found
-
-
-@dataclass(frozen=True)
-class _Left:
-    """How often each entity and each relation occurs in the remaining training triples."""
-
-    entities: Int[np.ndarray, " entity"]
-    relations: Int[np.ndarray, " relation"]
-
-    def take(self, rows: CodedEdges) -> bool:
-        """Remove triples, unless an entity or a relation would then have none left."""
-        taken = [
-            (self.entities, *np.unique(rows[:, [0, 2]], return_counts=True)),
-            (self.relations, *np.unique(rows[:, 1], return_counts=True)),
-        ]
-        if any((counts[ids] <= numbers).any() for counts, ids, numbers in taken):
-            return False
-        for counts, ids, numbers in taken:
-            counts[ids] -= numbers
-        return True
-
-
-def _write_triples(path: Path, graph: KgxGraph, rows: CodedEdges) -> None:
-    entities, relations = graph.entities, graph.relations
-    with path.open("w", encoding="utf-8") as file:
-        for head, relation, tail in rows.tolist():
-            file.write(f"{entities[head]}\t{relations[relation]}\t{entities[tail]}\n")
-
-
-def _write_names(folder: Path, graph: KgxGraph) -> None:
-    with (folder / "entity_names.tsv").open("w", encoding="utf-8") as file:
-        for entity in graph.entities:
-            name, kind = graph.names.get(entity) or entity, graph.kinds.get(entity, "")
-            synonyms = LIST_SEPARATOR.join(graph.synonyms.get(entity, ()))
-            file.write(f"{entity}\t{name}\t{kind}\t{synonyms}\n")
-    labels = {relation: relation_label(relation) for relation in graph.relations}
-    text = json.dumps(labels, indent=1, ensure_ascii=False) + "\n"
-    (folder / "edge_map.json").write_text(text, encoding="utf-8")
-
-
-def relation_label(relation: str) -> str:
-    """Return a readable predicate, such as `affects (object aspect qualifier: activity)`."""
-    predicate, *qualifiers = relation.split(";")
-    words = predicate.removeprefix(PREFIX).replace("_", " ")
-    qualifiers = ["denied" if part == DENIED else part for part in qualifiers]
-    parts = [part.replace(PREFIX, "").replace("_", " ").replace("=", ": ") for part in qualifiers]
-    return f"{words} ({', '.join(parts)})" if parts else words
+    counts, told = found.counts, dict[str, object]({"edges": found.counts["edges"]})
+    became = {
+        "drop": "dropped; --negated relation gives them relations of their own",
+        "relation": "in relations of their own",
+    }
+    if number := counts["denied"]:
+        told["denied"] = f"{number:,} edges (negated), {became[settings.negated]}"
+    if number := counts["deprecated"]:
+        told["deprecated"] = f"{number:,} edges, dropped"
+    if number := counts["repeated"]:
+        told["repeated"] = f"{number:,} edges say what an earlier one says, dropped"
+    for key, number in counts.items():
+        if key.startswith("conflicting"):
+            shown = "; ".join(quoted(text)[1:-1] for text in found.examples[key][:3])
+            told[key] = f"{number:,}, the first or more specific one is kept: {shown}"
+    return told | found.notes
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from clew.link_prediction.given_negatives import (
     score_triples,
 )
 from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.query_scores import QueryScores
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
-from clew.link_prediction.triples import RELATION
+from clew.link_prediction.triples import RELATION, FilterIndex
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
 from clew.workflows.training_run import linked_run
 
@@ -69,7 +70,7 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
         loaded = load_source(source)
         began = time.perf_counter()
         against = measure_against(loaded, negatives, split) if negatives else {}
-        metrics = measure(loaded, source, split) | against
+        metrics = measure(loaded, source, split) | against | measure_seen(loaded, split)
         seconds = time.perf_counter() - began
         with (
             linked_run(
@@ -107,6 +108,22 @@ def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, f
     if bad:
         logger.warning("%s: %s is %s", source.title, bad[0], metrics[bad[0]])
     return metrics
+
+
+def measure_seen(loaded: LoadedModel, split: str) -> dict[str, float]:
+    """Return `seen_mrr` and the like of a graph model with inverse relations; else nothing."""
+    task, model = loaded.task, loaded.model
+    if not (isinstance(task, LinkPrediction) and isinstance(model, GraphModel)):
+        return {}
+    graph, triples = task.graph, task.graph.split("valid" if split == "valid" else "test")
+    if not task.inverse_relations or not len(triples):
+        return {}
+    known = FilterIndex.of_questions(graph, triples)
+    scores = QueryScores(model.cpu(), graph.num_relations, known)
+    quality = scores.rank_seen(triples, graph.train).quality().metrics()
+    return {
+        names.metric(split, names.SEEN.format(name=name)): value for name, value in quality.items()
+    }
 
 
 def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""Exports a graph model as a program without Python code, and its named embeddings as Parquet.
+"""Exports a graph model as a program without Python code, and its named embeddings.
 
-    entities.parquet    id, name, label, bias, embedding
+    entities.parquet    id, name, label, kind, bias, embedding
     relations.parquet   id, name, label, inverse, embedding; row r + R is the inverse of row r
     scores.pt2          (head, relation) ids -> scores of all entities
     export.json         the model, inputs and outputs of the program, and how far its results lie
@@ -8,26 +8,35 @@
 
 The program contains no pickled data: its example inputs, which PyTorch would pickle, are left out.
 It contains only PyTorch operators, so that it runs without Clew.
+
+With a format, only the embeddings are written, for both tables:
+
+    numpy       entities.npy, and entities.tsv with the name, label and kind of each row
+    word2vec    entities.txt: number of rows and columns, then a name and its numbers on each line
+    projector   entities_vectors.tsv, entities.tsv and projector_config.pbtxt for TensorBoard
 """
 
 import json
 import logging
+import re
 import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from clew import __version__
 from clew.config.data import TripleData
-from clew.errors import ConfigError, UsageError, described
-from clew.link_prediction.models.base import GraphModel
+from clew.errors import ConfigError, DataError, UsageError, described
+from clew.files import write_whole
+from clew.link_prediction.models.base import EntityScorer, GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.workflows.model_source import ModelSource, open_model
 from clew.workflows.outputs import check_new_folder
@@ -36,12 +45,12 @@ from clew.workflows.predict import open_predictor
 logger = logging.getLogger(__name__)
 
 SUMMARY_FILE = "export.json"
-ENTITIES_FILE = "entities.parquet"
-RELATIONS_FILE = "relations.parquet"
 PROGRAM_FILE = "scores.pt2"
 NUM_CHECKED = 65
 MAX_DIFFERENCE = 1e-4
 """Allowed difference from the model's result, relative to the largest result if that exceeds 1."""
+PROJECTOR_FILE = "projector_config.pbtxt"
+Format = Literal["parquet", "numpy", "word2vec", "projector"]
 INPUTS = {
     "head": "(batch,) int64: id of an entity",
     "relation": "(batch,) int64: id of a relation, or of an inverse one",
@@ -75,17 +84,21 @@ class ExportResult:
     model: str
     files: Mapping[str, str]
     """Name of each file other than the program to a short description."""
-    program: ProgramCheck
+    program: ProgramCheck | None = None
+    """None if only the embeddings were requested."""
 
     def table(self) -> str:
         """Return the model and the files, one per line."""
-        files = {**self.files, PROGRAM_FILE: self.program.line()}
+        program = {PROGRAM_FILE: self.program.line()} if self.program else {}
+        files = {**self.files, **program}
         lines = [f"{self.folder / name}: {what}" for name, what in files.items()]
         return "\n".join([f"model: {self.model}", *lines])
 
 
-def export(model: str, output_dir: Path) -> ExportResult:
+def export(model: str, output_dir: Path, embeddings: Format | None = None) -> ExportResult:
     """Write a graph model's program and its embeddings into a new folder.
+
+    With a format, only the embeddings are written.
 
     Raises:
         UsageError: The model is no graph model or cannot be used, or the folder is not empty.
@@ -106,13 +119,17 @@ def export(model: str, output_dir: Path) -> ExportResult:
                 shutil.rmtree(output_dir)
             raise
         network = predictor.model
-        pq.write_table(_entity_table(network, predictor.entities), output_dir / ENTITIES_FILE)
-        pq.write_table(_relation_table(network, predictor.relations), output_dir / RELATIONS_FILE)
-        dim = network.entity.embedding_dim
-        files = {
-            ENTITIES_FILE: f"{network.entity.num_embeddings:,} rows of {dim}",
-            RELATIONS_FILE: f"{network.relation.num_embeddings:,} rows of {dim}",
+        tables = {
+            "entities": _entity_table(network, predictor.entities),
+            "relations": _relation_table(network, predictor.relations),
         }
+        files: dict[str, str] = {}
+        for name, table in tables.items():
+            rows = f"{table.num_rows:,} rows of {table['embedding'].type.list_size}"
+            written = write_embeddings(output_dir, name, table, embeddings or "parquet")
+            files |= dict.fromkeys(written, rows)
+        if embeddings is not None:
+            return ExportResult(output_dir, source.title, files)
         program = export_program(network, output_dir / PROGRAM_FILE)
         _write_summary(output_dir / SUMMARY_FILE, source, program)
         return ExportResult(output_dir, source.title, files, program)
@@ -134,18 +151,6 @@ def _write_summary(path: Path, source: ModelSource, program: ProgramCheck) -> No
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-class ExportedModel(nn.Module):
-    """A graph model that takes ids and returns the scores of all entities."""
-
-    def __init__(self, model: GraphModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
-        """Return `(batch, entity)` scores of `(batch,)` heads and relations."""
-        return self.model.scores(self.model.queries(head, relation))
-
-
 @torch.no_grad()
 def export_program(model: GraphModel, path: Path) -> ProgramCheck:
     """Write the model as a program; keep it if its answers to random queries equal the model's."""
@@ -154,7 +159,7 @@ def export_program(model: GraphModel, path: Path) -> ProgramCheck:
         torch.randint(table.num_embeddings, (NUM_CHECKED,), generator=generator)
         for table in (model.entity, model.relation)
     )
-    module, examples = ExportedModel(model.eval()), [(head, relation), (head[:1], relation[:1])]
+    module, examples = EntityScorer(model.eval()), [(head, relation), (head[:1], relation[:1])]
     batch = torch.export.Dim("batch", min=1)
     shapes = {"head": {0: batch}, "relation": {0: batch}}
     try:
@@ -180,11 +185,57 @@ def export_program(model: GraphModel, path: Path) -> ProgramCheck:
     return ProgramCheck(True, difference, num_examples)
 
 
+def write_embeddings(folder: Path, name: str, table: pa.Table, form: Format) -> list[str]:
+    """Write a table of embeddings in a format, and return the names of its files.
+
+    Raises:
+        DataError: If two names are equal in word2vec's format, where names have no spaces.
+    """
+    vectors = table["embedding"].combine_chunks().flatten().to_numpy()
+    vectors = vectors.reshape(table.num_rows, -1)
+    columns = [key for key in ("name", "label", "kind", "inverse") if key in table.column_names]
+    told = [[_word(value) for value in row.values()] for row in table.select(columns).to_pylist()]
+    if form == "parquet":
+        pq.write_table(table, folder / f"{name}.parquet")
+        return [f"{name}.parquet"]
+    if form == "word2vec":
+        words = [re.sub(r"\s+", "_", row[0]) + "_inverse" * (row[-1] == "True") for row in told]
+        if len(set(words)) < len(words):
+            raise DataError(
+                f"two {name} have one name in word2vec's format, which has no spaces in names; "
+                "use another format"
+            )
+        with (folder / f"{name}.txt").open("w", encoding="utf-8") as file:
+            print(*vectors.shape, file=file)
+            for word, row in zip(words, vectors, strict=True):
+                print(word, *row, file=file)
+        return [f"{name}.txt"]
+    lines = ["\t".join(row) for row in [columns, *told]]
+    write_whole(folder / f"{name}.tsv", "\n".join(lines) + "\n")
+    if form == "numpy":
+        np.save(folder / f"{name}.npy", vectors)
+        return [f"{name}.npy", f"{name}.tsv"]
+    np.savetxt(folder / f"{name}_vectors.tsv", vectors, fmt="%.9g", delimiter="\t")
+    with (folder / PROJECTOR_FILE).open("a", encoding="utf-8") as file:
+        file.write(
+            f'embeddings {{\n  tensor_name: "{name}"\n  tensor_path: "{name}_vectors.tsv"\n'
+            f'  metadata_path: "{name}.tsv"\n}}\n'
+        )
+    return [f"{name}_vectors.tsv", f"{name}.tsv", PROJECTOR_FILE]
+
+
+def _word(value: object) -> str:
+    """Return a value as the text of one cell."""
+    return "" if value is None else " ".join(str(value).split())
+
+
 def _entity_table(model: GraphModel, entities: Vocabulary) -> pa.Table:
     bias = model.tail_bias()
     columns = _name_columns(entities)
     if bias is not None:
         columns["bias"] = pa.array(bias.detach().numpy())
+    if entities.category_array is not None:
+        columns["kind"] = entities.category_array
     return pa.table(columns | {"embedding": rows_of(model.entity)})
 
 

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError, described, quoted
 from clew.files import working_folder
 from clew.input_files import read_lines
+from clew.link_prediction.candidates import EVERYTHING, Limits
 from clew.link_prediction.model_folder import (
     ENTITIES_FILE,
     VOCABULARY_FOLDER,
@@ -18,7 +20,7 @@ from clew.link_prediction.model_folder import (
     load_predictor,
     read_vocabularies,
 )
-from clew.link_prediction.prediction import Answer, Place, Prediction, Predictor, Query
+from clew.link_prediction.prediction import Answer, Prediction, Predictor, Query
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
@@ -27,16 +29,33 @@ from clew.workflows.model_source import ModelSource, check_fingerprint, open_mod
 
 logger = logging.getLogger(__name__)
 
+UNCALIBRATED = (
+    "no probabilities: no calibration was fitted for this model; `clew promote` fits one on the "
+    "validation split"
+)
 ASKED = "?"
 """Placeholder for the unknown end of a query in a file."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A query, and its file and line for error messages."""
+    """A query, its file and line, and what is wrong with this line."""
 
     query: Query
     where: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """A query of a file that the model cannot answer."""
+
+    query: Query
+    error: UsageError
+
+    def as_dict(self) -> dict[str, Any]:
+        named = {key: value for key, value in vars(self.query).items() if value}
+        return named | {"error": str(self.error)}
 
 
 @dataclass(frozen=True)
@@ -44,7 +63,7 @@ class PredictResult:
     """Predictions, and notes about all of them."""
 
     model: str
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[Prediction | Unanswered, ...]
     temperature: float | None
     notes: tuple[str, ...]
 
@@ -74,16 +93,24 @@ def predict(
     top_k: int = 10,
     filter_known: bool = False,
     level: float | None = None,
+    limits: Limits = EVERYTHING,
 ) -> PredictResult:
-    """Answer queries with a trained model.
+    """Answer queries with a trained model; one that it cannot answer does not stop the others.
 
     Raises:
-        UsageError: The model or a name cannot be found; the message suggests similar names. Or an
-            answer set is requested, but the model's data are not available to calibrate it.
+        UsageError: The model cannot be found, or no query can be answered, for example because of
+            an unknown name; the message suggests similar names. Or an answer set is requested, but
+            the model's data are not available to calibrate it.
     """
     with open_model(model) as source:
         predictor, notes = open_predictor(source)
-        questions = [question for item in queries for question in _questions(item, predictor)]
+        asked = [_questions(item, predictor) for item in queries]
+        bad = [item for item in asked if isinstance(item, Unanswered)]
+        if len(bad) == len(asked):
+            raise bad[0].error
+        if bad:
+            notes.append(f"{len(bad):,} of {len(asked):,} queries have no answer; see their error")
+        questions = [query for item in asked if not isinstance(item, Unanswered) for query in item]
         if not predictor.has_inverses and any(q.query.is_triple for q in queries):
             notes.append(
                 "a whole triple is ranked only by its tail, because this model was trained "
@@ -91,29 +118,35 @@ def predict(
             )
         if level is not None:
             calibrate_answer_sets(predictor, source)
-        found = predictor.predict(questions, top_k=top_k, filter_known=filter_known, level=level)
+        found = iter(
+            predictor.predict(
+                questions, top_k=top_k, filter_known=filter_known, level=level, limits=limits
+            )
+        )
         calibration = predictor.calibration
         if calibration is None:
-            notes.append(
-                "no probabilities: no calibration was fitted for this model; `clew promote` fits "
-                "one on the validation split"
-            )
+            notes.append(UNCALIBRATED)
         return PredictResult(
             model=source.title,
-            predictions=tuple(found),
+            predictions=tuple(
+                part
+                for item in asked
+                for part in ([item] if isinstance(item, Unanswered) else islice(found, len(item)))
+            ),
             temperature=calibration.temperature if calibration else None,
             notes=tuple(notes),
         )
 
 
-def _questions(item: Asked, predictor: Predictor) -> list[Query]:
+def _questions(item: Asked, predictor: Predictor) -> list[Query] | Unanswered:
     try:
-        return [
-            predictor.resolve(question).query
-            for question in item.query.ways(heads=predictor.has_inverses)
-        ]
+        if item.error:
+            raise DataError(item.error)
+        ways = item.query.ways(heads=predictor.has_inverses)
+        return [predictor.resolve(question).query for question in ways]
     except UsageError as error:
-        raise type(error)(f"{item.where}: {error}" if item.where else str(error)) from None
+        where = f"{item.where}: " if item.where else ""
+        return Unanswered(item.query, type(error)(f"{where}{error}"))
 
 
 def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
@@ -192,9 +225,13 @@ def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
         return read_vocabularies(path)
 
 
-def _table_of(prediction: Prediction) -> Iterator[str]:
-    query, answer_set = prediction.query, prediction.answer_set
-    yield f"{query.head or ASKED}  {query.relation}  {query.tail or ASKED}"
+def _table_of(prediction: Prediction | Unanswered) -> Iterator[str]:
+    query = prediction.query
+    yield f"{query.head or ASKED}  {query.relation or ASKED}  {query.tail or ASKED}"
+    if isinstance(prediction, Unanswered):
+        yield f"error: {prediction.error}"
+        return
+    answer_set = prediction.answer_set
     if prediction.warning:
         yield f"warning: {prediction.warning}"
     if answer_set is not None:
@@ -207,7 +244,7 @@ def _table_of(prediction: Prediction) -> Iterator[str]:
         yield _line(place)
 
 
-def _line(row: Answer | Place) -> str:
+def _line(row: Answer) -> str:
     probability = "" if row.probability is None else f"{row.probability:.4f}"
     known = {True: "yes", False: "no", None: "?"}[row.known]
     in_set = {True: "yes     ", False: "no      ", None: ""}[row.in_set]
@@ -226,58 +263,59 @@ def read_queries(path: Path) -> list[Asked]:
     """Read a file of queries: JSON objects, one per line, or `head<TAB>relation<TAB>tail`.
 
     In tab-separated lines, `?` is the unknown end, and an unknown tail can be left out. A line with
-    both ends is a whole triple.
+    both ends is a whole triple. A line that is no query has an `error`.
 
     Raises:
-        DataError: A line has neither form, or the file contains no query.
+        DataError: The file contains no query.
     """
     found = [
-        Asked(_query_of_line(line, where), where)
+        _of_line(line, f"{path}, line {number}")
         for number, line in enumerate(read_lines(path), start=1)
-        if line.strip() and (where := f"{path}, line {number}")
+        if line.strip()
     ]
     if not found:
         raise DataError(
             f"{path}: contains no query; expected one query per line, such as head<TAB>relation"
         )
+    if all(item.error for item in found):
+        raise DataError(f"{found[0].where}: {found[0].error}")
     return found
 
 
-def _query_of_line(line: str, where: str) -> Query:
-    if line.lstrip().startswith("{"):
-        return _query_of_json(line, where)
+def _of_line(line: str, where: str) -> Asked:
+    try:
+        parts = _parts_of_json(line) if line.lstrip().startswith("{") else _parts_of_tabs(line)
+        query = Query(
+            parts.get("relation") or "",
+            head=parts.get("head") or None,
+            tail=parts.get("tail") or None,
+        )
+        _ = query.is_triple or query.asks_for
+        return Asked(query, where)
+    except UsageError as error:
+        return Asked(Query(""), where, str(error))
+
+
+def _parts_of_tabs(line: str) -> dict[str, str | None]:
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) not in (2, 3):
         raise DataError(
-            f"{where}: {quoted(line.strip())} has {len(fields)} tab-separated columns; expected "
-            f"head, relation and tail, with {ASKED} for the unknown end"
+            f"{quoted(line.strip())} has {len(fields)} tab-separated columns; expected head, "
+            f"relation and tail, with {ASKED} for the unknown end"
         )
-    head, relation, tail = (None if field == ASKED else field for field in (*fields, ASKED)[:3])
-    return _checked(Query(relation or "", head=head or None, tail=tail or None), where)
+    parts = ["" if field == ASKED else field for field in fields]
+    return dict(zip(("head", "relation", "tail"), parts, strict=False))
 
 
-def _query_of_json(line: str, where: str) -> Query:
+def _parts_of_json(line: str) -> dict[str, str | None]:
     try:
-        content = json.loads(line)
+        content: dict[str, str | None] = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not valid JSON ({described(error)})") from None
+        raise DataError(f"not valid JSON ({described(error)})") from None
     unknown = sorted(content.keys() - {"head", "relation", "tail"})
-    if unknown or not all(isinstance(v, str | None) for v in content.values()):
+    if unknown or not all(isinstance(value, str | None) for value in content.values()):
         raise DataError(
-            f"{where}: {quoted(line.strip())}; expected texts under head, relation and tail"
+            f"{quoted(line.strip())}; expected texts under head, relation and tail"
             + (f", not {quoted(unknown[0])}" if unknown else "")
         )
-    query = Query(
-        content.get("relation") or "",
-        head=content.get("head") or None,
-        tail=content.get("tail") or None,
-    )
-    return _checked(query, where)
-
-
-def _checked(query: Query, where: str) -> Query:
-    try:
-        _ = query.is_triple or query.asks_for
-    except UsageError as error:
-        raise DataError(f"{where}: {error}") from None
-    return query
+    return content

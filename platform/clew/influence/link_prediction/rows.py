@@ -145,14 +145,9 @@ class DeltaRows:
         return replace(moved, alpha=moved.alpha.to(dtype), beta=moved.beta.to(dtype))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "DeltaRows":
-        return DeltaRows(
-            head=change(self.head),
-            relation=change(self.relation),
-            tail=change(self.tail),
-            alpha=change(self.alpha),
-            beta=change(self.beta),
-            num_directions=self.num_directions,
-        )
+        columns = (self.head, self.relation, self.tail, self.alpha, self.beta)
+        head, relation, tail, alpha, beta = map(change, columns)
+        return DeltaRows(head, relation, tail, alpha, beta, self.num_directions)
 
 
 def own_rows(triples: Triples, form: LossForm, kind: Directions) -> DeltaRows:

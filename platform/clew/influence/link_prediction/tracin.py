@@ -147,13 +147,8 @@ class Tracer:
     ) -> list[Explanation]:
         """Score training triples for every test triple.
 
-        Args:
-            tests: Test triples `(test, 3)`.
-            candidates: Pairs to include, `(test, train)`, bool; None: all.
-            progress: Called with the number of training triples done and in total, over all passes.
-
-        Returns:
-            One explanation for each pass over the training triples; each covers consecutive tests.
+        `candidates` are the pairs to include, `(test, train)`; None: all. Each explanation is one
+        pass over the training triples and covers consecutive tests.
         """
         plan = self.plan(len(tests))
         passes = range(0, len(tests), plan.tests_per_pass)

@@ -139,12 +139,8 @@ class Trunk:
     ) -> RowGradients:
         """Return the activation gradients of rows, which do not influence each other.
 
-        Args:
-            queries: The queries that the rows share.
-            index: Query of each row.
-            grad_hidden: W^T delta of each row, the gradient of its query vector, `(row, dim)`.
-            deep: Whether to continue below the last layer, to embeddings and network.
-            small: Whether to return the gradients of all other parameters too, if `deep`.
+        `index` is the query of each row, and `grad_hidden` is W^T delta, `(row, dim)`. If `deep`,
+        continue below the last layer; with `small`, to all other parameters too.
         """
         head, relation = (queries.activations[name][index] for name in ("head", "relation"))
         with torch.enable_grad():

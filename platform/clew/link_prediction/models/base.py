@@ -116,7 +116,7 @@ class GraphModel(nn.Module, ABC):
         both: Tensor = self.entity(torch.cat([head, tail]))
         return both[: len(head)], both[len(head) :]
 
-    def tail_bias(self, entities: slice = EVERY_ENTITY) -> EntityBias | None:
+    def tail_bias(self, entities: slice | Tensor = EVERY_ENTITY) -> EntityBias | None:
         """Return what is added to the score of each entity, or None; differentiable."""
         bias = None if self.entity_bias is None else self.entity_bias[entities]
         if not self.squared_distance:
@@ -148,8 +148,8 @@ class GraphModel(nn.Module, ABC):
             return None
         return -0.25 * queries.to(self.entity.weight.dtype).square().sum(1)
 
-    def scores(self, queries: Queries, entities: slice = EVERY_ENTITY) -> Scores:
-        """Return the score of each entity for each query, `(batch, entity)`."""
+    def scores(self, queries: Queries, entities: slice | Tensor = EVERY_ENTITY) -> Scores:
+        """Return the score of each of some entities for each query, `(batch, entity)`."""
         scores = linear(queries, self.entity.weight[entities], None)
         tail_bias, query_bias = self.tail_bias(entities), self.query_bias(queries)
         if tail_bias is not None:
@@ -189,6 +189,18 @@ class Factorization(GraphModel):
 
     def squared_moduli(self, rows: Float[Tensor, "batch n"]) -> Float[Tensor, "batch modulus"]:
         return rows.square()
+
+
+class EntityScorer(nn.Module):
+    """A graph model that takes ids and returns the scores of all entities."""
+
+    def __init__(self, model: GraphModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, head: Tensor, relation: Tensor) -> Tensor:
+        """Return `(batch, entity)` scores of `(batch,)` heads and relations."""
+        return self.model.scores(self.model.queries(head, relation))
 
 
 def model_class(config: GraphModelSettings) -> type[GraphModel]:

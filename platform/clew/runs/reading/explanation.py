@@ -80,9 +80,7 @@ class SharedExplanation:
 def open_explanation(source: str, index: int) -> SharedExplanation:
     """Return an explained triple of a trace run, or of a local `influence.json` file.
 
-    Args:
-        source: Id of the run, or path of the file or its folder.
-        index: Position of the triple in the report, from 0.
+    `index` is the position of the triple in the report, from 0.
     """
     path = expanded(source)
     if path.suffix == ".json" or path.is_dir():

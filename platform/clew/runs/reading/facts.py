@@ -118,13 +118,7 @@ def facts_of_paths(facts: pd.DataFrame, paths: Sequence[FactPath]) -> pd.DataFra
 
 
 def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) -> str:
-    """Return sentences about how the strongest facts relate to head and tail of a test triple.
-
-    Args:
-        test: A row of a report's tests.
-        facts: The triple's training facts, most helpful first.
-        paths: The result of `find_paths`, which searches these facts only.
-    """
+    """Return sentences about how the strongest facts relate to head and tail of a test triple."""
     head, relation, tail = (str(test[key]) for key in ("head", "relation", "tail"))
     top = facts[facts["influence"] > 0].head(TOP)
     if top.empty:

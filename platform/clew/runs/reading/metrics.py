@@ -164,9 +164,7 @@ class EpochProgress:
 def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
     """Return the progress of a training run; None for other runs and if it is not known.
 
-    Args:
-        run: Any run.
-        curve: The run's metric `train/epoch`: rows `step, seconds, value`, in order of steps.
+    `curve` is the metric `train/epoch`: rows `step, seconds, value`, in order of steps.
     """
     if run.tags.get(names.TAG_KIND) != names.KIND_TRAIN:
         return None

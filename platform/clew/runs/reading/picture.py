@@ -188,10 +188,7 @@ _SHAPES: dict[str, Markup] = {
 def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Markup:
     """Return an SVG picture of a test triple and facts, with the head left and the tail right.
 
-    Args:
-        test: A row of a report's tests.
-        facts: The facts to draw, strongest first.
-        kinds: Kinds of entities by their ids.
+    `test` is a row of a report's tests, and `facts` are drawn strongest first.
     """
     labels = node_labels(test, facts)
     found = positions(test, facts)

@@ -289,23 +289,17 @@ def find_validation(
         return None
     query = RunQuery(kind=names.KIND_VALIDATE, source_run=source_run, status="FINISHED")
     for run in search_runs(query, limit=NEWEST).runs:
-        record = _read_validation(run.run_id)
-        if record is None or set(record.ensemble) != set(ensemble):
+        try:
+            record = read_result(run.run_id)
+        except TrackingError as error:
+            logger.warning("%s; it is left out", error)
             continue
-        if (record.direction, record.test_loss) == (asked.direction, asked.test_loss):
+        explains = (record.direction, record.test_loss, set(record.ensemble))
+        if explains == (asked.direction, asked.test_loss, set(ensemble)):
             summary = record.summary(asked.score, run.run_id)
             if summary.sentence:
                 return summary
     return None
-
-
-def _read_validation(run_id: str) -> ValidationRecord | None:
-    """Return a test result; if it cannot be read, log a warning and return None."""
-    try:
-        return read_result(run_id)
-    except TrackingError as error:
-        logger.warning("%s; it is left out", error)
-        return None
 
 
 def read_result(run_id: str) -> ValidationRecord:

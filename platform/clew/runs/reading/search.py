@@ -318,17 +318,9 @@ def find_best_run(experiment: str, metric: str = "") -> tuple[RunRecord, int]:
 
 
 def best_of_runs(
-    runs: Sequence[RunRecord],
-    metric: str,
-    *,
-    where: str = "",
+    runs: Sequence[RunRecord], metric: str, *, where: str = ""
 ) -> tuple[RunRecord, int]:
-    """Return the run with the best value of a metric (of equal runs, the first), and of how many.
-
-    Raises:
-        TrackingError: No run has the metric, or no run has a finite value of it.
-        ConfigError: The metric does not say which of two values is better.
-    """
+    """Return the run with the best value of a metric (of equals, the first), and of how many."""
     tested = [run for run in runs if run.params.get(HELD_OUT, "").lower() == "false"]
     having = [run for run in runs if metric in run.metrics and run not in tested]
     if not having:

@@ -17,10 +17,10 @@ from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.outcomes import (
     BASELINES,
     Facts,
-    Interval,
     Outcomes,
     ceiling,
     datamodelling_scores,
+    measured,
     random_scores,
     strongest,
     touching,
@@ -33,7 +33,6 @@ from clew.runs.validation_record import (
     Ceiling,
     DatamodellingScore,
     DeletionEffect,
-    Measured,
     Seeds,
     ValidationRecord,
 )
@@ -341,8 +340,8 @@ def _datamodelling_scores(
             form=form,
             drop=drop,
             seeds=seeds,
-            correlation=_measured(values),
-            over_siblings=_measured(values - found[SIBLINGS]) if form != SIBLINGS else None,
+            correlation=measured(values),
+            over_siblings=measured(values - found[SIBLINGS]) if form != SIBLINGS else None,
         )
         for form, values in found.items()
     ]
@@ -370,13 +369,8 @@ def _effects(
             DeletionEffect(
                 form=form,
                 num_facts=num_facts,
-                log_probability=_measured(probability),
-                reciprocal_rank=_measured(rank),
+                log_probability=measured(probability),
+                reciprocal_rank=measured(rank),
             )
         )
     return effects
-
-
-def _measured(values: np.ndarray) -> Measured:
-    interval = Interval.of(values)
-    return Measured(mean=interval.mean, half_width=interval.half_width)

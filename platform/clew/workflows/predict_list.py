@@ -1,0 +1,144 @@
+"""Writes the best pairs of a relation, or given triples with their scores, as a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from clew.errors import ConfigError
+from clew.files import replacing
+from clew.link_prediction.candidate_lists import list_pairs, scored_triples
+from clew.link_prediction.candidates import EVERYTHING, Limits
+from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.rank_metrics import SIDES
+from clew.spreadsheets import changed, disarmed
+from clew.workflows.model_source import open_model
+from clew.workflows.outputs import check_file
+from clew.workflows.predict import UNCALIBRATED, Asked, open_predictor
+
+NAMED = ("head", "head_label", "tail", "tail_label")
+SHOWN = ("rank", *NAMED, "score", "probability", "head_rank", "tail_rank", "known", "error")
+FORMATS = (".parquet", ".tsv", ".csv", ".json")
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class ListResult:
+    """A table of pairs, and where it was written."""
+
+    model: str
+    rows: pa.Table
+    output: Path | None
+    notes: tuple[str, ...]
+
+    def table(self) -> str:
+        """Return the first rows as text, and the file."""
+        shown = self.rows.select([name for name in SHOWN if name in self.rows.column_names])
+        frame = shown.slice(0, MOST_SHOWN).to_pandas().dropna(axis="columns", how="all")
+        texts = frame.select_dtypes(exclude="number").columns
+        frame[texts] = frame[texts].fillna("")
+        labels = [f"{side}_label" for side in SIDES]
+        same = [label for label in labels if frame[label].isin(["", *frame[label[:4]]]).all()]
+        frame = frame.drop(columns=same)
+        lines = [f"model: {self.model}", *(f"note: {note}" for note in self.notes), ""]
+        lines.append(frame.to_string(index=False, na_rep=""))
+        if self.rows.num_rows > MOST_SHOWN:
+            lines.append(f"… {self.rows.num_rows - MOST_SHOWN:,} more rows")
+        if self.output:
+            lines += ["", f"{self.output}: {self.rows.num_rows:,} rows"]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; the rows only if they were not written to a file."""
+        content = {"model": self.model, "notes": list(self.notes)}
+        if self.output:
+            return content | {"output": str(self.output), "num_rows": self.rows.num_rows}
+        return content | {"rows": self.rows.to_pylist()}
+
+
+def predict_list(
+    model: str,
+    relation: str,
+    *,
+    top_k: int,
+    filter_known: bool = True,
+    limits: Limits = EVERYTHING,
+    output: Path | None = None,
+) -> ListResult:
+    """Return the best pairs of a relation, and write them as a file.
+
+    Raises:
+        UsageError: The model or the relation cannot be found, or no candidate is left.
+    """
+    check_table("--output", output)
+    with open_model(model) as source:
+        predictor, notes = open_predictor(source)
+        rows = list_pairs(
+            predictor, relation, top_k=top_k, filter_known=filter_known, limits=limits
+        )
+        return _result(source.title, predictor, rows, output, notes)
+
+
+def predict_triples(
+    model: str, triples: Sequence[Asked], *, limits: Limits = EVERYTHING, output: Path | None = None
+) -> ListResult:
+    """Return the scores and ranks of triples, and write them as a file.
+
+    A row that cannot be scored has its reason in the column `error`.
+
+    Raises:
+        UsageError: The model cannot be used, or no row can be scored.
+    """
+    check_table("--output", output)
+    with open_model(model) as source:
+        predictor, notes = open_predictor(source)
+        names = [(item.query.head, item.query.relation, item.query.tail) for item in triples]
+        told = {
+            row: f"{item.where}: {item.error}" for row, item in enumerate(triples) if item.error
+        }
+        rows = scored_triples(predictor, names, limits, told)
+        num_bad = rows.num_rows - rows["error"].null_count
+        if num_bad:
+            notes.append(f"{num_bad:,} of {rows.num_rows:,} rows have no score; see their error")
+        return _result(source.title, predictor, rows, output, notes)
+
+
+def _result(
+    title: str, predictor: Predictor, rows: pa.Table, output: Path | None, notes: list[str]
+) -> ListResult:
+    if predictor.calibration is None:
+        notes.append(UNCALIBRATED)
+    if output is not None:
+        write_table(output, rows)
+    return ListResult(title, rows, output, tuple(notes))
+
+
+def check_table(option: str, path: Path | None) -> None:
+    """Refuse a file whose format is unknown, or that cannot be written.
+
+    Raises:
+        ConfigError: If the name ends otherwise, or nothing can be written there.
+    """
+    if path is not None and path.suffix not in FORMATS:
+        raise ConfigError(f"{option} {path}: expected a name that ends with {', '.join(FORMATS)}")
+    check_file(option, path)
+
+
+def write_table(path: Path, rows: pa.Table) -> None:
+    """Write a table in the format that its name ends with."""
+    with replacing(path) as temporary:
+        if path.suffix == ".parquet":
+            pq.write_table(rows, temporary, compression="zstd")
+        elif path.suffix == ".json":
+            rows.to_pandas().to_json(temporary, orient="records", indent=1, double_precision=7)
+        else:
+            for number, column in enumerate(rows.columns):
+                if pa.types.is_string(column.type):
+                    safe = changed(column.combine_chunks(), disarmed)
+                    rows = rows.set_column(number, rows.column_names[number], safe)
+            options = pa.csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+            pa.csv.write_csv(rows, temporary, options)

@@ -1,0 +1,312 @@
+"""Published formats are read right to the triple, and names stay apart."""
+
+# ruff: noqa: E501 (a file of a format is easier to read on one line)
+
+import gzip
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from clew import input_files
+from clew.__main__ import run as clew
+from clew.config.data import ImportSettings, TripleData
+from clew.errors import DataError
+from clew.link_prediction.imports import Imported, import_graph
+from clew.link_prediction.sources import load_graph
+
+FACTS = [("e0", "r1", "e27"), ("e1", "r2", "e0"), ("e1", "r1", "NA"), ("01", "r1", "1"),
+         ("1e5", "r2", "100000"), ("nan", "r1", "e0"), ("e1", "r1", "e2")]  # fmt: skip
+
+
+def lines(rows, separator="\t", end="\n"):
+    return "".join(separator.join(row) + end for row in rows)
+
+
+def read(place: Path, content: dict[str, str | bytes], **settings: object) -> Imported:
+    place.mkdir(exist_ok=True)
+    for name, text in content.items():
+        (place / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return import_graph("g", [place], ImportSettings(**settings))
+
+
+def facts(found: Imported) -> list[tuple[str, str, str]]:
+    graph = found.graph
+    return sorted(
+        (graph.entities.name(h), graph.relations.name(r), graph.entities.name(t))
+        for split in (graph.train, graph.valid, graph.test)
+        for h, r, t in split.tolist()
+    )
+
+
+ENTITIES = sorted({name for h, _, t in FACTS for name in (h, t)})
+NAMED = [(e, f"name of {e}", "Drug" if i % 2 else "Disease") for i, e in enumerate(ENTITIES)]
+NODES = {e: (name, kind) for e, name, kind in NAMED}
+IDS = {e: str(i) for i, e in enumerate(ENTITIES)}
+RELATION_IDS = {"r1": "0", "r2": "1"}
+SWAPPED = [(h, t, r) for h, r, t in FACTS]
+SHORT = [row for row in FACTS if row[0].startswith("e")]
+TYPE = "<http://www.w3.org/1999/02/22-rdf-syntax-ns#type>"
+LABEL = "<http://www.w3.org/2000/01/rdf-schema#label>"
+
+
+def parquet(rows, names) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(
+        pa.table({n: list(c) for n, c in zip(names, zip(*rows, strict=True), strict=True)}), file
+    )
+    return file.getvalue()
+
+
+def zipped(members: dict[str, str]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return file.getvalue()
+
+
+def arrays() -> bytes:
+    file = io.BytesIO()
+    ids = np.array([[int(IDS[h]), int(RELATION_IDS[r]), int(IDS[t])] for h, r, t in FACTS])
+    np.savez(file, head=ids[:, 0], relation=ids[:, 1], tail=ids[:, 2])
+    return file.getvalue()
+
+
+DICTIONARIES = {
+    "entity2id.txt": f"{len(IDS)}\n" + lines(IDS.items()),
+    "relation2id.txt": "2\n" + lines(RELATION_IDS.items()),
+}
+OPENKE = DICTIONARIES | {
+    "train2id.txt": f"{len(FACTS)}\n"
+    + lines([(IDS[h], IDS[t], RELATION_IDS[r]) for h, r, t in FACTS], " ")
+}
+PRIMEKG = [("relation", "display_relation", "x_index", "x_id", "x_type", "x_name", "x_source",
+            "y_index", "y_id", "y_type", "y_name", "y_source")]  # fmt: skip
+PRIMEKG += [
+    (r, f"shown {r}", IDS[h], h, NODES[h][1], f'"{NODES[h][0]}"', "S", IDS[t], t, NODES[t][1],
+     NODES[t][0], "S")
+    for h, r, t in FACTS
+]  # fmt: skip
+PLAIN = {
+    "triples": {"train.txt": lines(FACTS)},
+    "no line end": {"train.txt": lines(FACTS)[:-1]},
+    "windows": {"train.txt": "\ufeff" + lines(FACTS, end="\r\n")},
+    "gzip": {"train.txt.gz": gzip.compress(lines(FACTS).encode())},
+    "zstd": {"train.tsv.zst": zstandard.compress(lines(FACTS).encode())},
+    "zip": {"graph.zip": zipped({"graph/train.txt": lines(FACTS), "graph/README.md": "a b"})},
+    "comments": {"train.tsv": "# made by a script, 2024\n" + lines(FACTS[:3]) + "# more\n" + lines(FACTS[3:])},
+    "commented header": {"edges.tsv": "#head\trelation\ttail\n" + lines(FACTS)},
+    "spaces between": {"train.txt": lines(FACTS, "  ")},
+    "commas": {"edges.csv": lines([("Head", "Relation", "Tail"), *FACTS], ",")},
+    "quotes": {"train.txt": lines([[f'"{x}"' for x in row] if i % 2 else row for i, row in enumerate(FACTS)])},
+    "quoted table": {"e.csv": '"","from","type","to"\n' + lines([(str(i), *(f'"{x}"' for x in row)) for i, row in enumerate(FACTS)], ",")},
+    "weights": {"train.tsv": lines([(*row, f"0.{i}") for i, row in enumerate(FACTS)])},
+    "OpenBioLink": {"train.tsv": lines([(*row, "700" if i % 2 else "missing", "SOURCE") for i, row in enumerate(FACTS)])},
+    "OpenBioLink's samples": {"train_sample.csv": lines([*((*row, "1") for row in FACTS), ("e1", "r1", "e0", "0")])},
+    "OpenKE": OPENKE,
+    "PyKEEN": {
+        "entity_to_id.tsv": lines([("id", "label"), *((i, e) for e, i in IDS.items())]),
+        "relation_to_id.tsv": lines([("label", "id"), *RELATION_IDS.items()]),
+        "train.txt": lines(FACTS),
+    },
+    "parquet": {"edges.parquet": parquet(FACTS, ["subject", "predicate", "object"])},
+    "Hetionet": {"edges.sif.gz": gzip.compress(lines([("source", "metaedge", "target"), *FACTS]).encode())},
+}  # fmt: skip
+NAMED_FORMATS = {
+    "PrimeKG": {"kg.csv": lines(PRIMEKG, ",")},
+    "Hetionet": PLAIN["Hetionet"] | {"nodes.tsv": lines([("id", "name", "kind"), *NAMED])},
+    "Neo4j": {
+        "nodes.csv": lines([(":ID", "name", ":LABEL"), *NAMED], ","),
+        "rels.csv": lines([(":START_ID", ":END_ID", ":TYPE"), *SWAPPED], ","),
+    },
+    "Neo4j, headers apart": {
+        "nodes-header.csv": "nodeId:ID(Any);name:string;:LABEL\n",
+        "nodes.csv": lines([(e, n, f'"{k}"') for e, n, k in NAMED], ";"),
+        "rels_header.csv": ":START_ID(Any);:END_ID(Any);score:float;:TYPE\n",
+        "rels_1.csv": lines([(h, t, "0.5", r) for h, r, t in FACTS], ";"),
+    },
+    "Neo4j, one table": {
+        "export.csv": "_id,_labels,name,_start,_end,_type\n"
+        + lines([(e, f":{k}", n, "", "", "") for e, n, k in NAMED], ",")
+        + lines([("", "", "", h, t, r) for h, r, t in FACTS], ",")
+    },
+    "KGX in several files": {
+        "a_nodes.tsv": lines([("id", "name", "category"), *((e, "", "biolink:NamedThing") for e in IDS)]),
+        "b_nodes.jsonl": lines([[json.dumps({"id": e, "name": n, "category": ["biolink:NamedThing", f"biolink:{k}"]})] for e, n, k in NAMED]),
+        "a_edges.tsv": lines([("subject", "predicate", "object"), *FACTS[:3]]),
+        "b_edges.jsonl": lines([[json.dumps(dict(zip(("subject", "predicate", "object"), row, strict=True)))] for row in FACTS[3:]]),
+    },
+    "OGB": DICTIONARIES | {
+        "train.npz": arrays(),
+        "names.tsv": lines([("id", "name", "kind"), *NAMED]),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_format_is_read_to_the_triple(tmp_path: Path, name: str) -> None:
+    found = read(tmp_path / "in", PLAIN[name])
+    assert facts(found) == sorted(FACTS)
+    # Read again from the platform's own folder, it is the same graph.
+    assert clew(["data", str(tmp_path / "in"), f"--output-dir={tmp_path / 'out'}"]) == 0
+    again = load_graph(TripleData(path=str(tmp_path / "out")))
+    assert again.fingerprint == found.graph.fingerprint
+    own = {f"{s}.txt": (tmp_path / "out" / f"{s}.txt") for s in ("train", "valid", "test")}
+    assert sum(len(p.read_text().splitlines()) for p in own.values() if p.exists()) == len(FACTS)
+
+
+@pytest.mark.parametrize("name", NAMED_FORMATS)
+def test_names_and_kinds_come_along(tmp_path: Path, name: str) -> None:
+    found = read(tmp_path / "in", NAMED_FORMATS[name])
+    assert facts(found) == sorted(FACTS)
+    entities = found.graph.entities
+    assert {
+        e: (entities.label(i), entities.category_array[i].as_py()) for i, e in enumerate(entities)
+    } == NODES
+    assert not any(key.startswith("conflicting") for key in found.counts)
+
+
+def test_columns_are_named_or_numbered(tmp_path: Path) -> None:
+    rows = [("x_id", "what", "y_id", "relation"), *((h, "no", t, r) for h, r, t in FACTS)]
+    named = read(tmp_path / "a", {"t.csv": lines(rows, ",")},
+                 columns="head=x_id,relation=relation,tail=y_id", header=True)  # fmt: skip
+    assert facts(named) == sorted(FACTS)
+    numbered = read(tmp_path / "b", {"t.tsv": lines(SWAPPED)}, columns="head,tail,relation")
+    assert facts(numbered) == sorted(FACTS)
+    with pytest.raises(DataError):
+        read(tmp_path / "b", {}, columns="head=none,tail=2")
+
+
+@pytest.mark.parametrize("suffix", [".nt", ".ttl"])
+def test_rdf_is_read(tmp_path: Path, suffix: str) -> None:
+    def iri(x):
+        return f"<http://a.b/{x}>"
+
+    text = lines([(*map(iri, row), ".") for row in FACTS], " ")
+    text += f'{iri("e1")} {LABEL} "eins"@de .\n{iri("e1")} {LABEL} "one"@en .\n'
+    text += f'{iri("e1")} <http://a.b/age> "7" .\n'
+    found = read(tmp_path / "in", {f"g{suffix}": text})
+    assert facts(found) == sorted(tuple(f"http://a.b/{x}" for x in row) for row in FACTS)
+    assert found.graph.entities.num_labels == 1
+    assert found.graph.entities.label(found.graph.entities.id("http://a.b/e1")) == "one"
+    assert "literals" in found.notes
+
+
+def test_sources_and_groups_with_the_same_identifiers_stay_apart(tmp_path: Path) -> None:
+    """PrimeKG numbers genes, diseases and phenotypes from the same numbers; so does Neo4j."""
+    header = PRIMEKG[0]
+    rows = [header, ("r", "r", "0", "7", "gene", "A", "NCBI", "1", "7", "disease", "B", "MONDO")]
+    prime = read(tmp_path / "prime", {"kg.csv": lines(rows, ",")})
+    assert facts(prime) == [("NCBI:7", "r", "MONDO:7")]
+    assert prime.graph.entities.label_array.to_pylist() == ["B", "A"]
+    neo = {
+        "people.csv": ":ID(Person),name,:LABEL\n1,Ann,Person\n",
+        "films.csv": ":ID(Film),title,:LABEL\n1,Alien,Film;Work\n",
+        "saw.csv": ":START_ID(Person),:END_ID(Film)\n1,1\n",
+    }
+    found = read(tmp_path / "neo", neo)
+    assert facts(found) == [("Person:1", "saw", "Film:1")]
+    assert found.graph.entities.label_array.to_pylist() == ["Alien", "Ann"]
+
+
+def test_what_is_known_is_not_lost_to_a_blank_or_a_vaguer_word(tmp_path: Path) -> None:
+    content = {
+        "edges.tsv": "subject\tpredicate\tobject\na\tp\tb\n",
+        "nodes_1.tsv": "id\tname\tcategory\na\taspirin\tbiolink:SmallMolecule\nb\t\tbiolink:Disease\n",
+        "nodes_2.tsv": "id\tname\tcategory\na\tunknown\tbiolink:NamedThing\nb\tpain\t\n",
+        "nodes_3.tsv": "id\tname\tcategory\na\tASA\tbiolink:ChemicalEntity\nb\tb\tbiolink:NamedThing\n",
+    }
+    found = read(tmp_path / "in", content)
+    entities = found.graph.entities
+    assert entities.label_array.to_pylist() == ["aspirin", "pain"]
+    assert entities.category_array.to_pylist() == ["SmallMolecule", "Disease"]
+    assert found.counts["conflicting names"] == 1
+
+
+def test_splits_of_files_are_kept_and_times_split(tmp_path: Path) -> None:
+    content = {
+        "train2id.txt": "2\n0 1 0\n1 2 0\n", "valid2id.txt": "1\n0 2 0\n", "test2id.txt": "1\n2 0 0\n",
+        "entity2id.txt": "3\nx 0\ny 1\nz 2\n", "relation2id.txt": "1\nr 0\n",
+    }  # fmt: skip
+    graph = read(tmp_path / "in", content).graph
+    assert (len(graph.train), len(graph.valid), len(graph.test)) == (2, 1, 1)
+    assert graph.entities.name(graph.test[0, 0]) == "z"
+    dated = "".join(f"a{i}\tr\tb\t2014-0{9 - i}-01\n" for i in range(8))
+    found = read(tmp_path / "dated", {"all.tsv": dated}, split="time",
+                 valid_fraction=0.25, test_fraction=0.25)  # fmt: skip
+    names = found.graph.entities
+    assert {names.name(h) for h in found.graph.test[:, 0]} == {"a0", "a1"}
+    assert {names.name(h) for h in found.graph.valid[:, 0]} == {"a2", "a3"}
+
+
+DIRTY = [
+    "e0 \tr1\te1",
+    "e0\tr1\te2\u00a0",
+    "e1\tr1 \tSj\u00f6gren",
+    "e2\tr1\tSjo\u0308gren",
+    "e1\tr1\te2",
+]
+
+
+def test_clean_makes_one_name_of_several_spellings(tmp_path: Path) -> None:
+    text = "\n".join(DIRTY) + "\n"
+    assert read(tmp_path / "in", {"a.txt": text}).graph.num_entities == 7
+    cleaned = read(tmp_path / "in", {}, clean=True)
+    assert list(cleaned.graph.entities) == ["Sj\u00f6gren", "e0", "e1", "e2"]
+    assert list(cleaned.graph.relations) == ["r1"]
+    assert cleaned.counts["cleaned"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bomb.tsv.gz", gzip.compress(b"a\tb\tc\n" * 2**19)),
+        ("bomb.zip", b""),
+        ("long.csv", b"a,b," + b"c" * 2**25),
+        ("wide.csv", b",".join([b"x"] * 5000) + b"\n"),
+        ("binary.txt", bytes(range(256)) * 10),
+        ("utf16.txt", "a\tb\tc\n".encode("utf-16")),
+        ("ragged.tsv", b"a\tb\tc\na\tb\n"),
+        ("empty.tsv", b"a\tr\tb\na\tr\t\n"),
+        ("bad.nt", b"<a> <b>\n"),
+        ("bad.parquet", b"PAR1" * 9),
+        ("bad.npz", b"PK\x03\x04" * 9),
+        ("bad.zip", b"PK\x03\x04" * 9),
+        ("one.txt", b"word\nword\n"),
+        ("counted.txt", b"9\n0 1 0\n1 0 0\n"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_in_one_line(
+    tmp_path: Path, name: str, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_files, "FREE_BYTES", 2**20)
+    if name == "bomb.zip":
+        content = zipped({"a.tsv": "a\tb\tc\n" * 2**19})
+    with pytest.raises(DataError) as raised:
+        read(tmp_path / "in", {name: content})
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 800
+
+
+def test_training_takes_the_same_files(tmp_path: Path) -> None:
+    """`data.train` with five columns, and dictionaries in PyKEEN's order."""
+    found = read(tmp_path / "in", PLAIN["OpenBioLink"])
+    graph = load_graph(TripleData(train=str(tmp_path / "in/train.tsv")))
+    assert len(graph.train) == len(FACTS)
+    assert list(graph.entities) == list(found.graph.entities)
+    read(tmp_path / "pykeen", PLAIN["PyKEEN"])
+    graph = load_graph(
+        TripleData(
+            train=str(tmp_path / "pykeen/train.txt"),
+            entity_to_id=str(tmp_path / "pykeen/entity_to_id.tsv"),
+            relation_to_id=str(tmp_path / "pykeen/relation_to_id.tsv"),
+        )
+    )
+    assert list(graph.entities) == ENTITIES

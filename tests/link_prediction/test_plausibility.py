@@ -1,0 +1,125 @@
+"""The report names what looks wrong; leakage is counted as a plain loop counts it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clew.__main__ import run as clew
+from clew.config.data import ImportSettings, TripleData
+from clew.link_prediction.imports import import_graph
+from clew.link_prediction.plausibility import is_leaked, relation_pairs, report
+from clew.link_prediction.sources import load_graph
+
+CLEAN = "".join(
+    f"e{i % 30}\tr{i % 3}\te{(7 * i + 3 + 11 * (i // 30)) % 30}\n" for i in range(1, 90)
+)
+
+
+def findings(folder: Path, **files: str) -> dict[str, int]:
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_text(text)
+    found = import_graph("g", [folder], ImportSettings())
+    return {finding.what: finding.count for finding in report(found.graph, found).findings}
+
+
+def test_nothing_is_found_in_a_plain_graph(tmp_path: Path) -> None:
+    assert findings(tmp_path / "g", train=CLEAN) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "count"),
+    [
+        ("drug\taction\tillness\n" + CLEAN, "first lines", 1),
+        (CLEAN + '"x"\tr1\te1\n"y"\tr1\te2\n', "in quotes", 2),
+        (CLEAN + "e1 \tr1\te2\n", "spaces at their ends", 1),
+        (CLEAN + "e\u00a01\tr1\te2\n", "non-breaking", 1),
+        (CLEAN + "Sj\u00f6gren\tr1\te2\nSjo\u0308gren\tr1\te3\n", "Unicode form", 1),
+        (CLEAN + "E1\tr1\te5\n", "by case only", 2),
+        (CLEAN + "e1\tr1\te1\n", "with itself", 1),
+        (CLEAN + CLEAN[:9], "repeated", 1),
+        ("".join(f"e{i}\t{'ab'[i % 2]}\tr{i % 9}\n" for i in range(40)), "a tenth", 0),
+        ("".join(f"e{i}\te{i + 1}\tr{i % 3}\n" for i in range(40)), "another order", 40),
+        (CLEAN + "".join(f"hub\tr1\te{i}\n" for i in range(30)), "a tenth of all facts", 1),
+    ],
+)
+def test_what_looks_wrong_is_named(tmp_path: Path, text: str, word: str, count: int) -> None:
+    found = findings(tmp_path / "g", train=text)
+    assert sum(number for what, number in found.items() if word in what) == count
+
+
+def test_splits_are_compared(tmp_path: Path) -> None:
+    found = findings(tmp_path / "g", train=CLEAN, test="e1\tnew\te2\nnobody\tr1\te2\n" + CLEAN[:9])
+    assert found["entities in no training triple"] == 1
+    assert found["relations in no training triple"] == 1
+    assert found["facts that are there twice"] == 1
+
+
+def leaking(folder: Path, num: int = 300) -> Path:
+    """Write a graph with a relation, its inverse and its duplicate, and a symmetric one."""
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    ends = [(f"a{h}", f"b{t}") for h, t in generator.integers(0, 60, (num, 2))]
+    facts = []
+    for number, (head, tail) in enumerate(dict.fromkeys(ends)):
+        facts.append((head, "treats", tail))
+        if number % 4:
+            facts.append((tail, "treated_by", head))
+        if number % 9:
+            facts.append((head, "cures", tail))
+        if number % 3 == 0:
+            facts += [(head, "with", tail), (tail, "with", head)]
+        facts.append((head, f"other{number % 2}", f"b{(7 * number) % 60}"))
+    splits = generator.choice(["train", "valid", "test"], len(facts), p=[0.8, 0.1, 0.1])
+    for split in ("train", "valid", "test"):
+        rows = [fact for fact, own in zip(facts, splits, strict=True) if own == split]
+        (folder / f"{split}.txt").write_text("".join("\t".join(row) + "\n" for row in rows))
+    return folder
+
+
+def test_leaked_triples_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    graph = load_graph(TripleData(path=str(leaking(tmp_path / "g"))))
+    pairs = relation_pairs(graph)
+    name = graph.relations.name
+    assert {(p.kind, *sorted((name(p.first), name(p.second)))) for p in pairs} == {
+        ("inverse", "treated_by", "treats"), ("inverse", "cures", "treated_by"),
+        ("duplicate", "cures", "treats"), ("symmetric", "with", "with"),
+    }  # fmt: skip
+    train = {tuple(row) for row in graph.train.tolist()}
+    expected = []
+    for h, r, t in graph.test.tolist():
+        leaks = False
+        for p in (p for p in pairs if p.kind != "symmetric"):
+            for here, there in ((p.first, p.second), (p.second, p.first)):
+                other = (t, there, h) if p.kind == "inverse" else (h, there, t)
+                leaks |= here == r and other in train
+        expected.append(leaks)
+    assert is_leaked(graph, graph.test, pairs).tolist() == expected
+    assert 0 < sum(expected) < len(expected)
+
+
+def test_none_is_leaked_in_umls() -> None:
+    graph = load_graph(TripleData(name="umls"))
+    pairs = relation_pairs(graph)
+    assert {pair.kind for pair in pairs} <= {"symmetric"}
+    assert not is_leaked(graph, graph.test, pairs).any()
+
+
+def test_the_run_and_the_folder_keep_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'store.db'}")
+    monkeypatch.chdir(tmp_path)
+    leaking(tmp_path / "g")
+    assert clew(["data", "g", "--output-dir=made"]) == 0
+    content = json.loads((tmp_path / "made/data_report.json").read_text())
+    assert {pair["kind"] for pair in content["pairs"]} == {"inverse", "duplicate", "symmetric"}
+    settings = ["training.num_epochs=1", "model.embedding_dim=4", "training.device=cpu"]
+    train = ["train", "--config=umls", "data.path=g", "model.kind=distmult", *settings]
+    assert clew([*train, "--output-dir=run", "--result-file=result.json"]) == 0
+    assert (tmp_path / "run/data_report.json").is_file()
+    metrics = json.loads((tmp_path / "result.json").read_text())["metrics"]
+    assert metrics["test/num_leaked"] > 0
+    assert metrics["test/mrr_not_leaked"] != metrics["test/mrr"]
