@@ -172,7 +172,7 @@ def test_the_short_help_fits_forty_lines(
         assert run_command([*words, "--help-all"]) == 0
         whole = capsys.readouterr().out
         assert all(f"--{o.name.replace('_', '-')}" in whole for o in command.declared
-                   if not o.hidden)  # fmt: skip
+                   if not (o.hidden or o.positional))  # fmt: skip
         for line in filter(None, [command.example]):
             options = shlex.split(line)[1:]
             cli.commands[options[0]].make_context(options[0], options[1:])

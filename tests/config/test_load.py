@@ -287,7 +287,10 @@ def test_a_setting_is_given_once() -> None:
         ({"data.packed": "p", "preset": "small_32k"}, TOKENS),
         ({"data.name": "x", "loss.kind": "language"}, TOKENS),
         ({"dataset": "corpus.txt"}, TOKENS),
-        ({"path": "frames.h5"}, ("image_sequences", "sequence_regression", "huber")),
+        (
+            {"path": "frames.h5", "temporal_frames": "4"},
+            ("image_sequences", "sequence_regression", "huber"),
+        ),
         ({"data.name": "x", "relation_dim": 5}, ("triples", "tucker", "one_vs_all")),
     ],
 )

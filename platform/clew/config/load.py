@@ -232,6 +232,7 @@ def _valid_keys(location: list[str], kinds: list[str]) -> list[str]:
 SHORT_KEYS = {
     "epochs": "training.num_epochs",
     "batch_size": "training.batch_size",
+    "seed": "training.seed",
     "patience": "training.early_stopping_patience",
     "lr": "optimizer.learning_rate",
     "memory_optimized": "model.channels",
