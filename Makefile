@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-all ui lint docs lock wheel pictures gpu bench figures studies
+.PHONY: help demo install test test-slow test-all ui lint docs lock wheel pictures gpu bench figures studies
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -18,6 +18,8 @@ BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(patsubst experiments/benchmarks/%.
 # The benchmarks that README quotes. `make figures QUOTED=wide_graph` measures only that one.
 QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
 	influence_quality language_training serving_speed
+PREFIX := $(HOME)/.local
+COMPLETIONS = $(PREFIX)/share
 STUDIES := training tracin loss language_model image_sequences
 ERA5 := era5_uk_t2m_2019_03/era5-2mt-2019-03-uk.grib
 
@@ -28,6 +30,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 help:
 	@echo "make demo    set up .venv; train, explain, compare and promote on the bundled graph"
+	@echo "make install the command clew in ~/.local/bin, with completion for bash and zsh (PREFIX=...)"
 	@echo "make test    set up .venv for tests too; the tests to run before each change"
 	@echo "make test-slow  servers, browsers, killed processes, large inputs; make test-all: both"
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
@@ -44,6 +47,14 @@ help:
 demo: $(INSTALLED)
 	@echo "The demo took 93 s on 2 cores."
 	@$(BIN)/clew demo
+
+install: $(INSTALLED)
+	@mkdir -p $(PREFIX)/bin $(COMPLETIONS)/bash-completion/completions $(COMPLETIONS)/zsh/site-functions
+	@ln -sf $(CURDIR)/$(BIN)/clew $(PREFIX)/bin/clew
+	@_CLEW_COMPLETE=bash_source $(BIN)/clew > $(COMPLETIONS)/bash-completion/completions/clew
+	@_CLEW_COMPLETE=zsh_source $(BIN)/clew > $(COMPLETIONS)/zsh/site-functions/_clew
+	@echo "clew is in $(PREFIX)/bin, which must be in PATH. bash completes it in the next terminal;"
+	@echo "zsh too, if ~/.zshrc has, before compinit: fpath+=$(COMPLETIONS)/zsh/site-functions"
 
 test: $(INSTALLED_FOR_TESTS)
 	@echo "The tests took 5 to 7 minutes on 2 cores."

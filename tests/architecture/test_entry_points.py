@@ -11,7 +11,7 @@ import yaml
 
 from clew.__main__ import run
 from clew.cli import UNDER_TORCHRUN, cli
-from clew.cli.options import flagged_fields
+from clew.cli.options import flags
 from clew.cli.reference import PROGRAM, written_files
 from clew.errors import ConfigError
 
@@ -83,7 +83,7 @@ def test_command_line_is_documented(verb: str) -> None:
 @pytest.mark.parametrize("verb", ["train", "plan", "tracin", "batch_tracin"])
 def test_a_marked_field_of_the_schema_is_an_option(verb: str) -> None:
     options = {str(param.name): param for param in command_of(verb).params}
-    for item in flagged_fields(verb):
+    for item in flags(verb):
         assert item.key in str(getattr(options[item.name], "help", ""))
 
 
@@ -116,7 +116,7 @@ def test_an_option_that_stands_alone_leaves_the_next_assignment() -> None:
     )
     assert context.params["use_mixed_precision"] == "true"
     assert context.params["resume"] == "newest"
-    assert context.params["assignments"] == ("training.seed=3", "loss.kind=kvs_all")
+    assert context.params["words"] == ("training.seed=3", "loss.kind=kvs_all")
 
 
 @pytest.mark.parametrize(

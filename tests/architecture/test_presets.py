@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clew.config.files import find_study, presets, spaces, studies
+from clew.config.files import find, presets, spaces, studies
 from clew.config.load import load
 from clew.config.study import load_study
 from clew.errors import ConfigError
@@ -36,7 +36,7 @@ def test_a_name_and_the_path_of_the_project_mean_the_same(
     for name, path in presets().items():
         here = f"experiments/{path.parent.name}/{path.name}"
         assert load(name) == load(here) == load(root / here)
-    assert load_study("tracin").variants == load_study(find_study("tracin")).variants
+    assert load_study("tracin").variants == load_study(find("tracin", studies)).variants
     assert caplog.text == ""
 
 

@@ -11,6 +11,7 @@ from clew.config.load import (
     apply_overrides,
     flatten,
     from_mapping,
+    full_key,
     load,
     parse_assignments,
     to_yaml,
@@ -18,6 +19,7 @@ from clew.config.load import (
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 
+TOKENS = ("tokens", "eigenstate_lm", "language")
 MINIMAL = {"data": {"name": "umls"}}
 
 
@@ -232,10 +234,80 @@ def test_a_whole_section_is_no_setting() -> None:
         from_mapping(MINIMAL, {"training": {"seed": 3}})
 
 
-@pytest.mark.parametrize("text", ["training.seed", "seed=1", "=1"])
-def test_assignments_need_section_key_and_value(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"section\.key"):
-        parse_assignments([text])
+def test_an_assignment_needs_a_value() -> None:
+    with pytest.raises(ConfigError):
+        parse_assignments(["training.seed"])
+
+
+@pytest.mark.parametrize("name", ["", "no_such_setting", "kind", "channels", "chunk_mib"])
+def test_a_short_name_means_one_setting(name: str) -> None:
+    """`kind`, `channels` and `chunk_mib` are in several sections."""
+    with pytest.raises(ConfigError):
+        from_mapping(MINIMAL, {name: "1"})
+
+
+@pytest.mark.parametrize(
+    ("short", "key", "value"),
+    [
+        ("lr", "optimizer.learning_rate", 0.5),
+        ("epochs", "training.num_epochs", 7),
+        ("num_epochs", "training.num_epochs", 7),
+        ("seed", "training.seed", 5),
+        ("batch_size", "training.batch_size", 9),
+        ("batch-size", "training.batch_size", 9),
+        ("patience", "training.early_stopping_patience", 4),
+        ("embedding_dim", "model.embedding_dim", 40),
+        ("use_mixed_precision", "optimizations.use_mixed_precision", True),
+        ("device", "training.device", "cpu"),
+        ("label_smoothing", "loss.label_smoothing", 0.2),
+        ("every_epochs", "evaluation.every_epochs", 3),
+    ],
+)
+def test_short_names_in_overrides_and_files(short: str, key: str, value: object) -> None:
+    as_override = from_mapping(MINIMAL, {short: str(value)})
+    assert flatten(as_override)[key] == value
+    if "-" not in short:
+        assert from_mapping({**MINIMAL, short: value}) == as_override
+
+
+def test_a_setting_is_given_once() -> None:
+    for name in ("epochs", "num_epochs"):
+        with pytest.raises(ConfigError):
+            from_mapping(MINIMAL, {"training.num_epochs": 3, name: 3})
+        with pytest.raises(ConfigError):
+            from_mapping({**MINIMAL, "training": {"num_epochs": 3}, name: 3})
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        ({"data.packed": "p"}, ("triples", "conve", "one_vs_all")),
+        ({"data.packed": "p", "model.kind": "eigenstate_lm"}, TOKENS),
+        ({"data.packed": "p", "model.preset": "small_32k"}, TOKENS),
+        ({"data.packed": "p", "preset": "small_32k"}, TOKENS),
+        ({"data.name": "x", "loss.kind": "language"}, TOKENS),
+        ({"dataset": "corpus.txt"}, TOKENS),
+        (
+            {"path": "frames.h5", "temporal_frames": "4"},
+            ("image_sequences", "sequence_regression", "huber"),
+        ),
+        ({"data.name": "x", "relation_dim": 5}, ("triples", "tucker", "one_vs_all")),
+    ],
+)
+def test_kinds_follow_from_what_is_given(
+    settings: dict[str, str], kinds: tuple[str, str, str]
+) -> None:
+    content: dict[str, dict[str, str]] = {}
+    for name, value in settings.items():
+        section, _, key = full_key(name).partition(".")
+        content.setdefault(section, {})[key] = value
+    for config in (from_mapping({}, settings), from_mapping(content)):
+        assert (config.data.kind, config.model.kind, config.loss.kind) == kinds
+
+
+def test_the_kind_of_an_optimizer_follows_from_its_keys() -> None:
+    assert from_mapping(MINIMAL, {"momentum": "0.9"}).optimizer.kind == "sgd"
+    assert from_mapping(MINIMAL, {"schedule.patience": "2"}).schedule.kind == "plateau"
 
 
 def test_flattened_keys_cover_the_schema() -> None:

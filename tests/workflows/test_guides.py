@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clew.__main__ import run as run_command
-from clew.cli.options import flagged_fields
+from clew.cli.options import flags
 from clew.config.eigenstate import PRESETS
 from clew.config.files import presets
 from clew.config.load import from_mapping
@@ -140,7 +140,7 @@ def our_words(command: Command, folder: Path) -> list[str]:
 
 def small(words: list[str], kind: str) -> list[str]:
     """Return settings for small sizes, without those that the command itself sets."""
-    given = {f.key for f in flagged_fields("train") if f"--{f.name.replace('_', '-')}" in words}
+    given = {f.key for f in flags("train") if f"--{f.name.replace('_', '-')}" in words}
     settings = ANY_MODEL | SMALL[kind]
     return [f"{key}={value}" for key, value in settings.items() if key not in given]
 
@@ -254,7 +254,7 @@ def prepare(command: Command, shell: Shell, model: Path) -> None:
 def check_settings(run: Run, words: list[str]) -> None:
     """Check that the run's parameters contain every option of a command as printed."""
     verb = words[0].replace("-", "_")
-    for item in flagged_fields(verb):
+    for item in (flag for flag in flags(verb) if not flag.switch):
         spellings = {f"--{item.name}", f"--{item.name.replace('_', '-')}"} & {*words}
         for spelling in spellings:
             last = len(words) - 1 - words[::-1].index(spelling)

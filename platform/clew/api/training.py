@@ -11,7 +11,7 @@ from pydantic import Field
 
 from clew import names
 from clew.api.models import Model, checked, load, reference_of
-from clew.config.load import from_mapping
+from clew.config.load import from_mapping, full_settings
 from clew.config.load import load as load_config
 from clew.config.schema import RunConfig
 from clew.files import working_folder
@@ -67,6 +67,7 @@ def train(
     epochs: int | None = None,
     overrides: Mapping[str, object] | None = None,
     output_dir: str | Path | None = None,
+    **settings: object,
 ) -> Run:
     """Train a model, evaluate it, and record both as a run.
 
@@ -77,6 +78,7 @@ def train(
         overrides: Other settings to change, `section.key` to value, for example
             `{"training.seed": 3}`.
         output_dir: New folder to which the configuration and all checkpoints are also written.
+        settings: More settings by their short names, such as `batch_size=256, lr=0.01`.
 
     Raises:
         UsageError: If the configuration, the data or the tracking store cannot be used; nothing was
@@ -85,11 +87,11 @@ def train(
             became NaN.
         Interrupted: If the user stopped the training; the last checkpoint is kept.
     """
-    given = dict(overrides or {})
-    if epochs is not None:
-        given["training.num_epochs"] = epochs
-    settings = read_configuration(config, given)
-    result = train_once(settings, output_dir=None if output_dir is None else Path(output_dir))
+    given = settings | ({} if epochs is None else {"epochs": epochs})
+    result = train_once(
+        read_configuration(config, overrides, given),
+        output_dir=None if output_dir is None else Path(output_dir),
+    )
     return Run(result.run_id, result.variant, result.metrics)
 
 
@@ -100,6 +102,7 @@ def plan(
     device: str | None = None,
     memory_gib: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None,
     overrides: Mapping[str, object] | None = None,
+    **settings: object,
 ) -> MemoryPlan:
     """Predict the memory that each part of training needs, and the largest batch that fits.
 
@@ -111,14 +114,14 @@ def plan(
             machine does not need to have; None: as configured.
         memory_gib: Available memory in GiB; None: the memory of the device.
         overrides: Settings to change, `section.key` to value.
+        settings: More settings by their short names, as for `train`.
 
     Raises:
         ConfigError: If the configuration is invalid, or the device is unknown.
         DataError: If the data cannot be read.
     """
-    return plan_memory(
-        read_configuration(config, overrides or {}), device=device, memory_gib=memory_gib
-    )
+    chosen = read_configuration(config, overrides, settings)
+    return plan_memory(chosen, device=device, memory_gib=memory_gib)
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def tune(
     seed: Annotated[int, Field(ge=0)] = 0,
     overrides: Mapping[str, object] | None = None,
     output_dir: str | Path | None = None,
+    **settings: object,
 ) -> Search:
     """Search for the best configuration by the validation metric; another call continues it.
 
@@ -165,6 +169,7 @@ def tune(
         seed: Seed of the search; `training.seed` is the seed of the trainings.
         overrides: Settings to change, `section.key` to value.
         output_dir: Folder for the trials and the best configuration; None: in `runs/tune`.
+        settings: More settings by their short names, as for `train`.
 
     Raises:
         UsageError: If the configuration, the space, the data or the tracking store cannot be used,
@@ -177,7 +182,7 @@ def tune(
 
     result = search(
         TuneRequest(
-            read_configuration(config, overrides or {}),
+            read_configuration(config, overrides, settings),
             space=str(space),
             minutes=minutes,
             trials=trials,
@@ -200,13 +205,16 @@ def tune(
     )
 
 
-def read_configuration(config: Configuration, overrides: Mapping[str, object]) -> RunConfig:
-    """Return the checked configuration with the overrides applied.
+def read_configuration(
+    config: Configuration, overrides: Mapping[str, object] | None, settings: Mapping[str, object]
+) -> RunConfig:
+    """Return the checked configuration with the overrides and settings applied.
 
     Raises:
-        ConfigError: If the configuration or an override is invalid.
+        ConfigError: If the configuration or a setting is invalid, or a setting is given twice.
     """
+    changed = full_settings({**(overrides or {}), **settings})
     if isinstance(config, str | Path):
-        return load_config(config, overrides)
+        return load_config(config, changed)
     content = config.model_dump(mode="json") if isinstance(config, RunConfig) else config
-    return from_mapping(content, overrides)
+    return from_mapping(content, changed)

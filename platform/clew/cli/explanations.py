@@ -24,12 +24,10 @@ from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.names import KIND_TRACE, KIND_TRAIN
 
-ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN)]
+ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN, first=True)]
 
 
 class ExplainOptions(Configured, Spoken):
-    """Options that `clew tracin` and `clew batch-tracin` share."""
-
     model: ModelToExplain = ""
     """Run id, newest, models:/name@alias, or a folder of checkpoints; RUN1,RUN2 explains the mean
     over runs of one configuration with different seeds."""
@@ -44,8 +42,6 @@ class ExplainOptions(Configured, Spoken):
 
 
 class TracinOptions(ExplainOptions):
-    """Options of `clew tracin`."""
-
     test: Annotated[str, Option(also=("test_triples",))] = ""
     """File of triples, or head,relation,tail."""
     output: Path | None = None
@@ -57,7 +53,7 @@ class TracinOptions(ExplainOptions):
     """Explain nothing; only compute and keep what later explanations of the model share."""
 
 
-@command(TracinOptions)
+@command(TracinOptions, "clew tracin newest test=virus,causes,pathologic_function")
 def tracin(options: TracinOptions) -> int:
     """Find the training triples behind a prediction. They raised or lowered it."""
     from clew.workflows.explaining.trace_source import GivenFiles
@@ -81,8 +77,6 @@ def tracin(options: TracinOptions) -> int:
 
 
 class BatchTracinOptions(ExplainOptions, ClusterOptions):
-    """Options of `clew batch-tracin`."""
-
     test_triples: Annotated[str, Option(also=("test",))] = ""
     """File of triples to explain."""
     output_dir: Annotated[Path | None, Option(also=("output",))] = None
@@ -98,7 +92,7 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
     """File of entity labels, id<TAB>name."""
 
 
-@command(BatchTracinOptions)
+@command(BatchTracinOptions, "clew batch-tracin newest test_triples=test.txt max_triples=10")
 def batch_tracin(options: BatchTracinOptions) -> int:
     """Explain many predictions; resumable. Only training triples near each are scored."""
     from clew.workflows.explaining import batch_tracin as workflow
@@ -128,8 +122,6 @@ def _unit(options: Configured, facts: str) -> str:
 
 
 class TraceWindowsOptions(Configured, Spoken):
-    """Options that `clew trace-sequence` and `clew trace-text` share."""
-
     num_last_layers: Annotated[int | None, Field(ge=1)] = None
     """Use only this many modules, counted from the end (default: all)."""
     output: Path | None = None
@@ -138,8 +130,6 @@ class TraceWindowsOptions(Configured, Spoken):
 
 
 class TraceSequenceOptions(TraceWindowsOptions):
-    """Options of `clew trace-sequence`."""
-
     model: ModelReference
     """Run id, newest, or a folder of checkpoints of image sequences."""
     frame: str = ""
@@ -154,7 +144,7 @@ class TraceSequenceOptions(TraceWindowsOptions):
         return value
 
 
-@command(TraceSequenceOptions)
+@command(TraceSequenceOptions, "clew trace-sequence newest frame=1200")
 def trace_sequence(options: TraceSequenceOptions) -> int:
     """Find the training windows behind a frame prediction."""
     from clew.workflows.explaining.trace_windows import (
@@ -178,8 +168,6 @@ def trace_sequence(options: TraceSequenceOptions) -> int:
 
 
 class TraceTextOptions(TraceWindowsOptions):
-    """Options of `clew trace-text`."""
-
     model: ModelReference
     """Run id, newest, or a folder of checkpoints of a language model."""
     prompt: str = ""
@@ -191,7 +179,7 @@ class TraceTextOptions(TraceWindowsOptions):
     with prompt and, optionally, continuation."""
 
 
-@command(TraceTextOptions)
+@command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
 def trace_text(options: TraceTextOptions) -> int:
     """Find the training windows behind a text. They made its continuation likely."""
     from clew.workflows.explaining.trace_windows import (
@@ -222,8 +210,6 @@ def trace_text(options: TraceTextOptions) -> int:
 
 
 class ValidateInfluenceOptions(Options):
-    """Options of `clew validate-influence`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a folder of checkpoints of a graph model."""
     subsets: Annotated[int, Field(ge=2)] = 40
@@ -256,7 +242,7 @@ class ValidateInfluenceOptions(Options):
         return value
 
 
-@command(ValidateInfluenceOptions)
+@command(ValidateInfluenceOptions, "clew validate-influence newest subsets=10 seeds=1")
 def validate_influence(options: ValidateInfluenceOptions) -> int:
     """Test a model's explanations. It trains again without facts and compares."""
     from clew.workflows.explaining import validate_influence as workflow
@@ -274,8 +260,6 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
 
 
 class ValueFactsOptions(Options):
-    """Options of `clew value-facts`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a folder of checkpoints of a graph model."""
     test: str = ""
@@ -291,7 +275,7 @@ class ValueFactsOptions(Options):
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
 
 
-@command(ValueFactsOptions)
+@command(ValueFactsOptions, "clew value-facts newest worst=20")
 def value_facts(options: ValueFactsOptions) -> int:
     """Find the facts that help or harm many predictions.
 
@@ -306,9 +290,7 @@ def value_facts(options: ValueFactsOptions) -> int:
 
 
 class ReportOptions(Options):
-    """Options of `clew report`."""
-
-    explanation: Annotated[str, Option(run_kind=KIND_TRACE)]
+    explanation: Annotated[str, Option(run_kind=KIND_TRACE, first=True)]
     """Run of kind trace, newest, a folder that `clew tracin --output` wrote, or its JSON file."""
     output: Path
     """File to write."""
@@ -318,7 +300,7 @@ class ReportOptions(Options):
     """What to write: html, a page to mail; or trapi, a message of the Translator Reasoner API."""
 
 
-@command(ReportOptions)
+@command(ReportOptions, "clew report newest output=report.html")
 def report(options: ReportOptions) -> int:
     """Write an explanation to a file. It is an HTML page to mail, or a TRAPI message."""
     from clew.workflows.report import write_report

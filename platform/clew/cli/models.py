@@ -34,8 +34,6 @@ FRAMES = ("frames", "confidence")
 
 
 class PredictOptions(Options):
-    """Options of `clew predict`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     head: str = ""
@@ -144,7 +142,7 @@ class PredictOptions(Options):
         return Limits(self.head_kind, self.tail_kind, heads, tails, seen=self.seen)
 
 
-@command(PredictOptions)
+@command(PredictOptions, "clew predict newest head=virus relation=causes")
 def predict(options: PredictOptions) -> int:
     """Ask a trained model. It answers with heads, tails, a triple's rank, text or values."""
     options.way(options)
@@ -230,8 +228,6 @@ def _predict_frames(options: PredictOptions) -> None:
 
 
 class PromoteOptions(Spoken):
-    """Options of `clew promote`."""
-
     run_id: ModelReference = ""
     """Run whose best checkpoint to promote; newest for the training run that finished last."""
     experiment: str = ""
@@ -262,7 +258,7 @@ class PromoteOptions(Spoken):
         return self
 
 
-@command(PromoteOptions)
+@command(PromoteOptions, "clew promote newest --dry-run")
 def promote(options: PromoteOptions) -> int:
     """Check a run's best checkpoint and make it champion."""
     from clew.workflows import promote as workflow
@@ -280,8 +276,6 @@ def promote(options: PromoteOptions) -> int:
 
 
 class ExportOptions(Options):
-    """Options of `clew export`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     output_dir: Path
@@ -290,7 +284,7 @@ class ExportOptions(Options):
     """Write only the embeddings, with names and kinds, in this format."""
 
 
-@command(ExportOptions)
+@command(ExportOptions, "clew export newest output_dir=exported")
 def export(options: ExportOptions) -> int:
     """Export a graph model as a torch.export program, with its named embeddings."""
     from clew.workflows.export import export as run_export

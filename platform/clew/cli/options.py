@@ -6,12 +6,14 @@ docstring is the help text. Configuration settings that have their own option
 reference page from the same declarations.
 """
 
+import functools
 import json
 import logging
 import os
 import re
+import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
@@ -19,18 +21,16 @@ import click
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from clew.config.base import Section
-from clew.config.load import parse_assignments
-from clew.errors import ConfigError, quoted, reason_of
+from clew.cli import help
+from clew.config.base import Flag, Section
+from clew.config.load import SHORT_KEYS, from_mapping, full_settings, load, parse_assignments
+from clew.config.schema import RunConfig, section_classes, task_of
+from clew.errors import ConfigError, quoted, reason_of, valid_names
 from clew.names import KIND_TRAIN, NEWEST
+from clew.processes import typed_command
 
 if TYPE_CHECKING:
     from clew.workflows.cluster import ClusterRequest
-import functools
-
-from clew.config.base import Flag
-from clew.config.load import section_classes
-from clew.config.schema import RunConfig
 
 logger = logging.getLogger(__name__)
 SILENT_SECONDS = 30.0
@@ -40,8 +40,10 @@ CONTEXT = {
     "token_normalize_func": lambda name: name.replace("_", "-"),  # scripts may write underscores
 }
 """How click reads every command and shows its help."""
-BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0")
-ASSIGNMENT = re.compile(r"[a-z_]+\.[a-z_0-9]+=")
+DEFAULT_CONFIG = "experiments/link_prediction/umls.yaml"
+ASSIGNMENT = re.compile(r"[a-z_0-9.-]+=")
+TRUTH = re.compile(r"true|false|yes|no|on|off|[01tfyn]", re.IGNORECASE)
+"""Words that an option takes as its value if the value is true or false."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,15 @@ class Option:
     """Whether MLproject leaves this parameter out. A boolean then takes no value."""
     hidden: bool = False
     """Whether only Clew's own processes use it."""
+    first: bool = False
+    """Whether the first word of the command is its value, as in `clew train umls`."""
     positional: bool = False
     """Whether it is given without its name, any number of times."""
     run_kind: str = ""
     """Kind of run that the value can name; `newest` then means the newest of these runs."""
 
 
-ModelReference = Annotated[str, Option(run_kind=KIND_TRAIN)]
+ModelReference = Annotated[str, Option(run_kind=KIND_TRAIN, first=True)]
 JsonFlag = Annotated[bool, Option(name="json", terminal_only=True)]
 HIDDEN = Option(terminal_only=True, hidden=True)
 
@@ -86,21 +90,28 @@ class Options(Section):
         values: dict[str, Any] = {}
         overrides: dict[str, Any] = {}
         typed: dict[str, str] = {}
-        for option in filter(lambda option: given[option.name], declared_options(verb, cls)):
-            target, value = option.key or option.field, option.switch or given[option.name]
+        declared = declared_options(verb, cls)
+        words, assignments = _sorted_words(verb, declared, given["words"])
+        if assignments and not issubclass(cls, Configured):
+            name = assignments[0].partition("=")[0]
+            known = valid_names(name, [option.name for option in declared if not option.hidden])
+            raise ConfigError(f"{quoted(assignments[0])}: no such option; {known}")
+        flags = [(option, given.get(option.name)) for option in declared]
+        for option, text in [pair for pair in (*flags, *words) if pair[1]]:
+            target, value = option.key or option.field, option.switch or text
             if option.run_kind and value == NEWEST:
                 from clew.runs.reading.search import run_meant  # MLflow takes seconds
 
                 value = run_meant(NEWEST, option.run_kind)
             content = overrides if option.key else values
             if content.setdefault(target, value) != value:
-                raise ConfigError(
-                    f"{dashed(typed[target])} and {dashed(option.name)} are both given and "
-                    "contradict each other; leave one of them out"
-                )
+                both = f"{dashed(typed[target])} and {dashed(option.name)} are both given and"
+                if typed[target] == option.name:
+                    both = f"{dashed(option.name)} is given twice; its values"
+                raise ConfigError(f"{both} contradict each other; leave one of them out")
             typed[target] = option.name
         if issubclass(cls, Configured):
-            assigned = parse_assignments([*given["set"], *given["assignments"]])
+            assigned = full_settings(parse_assignments([*given["set"], *assignments]))
             values["overrides"] = overrides | assigned
         try:
             return cls.model_validate(values)
@@ -130,9 +141,30 @@ class Configured(Options):
     """The settings, `section.key` to value; assignments take precedence over flags."""
 
 
-class ClusterOptions(Options):
-    """Options that `clew compare`, `clew tune` and `clew batch-tracin` share."""
+class ConfigOptions(Configured):
+    """Options of a command that reads a configuration."""
 
+    config: Annotated[str, Option(first=True)] = DEFAULT_CONFIG
+    """YAML file, or the name of a configuration that ships with Clew."""
+
+    @property
+    def has_config(self) -> bool:
+        """Whether another configuration than the default is given."""
+        return self.config != DEFAULT_CONFIG
+
+    def configuration(self) -> RunConfig:
+        """Return the configuration; settings for another kind of data do not change the default."""
+        if options := help.triple_options(self.config):
+            typed = [word for word in shlex.split(typed_command.get()) if word != "--config"]
+            right = [part for w in typed for part in (options if w == self.config else [w])]
+            wrong = f"{quoted(self.config)} is data, not a configuration"
+            raise help.answered(wrong, shlex.join(right))
+        if not self.has_config and task_of({}, self.overrides) != "triples":
+            return from_mapping({}, self.overrides)
+        return load(self.config, self.overrides)
+
+
+class ClusterOptions(Options):
     cluster: str = ""
     """Work on a cluster of Ray: HOST:PORT of its head, auto for the one that runs here, or local to
     start one here (default: in this process)."""
@@ -159,6 +191,7 @@ class DeclaredOption(Option):
     """One option, as click, MLproject and the reference page need it; its name has underscores."""
 
     help: str
+    """First sentence of the description."""
     annotation: Any
     """Type of the value."""
     field: str = ""
@@ -170,39 +203,98 @@ class DeclaredOption(Option):
     switch: str = ""
     """Value, if the option never takes one."""
 
+    @property
+    def text(self) -> str:
+        """The help with the default, or with the key of a setting."""
+        if self.key:
+            return f"{self.help} Sets {self.key}."
+        if self.default in (None, "", False) or self.help.startswith("Same as"):
+            return self.help
+        return f"{self.help.removesuffix('.')} (default: {self.default})."
+
 
 def declared_options(verb: str, options: type[Options]) -> list[DeclaredOption]:
     """Return a command's own options, then those that set the configuration."""
-    found = []
-    for name, field in options.model_fields.items():
-        if not field.exclude:
-            found += _of_field(name, field)
-    for item in flagged_fields(verb):
-        main = DeclaredOption(
-            item.name,
-            help=f"{first_sentence(item.field)} Sets {item.key}.",
-            annotation=item.field.annotation,
-            key=item.key,
-            alone="true" if item.field.annotation is bool else "",
-        )
-        found.append(main)
-        if item.flag.off:
-            same = f"Same as {dashed(item.name)} false."
-            off = replace(main, name=item.flag.off, help=same, switch="false", terminal_only=True)
-            found.append(off)
-    return found
+    own = [
+        option
+        for name, field in options.model_fields.items()
+        if not field.exclude
+        for option in _of_field(name, field)
+    ]
+    return [*own, *flags(verb)]
+
+
+@functools.cache
+def flags(verb: str) -> tuple[DeclaredOption, ...]:
+    """Return the options of a command that set the configuration, in the order of the schema.
+
+    A field that several classes of a section share becomes one option.
+    """
+    found: dict[str, DeclaredOption] = {}
+    for section in RunConfig.model_fields:
+        for name, field in (f for c in section_classes(section) for f in c.model_fields.items()):
+            flag = next(
+                (m for m in field.metadata if isinstance(m, Flag) and verb in m.verbs), None
+            )
+            if flag is None or name in found:
+                continue
+            found[name] = main = DeclaredOption(
+                name,
+                help=first_sentence(field),
+                annotation=field.annotation,
+                key=f"{section}.{name}",
+                default=field.get_default(call_default_factory=True),
+                alone="true" if field.annotation is bool else "",
+            )
+            if flag.off:
+                same = f"Same as {dashed(name)} false."
+                found[flag.off] = replace(
+                    main, name=flag.off, help=same, switch="false", terminal_only=True
+                )
+    return tuple(found.values())
+
+
+def _sorted_words(
+    verb: str, declared: list[DeclaredOption], words: Sequence[str]
+) -> tuple[list[tuple[DeclaredOption, Any]], list[str]]:
+    """Return the options that words set, with their values, and the assignments to settings."""
+    by_name = {o.name: o for o in declared if not o.switch}
+    by_key = {o.key: o for o in by_name.values() if o.key}
+    first = next((option for option in declared if option.first), None)
+    options = list[tuple[DeclaredOption, Any]]()
+    assignments, bare = list[str](), list[str]()
+    for word in words:
+        name, equals, value = word.partition("=")
+        option = by_name.get(name.replace("-", "_")) or by_key.get(SHORT_KEYS.get(name, ""))
+        if equals and option:
+            options.append((option, value))
+        else:
+            (assignments if equals else bare).append(word)
+    many = next((option for option in declared if option.positional), None)
+    is_name = len(bare) == 1 and not os.path.exists(bare[0]) and not os.path.splitext(bare[0])[1]
+    if bare and first and (many is None or is_name):
+        options.append((first, bare.pop(0)))
+    elif bare and many:
+        options.append((many, tuple(bare)))
+        bare = []
+    if bare:
+        numbers = [option for option in declared if option.annotation is int]
+        if bare[0].isdecimal() and len(numbers) == 1:
+            right = f"clew {verb} {dashed(numbers[0].name)} {bare[0]}"
+            raise help.answered(f"{quoted(bare[0])} has no name", right)
+        said = f"unexpected word {quoted(bare[0])}"
+        raise click.UsageError(said, click.get_current_context(silent=True))
+    return options, assignments
 
 
 def _of_field(name: str, field: FieldInfo) -> list[DeclaredOption]:
     mark = next((mark for mark in field.metadata if isinstance(mark, Option)), Option())
-    is_bool, text = field.annotation is bool, first_sentence(field)
+    is_bool = field.annotation is bool
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    if default not in (None, "", False):
-        text = f"{text.removesuffix('.')} (default: {default})."
     own = {"name": mark.name or name, "alone": mark.alone or ("true" if is_bool else "")}
     main = DeclaredOption(
         **vars(mark) | own,
-        help=text,
+        help=first_sentence(field),
         annotation=field.annotation,
         field=name,
         default=default,
@@ -237,52 +329,103 @@ def _describe(error: ValidationError, typed: Mapping[str, str]) -> str:
 class Verb(click.Command):
     """A command that is built from a class of options."""
 
-    def __init__(self, options: type[Options], function: Callable[[Any], int]) -> None:
+    def __init__(
+        self, options: type[Options], function: Callable[[Any], int], example: str = ""
+    ) -> None:
         name = function.__name__
         self.declared = declared_options(name, options)
         self.is_configured = issubclass(options, Configured)
-        params: list[click.Parameter] = [_click_option(option) for option in self.declared]
-        if self.is_configured:
-            params += [_settings_option(), click.Argument(["assignments"], nargs=-1)]
+        self.first = next((option for option in self.declared if option.first), None)
+        self.example = example or f"clew {name}"
+        settings = [f"{key}=" for key in SHORT_KEYS] if self.is_configured else []
+        words = click.Argument(
+            ["words"],
+            nargs=-1,
+            metavar=(f"[{self.first.name.upper()}] " if self.first else "") + "[NAME=VALUE]...",
+            shell_complete=help.completed(
+                [
+                    *(help.values_of(self.first) if self.first else []),
+                    *settings,
+                    *(f"{option.name}=" for option in self.declared if not option.switch),
+                ]
+            ),
+        )
         super().__init__(
             name.replace("_", "-"),
             callback=lambda **given: options.read(name, given).call(function),
-            params=params,
+            params=[
+                *(_click_option(option) for option in self.declared if not option.positional),
+                *([_settings_option()] if self.is_configured else []),
+                HELP_ALL,
+                words,
+            ],
             help=function.__doc__,
+            options_metavar="",
             context_settings=CONTEXT,
         )
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Stop an option with an optional value from taking what follows as its value."""
-        alone = {dashed(o.name): o.alone for o in self.declared if o.alone and not o.switch}
-        takes_files = any(option.positional for option in self.declared)
+        """Stop an option with an optional value from taking another word as its value."""
+        alone = {dashed(o.name): o for o in self.declared if o.alone and not o.switch}
         words = [
-            f"{word}={value}"
-            if value
-            and (ASSIGNMENT.match(following) or (takes_files and following not in BOOLEANS))
-            else word
+            f"{word}={option.alone}" if option and _is_no_value(option, following) else word
             for word, following in zip(args, [*args[1:], ""], strict=False)
-            for value in [alone.get(word.replace("_", "-"))]
+            for option in [alone.get(word.replace("_", "-"))]
         ]
         try:
             return super().parse_args(ctx, words)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click leaves it out of an option without its value
-            raise
+            if not isinstance(error, click.NoSuchOption):
+                raise
+            if (right := help.right_options(self, args)) is None:
+                raise
+            wrong = f"clew {self.name} has no option {error.option_name}"
+            raise help.answered(wrong, right) from None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the short help, or all options."""
+        if ctx.meta.get(HELP_ALL.name):
+            super().format_options(ctx, formatter)
+        else:
+            help.write_short_help(self, formatter)
+
+
+def _is_no_value(option: DeclaredOption, following: str) -> bool:
+    if option.annotation is bool and following:
+        return not TRUTH.fullmatch(following)
+    return bool(ASSIGNMENT.match(following))
+
+
+def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        context.meta[str(option.name)] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_all,
+    help="Show all options and exit.",
+)
 
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 
 
-def command(options: type[O]) -> Callable[[Callable[[O], int]], Verb]:
+def command(options: type[O], example: str = "") -> Callable[[Callable[[O], int]], Verb]:
     """Return a decorator that makes a function a command; it receives checked options."""
-    return lambda function: Verb(options, function)
+    return lambda function: Verb(options, function, example)
 
 
-def _click_option(option: DeclaredOption) -> click.Parameter:
-    if option.positional:
-        return click.Argument([option.name], nargs=-1)
-    settings: dict[str, Any] = {"default": "", "help": option.help, "hidden": option.hidden}
+def _click_option(option: DeclaredOption) -> click.Option:
+    settings: dict[str, Any] = {"default": "", "help": option.text, "hidden": option.hidden}
+    settings |= {"metavar": help.type_of(option)} if not option.switch else {}
+    settings["shell_complete"] = help.completed(help.values_of(option))
     if option.switch:
         settings |= {"is_flag": True, "flag_value": "true"}
     elif option.alone:
@@ -291,24 +434,16 @@ def _click_option(option: DeclaredOption) -> click.Parameter:
 
 
 def _settings_option() -> click.Option:
-    """Return the option `--set`, which can be given several times; its value is a list."""
+    """Return the option `--set`, which can be given several times; its value is a list.
+
+    Commas that no assignment follows belong to a value.
+    """
 
     def split(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[str]:
-        return [part for text in texts for part in _split_assignments(text)]
+        return [part for text in texts for part in re.split(r",(?=[^,]*=)", text) if part]
 
-    text = "More settings, section.key=value; separate them by commas or repeat the option."
+    text = "More settings, name=value; separate them by commas or repeat the option."
     return click.Option(["--set", "set"], multiple=True, callback=split, help=text)
-
-
-def _split_assignments(text: str) -> list[str]:
-    """Split at commas that are followed by another assignment; values can contain commas."""
-    parts: list[str] = []
-    for piece in filter(None, text.split(",")):
-        if parts and "=" not in piece:
-            parts[-1] += f",{piece}"
-        else:
-            parts.append(piece)
-    return parts
 
 
 def is_main_process() -> bool:
@@ -342,32 +477,3 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
             bar.close()
 
     return show
-
-
-@dataclass(frozen=True)
-class FlaggedField:
-    """A field that has its own option."""
-
-    name: str
-    """Name of the option, with underscores."""
-    key: str
-    """Key of the configuration, `section.name`."""
-    field: FieldInfo
-    flag: Flag
-
-
-@functools.cache
-def flagged_fields(verb: str) -> tuple[FlaggedField, ...]:
-    """Return the fields that have an option in a command, in the order of the schema.
-
-    A field that several classes of a section share becomes one option.
-    """
-    found: dict[str, FlaggedField] = {}
-    for section in RunConfig.model_fields:
-        for choice in section_classes(section):
-            for name, field in choice.model_fields.items():
-                for flag in (mark for mark in field.metadata if isinstance(mark, Flag)):
-                    if verb in flag.verbs:
-                        key = f"{section}.{name}"
-                        found.setdefault(name, FlaggedField(name, key, field, flag))
-    return tuple(found.values())

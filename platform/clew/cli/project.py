@@ -8,19 +8,18 @@ from typing import Annotated, Literal, Self
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import JsonFlag, Option, Options, command, dashed
+from clew.cli.options import Configured, JsonFlag, Option, Options, command, dashed
 from clew.config.data import ImportSettings
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
 
-class DataOptions(Options, ImportSettings):
-    """Options of `clew data`."""
-
+class DataOptions(Configured, ImportSettings):
     files: Annotated[tuple[Path, ...], Option(terminal_only=True, positional=True)] = ()
     """Files, folders or zip files in a published format."""
-    config: str = ""
-    """YAML file, or the name of a configuration that ships with Clew, whose data set to read."""
+    config: Annotated[str, Option(first=True)] = ""
+    """YAML file, or the name of a configuration that ships with Clew, whose data set to read; or
+    the name of a data set, as with --name."""
     name: str = ""
     """Name of a data set, instead of --config: umls, or a folder under $CLEW_DATA."""
     train: str = ""
@@ -65,7 +64,7 @@ class DataOptions(Options, ImportSettings):
         return {split: file for split, file in files.items() if file}
 
 
-@command(DataOptions)
+@command(DataOptions, "clew data umls")
 def data(options: DataOptions) -> int:
     """Check data and describe them. Or make a data set of FILES, or pack triples."""
     from clew.workflows.data import data_settings, describe_data, import_data, pack_data
@@ -73,16 +72,15 @@ def data(options: DataOptions) -> int:
     if options.sources:
         click.echo(import_data(options.sources, options, options.output_dir))
         return 0
-    settings = data_settings(options.config, options.name, options.triples)
+
+    settings = data_settings(options.config, options.name, options.triples, options.overrides)
     pack = options.pack
     click.echo(describe_data(settings) if pack is None else pack_data(settings, pack))
     return 0
 
 
 class PretokenizeOptions(Options):
-    """Options of `clew pretokenize`."""
-
-    dataset: str
+    dataset: Annotated[str, Option(first=True)]
     """Text file, folder, JSON Lines or Parquet file, or the name of a text under $CLEW_DATA or on
     Hugging Face."""
     output: Path = Path("packed")
@@ -105,7 +103,7 @@ class PretokenizeOptions(Options):
     """Start again, and delete an existing pack in the folder."""
 
 
-@command(PretokenizeOptions)
+@command(PretokenizeOptions, "clew pretokenize corpus.txt output=packed")
 def pretokenize(options: PretokenizeOptions) -> int:
     """Pack a text into tokens, once. A killed command continues where it stopped."""
     from clew.language_modeling.pretokenize import PackSettings
@@ -120,8 +118,6 @@ def pretokenize(options: PretokenizeOptions) -> int:
 
 
 class RunsOptions(Options):
-    """Options of `clew runs`."""
-
     kind: RunKind | None = None
     """Kind of the runs (default: all)."""
     experiment: str = ""
@@ -132,7 +128,7 @@ class RunsOptions(Options):
     """Print JSON, one object per line."""
 
 
-@command(RunsOptions)
+@command(RunsOptions, "clew runs kind=train limit=5")
 def runs(options: RunsOptions) -> int:
     """List the latest runs with their ids. Other commands take these, or `newest`."""
     from clew.workflows.list_runs import list_runs
@@ -165,8 +161,6 @@ def sync(options: NoOptions) -> int:
 
 
 class DemoOptions(Options):
-    """Options of `clew demo`."""
-
     quick: Annotated[bool, Option(terminal_only=True)] = False
     """Train for a few epochs only, for tests."""
 
@@ -182,15 +176,13 @@ def demo(options: DemoOptions) -> int:
 
 
 class UiOptions(Options):
-    """Options of `clew ui`."""
-
     port: int = Field(default=8501, ge=1, le=65535)
     """Port to listen on."""
     address: str = "127.0.0.1"
     """Address to listen on."""
 
 
-@command(UiOptions)
+@command(UiOptions, "clew ui --port 8080")
 def ui(options: UiOptions) -> int:
     """Open the dashboard for the tracking store."""
     from clew.workflows.dashboard import serve_dashboard

@@ -6,7 +6,6 @@ Options are declared next to their command, settings in the schema of the config
 keys in `clew.names`. Change them there, then run this program.
 """
 
-import ast
 import inspect
 import re
 import textwrap
@@ -21,8 +20,7 @@ from pydantic.fields import FieldInfo
 from clew import names
 from clew.cli import cli
 from clew.cli.options import DeclaredOption, Verb, dashed
-from clew.config.load import section_classes
-from clew.config.schema import RunConfig
+from clew.config.schema import RunConfig, section_classes
 from clew.runs.store import project_root
 
 PROGRAM = "python -m clew.cli.reference"
@@ -40,9 +38,7 @@ LEFT_OUT = (
 TERMINAL_VERBS = ("runs", "sync", "ui")
 """Commands that are not entry points: MLflow would open a run for each of them."""
 EMPTY = '""'
-SET = DeclaredOption(
-    "set", help="More settings, section.key=value, separated by commas.", annotation=str
-)
+SET = DeclaredOption("set", help="More settings, name=value, separated by commas.", annotation=str)
 
 MLPROJECT_HEAD = f"""\
 # Entry points of `mlflow run`: the commands of the `clew` command line with the same options.
@@ -111,7 +107,7 @@ def _parameter(option: DeclaredOption) -> str:
     kind = "float" if is_number(option.annotation) else "string"
     if option.required:
         return kind
-    default = option.default if isinstance(option.default, str) else ""
+    default = option.default if isinstance(option.default, str) and not option.key else ""
     return f"{{type: {kind}, default: {default or EMPTY}}}"
 
 
@@ -133,7 +129,7 @@ def _verb_section(verb: Verb) -> str:
             f"`{dashed(o.name)}`" + ("*" if o.terminal_only and verb.name not in TERMINAL_VERBS
                                      else ""),
             _value(o),
-            o.help,
+            o.text,
         )
         for o in [*verb.declared, *[SET] * verb.is_configured]
         if not o.hidden
@@ -203,45 +199,23 @@ def verbs() -> Iterator[Verb]:
     yield from (verb for verb in cli.commands.values() if isinstance(verb, Verb))
 
 
+HEADING = re.compile(r"^# ([A-Z].*?):?$", re.MULTILINE)
+CONSTANT = re.compile(r'^([A-Z_0-9]+) = "([^"]*)"\n(?:"""([^"]*)""")?', re.MULTILINE)
+
+
 def keys_page() -> str:
     """Return the page of MLflow keys, from the constants of `clew.names`."""
     lines = [KEYS_HEAD]
-    for title, rows in _groups():
-        if rows:
-            entries = (f"- `{key}`" + (f": {meaning}" if meaning else "") for key, meaning in rows)
-            lines += [f"## {title}", "", *entries, ""]
+    _, *parts = HEADING.split(inspect.getsource(names))
+    for title, source in zip(parts[::2], parts[1::2], strict=True):
+        keys = [found.groups() for found in CONSTANT.finditer(source) if found[1] not in LEFT_OUT]
+        rows = [
+            f"- `{key}{'{name}' * name.endswith('_PREFIX')}`"
+            + (f": {' '.join(text.split())}" if text else "")
+            for name, key, text in keys
+        ]
+        lines += [f"## {title}", "", *rows, ""] if rows else []
     return "\n".join(lines)
-
-
-def _groups() -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yield each heading of the module with its keys and their docstrings."""
-    source = inspect.getsource(names)
-    headings = [
-        (number, text.removeprefix("# ").rstrip(":"))
-        for number, text in enumerate(source.splitlines(), start=1)
-        if re.match(r"# [A-Z]", text)
-    ]
-    keys = list(_keys(ast.parse(source)))
-    for (start, title), (end, _) in zip(headings, [*headings[1:], (10**9, "")], strict=True):
-        yield title, [(key, meaning) for line, key, meaning in keys if start < line < end]
-
-
-def _keys(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, key and docstring of every constant that is a key."""
-    for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(key))):
-                if name not in LEFT_OUT:
-                    shown = f"{key}{{name}}" if name.endswith("_PREFIX") else key
-                    yield node.lineno, shown, _docstring(after)
-
-
-def _docstring(node: ast.stmt) -> str:
-    """Return a constant's docstring as one line; empty if there is none."""
-    match node:
-        case ast.Expr(value=ast.Constant(value=str(text))):
-            return " ".join(text.split())
-    return ""
 
 
 def written_files() -> dict[str, str]:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from clew.cli.options import (
     HIDDEN,
     ClusterOptions,
-    Configured,
+    ConfigOptions,
     JsonFlag,
     ModelReference,
     Option,
@@ -22,21 +22,14 @@ from clew.cli.options import (
     command,
     is_main_process,
 )
-from clew.config.load import load
 from clew.errors import ConfigError
 from clew.names import NEWEST
 
 if TYPE_CHECKING:
     from clew.workflows.train import TrainResult
 
-DEFAULT_CONFIG = "experiments/link_prediction/umls.yaml"
 
-
-class TrainOptions(Configured, Spoken):
-    """Options of `clew train`."""
-
-    config: str = DEFAULT_CONFIG
-    """YAML file, or the name of a configuration that ships with Clew."""
+class TrainOptions(ConfigOptions, Spoken):
     resume: Annotated[str, Option(alone=NEWEST)] = ""
     """Id of the run to continue from its newest good checkpoint; without a value, or with
     `newest`: the newest unfinished run of this configuration, or the newest checkpoint in
@@ -59,16 +52,16 @@ class TrainOptions(Configured, Spoken):
     """More tags of the run, as JSON."""
 
 
-@command(TrainOptions)
+@command(TrainOptions, "clew train umls epochs=20 batch_size=256")
 def train(options: TrainOptions) -> int:
-    """Train a model. ASSIGNMENTS are more settings, section.key=value."""
+    """Train a model. CONFIG is a YAML file or the name of a preset."""
     from clew.workflows import train as workflow
 
     if options.resume:
         result = _resumed(options)
     else:
         result = workflow.train(
-            load(options.config, options.overrides),
+            options.configuration(),
             output_dir=options.output_dir,
             checkpoint_dir=options.checkpoint_dir,
             parent_run_id=options.parent_run or None,
@@ -91,8 +84,8 @@ def _resumed(options: TrainOptions) -> "TrainResult":
     from clew.workflows.train import resume as resume_from
 
     overrides, folder = options.overrides, options.checkpoint_dir
-    is_named, has_config = options.resume != NEWEST, options.config != DEFAULT_CONFIG
-    if is_named and has_config:
+    is_named = options.resume != NEWEST
+    if is_named and options.has_config:
         raise ConfigError(
             f"--resume {options.resume} repeats that run's own configuration, but --config "
             f"{options.config} is given too; leave --config out and override with --set"
@@ -104,8 +97,8 @@ def _resumed(options: TrainOptions) -> "TrainResult":
         if is_named:
             return resume.find_resume_point(options.resume, overrides, downloads)
         if folder is None:
-            return resume.find_newest(load(options.config, overrides), overrides, downloads)
-        config = load(options.config, overrides) if has_config else None
+            return resume.find_newest(options.configuration(), overrides, downloads)
+        config = options.configuration() if options.has_config else None
         return resume.find_in_folder(folder, config, overrides)
 
     return resume_from(
@@ -113,11 +106,7 @@ def _resumed(options: TrainOptions) -> "TrainResult":
     )
 
 
-class PlanOptions(Configured):
-    """Options of `clew plan`."""
-
-    config: str = DEFAULT_CONFIG
-    """YAML file, or the name of a configuration that ships with Clew."""
+class PlanOptions(ConfigOptions):
     device: str = ""
     """Device to plan for: cpu, cuda, or a GPU by name, here or not, such as 'H100 80GB'."""
     memory_gib: Annotated[float | None, Field(gt=0)] = None
@@ -152,7 +141,7 @@ class PlanOptions(Configured):
         return given
 
 
-@command(PlanOptions)
+@command(PlanOptions, 'clew plan small_32k batch_size=2 device="H100 80GB"')
 def plan(options: PlanOptions) -> int:
     """Predict the memory that training needs. Also shows what other settings would save."""
     from clew.workflows.plan import DataSizes
@@ -160,7 +149,7 @@ def plan(options: PlanOptions) -> int:
 
     channels, height, width = map(int, (options.frame_shape or "0x0x0").split("x"))
     result = workflow(
-        load(options.config, options.overrides),
+        options.configuration(),
         device=options.device or None,
         memory_gib=options.memory_gib,
         world_size=options.num_processes,
@@ -175,11 +164,7 @@ def plan(options: PlanOptions) -> int:
     return 0
 
 
-class TuneOptions(Configured, Spoken, ClusterOptions):
-    """Options of `clew tune`."""
-
-    config: str = DEFAULT_CONFIG
-    """YAML file, or the name of a configuration that ships with Clew."""
+class TuneOptions(ConfigOptions, Spoken, ClusterOptions):
     space: str = ""
     """YAML file, or the name of a search space that ships with Clew (default: the one for the
     configuration's kind of data)."""
@@ -193,7 +178,7 @@ class TuneOptions(Configured, Spoken, ClusterOptions):
     """Folder that keeps the trials and the best configuration (default: in runs/tune)."""
 
 
-@command(TuneOptions)
+@command(TuneOptions, "clew tune umls minutes=10 trials=5 epochs=20")
 def tune(options: TuneOptions) -> int:
     """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
@@ -207,7 +192,7 @@ def tune(options: TuneOptions) -> int:
         if not options.quiet:  # unless one lasts long
             logging.getLogger("clew.training.reports").setLevel(logging.INFO)
     request = TuneRequest(
-        load(options.config, options.overrides),
+        options.configuration(),
         space=options.space,
         minutes=options.minutes,
         trials=options.trials,
@@ -231,8 +216,6 @@ def tune(options: TuneOptions) -> int:
 
 
 class EvaluateOptions(Spoken):
-    """Options of `clew evaluate`."""
-
     model: ModelReference
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     split: Literal["valid", "test"] = "test"
@@ -247,7 +230,7 @@ class EvaluateOptions(Spoken):
     """Print JSON instead of a table."""
 
 
-@command(EvaluateOptions)
+@command(EvaluateOptions, "clew evaluate newest split=valid")
 def evaluate(options: EvaluateOptions) -> int:
     """Evaluate a trained model on a split of its own data."""
     from clew.workflows.evaluate import evaluate as run_evaluation
@@ -262,9 +245,7 @@ def evaluate(options: EvaluateOptions) -> int:
 
 
 class CompareOptions(Spoken, ClusterOptions):
-    """Options of `clew compare`."""
-
-    study: str
+    study: Annotated[str, Option(first=True)]
     """YAML file, or the name of a study that ships with Clew."""
     seeds: str = ""
     """Seeds to use instead of the study's, separated by commas."""
@@ -281,7 +262,7 @@ class CompareOptions(Spoken, ClusterOptions):
         return value
 
 
-@command(CompareOptions)
+@command(CompareOptions, "clew compare training seeds=0,1")
 def compare(options: CompareOptions) -> int:
     """Measure variants against a reference. Each variant of a study runs in a separate process."""
     from clew.config.study import load_study

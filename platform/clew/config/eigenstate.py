@@ -9,6 +9,7 @@ from clew.errors import quoted
 
 PresetName = Literal["nano", "small_32k", "medium_32k", "large_32k"]
 
+_OF_LONG_WINDOWS = {"num_gates": 32, "num_heads": 8, "chunk_size": 256, "max_seq_len": 32768}
 PRESETS: dict[str, dict[str, Any]] = {
     "nano": {
         "d_model": 512,
@@ -18,33 +19,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "chunk_size": 32,
         "max_seq_len": 512,
     },
-    "small_32k": {
-        "d_model": 1024,
-        "n_layers": 8,
-        "num_eigenstates": 128,
-        "num_gates": 32,
-        "num_heads": 8,
-        "chunk_size": 256,
-        "max_seq_len": 32768,
-    },
-    "medium_32k": {
-        "d_model": 1280,
-        "n_layers": 12,
-        "num_eigenstates": 160,
-        "num_gates": 32,
-        "num_heads": 8,
-        "chunk_size": 256,
-        "max_seq_len": 32768,
-    },
-    "large_32k": {
-        "d_model": 1536,
-        "n_layers": 16,
-        "num_eigenstates": 192,
-        "num_gates": 32,
-        "num_heads": 8,
-        "chunk_size": 256,
-        "max_seq_len": 32768,
-    },
+    "small_32k": {"d_model": 1024, "n_layers": 8, "num_eigenstates": 128, **_OF_LONG_WINDOWS},
+    "medium_32k": {"d_model": 1280, "n_layers": 12, "num_eigenstates": 160, **_OF_LONG_WINDOWS},
+    "large_32k": {"d_model": 1536, "n_layers": 16, "num_eigenstates": 192, **_OF_LONG_WINDOWS},
 }
 """Preset to the keys of this section that it sets if they are not given."""
 
@@ -52,11 +29,7 @@ _LONG_WINDOWS: dict[str, dict[str, Any]] = {
     "training": {"batch_size": 4, "gradient_accumulation": 4},
     "optimizations": {"use_gradient_checkpointing": True},
 }
-PRESET_COMPANIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "small_32k": _LONG_WINDOWS,
-    "medium_32k": _LONG_WINDOWS,
-    "large_32k": _LONG_WINDOWS,
-}
+PRESET_COMPANIONS = dict.fromkeys(("small_32k", "medium_32k", "large_32k"), _LONG_WINDOWS)
 """Preset to the keys of other sections that it sets if they are not given."""
 
 

@@ -6,6 +6,7 @@ files that the links point to. So a preset and its file in `experiments/` cannot
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,12 @@ def studies() -> dict[str, Path]:
 
 
 def spaces() -> dict[str, Path]:
+    """Return the shipped search spaces by name."""
     return {p.stem: p for p in sorted((SHIPPED / SPACES).glob("*.yaml"))}
 
 
-def find_configuration(given: str | Path) -> Path:
-    """Return the file for a path or for the name of a preset.
+def find(given: str | Path, shipped: Callable[[], dict[str, Path]] = presets) -> Path:
+    """Return the file for a path or for the name of a shipped file, such as a preset.
 
     If a path does not exist but ends with a preset's file name, the preset is used. So commands
     written for another folder, such as `--config configs/colab_optimized.yaml`, still work.
@@ -46,38 +48,17 @@ def find_configuration(given: str | Path) -> Path:
     Raises:
         ConfigError: If there is neither a file nor a preset of that name.
     """
-    return _find(given, presets(), "configuration file")
-
-
-def find_study(given: str | Path) -> Path:
-    """Return the file for a path or for the name of a study.
-
-    Raises:
-        ConfigError: If there is neither a file nor a study of that name.
-    """
-    return _find(given, studies(), "study")
-
-
-def find_space(given: str | Path) -> Path:
-    """Return the file for a path or for the name of a search space.
-
-    Raises:
-        ConfigError: If there is neither a file nor a search space of that name.
-    """
-    return _find(given, spaces(), "search space")
-
-
-def _find(given: str | Path, shipped: dict[str, Path], what: str) -> Path:
     path = expanded(given)
     if os.path.isfile(path):  # Path.is_file raises for text that cannot be a path
         return path
     said = quoted(str(given))[1:-1]
     name = path.stem if path.suffix in SUFFIXES else path.name
-    found = shipped.get(name)
+    found = shipped().get(name)
     if found is None:
+        what = {presets: "configuration file", studies: "study"}.get(shipped, "search space")
         raise ConfigError(
             f"{said}: no such {what}, and Clew ships with none of that name; "
-            f"{valid_names(name, list(shipped))}"
+            f"{valid_names(name, list(shipped()))}"
         )
     here = Path("experiments", found.parent.name, found.name)
     if str(given) not in (name, str(here)):
@@ -91,11 +72,7 @@ MAX_NODES = 100_000
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that contains one mapping.
-
-    Raises:
-        ConfigError: If the file is missing, is not valid YAML, or does not contain a mapping.
-    """
+    """Read a YAML file that contains one mapping."""
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
@@ -114,11 +91,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text.
-
-    Raises:
-        ConfigError: If the text is not valid YAML, is too large, or contains an invalid value.
-    """
+    """Return the content of a YAML text."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"has more than {MAX_CHARACTERS:,} characters; expected a configuration")
     try:

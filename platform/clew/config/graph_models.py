@@ -14,6 +14,8 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 MAX_EMBEDDING_DIM = 2**20
 """Upper limit: larger tables do not fit into memory, and larger numbers take long to factor."""
 
+EvenDim = Annotated[int, TRAIN_FLAG, Field(ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2)]
+
 
 class GraphModelSettings(Section):
     """Settings of all graph models.
@@ -150,9 +152,7 @@ class ComplExModel(FactorizationSettings):
 
     kind: Literal["complex"] = "complex"
     """Products of complex numbers; a relation can be antisymmetric."""
-    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(
-        default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
-    )
+    embedding_dim: EvenDim = 200
     """Length of a row: real parts of `embedding_dim / 2` complex numbers, then imaginary parts."""
 
 
@@ -216,9 +216,7 @@ class RotatEModel(PlainModel):
 
     kind: Literal["rotate"] = "rotate"
     """Squared distances of the rotated head to the tails."""
-    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(
-        default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
-    )
+    embedding_dim: EvenDim = 200
     """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
     parts. A relation has one angle for each complex number."""
     entity_bias: bool = True
@@ -236,9 +234,7 @@ class RotEModel(PlainModel):
 
     kind: Literal["rote"] = "rote"
     """Squared distances of the rotated and translated head to the tails."""
-    embedding_dim: Annotated[int, TRAIN_FLAG] = Field(
-        default=200, ge=2, le=MAX_EMBEDDING_DIM, multiple_of=2
-    )
+    embedding_dim: EvenDim = 200
     """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
     parts. A relation has one angle for each complex number, and a translation of this length."""
     entity_bias: bool = True

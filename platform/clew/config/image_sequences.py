@@ -60,8 +60,6 @@ class ImageSequenceData(Section):
     """Hold out a group for validation. If false, training uses all groups except the test group,
     and `valid/` metrics are computed on the test group. These metrics must not choose anything, so
     `evaluation.every_epochs` must be `training.num_epochs` or more."""
-    leave_one_group_out: bool = False
-    """Removed: train once for each group, with `data.test_group`."""
     horizontal_flip: bool = False
     """Mirror half of the training windows left to right, including their azimuths."""
     shown_windows: int = Field(default=0, ge=0)
@@ -111,11 +109,6 @@ class ImageSequenceData(Section):
             raise ValueError(
                 f"validation_group is {quoted(self.validation_group)}, but hold_out_validation is "
                 "false; leave one of them out"
-            )
-        if self.leave_one_group_out:
-            raise ValueError(
-                "leave_one_group_out was removed; train once for each group with "
-                "data.test_group=GROUP (docs/train.md shows how), and leave this setting out"
             )
         return self
 

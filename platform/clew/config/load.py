@@ -1,17 +1,17 @@
 """Converts YAML and overrides into a checked `RunConfig`; every error is one readable line."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from clew.config.base import Section
 from clew.config.data import TripleData
-from clew.config.files import find_configuration, parse_yaml, read_yaml
-from clew.config.schema import RunConfig, TaskKind, fitting_kinds
+from clew.config.files import find, parse_yaml, read_yaml
+from clew.config.schema import RunConfig, kind_of, model_classes, section_classes, task_of
 from clew.errors import ConfigError, described, quoted, reason_of, similar_name, valid_names
 
 Overrides = Mapping[str, Any]
@@ -32,7 +32,7 @@ def load(path: Path | str, overrides: Overrides | None = None) -> RunConfig:
     Raises:
         ConfigError: If the file is missing or malformed, a key is unknown, or a value is invalid.
     """
-    return from_mapping(read_yaml(find_configuration(path)), overrides, source=str(path))
+    return from_mapping(read_yaml(find(path)), overrides, source=str(path))
 
 
 def from_mapping(
@@ -43,10 +43,9 @@ def from_mapping(
     Raises:
         ConfigError: If a key is unknown, a value is invalid, or values do not fit together.
     """
-    merged = apply_overrides(spread_flat_keys(content), overrides or {})
-    fitting = fitting_kinds(merged)
-    for section in RunConfig.model_fields.keys() & merged.keys():
-        _fill_kind(merged[section], section, fitting)
+    overrides = full_settings(overrides or {})
+    merged = apply_overrides(spread_short_keys(content), overrides)
+    merged.setdefault("data", {})
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
@@ -54,16 +53,12 @@ def from_mapping(
         more = len(problems) - SHOWN_PROBLEMS
         shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         # If every problem comes from an override, the message does not name the file.
-        is_of_file = not all(_path(dict(p)) in (overrides or {}) for p in error.errors())
+        is_of_file = not all(_path(dict(p)) in overrides for p in error.errors())
         raise ConfigError(f"{source}: {shown}" if is_of_file else shown) from None
 
 
 def read_section(section: type[S], path: Path, *, source: str) -> S:
-    """Read a YAML file that contains a single section, such as a study.
-
-    Raises:
-        ConfigError: If the file is missing or malformed, a key is unknown, or a value is invalid.
-    """
+    """Read a YAML file that contains a single section, such as a study."""
     try:
         return section.model_validate(read_yaml(path))
     except ValidationError as error:
@@ -71,7 +66,7 @@ def read_section(section: type[S], path: Path, *, source: str) -> S:
         owner: type[BaseModel] = section
         for part in problem["loc"][:-1]:
             if part in owner.model_fields:
-                owner = (*_model_classes(owner.model_fields[str(part)].annotation), owner)[0]
+                owner = (*model_classes(owner.model_fields[str(part)].annotation), owner)[0]
         valid = f"; valid: {', '.join(owner.model_fields)}" if "extra" in problem["type"] else ""
         raise ConfigError(f"{source}: {described(error)}{valid}") from None
 
@@ -79,11 +74,7 @@ def read_section(section: type[S], path: Path, *, source: str) -> S:
 def with_settings(
     config: RunConfig, settings: Overrides, *, source: str = "configuration"
 ) -> RunConfig:
-    """Return a checked configuration with some settings changed.
-
-    Raises:
-        ConfigError: If a key is unknown, a value is invalid, or values do not fit together.
-    """
+    """Return a checked configuration with some settings changed."""
     return from_mapping(config.model_dump(mode="json"), settings, source=source)
 
 
@@ -102,16 +93,12 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """Convert `section.key=value` texts into overrides.
-
-    Raises:
-        ConfigError: If an assignment has no `=` or no section.
-    """
+    """Convert `name=value` texts into overrides."""
     overrides: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
-        if not equals or "." not in key:
-            raise ConfigError(f"{quoted(text)} is not an assignment; write section.key=value")
+        if not equals:
+            raise ConfigError(f"{quoted(text)} is not an assignment; write name=value")
         overrides[key.strip()] = _read_value(value.strip())
     return overrides
 
@@ -130,20 +117,18 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
 
     If the `kind` of a section is overridden, only the file's keys that the new kind has are kept.
     Training triples or text given as a file replace a named data set, and vice versa.
-
-    Raises:
-        ConfigError: If a section is unknown, or a section or an override has no keys.
     """
     merged = {
         name: dict(values) if isinstance(values, Mapping) else values
         for name, values in content.items()
     }
+    is_graph = task_of(merged, overrides) == "triples"
     # A kind removes the file's keys that it does not have, but never a key of another override.
     kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
     for key, value in kinds_first:
         section, _, name = key.partition(".")
         if section not in RunConfig.model_fields:
-            known = valid_names(section, _sections())
+            known = valid_names(section, list(RunConfig.model_fields))
             raise ConfigError(f"{quoted(key)[1:-1]}: no section {quoted(section)}; {known}")
         target = merged.setdefault(section, {})
         if not isinstance(target, dict):
@@ -153,11 +138,11 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         if not name:
             raise ConfigError(
                 f"{section} is {quoted(value)}; give each setting with its own key, such as "
-                f"{section}.{_example_key(section)}"
+                f"{section}.{next(iter(section_classes(section)[0].model_fields))}"
             )
         if name == "kind":
             _keep_common_keys(target, section, value)
-        _replace_source(target, key, overrides)
+        _replace_source(target, key, overrides, is_graph=is_graph)
         target[name] = None if value in ("null", "None") else value
     # Overrides can be in any order, so this restores the keys that `data.train` has removed.
     for key, value in overrides.items():
@@ -166,10 +151,11 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
     return merged
 
 
-def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> None:
+def _replace_source(
+    target: dict[str, Any], key: str, overrides: Overrides, *, is_graph: bool
+) -> None:
     if key != "data.name" and "data.name" in overrides:
         return
-    is_graph = overrides.get("data.kind", target.get("kind", "triples")) == "triples"
     packed = ("packed", "path") if is_graph else ()
     replaced = {
         "data.name": ("train", "dataset", *packed, *GRAPH_FILES),
@@ -182,46 +168,12 @@ def _replace_source(target: dict[str, Any], key: str, overrides: Overrides) -> N
         target.pop(stale, None)
 
 
-def _fill_kind(target: Any, section: str, fitting: TaskKind | None) -> None:
-    """Set the missing `kind` of a section to one that fits the data, or to the section's first."""
-    classes = _classes_or_none(section)
-    if not isinstance(target, dict) or "kind" in target or not classes:
-        return
-    implied = {"model": fitting.models[0], "loss": fitting.losses[0]} if fitting else {}
-    target["kind"] = implied.get(section, _kind_of(classes[0]))
-
-
-def _kind_of(choice: type[BaseModel]) -> str:
-    kind: str = choice.model_fields["kind"].default
-    return kind
-
-
 def _keep_common_keys(target: dict[str, Any], section: str, kind: str) -> None:
     """Remove the keys that the section's new kind does not have."""
     for choice in section_classes(section):
-        if _kind_of(choice) == kind:
+        if kind_of(choice) == kind:
             for name in [n for n in target if n not in choice.model_fields]:
                 del target[name]
-
-
-def _sections() -> list[str]:
-    return list(RunConfig.model_fields)
-
-
-def _example_key(section: str) -> str:
-    return next(iter(section_classes(section)[0].model_fields))
-
-
-def section_classes(section: str) -> list[type[BaseModel]]:
-    """Return the possible classes of a section, one for each `kind`."""
-    field: FieldInfo = RunConfig.model_fields[section]
-    return _model_classes(field.annotation)
-
-
-def _model_classes(annotation: Any) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in _model_classes(part)]
 
 
 def _describe(problem: dict[str, Any], *, first: bool) -> str:
@@ -259,7 +211,7 @@ def _path(problem: dict[str, Any]) -> str:
 
 
 def _kinds_of(location: Sequence[int | str]) -> list[str]:
-    return [_kind_of(c) for c in _classes_or_none(str(location[0]))] if location else []
+    return [kind_of(c) for c in _classes_or_none(str(location[0]))] if location else []
 
 
 def _classes_or_none(section: str) -> list[type[BaseModel]]:
@@ -270,58 +222,85 @@ def _classes_or_none(section: str) -> list[type[BaseModel]]:
 
 def _valid_keys(location: list[str], kinds: list[str]) -> list[str]:
     if len(location) == 1:
-        return _sections()
+        return list(RunConfig.model_fields)
     classes = section_classes(location[0])
     if len(location) > 2 and location[1] in kinds:
-        classes = [c for c in classes if _kind_of(c) == location[1]]
+        classes = [c for c in classes if kind_of(c) == location[1]]
     return list(classes[0].model_fields)
 
 
-FLAT_KEYS: dict[str, str] = {
-    "architecture": "model.architecture",
-    "memory_optimized": "model.channels",
-    "temporal_frames": "data.temporal_frames",
-    "batch_size": "training.batch_size",
+SHORT_KEYS = {
     "epochs": "training.num_epochs",
+    "batch_size": "training.batch_size",
+    "seed": "training.seed",
+    "patience": "training.early_stopping_patience",
+    "lr": "optimizer.learning_rate",
+    "memory_optimized": "model.channels",
     "gradient_checkpointing": "optimizations.use_gradient_checkpointing",
-    "torch_compile": "optimizations.torch_compile",
-    "torch_compile_mode": "optimizations.torch_compile_mode",
+    "use_mixed_precision": "optimizations.use_mixed_precision",
+    "mixed_precision_dtype": "optimizations.mixed_precision_dtype",
+    "use_gradient_checkpointing": "optimizations.use_gradient_checkpointing",
+    "enable_memory_cleanup": "optimizations.enable_memory_cleanup",
 }
-"""Top-level key to configuration key."""
+"""Short names that are not keys, or that are keys of several sections."""
 FULL_CHANNELS, REDUCED_CHANNELS = (64, 128, 256), (32, 64, 128)
-IMPLIED_KINDS = {"data": "image_sequences", "model": "sequence_regression"}
 
 
-def spread_flat_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a raw configuration with its short keys moved into their sections.
+@functools.cache
+def _keys_by_name() -> dict[str, list[str]]:
+    """Return the keys that each short name can mean."""
+    found: dict[str, list[str]] = {}
+    for section in RunConfig.model_fields:
+        for name in dict.fromkeys(n for c in section_classes(section) for n in c.model_fields):
+            found.setdefault(name, []).append(f"{section}.{name}")
+    return found | {name: [key] for name, key in SHORT_KEYS.items()}
+
+
+def full_key(name: str) -> str:
+    """Return `section.key` for a short name that means only one setting.
 
     Raises:
-        ConfigError: If a setting is given by both keys, or if its value or its section is invalid.
+        ConfigError: If no setting or several settings have that name.
     """
-    spread = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
-    flat = {name: spread.pop(name) for name in FLAT_KEYS if name in spread}
-    if not flat:
-        return spread
-    for section, kind in IMPLIED_KINDS.items():
-        _section(spread, section, name=next(iter(flat))).setdefault("kind", kind)
-    for name, value in flat.items():
-        section, _, key = FLAT_KEYS[name].partition(".")
-        target = _section(spread, section, name=name)
-        if key in target:
-            raise ConfigError(
-                f"{name} and {section}.{key} are both given and mean the same; remove one of them"
-            )
+    if "." in name or name in RunConfig.model_fields:
+        return name
+    short = name.replace("-", "_")
+    keys = _keys_by_name().get(short, [])
+    if len(keys) == 1:
+        return keys[0]
+    said = f"{quoted(name)[1:-1]} means {' or '.join(keys) or 'no setting'}; write section.key"
+    near = "" if keys else f"; {similar_name(short, list(_keys_by_name()))}"
+    raise ConfigError(f"{said}{near}".removesuffix("; "))
+
+
+def full_settings(settings: Overrides) -> dict[str, Any]:
+    """Return settings with `section.key` in place of short names."""
+    full: dict[str, Any] = {}
+    for name, given in settings.items():
+        key, value = full_key(name), given
         if name == "memory_optimized":
-            if not isinstance(value, bool):
-                raise ConfigError(f"memory_optimized is {quoted(value)}; expected true or false")
-            target[key] = REDUCED_CHANNELS if value else FULL_CHANNELS
-        else:
-            target[key] = value
+            if str(given).lower() not in ("true", "false"):
+                raise ConfigError(f"memory_optimized is {quoted(given)}; expected true or false")
+            value = REDUCED_CHANNELS if str(given).lower() == "true" else FULL_CHANNELS
+        _set_once(full, key, value, name=name, key=key)
+    return full
+
+
+def _set_once(target: dict[str, Any], place: str, value: Any, *, name: str, key: str) -> None:
+    if place in target:
+        raise ConfigError(f"{name} and {key} are both given and mean the same; remove one of them")
+    target[place] = value
+
+
+def spread_short_keys(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a raw configuration with its short keys moved into their sections."""
+    spread = {k: dict(v) if isinstance(v, Mapping) else v for k, v in content.items()}
+    for name in content.keys() & (_keys_by_name().keys() - RunConfig.model_fields.keys()):
+        ((key, value),) = full_settings({name: spread.pop(name)}).items()
+        section, _, place = key.partition(".")
+        target = spread.setdefault(section, {})
+        if not isinstance(target, dict):
+            said = f"{section} is {quoted(target)}"
+            raise ConfigError(f"{said}; expected keys, because {name} is given")
+        _set_once(target, place, value, name=name, key=key)
     return spread
-
-
-def _section(content: dict[str, Any], section: str, *, name: str) -> dict[str, Any]:
-    target = content.setdefault(section, {})
-    if not isinstance(target, dict):
-        raise ConfigError(f"{section} is {quoted(target)}; expected keys, because {name} is given")
-    return target

@@ -4,9 +4,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from clew import names
 from clew.config.base import Section
@@ -222,23 +222,67 @@ TASK_KINDS = {
 """Maps each kind of data to the kinds that fit it."""
 
 
-def fitting_kinds(content: Mapping[str, Any]) -> TaskKind | None:
-    """Return the kinds that fit the data of a raw configuration; None if the data are unknown."""
-    data = content.get("data")
-    return TASK_KINDS.get(str(data.get("kind", "triples"))) if isinstance(data, dict) else None
+def section_classes(section: str) -> list[type[BaseModel]]:
+    """Return the possible classes of a section, one for each `kind`."""
+    return model_classes(RunConfig.model_fields[section].annotation)
+
+
+def model_classes(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in model_classes(part)]
+
+
+def kind_of(choice: type[BaseModel]) -> str:
+    kind: str = choice.model_fields["kind"].default
+    return kind
+
+
+def task_of(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
+    """Return the kind of data that fits the given kinds and keys best; the first if all fit."""
+    given: dict[str, dict[str, Any]] = {"data": {}, "model": {}, "loss": {}}
+    for section, values in given.items():
+        found, start = content.get(section), f"{section}."
+        values.update(found if isinstance(found, dict) else {})
+        values.update({k[len(start) :]: v for k, v in overrides.items() if k.startswith(start)})
+
+    def misfit(task: str) -> int:
+        return sum(min(_misfits(values, section, task)) for section, values in given.items())
+
+    return min(TASK_KINDS, key=misfit)
+
+
+def _choices(section: str, task: str) -> list[type[BaseModel]]:
+    """Return the classes of a section that fit a kind of data, the default first."""
+    fitting = TASK_KINDS[task]
+    kinds = {"data": (task,), "model": fitting.models, "loss": fitting.losses}
+    known = {kind_of(c): c for c in section_classes(section) if "kind" in c.model_fields}
+    return [known[kind] for kind in kinds.get(section, tuple(known))]
+
+
+def _misfits(values: Mapping[str, Any], section: str, task: str) -> list[int]:
+    """Return, for each class, 1 for a key that it does not have, and more for a wrong kind."""
+    return [
+        len(values.keys() - choice.model_fields.keys())
+        + len(RunConfig.model_fields) * (values.get("kind", kind_of(choice)) != kind_of(choice))
+        for choice in _choices(section, task)
+    ]
 
 
 def fill_sections(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a raw configuration with the missing values that its data and model preset imply.
+    """Return a raw configuration with the missing values that the given ones imply.
 
-    These are the sections `model` and `loss`, `evaluation.metric`, and the keys of other sections
-    that a preset of the model sets.
+    These are the sections `model` and `loss`, each `kind`, `evaluation.metric`, and the keys of
+    other sections that a preset of the model sets.
     """
     filled = {k: dict(v) if isinstance(v, dict) else v for k, v in content.items()}
-    if (fitting := fitting_kinds(filled)) is not None:
-        filled.setdefault("model", {"kind": fitting.models[0]})
-        filled.setdefault("loss", {"kind": fitting.losses[0]})
-        _fill(filled, "evaluation", {"metric": f"valid/{fitting.metrics[0]}"})
+    task = task_of(filled, {})
+    for section in ("data", "model", "loss", "optimizer", "schedule"):
+        values = filled.setdefault(section, {})
+        if isinstance(values, dict) and "kind" not in values:
+            misfits = _misfits(values, section, task)
+            values["kind"] = kind_of(_choices(section, task)[misfits.index(min(misfits))])
+    _fill(filled, "evaluation", {"metric": f"valid/{TASK_KINDS[task].metrics[0]}"})
     model = filled.get("model")
     preset = model.get("preset") if isinstance(model, dict) else None
     for section, values in PRESET_COMPANIONS.get(str(preset), {}).items():

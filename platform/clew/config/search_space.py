@@ -7,7 +7,7 @@ from typing import get_args
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
-from clew.config.files import find_space
+from clew.config.files import find, spaces
 from clew.config.load import read_section, with_settings
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, printable
@@ -108,7 +108,7 @@ def load_space(given: Path | str, config: RunConfig) -> SearchSpace:
     Raises:
         ConfigError: If the file, a key, a range or a value is not valid.
     """
-    path = find_space(given or config.data.kind)
+    path = find(given or config.data.kind, spaces)
     space = read_section(SearchSpace, path, source=str(path))
     for key, parameter in space.parameters.items():
         try:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
-from clew.config.files import find_configuration, find_study, read_yaml
+from clew.config.files import find, read_yaml, studies
 from clew.config.load import from_mapping, read_section
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, quoted
@@ -118,7 +118,7 @@ class Study(Section):
     def model_config_of(self, seed: int) -> RunConfig:
         own = {k: v for k, v in self.overrides.items() if not k.startswith(INFLUENCE_PREFIX)}
         settings = own | {"training.seed": seed}
-        return from_mapping(read_yaml(find_configuration(self.base)), settings, source=self.name)
+        return from_mapping(read_yaml(find(self.base)), settings, source=self.name)
 
     def influence_settings(self, variant: str) -> dict[str, Any]:
         """Return the settings of a variant of a tracin study, as `influence.key` to value."""
@@ -128,9 +128,7 @@ class Study(Section):
     def config(self, variant: str, seed: int) -> RunConfig:
         """Return the configuration of one cell."""
         own = self.overrides | self.variants[variant] | {"training.seed": seed}
-        return from_mapping(
-            read_yaml(find_configuration(self.base)), own, source=f"{self.name}, {variant}"
-        )
+        return from_mapping(read_yaml(find(self.base)), own, source=f"{self.name}, {variant}")
 
     def cell_id(self, variant: str, seed: int) -> str:
         content = [self.name, variant, self.config(variant, seed).config_hash]
@@ -150,7 +148,7 @@ def load_study(
     Raises:
         ConfigError: If the file, a key, or the configuration of a cell is not valid.
     """
-    study = read_section(Study, find_study(path), source=str(path))
+    study = read_section(Study, find(path, studies), source=str(path))
     if size or QUICK in study.sizes:
         study = study.sized(size or QUICK)
     if seeds is not None:

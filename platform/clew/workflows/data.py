@@ -9,6 +9,7 @@ import numpy as np
 
 from clew import names
 from clew.config.data import DataConfig, ImportSettings, TripleData
+from clew.config.files import presets
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
 from clew.errors import ConfigError, UsageError, quoted
@@ -25,7 +26,9 @@ from clew.link_prediction.triples import SPLITS
 from clew.workflows.outputs import check_folder, check_new_folder
 
 
-def data_settings(config: str, name: str, files: Mapping[str, str]) -> DataConfig:
+def data_settings(
+    config: str, name: str, files: Mapping[str, str], overrides: Mapping[str, object]
+) -> DataConfig:
     """Return the settings of the data set that the only non-empty argument names.
 
     Raises:
@@ -35,9 +38,11 @@ def data_settings(config: str, name: str, files: Mapping[str, str]) -> DataConfi
         raise ConfigError(
             "give one of --config, --name and --train, to say which data set is meant"
         )
-    if files:
-        return from_mapping({"data": dict(files)}, source="clew data").data
-    return load(config).data if config else TripleData(name=name)
+    is_preset = config in presets() or Path(config).suffix or Path(config).is_file()
+    if config and is_preset:
+        return load(config, overrides).data
+    given = dict(files) or {"name": name or config}
+    return from_mapping({"data": given}, overrides, source="clew data").data
 
 
 def describe_data(settings: DataConfig) -> str:
