@@ -302,11 +302,17 @@ def test_a_chart_has_at_least_one_example(why: clew.Attribution, number: int) ->
         why.plot(number)
 
 
-def test_what_is_missing_or_unknown_is_for_python_to_say() -> None:
+def test_what_is_missing_is_for_python_to_say() -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'config'"):
         clew.train()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'epoch'"):
+
+
+def test_an_unknown_keyword_is_no_setting() -> None:
+    with pytest.raises(ConfigError, match="'epochs'"):
         clew.train("umls", epoch=3)
+    short = clew.plan("umls", memory_gib=4, batch_size=64)
+    long = clew.plan("umls", memory_gib=4, overrides={"training.batch_size": 64})
+    assert short == long
 
 
 def test_a_whole_triple_is_for_place(champion: str) -> None:

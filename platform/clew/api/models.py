@@ -61,11 +61,12 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            given = signature.bind(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            given |= given.pop("settings", {})
         except TypeError as error:
             raise TypeError(f"{function.__name__}(): {error}") from None
         try:
-            return validated(*given.args, **given.kwargs)
+            return validated(**given)  # type: ignore[call-arg]
         except ValidationError as error:
             if error.title != function.__qualname__:  # the error comes from inside the function
                 raise
@@ -77,7 +78,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 expected = "expected " + re.sub(r"(\w+\.)+", "", annotation)
             elif len(problem["loc"]) > 1:  # an element of the argument
                 raise ConfigError(f"{name}: {quoted(problem['input'])} given; {expected}") from None
-            raise ConfigError(f"{name} is {quoted(given.arguments[name])}; {expected}") from None
+            raise ConfigError(f"{name} is {quoted(given[name])}; {expected}") from None
 
     return call
 
