@@ -169,6 +169,10 @@ def _what_became_of_edges(found: Imported, settings: ImportSettings) -> dict[str
     return told | found.notes
 
 
+MANY_TOKENS = 50_000_000
+"""Tokens of a text for the smallest model of windows of 32,768 tokens."""
+
+
 @dataclass(frozen=True)
 class PretokenizeResult:
     """A packed corpus, and its folder."""
@@ -190,7 +194,10 @@ class PretokenizeResult:
             "fingerprint": manifest.fingerprint,
         }
         lines = [f"  {name:24} {value}" for name, value in facts.items()]
-        train = f"train on it: clew train --config small_32k data.packed={as_typed(self.output)}"
+        # 123 million parameters are for large texts.
+        small = "nano data.name=null data.tokenizer=null"
+        preset = "small_32k" if manifest.num_tokens >= MANY_TOKENS else small
+        train = f"train on it: clew train {preset} data.packed={as_typed(self.output)}"
         return "\n".join([f"packed into {self.output}", *lines, train])
 
 
