@@ -61,7 +61,7 @@ def test_ctrl_c_before_the_run_is_open(opened: Run, monkeypatch: pytest.MonkeyPa
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clew.cli.training.load", interrupt)
+    monkeypatch.setattr("clew.cli.options.load", interrupt)
     assert run_command(["train"]) == 130
     ended(opened.info.run_id, "KILLED", "stopped by the user")
 
@@ -70,7 +70,7 @@ def test_a_mistake_in_the_program(opened: Run, monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("no way")
 
-    monkeypatch.setattr("clew.cli.training.load", fail)
+    monkeypatch.setattr("clew.cli.options.load", fail)
     with pytest.raises(ZeroDivisionError):
         run_command(["train"])
     ended(opened.info.run_id, "FAILED", "ZeroDivisionError: no way")

@@ -277,8 +277,8 @@ def test_command_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--frames=new"], "--frames and --output belong together"),
-        (["--output=o.parquet"], "--frames and --output belong together"),
+        (["--frames=new"], "--frames is given without --output"),
+        (["--output=o.parquet"], "--output is given with"),
         (["--frames=nothing", "--output=o.parquet"], "--frames nothing: no such file or folder"),
         (["--frames=new", "--output=new"], "--output new: is a folder; name a file"),
         (["--frames=new", "--output=o", "--confidence=1"], "--confidence is '1'"),

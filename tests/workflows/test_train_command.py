@@ -188,7 +188,7 @@ def test_own_files_with_dictionaries(clew: Clew, store: Path, tmp_path: Path) ->
         (["model.kernel_width=50"], {}, "is larger than the image"),
         (["training.epochs=3"], {}, "training.epochs: unknown key"),
         (["loss.function=hinge"], {}, "loss.function: 'hinge' given"),
-        (["--use-mixed-precision", "maybe"], {}, "'maybe' given, expected true or false"),
+        (["--use-mixed-precision=maybe"], {}, "'maybe' given, expected true or false"),
         (["--num-epochs", "abc"], {}, "'abc' given, expected a whole number"),
         (["--bacth-size", "5"], {}, "No such option '--bacth-size'"),
         (["training.device=cuda"], {}, "torch sees no GPU"),

@@ -30,8 +30,7 @@ GROUPS = {
     " vocabulary_size frame_shape use_mixed_precision use_gradient_checkpointing"
     " enable_memory_cleanup torch_compile gradient_accumulation num_workers use_last_layers_only"
     " num_last_layers max_hours cluster num_proc",
-    "Output": "output output_dir pack checkpoint_dir resume format alias dry_run quiet verbose all"
-    " json",
+    "Output": "output output_dir pack resume format alias dry_run all json",
 }
 """Options that the short help shows, the important ones first."""
 MOST_OF_A_GROUP, WIDEST = 6, 34
