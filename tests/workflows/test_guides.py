@@ -254,15 +254,16 @@ def prepare(command: Command, shell: Shell, model: Path) -> None:
 def check_settings(run: Run, words: list[str]) -> None:
     """Check that the run's parameters contain every option of a command as printed."""
     verb = words[0].replace("-", "_")
-    for item in (flag for flag in flags(verb) if not flag.switch):
+    for item in flags(verb):
         spellings = {f"--{item.name}", f"--{item.name.replace('_', '-')}"} & {*words}
         for spelling in spellings:
+            if item.switch:
+                assert run.data.params[f"cfg.{item.key}"] == item.switch
+                continue
             last = len(words) - 1 - words[::-1].index(spelling)
             following = words[last + 1] if last + 1 < len(words) else "--"
             printed = "true" if following.startswith("--") or "=" in following else following
             assert run.data.params[f"cfg.{item.key}"] == printed, spelling
-        if item.flag.off and f"--{item.flag.off.replace('_', '-')}" in words:
-            assert run.data.params[f"cfg.{item.key}"] == "false"
 
 
 @pytest.mark.parametrize("block", blocks(), ids=str)

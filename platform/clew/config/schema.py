@@ -238,6 +238,10 @@ def kind_of(choice: type[BaseModel]) -> str:
     return kind
 
 
+FRAME_FILES = (".h5", ".hdf5", ".zarr")
+"""Endings of `data.path` that mean image sequences; other files and folders can be graphs."""
+
+
 def task_of(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
     """Return the kind of data that fits the given kinds and keys best; the first if all fit."""
     given: dict[str, dict[str, Any]] = {"data": {}, "model": {}, "loss": {}}
@@ -247,7 +251,8 @@ def task_of(content: Mapping[str, Any], overrides: Mapping[str, Any]) -> str:
         values.update({k[len(start) :]: v for k, v in overrides.items() if k.startswith(start)})
 
     def misfit(task: str) -> int:
-        return sum(min(_misfits(values, section, task)) for section, values in given.items())
+        is_other = task == "triples" and str(given["data"].get("path")).endswith(FRAME_FILES)
+        return is_other + sum(min(_misfits(values, s, task)) for s, values in given.items())
 
     return min(TASK_KINDS, key=misfit)
 

@@ -253,6 +253,16 @@ def _delimiter(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
     return best[1], best[2]
 
 
+def _utf8(path: Path) -> Iterator[bytes]:
+    """Yield a file's blocks; Arrow cannot show a row that is no UTF-8."""
+    for block in line_blocks(path):
+        try:
+            block.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not UTF-8 text ({error.reason})") from None
+        yield block
+
+
 def _read_text(path: Path, form: Form) -> tuple[list[Texts], bool]:
     """Read a table; lines that begin with # and have other columns are comments."""
     faults: list[pa_csv.InvalidRow] = []
@@ -264,7 +274,7 @@ def _read_text(path: Path, form: Form) -> tuple[list[Texts], bool]:
         return "skip" if is_comment else "error"
 
     names = [str(number) for number in range(form.num_columns)]
-    blocks: Iterator[bytes] = line_blocks(path)
+    blocks = _utf8(path)
     if form.delimiter == " ":
         blocks = (
             re.sub(rb"[ \t]+", b"\t", re.sub(rb"(?m)^[ \t]+|[ \t]+$", b"", b)) for b in blocks
