@@ -206,9 +206,9 @@ def write_embeddings(folder: Path, name: str, table: pa.Table, form: Format) -> 
                 "use another format"
             )
         with (folder / f"{name}.txt").open("w", encoding="utf-8") as file:
-            print(*vectors.shape, file=file)
+            file.write(f"{len(vectors)} {vectors.shape[1]}\n")
             for word, row in zip(words, vectors, strict=True):
-                print(word, *row, file=file)
+                file.write(" ".join([word, *map(str, row)]) + "\n")
         return [f"{name}.txt"]
     lines = ["\t".join(row) for row in [columns, *told]]
     write_whole(folder / f"{name}.tsv", "\n".join(lines) + "\n")
