@@ -69,6 +69,7 @@ def find(given: str | Path, shipped: Callable[[], dict[str, Path]] = presets) ->
 MAX_CHARACTERS = 2**20
 MAX_NODES = 100_000
 """Limit on the number of values, lists and mappings, with every alias expanded."""
+MAX_DEPTH = 50
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -102,8 +103,6 @@ def parse_yaml(text: str) -> Any:
         if _size(node, {}) > MAX_NODES:
             raise ConfigError(f"aliases (*name) expand to more than {MAX_NODES:,} values")
         return loader.construct_document(node)
-    except RecursionError:
-        raise ConfigError("not valid YAML (brackets are nested too deeply)") from None
     except yaml.YAMLError as error:
         said = printable(" ".join(str(error).split()))
         raise ConfigError(f"not valid YAML ({said[:300]})") from None
@@ -128,7 +127,17 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """A YAML loader that refuses repeated keys and keys that are lists or mappings."""
+    """A YAML loader that refuses deep nesting, repeated keys, and lists or mappings as keys."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise ConfigError("not valid YAML (brackets are nested too deeply)")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
