@@ -1,6 +1,7 @@
 """Commands for data and for the project as a whole: data, pretokenize, runs, sync, demo, ui."""
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -10,6 +11,7 @@ from pydantic import Field, model_validator
 
 from clew.cli.options import Configured, JsonFlag, Option, Options, command, dashed
 from clew.config.data import ImportSettings
+from clew.errors import counted
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
@@ -67,15 +69,26 @@ class DataOptions(Configured, ImportSettings):
 @command(DataOptions, "clew data umls")
 def data(options: DataOptions) -> int:
     """Check data and describe them. Or make a data set of FILES, or pack triples."""
-    from clew.workflows.data import data_settings, describe_data, import_data, pack_data
+    from clew.workflows import data as workflow
 
-    if options.sources:
-        click.echo(import_data(options.sources, options, options.output_dir))
+    config, files, sources = options.config, options.triples, options.sources
+    said = ""
+    if len(sources) == 1 and options.output_dir is None:
+        only = str(sources[0])
+        if sources[0].suffix in (".yaml", ".yml"):
+            config, sources = only, []
+        elif workflow.holds_frames(sources[0]):
+            files, sources = {"kind": "image_sequences", "path": only}, []
+            said = f"\ntrain on it: clew train colab_optimized data.path={shlex.quote(only)}"
+    if sources:
+        click.echo(workflow.import_data(sources, options, options.output_dir))
         return 0
 
-    settings = data_settings(options.config, options.name, options.triples, options.overrides)
+    settings = workflow.data_settings(config, options.name, files, options.overrides)
     pack = options.pack
-    click.echo(describe_data(settings) if pack is None else pack_data(settings, pack))
+    click.echo(
+        workflow.pack_data(settings, pack) if pack else workflow.describe_data(settings) + said
+    )
     return 0
 
 
@@ -154,7 +167,7 @@ def sync(options: NoOptions) -> int:
     results = sync_spool()
     for result in results:
         left = f", the rest is still waiting: {result.problem}" if result.problem else ""
-        click.echo(f"run {result.run_id}: {result.num_sent} records sent{left}")
+        click.echo(f"run {result.run_id}: {counted(result.num_sent, 'record')} sent{left}")
     if not results:
         click.echo("nothing is waiting")
     return 2 if any(result.problem and not result.is_alive for result in results) else 0

@@ -253,6 +253,8 @@ class CompareOptions(Spoken, ClusterOptions):
     """Size of the study: quick for two cores, full for a GPU (default: quick)."""
     output: Path | None = None
     """JSON file for the results; not written if the tree has uncommitted changes."""
+    all: Annotated[bool, Option(terminal_only=True)] = False
+    """Print the table of all values and ratios at the end."""
 
     @field_validator("seeds")
     @classmethod
@@ -270,6 +272,13 @@ def compare(options: CompareOptions) -> int:
 
     seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
     loaded = load_study(options.study, seeds=seeds, size=options.size or None)
-    for line in run_study(loaded, output=options.output, cluster=options.cluster_request()):
+    lines = run_study(
+        loaded,
+        typed=options.study,
+        output=options.output,
+        everything=options.all,
+        cluster=options.cluster_request(),
+    )
+    for line in lines:
         click.echo(line)
     return 0

@@ -28,6 +28,7 @@ from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.outputs import check_file
 from clew.workflows.study_report import StudyReport, draw, in_words
 from clew.workflows.subjects import data_fingerprint
+from clew.workflows.verdict import of_study
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,12 @@ class CellResult:
 
 
 def compare(
-    study: Study, *, output: Path | None = None, cluster: ClusterRequest | None = None
+    study: Study,
+    *,
+    typed: str = "",
+    output: Path | None = None,
+    everything: bool = False,
+    cluster: ClusterRequest | None = None,
 ) -> Iterator[str]:
     """Run all cells that are not finished yet, and yield the lines to print.
 
@@ -54,8 +60,10 @@ def compare(
 
     Args:
         study: The study to run.
+        typed: The study's name or file, as the user typed it.
         output: File for the results as JSON. With uncommitted changes in the git checkout, it is
             not written; a message before the first cell and another one at the end say so.
+        everything: Whether the verdict is followed by the table of all values and ratios.
         cluster: Cluster to run the cells on; None: run here, one after another. On a cluster, cells
             run in parallel on nodes that can differ, so times also depend on the node.
 
@@ -87,11 +95,11 @@ def compare(
         cells.sort(key=lambda cell: turns.index((cell.seed, cell.variant)))
         report = _report(study, cells, nodes.machines if nodes else ())
         _store(report, tracker)
-        yield from ["", *report.markdown().splitlines()]
-    if output is not None:
-        if not obstacle:
-            write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
-        yield from ["", obstacle or f"written to {output}"]
+    if output is not None and not obstacle:
+        write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
+    kept = f"; {obstacle}" if obstacle else f" and {output}" if output else ""
+    yield from of_study(report, typed or study.name, run_id=tracker.run_id, kept=kept)
+    yield from ["", *report.markdown().splitlines()] if everything else []
 
 
 def _cells(
