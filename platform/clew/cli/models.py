@@ -143,10 +143,9 @@ class PredictOptions(Options):
 
 
 @command(PredictOptions, "clew predict newest head=virus relation=causes")
-def predict(options: PredictOptions) -> int:
+def predict(options: PredictOptions) -> None:
     """Ask a trained model. It answers with heads, tails, a triple's rank, text or values."""
     options.way(options)
-    return 0
 
 
 def _answer(options: PredictOptions) -> None:
@@ -259,7 +258,7 @@ class PromoteOptions(Spoken):
 
 
 @command(PromoteOptions, "clew promote newest --dry-run")
-def promote(options: PromoteOptions) -> int:
+def promote(options: PromoteOptions) -> None:
     """Check a run's best checkpoint and make it champion."""
     from clew.workflows import promote as workflow
 
@@ -272,7 +271,6 @@ def promote(options: PromoteOptions) -> int:
         chosen = options.model_dump(exclude={"rollback", "as_json", "quiet", "verbose"})
         result = workflow.promote(workflow.PromotionRequest(**chosen), show)
     click.echo(json.dumps({"result": result.as_dict()}) if options.as_json else result.table())
-    return 0
 
 
 class ExportOptions(Options):
@@ -285,10 +283,9 @@ class ExportOptions(Options):
 
 
 @command(ExportOptions, "clew export newest output_dir=exported")
-def export(options: ExportOptions) -> int:
+def export(options: ExportOptions) -> None:
     """Export a graph model as a torch.export program, with its named embeddings."""
     from clew.workflows.export import export as run_export
 
     result = run_export(options.model, options.output_dir, options.embeddings or None)
     click.echo(result.table())
-    return 0

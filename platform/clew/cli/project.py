@@ -67,8 +67,9 @@ class DataOptions(Configured, ImportSettings):
 
 
 @command(DataOptions, "clew data umls")
-def data(options: DataOptions) -> int:
+def data(options: DataOptions) -> None:
     """Check data and describe them. Or make a data set of FILES, or pack triples."""
+    from clew.config.schema import FRAME_FILES
     from clew.workflows import data as workflow
 
     config, files, sources = options.config, options.triples, options.sources
@@ -77,19 +78,18 @@ def data(options: DataOptions) -> int:
         only = str(sources[0])
         if sources[0].suffix in (".yaml", ".yml"):
             config, sources = only, []
-        elif workflow.holds_frames(sources[0]):
+        elif only.endswith(FRAME_FILES) or (sources[0] / "target.npy").is_file():
             files, sources = {"kind": "image_sequences", "path": only}, []
             said = f"\ntrain on it: clew train colab_optimized data.path={shlex.quote(only)}"
     if sources:
         click.echo(workflow.import_data(sources, options, options.output_dir))
-        return 0
+        return
 
     settings = workflow.data_settings(config, options.name, files, options.overrides)
     pack = options.pack
     click.echo(
         workflow.pack_data(settings, pack) if pack else workflow.describe_data(settings) + said
     )
-    return 0
 
 
 class PretokenizeOptions(Options):
@@ -117,7 +117,7 @@ class PretokenizeOptions(Options):
 
 
 @command(PretokenizeOptions, "clew pretokenize corpus.txt output=packed")
-def pretokenize(options: PretokenizeOptions) -> int:
+def pretokenize(options: PretokenizeOptions) -> None:
     """Pack a text into tokens, once. A killed command continues where it stopped."""
     from clew.language_modeling.pretokenize import PackSettings
     from clew.workflows.data import pretokenize_corpus
@@ -127,7 +127,6 @@ def pretokenize(options: PretokenizeOptions) -> int:
         settings, options.output, num_proc=options.num_proc, force=options.force
     )
     click.echo(result.table())
-    return 0
 
 
 class RunsOptions(Options):
@@ -142,7 +141,7 @@ class RunsOptions(Options):
 
 
 @command(RunsOptions, "clew runs kind=train limit=5")
-def runs(options: RunsOptions) -> int:
+def runs(options: RunsOptions) -> None:
     """List the latest runs with their ids. Other commands take these, or `newest`."""
     from clew.workflows.list_runs import list_runs
 
@@ -152,7 +151,6 @@ def runs(options: RunsOptions) -> int:
             click.echo(json.dumps(asdict(run)))
     else:
         click.echo(found.table())
-    return 0
 
 
 class NoOptions(Options):
@@ -179,13 +177,12 @@ class DemoOptions(Options):
 
 
 @command(DemoOptions)
-def demo(options: DemoOptions) -> int:
+def demo(options: DemoOptions) -> None:
     """Train, compare, explain, promote on bundled data. The data is the graph UMLS."""
     from clew.workflows.demo import run_demo
 
     for line in run_demo(quick=options.quick):
         click.echo(line)
-    return 0
 
 
 class UiOptions(Options):

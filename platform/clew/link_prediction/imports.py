@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from clew.biolink import DENIED, PREFIX, most_specific, terms
 from clew.config.data import ImportSettings
-from clew.errors import ConfigError, DataError, described, printable, quoted
+from clew.errors import ConfigError, DataError, counted, described, printable, quoted
 from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids, read_edge_map
@@ -192,7 +192,7 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Imported) ->
         header = headers.get(stem) or headers.get(re.sub(r"[-_]?(part)?[-_]?\d+$", "", stem), ())
         read = read_file(path, settings.columns, settings.header, header)
         for part in read:
-            said = f"{part.taken_for}: {part.num_rows:,} rows"
+            said = f"{part.taken_for}: {counted(part.num_rows, 'row')}"
             found.read[str(path)] = "; ".join(filter(None, [found.read.get(str(path)), said]))
             for key, text in part.notes.items():
                 found.note(key, text)

@@ -74,7 +74,8 @@ def compare(
         Interrupted: The user stopped the command. Finished cells are kept.
     """
     check_file("--output", output)
-    obstacle = _obstacle(output)
+    reason = why_no_result_file(git_commit()) if output else None
+    obstacle = reason and f"{output} is not written: {reason}"
     if obstacle:
         logger.warning("%s", obstacle)
     tracking = study.config(study.reference, study.seeds[0]).tracking
@@ -87,9 +88,19 @@ def compare(
             tags={names.TAG_STUDY: study.name},
         ) as tracker,
     ):
-        turns = list(_turns(study))
+        forth = list(study.variants)
+        turns = [
+            (seed, variant)
+            for turn, seed in enumerate(study.seeds)
+            for variant in (reversed(forth) if turn % 2 else forth)
+        ]
         cells: list[CellResult] = []
-        for cell in _cells(study, turns, tracker.run_id, nodes):
+        place, parent = place_of([describe_machine()]), tracker.run_id
+        for cell in (
+            cells_on_cluster(nodes, study, turns, parent)
+            if nodes
+            else (run_cell(study, variant, seed, parent, place) for seed, variant in turns)
+        ):
             cells.append(cell)
             yield _progress(study, cell, len(cells))
         cells.sort(key=lambda cell: turns.index((cell.seed, cell.variant)))
@@ -99,33 +110,7 @@ def compare(
         write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
     kept = f"; {obstacle}" if obstacle else f" and {output}" if output else ""
     yield from of_study(report, typed or study.name, run_id=tracker.run_id, kept=kept)
-    yield from ["", *report.markdown().splitlines()] if everything else []
-
-
-def _cells(
-    study: Study, turns: list[tuple[int, str]], parent: str | None, nodes: Cluster | None
-) -> Iterator[CellResult]:
-    if nodes is not None:
-        yield from cells_on_cluster(nodes, study, turns, parent)
-        return
-    place = place_of([describe_machine()])
-    for seed, variant in turns:
-        yield run_cell(study, variant, seed, parent, place)
-
-
-def _obstacle(output: Path | None) -> str | None:
-    """Return why the results cannot be written to a file; None if they can."""
-    if output is None:
-        return None
-    reason = why_no_result_file(git_commit())
-    return reason and f"{output} is not written: {reason}"
-
-
-def _turns(study: Study) -> Iterator[tuple[int, str]]:
-    for turn, seed in enumerate(study.seeds):
-        variants = list(study.variants)
-        for variant in reversed(variants) if turn % 2 else variants:
-            yield seed, variant
+    yield from ["", *report.markdown()] if everything else []
 
 
 def _progress(study: Study, cell: CellResult, done: int) -> str:
@@ -175,7 +160,7 @@ def _store(report: StudyReport, tracker: Tracker) -> None:
         folder.mkdir()
         content = json.dumps(report.as_dict(), indent=1)
         (folder / "study.json").write_text(content, encoding="utf-8")
-        (folder / "study.md").write_text(report.markdown() + "\n", encoding="utf-8")
+        (folder / "study.md").write_text("\n".join([*report.markdown(), ""]), encoding="utf-8")
         draw(report, folder / "study.png")
         tracker.artifact(folder)
         tracker.metrics(report.ratios(), step=0)

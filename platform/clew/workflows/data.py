@@ -12,7 +12,6 @@ from clew.config.data import DataConfig, ImportSettings, TripleData
 from clew.config.files import presets
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
-from clew.config.schema import FRAME_FILES
 from clew.errors import ConfigError, UsageError, counted, quoted
 from clew.files import as_typed, expanded
 from clew.image_sequences.files import FINGERPRINT_FRAMES
@@ -39,19 +38,13 @@ def data_settings(
     named = bool(config) + bool(name) + bool(files)
     if named > 1 or not (named or overrides):
         raise ConfigError(
-            "give one of --config, --name, --train and data.path=FRAMES.h5, to say which data set "
-            "is meant"
+            "give one of --config, --name and --train, or a file, to say which data set is meant"
         )
     is_preset = config in presets() or Path(config).suffix or Path(config).is_file()
     if config and is_preset:
         return load(config, overrides).data
     given = dict(files) or ({"name": name or config} if named else {})
     return from_mapping({"data": given}, overrides, source="clew data").data
-
-
-def holds_frames(path: Path) -> bool:
-    """Return whether a file or folder is image sequences."""
-    return path.suffix in FRAME_FILES or (path / "target.npy").is_file()
 
 
 def describe_data(settings: DataConfig) -> str:
@@ -108,7 +101,7 @@ def pack_data(settings: DataConfig, path: Path) -> str:
 def describe_sequences(splits: SequenceSplits, settings: ImageSequenceData) -> str:
     """Return what is predicted from what, the groups of each split, and what to look at."""
     table, windows = splits.table, splits.windows
-    known, groups = np.isfinite(table.target), group_names(table)
+    known, groups = np.isfinite(table.target), counted(len(group_names(table)), "group")
     count, channels, height, width = table.images.shape
     chosen = np.unique(np.linspace(0, count - 1, FINGERPRINT_FRAMES).astype(int))
     broken = int((~np.isfinite(table.images.read(chosen))).any(axis=(1, 2, 3)).sum())
@@ -116,7 +109,7 @@ def describe_sequences(splits: SequenceSplits, settings: ImageSequenceData) -> s
     summary: dict[str, object] = {
         "source": table.source,
         "fingerprint": splits.fingerprint,
-        "frames": f"{count:,} of {channels} x {height} x {width}, in {counted(len(groups), 'group')}",
+        "frames": f"{count:,} of {channels} x {height} x {width} in {groups}",
         "scalars": ", ".join(table.scalar_names) or "none",
         "target": f"{table.target_name} in {table.unit or 'an unknown unit'}, "
         f"{table.target[known].min():.4g} to {table.target[known].max():.4g}",

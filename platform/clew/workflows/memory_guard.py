@@ -67,10 +67,6 @@ class MemoryBefore:
         predicts = world.is_main and world.exchange is None
         return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
 
-    def process_peaks(self) -> dict[str, float]:
-        peak = process_peak_gib()
-        return {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - self.process_gib}
-
 
 def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, float]:
     """Log the predicted memory, warn if it does not fit, and return the metric.

@@ -95,9 +95,6 @@ class TrialStudy:
         """Id of the search's run, the parent of the trials' runs; None before the search begins."""
         return self.study.user_attrs.get(PARENT)
 
-    def set_parent(self, run_id: str) -> None:
-        self.study.set_user_attr(PARENT, run_id)
-
     def ask(self) -> optuna.Trial:
         """Begin a trial, and return it with the settings to try in its `params`."""
         running = len(self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
@@ -184,7 +181,11 @@ def opened_study(
             key: _distribution(parameter, whole=takes_whole_numbers(config, key))
             for key, parameter in space.parameters.items()
         }
-        yield TrialStudy(study, distributions, seed, _stop_running(study))
+        running = study.get_trials(states=[TrialState.RUNNING])
+        for trial in running:
+            study.tell(trial.number, state=TrialState.FAIL)
+        left = [trial.user_attrs[RUN] for trial in running if RUN in trial.user_attrs]
+        yield TrialStudy(study, distributions, seed, left)
 
 
 def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
@@ -204,13 +205,6 @@ def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
             f"{path}: not a file with trials of a search ({described(error)}); name another folder "
             "with --output-dir"
         ) from None
-
-
-def _stop_running(study: optuna.Study) -> list[str]:
-    running = study.get_trials(states=[TrialState.RUNNING])
-    for trial in running:
-        study.tell(trial.number, state=TrialState.FAIL)
-    return [trial.user_attrs[RUN] for trial in running if RUN in trial.user_attrs]
 
 
 def _distribution(parameter: Parameter, *, whole: bool) -> BaseDistribution:

@@ -11,7 +11,8 @@ from clew.errors import counted, printable
 from clew.files import as_typed
 from clew.runs.store import shown, tracking_uri
 from clew.training.reports import lasting, speed_in_words
-from clew.workflows.study_report import Estimate, StudyReport
+from clew.workflows.study_report import StudyReport
+from clew.workflows.study_report import shown as interval
 from clew.workflows.subjects import SUBJECTS
 
 GROUPS = {
@@ -85,10 +86,11 @@ def of_study(report: StudyReport, study: str, *, run_id: str | None, kept: str) 
         ratios = {v: ratio for v, ratio in found.items() if ratio is not None}
         sure = {v: r for v, r in ratios.items() if not r.low <= 1 <= r.high} or ratios
         base = statistics.median(report.values[reference, measure.metric].values())
-        named = sorted(sure, key=lambda variant: sure[variant].value)
-        ends = [f"`{v}` {_times(sure[v])}" for v in dict.fromkeys([*named[-1:], *named[:1]])]
+        named = sorted(sure, key=lambda variant: -sure[variant].value)
+        both = dict.fromkeys([*named[:1], *named[-1:]])
+        ends = [f"`{variant}` {interval(sure[variant])} times" for variant in both]
         chance = "all within chance, " if sure is ratios and len(seeds) > 1 else ""
-        lines.append(f"{measure.label} {base:.4g}: {chance}{', '.join(ends) or 'no ratios'}")
+        lines.append(f"{measure.label} {base:.4g}: {chance}{'; '.join(ends) or 'no ratios'}")
     if report.problems:
         lines.append(f"did not finish: {report.problems[0]}")
     elif len(seeds) == 1:
@@ -98,8 +100,3 @@ def of_study(report: StudyReport, study: str, *, run_id: str | None, kept: str) 
     more = "seeds=0,1,2" if len(seeds) == 1 and not report.problems else "--all"
     lines.append(f"next: {command} {more}, or clew ui, page Studies")
     return [printable(line) for line in lines]
-
-
-def _times(ratio: Estimate) -> str:
-    around = f" ({ratio.low:.3g} to {ratio.high:.3g})" if ratio.rounds > 1 else ""
-    return f"{ratio.value:.3g} times{around}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from clew import names
-from clew.errors import ConfigError, printable
+from clew.errors import ConfigError, counted, printable
 from clew.files import replacing, working_folder
 from clew.influence.link_prediction.report import (
     Findings,
@@ -198,7 +198,7 @@ def in_words(triple: TripleRecord, shared: Collection[str] = ()) -> str:
 def run_name(graph: KnowledgeGraph, tests: Triples) -> str:
     """Return the name of an explanation's run, which has the triple, or how many there are."""
     if len(tests) > 1:
-        return f"tracin {graph.name}, {len(tests):,} triples"
+        return f"tracin {graph.name}, {counted(len(tests), 'triple')}"
     head, relation, tail = tests[0]
     labels = graph.entities.label(head), graph.relations.label(relation), graph.entities.label(tail)
     return printable(f"tracin {' · '.join(labels)}"[:NAME_CHARACTERS])

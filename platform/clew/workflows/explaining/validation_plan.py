@@ -290,15 +290,16 @@ def measure(
     """Return how well the scores predict the retrainings."""
     direction = source.tracer.settings.direction
 
-    def loss_without(subset: np.ndarray, seed: int) -> np.ndarray:
-        retraining = Retraining(seed, np.flatnonzero(subset))
-        return folder.read(retraining).of(direction).total_loss
-
     scores: list[DatamodellingScore] = []
     ceilings: list[Ceiling] = []
     for drop, subsets in plan.subsets.items():
         by_seed = {
-            seed: np.stack([loss_without(subset, seed) for subset in subsets])
+            seed: np.stack(
+                [
+                    folder.read(Retraining(seed, np.flatnonzero(subset))).of(direction).total_loss
+                    for subset in subsets
+                ]
+            )
             for seed in (plan.own_seed, *plan.other_seeds)
         }
         scores += _datamodelling_scores(plan, drop, "same", by_seed[plan.own_seed])

@@ -16,7 +16,7 @@ import numpy as np
 
 from clew import names
 from clew.config.services import Question
-from clew.errors import DataError, quoted
+from clew.errors import DataError, counted, quoted
 from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report import write_values_csv
 from clew.input_files import read_lines
@@ -74,7 +74,8 @@ class FactValues:
         best = np.argsort(-self.values, kind="stable")[:SHOWN]
         lines = [
             f"run {self.run_id or '(not recorded)'}",
-            f"values of {len(self.values)} facts for {self.num_tests} predictions together, in "
+            f"values of {counted(len(self.values), 'fact')} for "
+            f"{counted(self.num_tests, 'prediction')} together, in "
             "nats of their loss for each unit of a fact's weight: "
             f"{int((self.values > 0).sum())} lower the loss, "
             f"{int((self.values < 0).sum())} raise it",
@@ -154,7 +155,10 @@ def _record(
         folder.mkdir()
         write_values_csv(folder / names.VALUES_CSV, graph, found.values)
         origin = DataOrigin(graph.name, graph.fingerprint)
-        triples = [_names_of(graph, fact) for fact in found.worst]
+        triples = [
+            (graph.entities.name(head), graph.relations.name(relation), graph.entities.name(tail))
+            for head, relation, tail in graph.train[found.worst].tolist()
+        ]
         write_whole(folder / names.WORST_FACTS, exclusion_list(origin, triples))
         asked = {
             "test": request.test or "validation triples",
@@ -166,8 +170,3 @@ def _record(
         tracker.artifact(folder)
         if request.output_dir is not None:
             shutil.copytree(folder, request.output_dir, dirs_exist_ok=True)
-
-
-def _names_of(graph: KnowledgeGraph, fact: int) -> tuple[str, str, str]:
-    head, relation, tail = graph.train[fact].tolist()
-    return graph.entities.name(head), graph.relations.name(relation), graph.entities.name(tail)
