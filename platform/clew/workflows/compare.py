@@ -95,12 +95,9 @@ def compare(
             for variant in (reversed(forth) if turn % 2 else forth)
         ]
         cells: list[CellResult] = []
-        place, parent = place_of([describe_machine()]), tracker.run_id
-        for cell in (
-            cells_on_cluster(nodes, study, turns, parent)
-            if nodes
-            else (run_cell(study, variant, seed, parent, place) for seed, variant in turns)
-        ):
+        here, parent = place_of([describe_machine()]), tracker.run_id
+        ending = (run_cell(study, variant, seed, parent, here) for seed, variant in turns)
+        for cell in cells_on_cluster(nodes, study, turns, parent) if nodes else ending:
             cells.append(cell)
             yield _progress(study, cell, len(cells))
         cells.sort(key=lambda cell: turns.index((cell.seed, cell.variant)))

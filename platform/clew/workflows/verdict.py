@@ -82,21 +82,20 @@ def of_study(report: StudyReport, study: str, *, run_id: str | None, kept: str) 
     ]
     measured = [m for m in own.measures if (reference, m.metric) in report.values]
     for measure in measured[:MEASURES]:
-        found = {v: report.ratio(v, measure.metric) for v in own.variants if v != reference}
-        ratios = {v: ratio for v, ratio in found.items() if ratio is not None}
+        others = [variant for variant in own.variants if variant != reference]
+        ratios = {v: found for v in others if (found := report.ratio(v, measure.metric))}
         sure = {v: r for v, r in ratios.items() if not r.low <= 1 <= r.high} or ratios
         base = statistics.median(report.values[reference, measure.metric].values())
         named = sorted(sure, key=lambda variant: -sure[variant].value)
         both = dict.fromkeys([*named[:1], *named[-1:]])
-        ends = [f"`{variant}` {interval(sure[variant])} times" for variant in both]
-        chance = "all within chance, " if sure is ratios and len(seeds) > 1 else ""
-        lines.append(f"{measure.label} {base:.4g}: {chance}{'; '.join(ends) or 'no ratios'}")
+        ends = "; ".join(f"`{one}` {interval(sure[one])} times" for one in both)
+        chance = "not certain: " if sure is ratios and len(seeds) > 1 else ""
+        lines.append(f"{measure.label} {base:.4g}: {chance}{ends or 'no ratios'}")
     if report.problems:
         lines.append(f"did not finish: {report.problems[0]}")
     elif len(seeds) == 1:
         lines.append("one seed: no interval says which differences are chance")
     lines.append(f"files: run {run_id or '(not recorded)'} of {shown(tracking_uri())}{kept}")
-    command = f"clew compare {shlex.quote(study)}"
     more = "seeds=0,1,2" if len(seeds) == 1 and not report.problems else "--all"
-    lines.append(f"next: {command} {more}, or clew ui, page Studies")
+    lines.append(f"next: clew compare {shlex.quote(study)} {more}, or clew ui, page Studies")
     return [printable(line) for line in lines]
