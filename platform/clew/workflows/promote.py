@@ -85,7 +85,8 @@ class PromotionResult:
     def table(self) -> str:
         """Return the outcome as text, with the command to serve the model if there is a version."""
         if self.refused or self.number is None:
-            return self.outcome
+            tried = self.checks and not self.refused
+            return self.outcome + (f"\nnext: clew promote {self.run_id}" if tried else "")
         uri = shlex.quote(self.uri)
         commands = (
             f"mlflow models serve -m {uri} --env-manager local",
