@@ -113,9 +113,9 @@ def describe_sequences(splits: SequenceSplits, settings: ImageSequenceData) -> s
         "scalars": ", ".join(table.scalar_names) or "none",
         "target": f"{table.target_name} in {table.unit or 'an unknown unit'}, "
         f"{table.target[known].min():.4g} to {table.target[known].max():.4g}",
-        "target ahead": f"{table.target_ahead:g} ({'frames' if table.time is None else 'in time'}) "
-        "after a window's last frame",
-        "missing": f"{missing}; pixels in {broken} of {counted(len(chosen), 'frame')} looked at",
+        "target ahead": f"{table.target_ahead:g} {'frames' if table.time is None else 'units of time'}"
+        " after a window's last frame",
+        "missing": f"{missing}, {broken} of {counted(len(chosen), 'frame')} seen with broken pixels",
     }
     for split, part in windows.items():
         own = list(dict.fromkeys(part.groups.tolist()))
