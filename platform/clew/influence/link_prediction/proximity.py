@@ -77,8 +77,8 @@ class Neighbourhood:
 
     def around(self, entity: int) -> Int[np.ndarray, "neighbour"]:
         """Return the entities next to `entity` except itself, each once, in ascending order."""
-        found = np.unique(self._incidences(np.array([entity]))[1])
-        return found[found != entity]
+        others = self._incidences(np.array([entity]))[1]
+        return np.unique(others[others != entity])
 
     def pairs(
         self, entities: Int[np.ndarray, "entity"]
@@ -91,7 +91,7 @@ class Neighbourhood:
         """Return the edges between two entities, in either direction, in ascending order."""
         one, other = sorted((one, other), key=self.degree)
         _, others, edges = self._incidences(np.array([one]))
-        return np.sort(edges[others == other])
+        return np.unique(edges[others == other])
 
     def candidates(
         self, head: int, tail: int, filtering: Filtering
