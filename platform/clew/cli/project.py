@@ -72,8 +72,7 @@ def data(options: DataOptions) -> None:
     from clew.config.schema import FRAME_FILES
     from clew.workflows import data as workflow
 
-    config, files, sources = options.config, options.triples, options.sources
-    said = ""
+    config, files, sources, said = options.config, options.triples, options.sources, ""
     if len(sources) == 1 and options.output_dir is None:
         only = str(sources[0])
         if sources[0].suffix in (".yaml", ".yml"):

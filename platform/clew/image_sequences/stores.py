@@ -141,7 +141,9 @@ def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
         _refuse_links(path / name, deep=bool(name))
         for file in (path / name / array for array in ZARR_ARRAYS):
             if file.is_file() and any("pickle" in text.lower() for text in _texts(_json(file))):
-                raise DataError(f"{file}: the chunks are pickled, which is refused; store numbers")
+                raise DataError(
+                    f"{file}: the chunks are pickled, which is not allowed; store numbers"
+                )
     try:
         # A path as text could be the address of another machine.
         store = zarr.storage.LocalStore(path, read_only=True)

@@ -105,7 +105,7 @@ def describe_sequences(splits: SequenceSplits, settings: ImageSequenceData) -> s
     count, channels, height, width = table.images.shape
     chosen = np.unique(np.linspace(0, count - 1, FINGERPRINT_FRAMES).astype(int))
     broken = int((~np.isfinite(table.images.read(chosen))).any(axis=(1, 2, 3)).sum())
-    missing = f"{counted(int((~known).sum()), 'frame')} without target"
+    missing, seen = counted(int((~known).sum()), "frame"), counted(len(chosen), "frame")
     summary: dict[str, object] = {
         "source": table.source,
         "fingerprint": splits.fingerprint,
@@ -113,9 +113,9 @@ def describe_sequences(splits: SequenceSplits, settings: ImageSequenceData) -> s
         "scalars": ", ".join(table.scalar_names) or "none",
         "target": f"{table.target_name} in {table.unit or 'an unknown unit'}, "
         f"{table.target[known].min():.4g} to {table.target[known].max():.4g}",
-        "target ahead": f"{table.target_ahead:g} {'frames' if table.time is None else 'units of time'}"
-        " after a window's last frame",
-        "missing": f"{missing}, {broken} of {counted(len(chosen), 'frame')} seen with broken pixels",
+        "target ahead": f"{table.target_ahead:g} {'frames' if table.time is None else 'of time'} "
+        "after a window's last frame",
+        "missing": f"{missing} without target; broken pixels in {broken} of {seen}",
     }
     for split, part in windows.items():
         own = list(dict.fromkeys(part.groups.tolist()))
