@@ -74,8 +74,8 @@ class FactValues:
         best = np.argsort(-self.values, kind="stable")[:SHOWN]
         lines = [
             f"run {self.run_id or '(not recorded)'}",
-            f"values of {len(self.values)} facts for {counted(self.num_tests, 'prediction')} together, "
-            "in nats of their loss for each unit of a fact's weight: "
+            f"values of {len(self.values)} facts for {counted(self.num_tests, 'prediction')} "
+            "together, in nats of their loss for each unit of a fact's weight: "
             f"{int((self.values > 0).sum())} lower the loss, "
             f"{int((self.values < 0).sum())} raise it",
         ]
