@@ -145,6 +145,10 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
     other = ""
     if _is_itself(test, facts).any():
         text, other = f"{text} The triple is itself a training fact.", "other "
+    leaking = facts[facts["counterpart"] != ""] if "counterpart" in facts else facts[:0]
+    for _, fact in leaking.head(1).iterrows():
+        told = " ".join(str(fact[key]) for key in ("head", "relation", "tail"))
+        text += f" Training contains its {fact['counterpart']}, {told}: it could be looked up."
     if paths:
         return f"{text} The best {other}path from {head} to {tail}: {paths[0].sentence}."
     return f"{text} {no_path(test, facts, other=other)}"

@@ -147,6 +147,7 @@ class TraceResult:
                 lines += [
                     f"  {sign} {entry.influence:+.4g}  {in_words(entry.train, shared)}"
                     + self._agreement(entry)
+                    + (f"  [{entry.counterpart} of the triple]" if entry.counterpart else "")
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
         notes = names.average_notes(self.report.settings)
@@ -334,6 +335,7 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
         device=device_name(source.tracer.device),
         validation=find_validation(source.model.run_id or "", settings, ensemble=source.runs),
         runs=source.runs,
+        pairs=source.task.leakage.pairs,
     )
 
 
