@@ -98,7 +98,9 @@ def test_three_files_say_the_same(tmp_path, complete):
 def test_inverses_and_duplicates_of_the_test_triple_are_marked_everywhere(tmp_path):
     pairs = [RelationPair("symmetric", 0, 0, 10, 1.0), RelationPair("duplicate", 0, 1, 10, 1.0)]
     found = replace(findings(complete=True), tests=np.array([[0, 1, 4], [7, 1, 6]], np.int32))
-    facts = replace(graph(), train=np.array([*graph().train[:5], [7, 0, 6], [6, 0, 7], [6, 1, 7]]))
+    facts = replace(
+        graph(), train=np.array([*graph().train[:5], [7, 0, 6], [6, 0, 7], [6, 1, 7]], np.int32)
+    )
     marked = {5: "duplicate"}  # 6 and 7 would need another pair
     report = write_report(tmp_path, replace(source(tmp_path), graph=facts, pairs=pairs), found)
     second = report.tests[1]

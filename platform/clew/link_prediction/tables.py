@@ -78,7 +78,10 @@ def sniff(
     skip = comments + has_count
     if not rest:
         raise DataError(f"{path}: only comments; expected rows of a table")
-    delimiter, rows = _delimiter(path, rest[has_count:])
+    count = int(rest[0]) if has_count else None
+    rest = rest[has_count:]
+    plain = [line for line in rest if not line.startswith(("#", "%"))]
+    delimiter, rows = _delimiter(path, plain or rest)
     names: Sequence[str] = ()
     last = _fields(lines[comments - 1].lstrip("#% "), delimiter) if comments else []
     is_named = len(last) == len(rows[0]) and names_columns(last)
@@ -92,7 +95,7 @@ def sniff(
         raise DataError(f"{path}: more than {MAX_COLUMNS:,} columns; expected a table of facts")
     return Form(
         delimiter, len(names or rows[0]), skip, tuple(names),
-        int(rest[0]) if has_count else None, bool(rows),
+        count, bool(rows),
         comments > bool(is_named),
     )  # fmt: skip
 
