@@ -89,8 +89,8 @@ def read_edge_map(path: Path, relations: Vocabulary) -> Vocabulary:
     edge_map = _read_json_object(path)
     keys, values = list(edge_map), list(edge_map.values())
     if (fields_to_ids(pa.array(keys), relations) < 0).all():
-        keys, values = [v if isinstance(v, str) else "" for v in values], keys
-        values = [_parsed_object(str(key)) for key in values]
+        parsed = [_parsed_object(key) for key in keys]
+        keys, values = [v if isinstance(v, str) else "" for v in values], parsed
     labels = [_label_text(path, key, text) for key, text in zip(keys, values, strict=True)]
     columns = {"id": as_texts(keys), "name": as_texts(labels)}
     part = Part(path, "labels", "relations", columns, range(1, len(keys) + 1))

@@ -102,7 +102,8 @@ def import_graph(
     chosen = np.maximum(given, 0) if splits else _split(triples, given, times, settings, found)
     rows = [_distinct(triples[chosen == i], weights[chosen == i], found) for i in range(3)]
     used = rows[0][1] if settings.weights == "use" else None
-    graph = KnowledgeGraph(name, entities, relations, *(split for split, _ in rows), used)
+    train, valid, test = (triples for triples, _ in rows)
+    graph = KnowledgeGraph(name, entities, relations, train, valid, test, used)
     return replace(found, graph=graph)
 
 

@@ -144,7 +144,7 @@ def _of_triples(graph: KnowledgeGraph, leakage: Leakage) -> Iterator[Finding]:
     if num_triples > len(first):
         yield _facts(graph, first[alone], "first lines that are no fact but names of columns",
                      "--header, or remove the line")  # fmt: skip
-    num_heads, num_relations, num_tails = map(np.count_nonzero, counts)
+    num_heads, num_relations, num_tails = (int((count > 0).sum()) for count in counts)
     relations = graph.relations.name_array[:3].to_pylist()
     if num_triples >= LEAST_FACTS and 2 * min(num_heads, num_tails) < num_relations:
         order = "head,tail,relation" if num_tails < num_heads else "relation,head,tail"

@@ -72,7 +72,7 @@ def sniff(
         raise DataError(f"{path}: not UTF-8 text; save it as UTF-8, or as Parquet")
     text = block.decode("utf-8", "replace")
     lines = text.split("\n")[:-1][:SAMPLE_LINES] or [text]
-    comments = next((i for i, s in enumerate(lines) if not s.startswith(("#", "%"))), len(lines))
+    comments = next((i for i, s in enumerate(lines) if s.strip() and s[0] not in "#%"), len(lines))
     rest = [line for line in lines[comments:] if line.strip()]
     has_count = len(rest) > 1 and re.fullmatch(r"\s*[0-9]{1,10}\s*", rest[0]) is not None
     skip = comments + has_count
