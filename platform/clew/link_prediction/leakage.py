@@ -25,7 +25,7 @@ from clew.link_prediction.triples import (
 
 LEAST_COMMON, LEAST_SHARE = 10, {"inverse": 0.6, "symmetric": 0.6, "duplicate": 0.8}
 PART_ROWS = 2**22
-COUNTERPARTS = ("", "inverse", "duplicate")
+COUNTERPARTS: tuple[Literal["", "inverse", "duplicate"], ...] = ("", "inverse", "duplicate")
 PairKind = Literal["inverse", "duplicate", "symmetric"]
 
 

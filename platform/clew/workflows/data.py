@@ -138,7 +138,8 @@ def import_data(paths: Sequence[Path], settings: ImportSettings, output_dir: Pat
     place = output_dir or paths[0]
     found = import_graph(place.name.split(".")[0], paths, settings)
     lines = [f"{path}: {said}" for path, said in found.read.items()]
-    lines.append(_lines({k: n for k, n in found.counts.items() if n} | found.notes))
+    became: dict[str, object] = {key: number for key, number in found.counts.items() if number}
+    lines.append(_lines(became | found.notes))
     summary = dataclasses.asdict(describe(found.graph))
     report = report_on(found.graph, found)
     lines += [_lines(summary), *(f"look at: {finding}" for finding in report.findings)]
