@@ -74,8 +74,8 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
         "Hops": (shown["hops"], NumberColumn(width=46, help=glossary.HOPS)),
     }
     if "counterpart" in shown and shown["counterpart"].any():
-        meaning = TextColumn(width=72, help=glossary.COUNTERPART)
-        columns["Leaks"] = (shown["counterpart"], meaning)
+        leaks = TextColumn(width=72, help=glossary.COUNTERPART)
+        columns["Leaks"] = (shown["counterpart"], leaks)
     if "agreement" in shown:  # of an ensemble
         agree = TextColumn(width=72, help=glossary.RUNS_AGREE)
         spread = NumberColumn(format="%.2g", width=60, help=glossary.SPREAD)
