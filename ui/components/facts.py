@@ -73,6 +73,9 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
         "Tail": (shown["tail"].astype(str), TextColumn(width=112)),
         "Hops": (shown["hops"], NumberColumn(width=46, help=glossary.HOPS)),
     }
+    if "counterpart" in shown and shown["counterpart"].any():
+        leaks = TextColumn(width=72, help=glossary.COUNTERPART)
+        columns["Leaks"] = (shown["counterpart"], leaks)
     if "agreement" in shown:  # of an ensemble
         agree = TextColumn(width=72, help=glossary.RUNS_AGREE)
         spread = NumberColumn(format="%.2g", width=60, help=glossary.SPREAD)

@@ -80,7 +80,8 @@ class Attribution:
 
         `head`, `relation` and `tail` are labels; `head_id`, `relation_id` and `tail_id` are the
         names in the data files. The `checkpoint_STEP` columns add up to `influence`, and so do the
-        `part_NAME` columns.
+        `part_NAME` columns. `counterpart` says if a fact is the explained triple's `inverse` or
+        `duplicate`, by the pairs of relations that say the same.
         """
         return self._frame.copy()
 
@@ -266,11 +267,12 @@ def triple_table(report: InfluenceReport) -> pd.DataFrame:
     steps = [checkpoint.step for checkpoint in report.model.checkpoints]
     rows = [
         {TEST: number, "side": side, **_words(entry.train), **_numbers(entry, steps)}
+        | {"counterpart": entry.counterpart or ""}
         for number, test in enumerate(report.tests)
         for side, entries in (("proponent", test.proponents), ("opponent", test.opponents))
         for entry in entries
     ]
-    return _table(rows, ["head", "relation", "tail"])
+    return _table(rows, ["head", "relation", "tail", "counterpart"])
 
 
 def window_table(report: WindowReport[Any]) -> pd.DataFrame:

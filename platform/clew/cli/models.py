@@ -79,7 +79,7 @@ class PredictOptions(Options):
     frames: Path | None = None
     """Image sequences to predict, as for training: HDF5, a Zarr store or a folder of arrays."""
     output: Path | None = None
-    """File for a list or scored triples (.parquet, .tsv, .csv, .json), or for frames (.parquet)."""
+    """File for answers, a list or triples (.parquet, .tsv, .csv, .json), or frames (.parquet)."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of targets that the intervals of frames should contain."""
     as_json: JsonFlag = False
@@ -106,11 +106,6 @@ class PredictOptions(Options):
             )
         if self.frames and not self.output:
             raise ValueError("--frames is given without --output; name a file for the predictions")
-        if self.output and not (self.frames or self.triples or self.lists):
-            raise ValueError(
-                "--output is given with a question for one end; it is the file of --frames, of "
-                "--triples, or of a list: --relation without --head and --tail"
-            )
         if self.conformal and (self.triples or self.lists):
             raise ValueError("--conformal is given with a list; it is for questions for one end")
         return self
@@ -151,7 +146,9 @@ def predict(options: PredictOptions) -> None:
 def _answer(options: PredictOptions) -> None:
     from clew.workflows import predict as workflow
     from clew.workflows.predict import asked, read_queries
+    from clew.workflows.predict_list import check_table, write_table
 
+    check_table("--output", options.output)
     if options.input:
         queries = read_queries(options.input)
     else:
@@ -164,6 +161,13 @@ def _answer(options: PredictOptions) -> None:
         level=options.conformal,
         limits=options.limits(),
     )
+    if options.output:
+        rows = result.rows()
+        write_table(options.output, rows)
+        for note in result.notes:
+            click.echo(f"note: {note}")
+        click.echo(f"{options.output}: {rows.num_rows:,} rows")
+        return
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 

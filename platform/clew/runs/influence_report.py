@@ -81,6 +81,8 @@ class InfluenceEntry:
     train_index: int | None = None
     spread: float | None = None
     runs_agreeing: int | None = None
+    counterpart: Literal["inverse", "duplicate"] | None = None
+    """What the fact is of the test triple, by the pairs of relations that say the same."""
 
 
 @dataclass(frozen=True, slots=True)

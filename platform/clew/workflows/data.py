@@ -12,14 +12,14 @@ from clew.config.data import DataConfig, ImportSettings, TripleData
 from clew.config.files import presets
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
-from clew.errors import ConfigError, UsageError, counted, quoted
+from clew.errors import ConfigError, UsageError, counted
 from clew.files import as_typed, expanded
 from clew.image_sequences.files import FINGERPRINT_FRAMES
 from clew.image_sequences.windows import SequenceSplits, group_names, load_sequences
 from clew.language_modeling.packed_tokens import PackManifest
 from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokens import find_text
-from clew.link_prediction.imports import Imported, import_graph, write_data_set
+from clew.link_prediction.imports import import_graph, write_data_set
 from clew.link_prediction.packed import pack_graph
 from clew.link_prediction.plausibility import report as report_on
 from clew.link_prediction.sources import describe, find_files, load_graph
@@ -162,35 +162,17 @@ def import_data(paths: Sequence[Path], settings: ImportSettings, output_dir: Pat
     place = output_dir or paths[0]
     found = import_graph(place.name.split(".")[0], paths, settings)
     lines = [f"{path}: {said}" for path, said in found.read.items()]
-    lines.append(_lines(_what_became_of_edges(found, settings)))
+    became: dict[str, object] = {key: number for key, number in found.counts.items() if number}
+    lines.append(_lines(became | found.notes))
     summary = dataclasses.asdict(describe(found.graph))
     report = report_on(found.graph, found)
     lines += [_lines(summary), *(f"look at: {finding}" for finding in report.findings)]
     if output_dir is not None:
         write_data_set(found, output_dir)
         report.write(output_dir / names.ARTIFACT_DATA_REPORT, read=found.read, data=summary)
-        lines.append(f"train on it: clew train data.path={as_typed(output_dir)}")
+        use = " data.weights=use" * (found.graph.weights is not None)
+        lines.append(f"train on it: clew train data.path={as_typed(output_dir)}{use}")
     return "\n".join(lines)
-
-
-def _what_became_of_edges(found: Imported, settings: ImportSettings) -> dict[str, object]:
-    """Return the number of edges, and what of them is not in the data set or not used."""
-    counts, told = found.counts, dict[str, object]({"edges": found.counts["edges"]})
-    became = {
-        "drop": "dropped; --negated relation gives them relations of their own",
-        "relation": "in relations of their own",
-    }
-    if number := counts["denied"]:
-        told["denied"] = f"{number:,} edges (negated), {became[settings.negated]}"
-    if number := counts["deprecated"]:
-        told["deprecated"] = f"{number:,} edges, dropped"
-    if number := counts["repeated"]:
-        told["repeated"] = f"{number:,} edges say what an earlier one says, dropped"
-    for key, number in counts.items():
-        if key.startswith("conflicting"):
-            shown = "; ".join(quoted(text)[1:-1] for text in found.examples[key][:3])
-            told[key] = f"{number:,}, the first or more specific one is kept: {shown}"
-    return told | found.notes
 
 
 MANY_TOKENS = 50_000_000

@@ -28,6 +28,7 @@ from clew.runs.influence_forms import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
+    COUNTERPART_COLUMN,
     CSV_COLUMNS,
     ENSEMBLE_CSV_COLUMNS,
     PART_PREFIX,
@@ -143,7 +144,8 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     """Return the training facts of one test triple: those that helped, then those that opposed.
 
     The columns are `TRIPLE_COLUMNS`, `place`, `rank`, `influence`, and `part_*` and `checkpoint_*`
-    as in the Parquet file. `cosine`, `spread` and `runs_agreeing` are present if the file has them.
+    as in the Parquet file. `cosine`, `spread`, `runs_agreeing` and `counterpart` are present if the
+    file has them.
     Rows are in the order of `by_side`: `place` counts them from 1, and `rank` counts each side.
     """
     rows = _rows_of(files, test_index)
@@ -153,6 +155,7 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     split = [c for c in map(str, rows.columns) if c.startswith((PART_PREFIX, CHECKPOINT_PREFIX))]
     numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
     columns |= {column: rows[column].astype(float) for column in numbers}
+    columns |= {c: rows[c].astype(str) for c in [COUNTERPART_COLUMN] if c in rows}
     # Build the frame at once: pandas warns if hundreds of columns are added one by one.
     return ranked(pd.DataFrame(columns))
 
@@ -255,7 +258,10 @@ def _columns_of(path: Path) -> list[str]:
     present = columns_of(path, INFLUENCE_TABLE)
     if missing := [column for column in needed if column not in present]:
         raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
-    numbers, split = {RANK_COLUMN, *FURTHER_COLUMNS}, (PART_PREFIX, CHECKPOINT_PREFIX)
+    numbers, split = (
+        {RANK_COLUMN, COUNTERPART_COLUMN, *FURTHER_COLUMNS},
+        (PART_PREFIX, CHECKPOINT_PREFIX),
+    )
     return needed + [name for name in present if name in numbers or name.startswith(split)]
 
 
@@ -265,7 +271,7 @@ def _read_table(path: Path, columns: Sequence[str], where: tuple[str, int] | Non
 
 
 def _type_of(column: str) -> pa.DataType:
-    if column in TERM_COLUMNS:
+    if column in {*TERM_COLUMNS, COUNTERPART_COLUMN}:
         return pa.string()
     return pa.int64() if column in {TEST_INDEX_COLUMN, RANK_COLUMN} else pa.float64()
 
@@ -283,7 +289,7 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
         row |= dict(zip(steps, entry.by_checkpoint, strict=False))
         further = (entry.cosine, entry.spread, entry.runs_agreeing)
         row |= {c: v for c, v in zip(FURTHER_COLUMNS, further, strict=True) if v is not None}
-        rows.append(row)
+        rows.append(row | {COUNTERPART_COLUMN: entry.counterpart or ""})
     return pd.DataFrame(rows, columns=None if rows else [*TERM_COLUMNS, SCORE_COLUMN])
 
 

@@ -4,6 +4,7 @@ The lineage of a run is the runs that it is based on, and the runs and registere
 that are based on it.
 """
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,6 +132,24 @@ def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
 def read_log(run_id: str) -> str:
     with fetched(run_id, names.ARTIFACT_LOG) as path:
         return path.read_text(encoding="utf-8", errors="replace")
+
+
+def read_data_report(run_id: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what looks wrong in a run's data, and the pairs of relations that say the same."""
+    with fetched(run_id, names.ARTIFACT_DATA_REPORT) as path:
+        try:
+            content = json.loads(path.read_bytes())
+            findings = [(f["what"], f["count"], "; ".join(f["examples"]), f["mend"])
+                        for f in content["findings"]]  # fmt: skip
+            keys = ("first", "second", "kind", "common", "share")
+            pairs = [[pair[key] for key in keys] for pair in content["pairs"]]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise TrackingError(
+                f"run {run_id}: {path.name} is not a report on data ({described(error)})"
+            ) from None
+    columns = ["What looks wrong", "Count", "Such as", "What to do"]
+    said = ["Relation", "Says the same as", "As", "Facts in common", "Share"]
+    return pd.DataFrame(findings, columns=columns), pd.DataFrame(pairs, columns=said)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from clew.errors import (
 from clew.files import working_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
-from clew.link_prediction.dictionaries import read_edge_map, read_labels
+from clew.link_prediction.descriptions import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster

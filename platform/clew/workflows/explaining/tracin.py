@@ -150,6 +150,7 @@ class TraceResult:
                 lines += [
                     f"  {sign} {entry.influence:+.4g}  {in_words(entry.train, shared)}"
                     + self._agreement(entry)
+                    + (f"  [{entry.counterpart} of the triple]" if entry.counterpart else "")
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
             if test.paths is not None:
@@ -382,6 +383,7 @@ def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSou
         device=device_name(source.tracer.device),
         validation=find_validation(source.model.run_id or "", settings, ensemble=source.runs),
         runs=source.runs,
+        pairs=source.task.leakage.pairs,
     )
 
 
