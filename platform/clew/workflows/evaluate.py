@@ -29,9 +29,8 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import RELATION, FilterIndex
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_model
-from clew.workflows.subjects import SUBJECTS
+from clew.workflows.subjects import SUBJECTS, grouped, quality
 from clew.workflows.training_run import linked_run
-from clew.workflows.verdict import grouped, quality
 
 logger = logging.getLogger(__name__)
 

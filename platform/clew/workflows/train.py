@@ -41,7 +41,6 @@ from clew.training.setup import (
 )
 from clew.training.task import Task
 from clew.training.trainer import Trainer
-from clew.workflows import verdict
 from clew.workflows.memory_guard import (
     MemoryBefore,
     explaining_lack_of_memory,
@@ -49,7 +48,7 @@ from clew.workflows.memory_guard import (
 )
 from clew.workflows.plan import limited_to_data
 from clew.workflows.resume import ResumePoint
-from clew.workflows.subjects import SUBJECTS, build_task
+from clew.workflows.subjects import SUBJECTS, build_task, grouped, of_training
 from clew.workflows.training_run import (
     RUN_FILES,
     check_folders,
@@ -81,7 +80,7 @@ class TrainResult:
     def table(self, *, everything: bool = False) -> str:
         """Return the run and the verdict, and all metrics in groups if `everything` is true."""
         lines = [f"run {self.run_id or '(not recorded)'}  {self.variant}", *self.verdict]
-        return "\n".join(lines + (verdict.grouped(self.metrics) if everything else []))
+        return "\n".join(lines + (grouped(self.metrics) if everything else []))
 
 
 def train(
@@ -334,7 +333,7 @@ def _run(
     said = []
     if trainer.world.is_main and trainer.world.exchange is None:
         kind, run_id = config.data.kind, tracker.run_id
-        said = verdict.of_training(trainer.task, kind, latest, run_id=run_id, output_dir=output_dir)
+        said = of_training(trainer.task, kind, latest, run_id=run_id, output_dir=output_dir)
     return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest, said)
 
 
