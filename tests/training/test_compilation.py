@@ -15,8 +15,8 @@ from clew.errors import ConfigError
 from clew.training import setup
 from clew.training.checkpoints import load_tensors
 from clew.training.precision import Precision
+from clew.training.progress import WARM_UP_STEPS, count_flops, peak_flops_per_second
 from clew.training.setup import measure_before_training, prepare_process, warm_up
-from clew.training.throughput import WARM_UP_STEPS, count_flops, peak_flops_per_second
 from clew.workflows.subjects import build_task
 
 needs_compiler = pytest.mark.skipif(

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.training.memory import apply_gradient_checkpointing
-from clew.training.memory_plan import (
+from clew.training.memory import (
     LiveBytes,
     MemoryPlanner,
     StepMemory,
     TimeLimit,
     TookTooLong,
+    apply_gradient_checkpointing,
     live_bytes_of_step,
 )
 from clew.training.optimizer import build_optimizer
@@ -265,7 +265,7 @@ def test_only_powers_of_two_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         return StepMemory({"weights": 1.0 + chosen.training.batch_size})
 
     monkeypatch.setattr(MemoryPlanner, "_take_step", take_step)
-    monkeypatch.setattr("clew.training.memory_plan.PARTS", ("weights",))
+    monkeypatch.setattr("clew.training.memory.PARTS", ("weights",))
     planner = MemoryPlanner(build_task(config()), CPU)
     assert planner.predict(with_batch(config(), 100)).total_gib == 101.0
     assert planner.largest_batch(config(), 75.5, most=10_000) == 74

@@ -1,6 +1,5 @@
 """Graph models other than ConvE work with all commands that ConvE works with."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -42,11 +41,13 @@ def test_every_command_takes_every_graph_model(
     run_id = newest_run(tracking_store, "train")
     assert clew(["evaluate", "--model", run_id, "--split", "valid"]) == 0
     assert clew(["tracin", "--model", run_id, *explain]) == 0
-    assert clew(["promote", "--run-id", run_id]) == 0
-    champion = "models:/clew-umls@champion"
+    model = run_id
+    if kind == KINDS[0]:  # the checks and the package of a promotion are those of every kind
+        assert clew(["promote", "--run-id", run_id]) == 0
+        model = "models:/clew-umls@champion"
     ask = ["--head", "virus", "--relation", "causes", "--top-k", "3"]
     capsys.readouterr()
-    assert clew(["predict", "--model", champion, *ask]) == 0
+    assert clew(["predict", "--model", model, *ask]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]] == [
         "1",
         "2",
@@ -64,10 +65,10 @@ def test_every_command_takes_every_graph_model(
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision"), list(zip(KINDS, itertools.cycle(["float32", "bfloat16"]), strict=False))
+    ("kind", "precision"), [("complex", "float32"), ("tucker", "bfloat16"), ("rotate", "float32")]
 )
 def test_fused_and_plain_loss_train_alike(kind: str, precision: str, tracking_store: Path) -> None:
-    """Each model is tested in one precision; tests/oracles shows that both give equal losses."""
+    """A factorization, a core tensor and a distance; tests/oracles shows it for any queries."""
     from mlflow import MlflowClient
 
     config = str(ROOT / f"experiments/link_prediction/umls_{kind}.yaml")

@@ -42,8 +42,7 @@ from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.loaders import BatchLoader
 from clew.training.manifest import Manifest
-from clew.training.optimizer import build_optimizer
-from clew.training.schedule import build_schedule
+from clew.training.optimizer import build_optimizer, build_schedule
 from clew.training.seeding import seed_everything
 from clew.training.setup import build_trainer, total_steps
 

@@ -43,7 +43,7 @@ from clew.link_prediction.triple_batches import (
     WeightedBatch,
 )
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph, Split
-from clew.training.sharding.table import ShardedTable
+from clew.training.sharding import ShardedTable
 from clew.training.task import ExampleValues, LossSum
 
 Examples = OneVsAllExamples | KvsAllExamples | GroupedExamples

@@ -30,19 +30,25 @@ from clew.training.loaders import batches_per_epoch, epoch_microbatches
 from clew.training.manifest import Manifest
 from clew.training.memory import (
     MemoryCleanup,
+    TookTooLong,
     apply_gradient_checkpointing,
     keep_allocator_pages,
 )
-from clew.training.memory_plan import TookTooLong
-from clew.training.optimizer import ParameterAverage, build_optimizer
+from clew.training.optimizer import ParameterAverage, build_optimizer, build_schedule
 from clew.training.precision import Precision, apply_tf32, half_precision_type
-from clew.training.progress import History, Progress, Watch
+from clew.training.progress import (
+    History,
+    Progress,
+    StepProfiler,
+    Throughput,
+    Watch,
+    count_flops,
+    peak_flops_per_second,
+)
 from clew.training.reports import Reports
-from clew.training.schedule import build_schedule
 from clew.training.seeding import effects_of, seed_everything
-from clew.training.sharding.table import shard_of, sharded_tables
+from clew.training.sharding import shard_of, sharded_tables
 from clew.training.task import B, Task
-from clew.training.throughput import StepProfiler, Throughput, count_flops, peak_flops_per_second
 from clew.training.trainer import Trainer
 
 USES_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")

@@ -16,8 +16,7 @@ from clew.errors import ConfigError, OutOfMemoryError
 from clew.runs.hardware import process_gib, process_peak_gib
 from clew.training.distributed import World
 from clew.training.hardware import free_gib
-from clew.training.memory import gpu_peaks
-from clew.training.memory_plan import MemoryPlanner, StepMemory, TookTooLong
+from clew.training.memory import MemoryPlanner, StepMemory, TookTooLong, gpu_peaks
 from clew.training.setup import TRIAL_SECONDS
 from clew.training.task import Task
 from clew.workflows.plan import Settings, Variant, largest_divisor, split

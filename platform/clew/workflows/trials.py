@@ -27,11 +27,11 @@ from optuna.trial import TrialState
 from clew import names
 from clew.config.load import with_settings
 from clew.config.schema import RunConfig
-from clew.config.search_space import Parameter, SearchSpace, Value, takes_whole_numbers
+from clew.config.study import Parameter, SearchSpace, Value, takes_whole_numbers
 from clew.errors import ConfigError, Interrupted, ProtectedStop, described
 from clew.runs.base import Tracker
+from clew.training.optimizer import is_better
 from clew.training.progress import Watch
-from clew.training.schedule import is_better
 from clew.workflows.train import train
 
 STUDY_FILE, LOCK_FILE, NAME = "study.journal", "study.lock", "search"

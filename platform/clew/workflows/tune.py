@@ -20,8 +20,8 @@ from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import flatten, to_yaml, with_settings
 from clew.config.schema import RunConfig
-from clew.config.search_space import SearchSpace, Value, load_space
 from clew.config.services import TrackingConfig
+from clew.config.study import SearchSpace, Value, load_space
 from clew.errors import ConfigError, Interrupted, UsageError, counted
 from clew.files import as_typed, write_whole
 from clew.runs.base import Tracker
