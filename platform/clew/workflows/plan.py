@@ -84,11 +84,6 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
     return task, len(task.train_examples())
 
 
-def of_own_rows(task: LinkPrediction, config: RunConfig, processes: int) -> LinkPrediction:
-    rows = -(-task.graph.num_entities // processes)
-    return LinkPrediction(_graph(rows, task.graph.num_relations), config)
-
-
 def _options(names: set[str]) -> str:
     return " and ".join(f"--{name.replace('_', '-')}" for name in sorted(names))
 
@@ -275,7 +270,8 @@ def plan(
     if config.training.shard_entities and isinstance(task, LinkPrediction):
         # A process needs as much as a single process with only its rows, whose gradients are not
         # summed over the processes.
-        task = of_own_rows(task, config, world_size)
+        rows = -(-task.graph.num_entities // world_size)
+        task = LinkPrediction(_graph(rows, task.graph.num_relations), config)
     summed_over = 1 if config.training.shard_entities else world_size
     planner = MemoryPlanner(task, target.device, summed_over)
     hardware = Hardware.named(target.name, target.device)

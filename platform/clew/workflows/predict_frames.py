@@ -127,7 +127,10 @@ def predict_frames(
                 device=device,
                 progress=progress,
             )
-        metadata = _metadata(source, record, intervals)
+        said = {"target": record.target_name, "unit": record.unit, "model": source.title}
+        if intervals:
+            said |= {key: str(value) for key, value in asdict(intervals).items()}
+        metadata = {f"clew.{key}": value for key, value in said.items()}
         write_predictions(output, windows, prediction, width, metadata)
         return FramesResult(
             model=source.title,
@@ -138,15 +141,6 @@ def predict_frames(
             intervals=intervals,
             notes=notes,
         )
-
-
-def _metadata(
-    source: ModelSource, record: SequencesRecord, intervals: Intervals | None
-) -> dict[str, str]:
-    said = {"target": record.target_name, "unit": record.unit, "model": source.title}
-    if intervals:
-        said |= {key: str(value) for key, value in asdict(intervals).items()}
-    return {f"clew.{key}": value for key, value in said.items()}
 
 
 def _held_out_errors(

@@ -154,7 +154,9 @@ def _record(
         folder.mkdir()
         write_values_csv(folder / names.VALUES_CSV, graph, found.values)
         origin = DataOrigin(graph.name, graph.fingerprint)
-        triples = [_names_of(graph, fact) for fact in found.worst]
+        name, relation = graph.entities.name, graph.relations.name
+        worst = graph.train[list(found.worst)].tolist()
+        triples = [(name(head), relation(r), name(tail)) for head, r, tail in worst]
         write_whole(folder / names.WORST_FACTS, exclusion_list(origin, triples))
         asked = {
             "test": request.test or "validation triples",
@@ -166,8 +168,3 @@ def _record(
         tracker.artifact(folder)
         if request.output_dir is not None:
             shutil.copytree(folder, request.output_dir, dirs_exist_ok=True)
-
-
-def _names_of(graph: KnowledgeGraph, fact: int) -> tuple[str, str, str]:
-    head, relation, tail = graph.train[fact].tolist()
-    return graph.entities.name(head), graph.relations.name(relation), graph.entities.name(tail)
