@@ -1,7 +1,6 @@
 """torch.compile: separate cost, keys of the eager model, and errors before training."""
 
 import functools
-import math
 import shutil
 from typing import Any
 
@@ -101,7 +100,6 @@ def test_flops_are_counted_by_tracing_where_the_peak_is_known(
     """
     settings = {"tracking__log_mfu": True, "optimizations__torch_compile": False}
     monkeypatch.setattr(setup, "peak_flops_per_second", lambda *_, **__: 1e12)
-    monkeypatch.setattr(setup, "TRIAL_SECONDS", math.inf)
     trainer = make_trainer(**settings)
     measure_before_training(trainer)
     assert trainer.throughput.flops_per_example == 2 * (2 * 48 + 3 * 8)

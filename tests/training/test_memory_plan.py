@@ -1,8 +1,8 @@
 """The predicted memory of a step against torch's count, a real step, and the batch size."""
 
 import gc
+import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from clew.training.memory import (
     LiveBytes,
     MemoryPlanner,
     StepMemory,
-    TimeLimit,
     TookTooLong,
     apply_gradient_checkpointing,
     live_bytes_of_step,
@@ -72,16 +71,10 @@ def predict(**settings: Any) -> dict[str, float]:
     return MemoryPlanner(build_task(chosen), CPU).predict(chosen).parts_gib
 
 
-def test_a_trial_without_time_ends_and_leaves_no_hook() -> None:
+def test_a_trial_of_too_many_operations_ends() -> None:
     chosen = config()
     with pytest.raises(TookTooLong):
-        live_bytes_of_step(chosen, build_task(chosen), CPU, seconds=0.0)
-    assert nn.Linear(2, 2)(torch.zeros(1, 2)).shape == (1, 2)
-
-
-def test_another_thread_does_not_run_out_of_time() -> None:
-    with TimeLimit(0.0), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(nn.Linear(2, 2), torch.zeros(1, 2)).result().shape == (1, 2)
+        live_bytes_of_step(chosen, build_task(chosen), CPU, most=0)
 
 
 def test_live_bytes_are_those_of_tensors_that_somebody_holds() -> None:
@@ -269,7 +262,26 @@ def test_only_powers_of_two_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = MemoryPlanner(build_task(config()), CPU)
     assert planner.predict(with_batch(config(), 100)).total_gib == 101.0
     assert planner.largest_batch(config(), 75.5, most=10_000) == 74
-    assert tried == [64, 128, 2, 4, 8, 16, 32]
+    assert tried == [64, 128, 2, 16_384, 16]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_long_step_continues_the_line_of_shorter_ones(
+    monkeypatch: pytest.MonkeyPatch, recomputed: bool
+) -> None:
+    chosen = images(
+        training__batch_size=24,
+        model__frames_per_checkpoint=3,
+        optimizations__use_gradient_checkpointing=recomputed,
+    )
+    task = planned(chosen, FRAMES)
+    slow = MemoryPlanner(task, torch.device("cuda"))
+    monkeypatch.setattr(memory, "MOST_OPERATIONS", math.inf)
+    whole = slow.predict(chosen), slow.largest_batch(chosen, 0.05, most=64)
+    monkeypatch.setattr(memory, "MOST_OPERATIONS", 0)
+    line = MemoryPlanner(task, torch.device("cuda"))
+    assert line.predict(chosen).parts_gib == pytest.approx(whole[0].parts_gib, rel=1e-3, abs=1e-6)
+    assert line.largest_batch(chosen, 0.05, most=64) == pytest.approx(whole[1], abs=1)
 
 
 def test_activations_grow_with_the_batch_and_weights_do_not() -> None:

@@ -13,7 +13,9 @@ operands.
 
 Only batches of 1, 2, 4, 8, … examples are tried, and the need of other sizes is interpolated
 linearly. This hides how losses split their work into chunks, so the predicted need grows with the
-batch, and the largest batch that fits can be found by doubling.
+batch, and the largest batch that fits can be found by halving the range. A step of more than
+`MOST_OPERATIONS` repeats its work for groups of examples: its need continues the line through the
+two sizes below.
 """
 
 import ctypes
@@ -21,23 +23,20 @@ import gc
 import logging
 import math
 import sys
-import threading
-import time
 import weakref
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, UntypedStorage, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from tqdm import tqdm
 
 from clew import names
 from clew.config.schema import RunConfig
@@ -143,34 +142,7 @@ def gpu_peaks(device: torch.device) -> dict[str, float]:
 
 
 class TookTooLong(Exception):
-    """A trial step on tensors without data took more than its time."""
-
-
-class TimeLimit:
-    """Ends what runs inside it after some seconds of this thread's processor time.
-
-    What a busy machine does meanwhile does not count. The time is looked at before each module and
-    by `check`. An operation of torch must not raise: in a dispatch mode that ends the process.
-
-    Raises:
-        TookTooLong: At the first look after that time.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._thread = threading.get_ident()
-        self._end = time.thread_time() + seconds
-
-    def __enter__(self) -> Self:
-        self._hook = register_module_forward_pre_hook(lambda *_: self.check())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-
-    def check(self) -> None:
-        """Raise if the time is over; do nothing in other threads, which share the hook."""
-        if threading.get_ident() == self._thread and time.thread_time() > self._end:
-            raise TookTooLong
+    """A trial step on tensors without data had more operations than it may have."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -184,6 +156,7 @@ class LiveBytes(TorchDispatchMode):
         """Live bytes by purpose."""
         self.peak: Counter[str] = Counter()
         """Live bytes by purpose when their total was largest; clear it to measure a new peak."""
+        self.num_operations = 0
         self.sparse_bytes = 0
         """Bytes of the indices and values of all sparse tensors created so far."""
         self._purposes: dict[int, str] = {}
@@ -197,6 +170,9 @@ class LiveBytes(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.prim.device.default:  # two of three calls; there is nothing to count
+            return result
+        self.num_operations += 1
         if func is torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default:
             parts = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             self.sparse_bytes += sum(part.nbytes for part in parts)
@@ -243,6 +219,8 @@ class LiveBytes(TorchDispatchMode):
 
 PROCESS_GIB = 0.6
 OVERHEAD = 0.3
+MOST_OPERATIONS = 1_500
+"""Operations of the longest step that is tried; they take a second or two."""
 DEFAULT_PREFETCH = 2
 """Batches that a worker of torch's DataLoader prefetches by default."""
 SAMPLED_EXAMPLES = 16
@@ -281,9 +259,9 @@ class MemoryPlanner:
     those of CPU kernels."""
     world_size: int = 1
     """Number of processes of a data-parallel run; the prediction is for each process."""
-    seconds: float = math.inf
-    """Processor time after which a step that is tried raises `TookTooLong`."""
     _tried: dict[RunConfig, StepMemory] = field(default_factory=dict)
+    _too_large: float = math.inf
+    """The smallest batch whose step has more than `MOST_OPERATIONS`."""
 
     @cached_property
     def process_gib(self) -> float:
@@ -305,30 +283,40 @@ class MemoryPlanner:
 
     def largest_batch(self, config: RunConfig, limit_gib: float, *, most: int) -> int:
         """Return the largest microbatch size up to `most` that should fit, or 0 if none fits."""
-        size = config.smallest_batch_size
-        here = self._try(config, size).total_gib
-        if here > limit_gib:
+        least = config.smallest_batch_size
+        if self._try(config, least).total_gib > limit_gib:
             return 0
-        doublings = range(max(0, math.ceil(math.log2(most / size))))
-        for _ in tqdm(doublings, "larger batches", delay=1.0, disable=None, leave=False):
-            there = self._try(config, 2 * size).total_gib
-            if there > limit_gib:
-                return min(most, size + int(size * (limit_gib - here) / (there - here)))
-            size, here = 2 * size, there
-        return most
+        top = max(0, math.ceil(math.log2(most / least)))
+        sizes = [least << exponent for exponent in range(top + 1)]
+        if self._try(config, sizes[top]).total_gib <= limit_gib:
+            return most
+        place = bisect_right(sizes, limit_gib, key=lambda n: self._try(config, n).total_gib)
+        size = sizes[place - 1]
+        here, there = (self._try(config, n).total_gib for n in (size, 2 * size))
+        return min(most, size + int(size * (limit_gib - here) / (there - here)))
 
     def _try(self, config: RunConfig, size: int) -> StepMemory:
         training = config.training.model_copy(update={"batch_size": size})
         config = config.model_copy(update={"training": training})
         if config not in self._tried:
-            self._tried[config] = self._take_step(config)
+            self._tried[config] = self._step_or_line(config, size)
         return self._tried[config]
+
+    def _step_or_line(self, config: RunConfig, size: int) -> StepMemory:
+        if size < self._too_large:
+            try:
+                return self._take_step(config)
+            except TookTooLong:
+                self._too_large = size
+        low, high = (self._try(config, n).parts_gib for n in (size // 4, size // 2))
+        return StepMemory({part: high[part] + 2 * (high[part] - low[part]) for part in PARTS})
 
     def _take_step(self, config: RunConfig) -> StepMemory:
         process = self.process_gib if self.device.type == "cpu" else 0.0  # planning enlarges it
-        live = live_bytes_of_step(
-            config, self.task, self.device, self.world_size, seconds=self.seconds
-        )
+        # The smallest sizes are tried in any case, because a line needs two of them.
+        is_small = config.training.batch_size <= 4 * config.smallest_batch_size
+        most = math.inf if is_small else MOST_OPERATIONS
+        live = live_bytes_of_step(config, self.task, self.device, self.world_size, most=most)
         gib = {part: live[part] / GIB for part in PARTS}
         if self.device.type == "cpu":
             training = config.training
@@ -346,9 +334,13 @@ def live_bytes_of_step(
     device: torch.device,
     world_size: int = 1,
     *,
-    seconds: float = math.inf,
+    most: float = math.inf,
 ) -> Counter[str]:
-    """Return the live bytes by purpose at the peak of an optimizer step."""
+    """Return the live bytes by purpose at the peak of an optimizer step.
+
+    Raises:
+        TookTooLong: The step has more than `most` operations.
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     half, target = half_precision_type(config.optimizations, device), device
@@ -357,9 +349,13 @@ def live_bytes_of_step(
         # for half precision, because CPU products would keep float16 as float32.
         device, half = torch.device("cpu"), half and torch.bfloat16
     precision, live = Precision(half, device), LiveBytes()
+
+    def stop_if_long(*_: object) -> None:
+        if live.num_operations > most:
+            raise TookTooLong
+
     # This order matters: `live` must see the results of the fake tensor mode.
-    fake, limit = FakeTensorMode(allow_non_fake_inputs=True), TimeLimit(seconds)
-    with fake, live, limit, planning_for(target):
+    with FakeTensorMode(allow_non_fake_inputs=True), live, planning_for(target):
         with live.making("loader"):
             batch = _batch_without_content(task, config.training.batch_size, device)
         with live.making("weights"), torch.device(device):
@@ -376,9 +372,12 @@ def live_bytes_of_step(
             optimizer = build_optimizer(config.optimizer, model)
             average = ParameterAverage(model, config.training.ema_decay)
             optimizer.step()  # creates the optimizer state
-        microbatches = config.training.gradient_accumulation
-        if microbatches == 1 or config.updates_rows:  # otherwise gradients accumulate
+        if (
+            config.training.gradient_accumulation == 1 or config.updates_rows
+        ):  # otherwise gradients accumulate
             optimizer.zero_grad()
+        for module in model.modules():  # an operation must not raise: that ends the process
+            module.register_forward_pre_hook(stop_if_long)
         model.register_forward_pre_hook(lambda *_: setattr(live, "purpose", "activations"))
         model.register_forward_hook(lambda *_: setattr(live, "purpose", "loss"))
 
@@ -387,7 +386,7 @@ def live_bytes_of_step(
                 loss = task.loss(model, batch)
             with live.making("backward"):
                 (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
-            limit.check()
+            stop_if_long()
 
         held_bytes = 0
         if config.updates_rows:
@@ -395,7 +394,7 @@ def live_bytes_of_step(
             # sparse gradients of all microbatches but the last: assume the size of the first's.
             backpropagate()
             optimizer.zero_grad()
-            held_bytes = (microbatches - 1) * live.sparse_bytes
+            held_bytes = (config.training.gradient_accumulation - 1) * live.sparse_bytes
         with live.making("gradients"):
             held = torch.empty(held_bytes, dtype=torch.uint8)
         live.peak.clear()

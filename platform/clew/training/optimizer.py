@@ -6,6 +6,7 @@ trainer sets the rate of each step, and a resumed run computes the same rates fr
 numbers.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,22 +49,33 @@ def build_optimizer(settings: config.OptimizerConfig, model: nn.Module) -> Optim
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     parameters = _groups(trainable, model) if settings.weight_decay else trainable
-    common: dict[str, Any] = {
-        "lr": settings.learning_rate,
-        "weight_decay": settings.weight_decay,
-    }
+    kind: type[Optimizer]
     match settings:
         case config.Adam():
             kind = AdamW if isinstance(settings, config.AdamW) else Adam
             betas = (settings.beta1, settings.beta2)
-            return kind(parameters, betas=betas, eps=settings.epsilon, fused=True, **common)
+            options: dict[str, Any] = {"betas": betas, "eps": settings.epsilon, "fused": True}
         case config.Adagrad(row_wise=True):
-            return RowWiseAdagrad(parameters, eps=settings.epsilon, **common)
+            kind, options = RowWiseAdagrad, {"eps": settings.epsilon}
         case config.Adagrad():
             on_cpu = all(p.device.type == "cpu" for p in trainable)
-            return Adagrad(parameters, eps=settings.epsilon, fused=on_cpu, **common)
+            kind, options = Adagrad, {"eps": settings.epsilon, "fused": on_cpu}
         case config.SGD():
-            return SGD(parameters, momentum=settings.momentum, fused=True, **common)
+            kind, options = SGD, {"momentum": settings.momentum, "fused": True}
+    options |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    return _without_compiler(kind)(parameters, **options)
+
+
+def _without_compiler(kind: type[Optimizer]) -> Any:
+    """Return the class without the wrappers that import torch's compiler when they are called.
+
+    This takes as long as importing torch. The wrappers matter where a step is compiled, and only
+    models are compiled here.
+    """
+    wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods)
 
 
 def _groups(trainable: list[nn.Parameter], model: nn.Module) -> list[Any]:

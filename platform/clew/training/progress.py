@@ -30,7 +30,6 @@ from clew.errors import CheckpointError, described
 from clew.layers.products import flop_formulas
 from clew.runs.base import Tracker
 from clew.training.hardware import find_card
-from clew.training.memory import TimeLimit
 from clew.training.precision import Precision
 from clew.training.task import B, Task
 
@@ -388,18 +387,13 @@ class StepProfiler:
         self._running.start()
 
 
-def count_flops(
-    task: Task[B], precision: Precision, batch: B, *, seconds: float = math.inf
-) -> float:
+def count_flops(task: Task[B], precision: Precision, batch: B) -> float:
     """Count the floating-point operations of forward and backward for one example.
 
     Matrix products and convolutions are counted. Elementwise operations are not counted, nor is
     the recomputation of gradient checkpointing. The pass uses fake tensors without data, because
     torch's counter would keep every activation of a real pass, even those that checkpointing frees.
     They lie on the processor: on a GPU, Triton's kernels would read them.
-
-    Raises:
-        TookTooLong: The pass takes more processor time than `seconds`.
     """
     # Imported here because these modules import Triton if it is installed, which takes 60 MiB.
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -407,7 +401,7 @@ def count_flops(
 
     cpu = torch.device("cpu")
     counter = FlopCounterMode(display=False, custom_mapping=flop_formulas())
-    with FakeTensorMode(allow_non_fake_inputs=True), counter, TimeLimit(seconds):
+    with FakeTensorMode(allow_non_fake_inputs=True), counter:
         with torch.device(cpu):
             model = task.build_model().train()
         with torch.autocast(cpu.type, torch.bfloat16, enabled=precision.dtype is not None):

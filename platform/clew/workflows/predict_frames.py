@@ -128,7 +128,8 @@ def predict_frames(
                 progress=progress,
             )
         said = {"target": record.target_name, "unit": record.unit, "model": source.title}
-        said |= {key: str(value) for key, value in asdict(intervals).items()} if intervals else {}
+        if intervals:
+            said |= {key: str(value) for key, value in asdict(intervals).items()}
         metadata = {f"clew.{key}": value for key, value in said.items()}
         write_predictions(output, windows, prediction, width, metadata)
         return FramesResult(

@@ -14,6 +14,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,7 +114,11 @@ def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
 
 def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
     run = find_run(run_id)
-    model = _model_run(run)
+    model, kinds = None, dict[str, str]()
+    with suppress(TrackingError):  # the model's run may be deleted, or have no vocabulary
+        if source := run.tags.get(names.TAG_SOURCE_RUN, ""):
+            model = find_run(source)
+            kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
     validation = head.validation or find_validation(head.run_id, head.settings, ensemble=head.runs)
     reviews = read_reviews(run_id).records
@@ -122,7 +127,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         head=replace(head, validation=validation),
         run=run,
         model=model,
-        kinds={} if model is None else _kinds(model),
+        kinds=kinds,
         reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
     )
 
@@ -139,21 +144,6 @@ def _files_at(path: Path) -> ReportFiles:
             "JSON file"
         )
     return ReportFiles(json=json, parquet=parquet, csv=csv)
-
-
-def _model_run(run: RunRecord) -> RunRecord | None:
-    source = run.tags.get(names.TAG_SOURCE_RUN, "")
-    try:
-        return find_run(source) if source else None
-    except TrackingError:  # the run was deleted, but the explanation is still readable
-        return None
-
-
-def _kinds(model: RunRecord) -> Mapping[str, str]:
-    try:
-        return read_vocabulary(model.run_id).kinds
-    except TrackingError:  # a run without a vocabulary has no kinds
-        return {}
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:

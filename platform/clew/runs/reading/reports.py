@@ -17,8 +17,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from mlflow.utils.file_utils import local_file_uri_to_path
-from mlflow.utils.uri import is_local_uri
 
 from clew import names
 from clew.errors import DataError, TrackingError, described
@@ -358,9 +356,8 @@ def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path) -> Pa
 
     MLflow's own download makes a new copy each time, even of a local file.
     """
-    if run.artifact_uri and is_local_uri(run.artifact_uri):  # type: ignore[no-untyped-call]
-        local = local_file_uri_to_path(run.artifact_uri)  # type: ignore[no-untyped-call]
-        return Path(local) / path
+    if run.artifact_uri and (local := store.local_path(run.artifact_uri)) is not None:
+        return local / path
     target = folder / run.run_id / str(size)
     if not (target / path).is_file():
         download_artifact(run.run_id, path, target)

@@ -154,10 +154,9 @@ def _record(
         folder.mkdir()
         write_values_csv(folder / names.VALUES_CSV, graph, found.values)
         origin = DataOrigin(graph.name, graph.fingerprint)
-        triples = [
-            (graph.entities.name(head), graph.relations.name(relation), graph.entities.name(tail))
-            for head, relation, tail in graph.train[found.worst].tolist()
-        ]
+        name, relation = graph.entities.name, graph.relations.name
+        worst = graph.train[list(found.worst)].tolist()
+        triples = [(name(head), relation(r), name(tail)) for head, r, tail in worst]
         write_whole(folder / names.WORST_FACTS, exclusion_list(origin, triples))
         asked = {
             "test": request.test or "validation triples",
