@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
+from clew.training import memory
 from clew.training.memory import (
     LiveBytes,
     MemoryPlanner,

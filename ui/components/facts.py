@@ -18,7 +18,6 @@ from clew.biolink import is_denied, page_of
 from clew.names import average_notes
 from clew.runs.influence_forms import (
     CHECKPOINT_PREFIX,
-    ESTIMATE,
     PART_PREFIX,
     SELF_INFLUENCE,
     Form,
@@ -222,10 +221,9 @@ def card(
         evidence=evidence(test, facts, paths),
         why=summary(facts, scored(test, facts), head.train_size),
         form=f"{head.form.named}, an estimate.",
-        meaning=f"{head.form.sentence} {ESTIMATE}",
+        meaning=head.form.sentence,
     )
-    if head.validation is not None:
-        basics.note(head.validation.sentence)
+    basics.note(head.label.sentence)
     notes(head.settings)
 
 

@@ -265,7 +265,7 @@ class ValueFactsOptions(Options):
     """Which answers' losses count: tail, head, or both (tails alone in a model without inverse
     relations)."""
     worst: Annotated[int, Field(ge=0)] = 100
-    """Number of the worst facts to list in worst_facts.tsv, a file for data.exclude."""
+    """Number of facts with the lowest values to list in worst_facts.tsv, to look them up."""
     output_dir: Path | None = None
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
 

@@ -8,10 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 NO_UNIT = "no unit"
-ESTIMATE = (
-    "The arithmetic is exact; what a score says about training without an example is an estimate, "
-    "whose accuracy `clew validate-influence` measures."
-)
 SELF_INFLUENCE = (
     "The prediction's influence on itself, before any division by norms: the squared length of its "
     "own gradient as this form takes it, times the learning rates, summed over the checkpoints. It "

@@ -36,7 +36,6 @@ from clew.biolink import (
 )
 from clew.errors import ConfigError, TrackingError, extra, quoted
 from clew.files import expanded
-from clew.runs.influence_forms import ESTIMATE
 from clew.runs.reading.facts import (
     TRAIN_KEY,
     FactPath,
@@ -120,7 +119,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
             model = find_run(source)
             kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
-    validation = head.validation or find_validation(head.run_id, head.settings, ensemble=head.runs)
+    validation = head.validation or find_validation(head.model, head.settings)
     reviews = read_reviews(run_id).records
     return replace(
         explanation,
@@ -158,14 +157,6 @@ NUM_FACTS = 25
 NO_PROOF = (
     "Influence estimates which training facts changed the model's prediction. It does not show why "
     "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
-)
-UNTESTED = (
-    "It has not been tested on this model whether these scores predict what happens when facts are "
-    "left out of the training. The command `clew validate-influence` runs this test."
-)
-NO_TEST_IN_FILES = (
-    "The files from which this page was made do not say whether these scores predict what happens "
-    "when facts are left out of the training. The command `clew validate-influence` tests this."
 )
 ONE_RUN = (
     "The scores come from one training run. With another random seed, some of the facts would be "
@@ -210,8 +201,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
 def _trust(explanation: SharedExplanation) -> list[str]:
     """Return sentences on how far to trust the explanation: tests, ensembles, limitations."""
     head, facts = explanation.head, explanation.facts
-    untested = UNTESTED if explanation.run else NO_TEST_IN_FILES
-    said = [NO_PROOF, ESTIMATE, head.validation.sentence if head.validation else untested]
+    said = [NO_PROOF, head.label.sentence]
     if head.runs and "runs_agreeing" in facts:
         top = facts[facts["influence"] > 0].head(NUM_FACTS)
         agreed = int((top["runs_agreeing"] == len(head.runs)).sum())

@@ -43,16 +43,18 @@ from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_PICTURE,
     TEXT_INFLUENCE_JSON,
     CheckpointWeight,
+    ReportModel,
     ReportOutline,
     SequenceInfluenceReport,
     TextInfluenceReport,
+    numbers_of,
     read_explained_triple,
     read_influence_json,
     read_influence_outline,
 )
 from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, texts_of
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
-from clew.runs.validation_record import ValidationSummary
+from clew.runs.validation_record import Label, ValidationSummary, label_of
 from clew.spreadsheets import changed, restored
 from clew.untrusted import MAX_ANSWER_MIB, read_limited
 
@@ -113,16 +115,21 @@ class ReportHead:
     """All runs of an ensemble, including the first; empty for a single run."""
     checkpoints: tuple[CheckpointWeight, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    sign: str = ""
     train_size: int | None = None
-    seconds: float | None = None
-    device: str = ""
     validation: ValidationSummary | None = None
     problem: str = ""
 
     @property
     def form(self) -> Form:
         return form_of(self.settings)
+
+    @property
+    def model(self) -> ReportModel:
+        return ReportModel(self.run_id, "", self.checkpoints, self.runs)
+
+    @property
+    def label(self) -> Label:
+        return label_of(self.validation, self.form.key, self.model.reference)
 
 
 def read_head(files: ReportFiles) -> ReportHead:
@@ -194,10 +201,7 @@ def _head_of(report: ReportOutline) -> ReportHead:
         runs=report.model.runs,
         checkpoints=report.model.checkpoints,
         settings=report.settings,
-        sign=report.sign,
         train_size=report.train_size,
-        seconds=report.seconds,
-        device=report.device,
         validation=report.validation,
     )
 
@@ -276,17 +280,16 @@ def _type_of(column: str) -> pa.DataType:
 
 def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
     report, test = read_explained_triple(path, test_index)
-    steps = [f"{CHECKPOINT_PREFIX}{checkpoint.step}" for checkpoint in report.model.checkpoints]
+    steps = [checkpoint.step for checkpoint in report.model.checkpoints]
     rows = []
     for entry in (*test.proponents, *reversed(test.opponents)):
         row: dict[str, object] = dict(
             zip(TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
         )
         row |= {SCORE_COLUMN: entry.influence, TEST_INDEX_COLUMN: test_index}
-        row |= {PART_PREFIX + part: value for part, value in entry.by_part.items()}
-        row |= dict(zip(steps, entry.by_checkpoint, strict=False))
-        further = (entry.cosine, entry.spread, entry.runs_agreeing)
-        row |= {c: v for c, v in zip(FURTHER_COLUMNS, further, strict=True) if v is not None}
+        row |= numbers_of(entry, steps)
+        further = {SPREAD_COLUMN: entry.spread, AGREEING_COLUMN: entry.runs_agreeing}
+        row |= {column: value for column, value in further.items() if value is not None}
         rows.append(row | {COUNTERPART_COLUMN: entry.counterpart or ""})
     return pd.DataFrame(rows, columns=None if rows else [*TERM_COLUMNS, SCORE_COLUMN])
 

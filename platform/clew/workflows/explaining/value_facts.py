@@ -41,20 +41,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ValueRequest:
-    """The model, the predictions and the output of a valuation."""
+    """The model, the predictions and the output; fields as the options of the command."""
 
     model: str
-    """A run id, `models:/name@alias`, or a folder of checkpoints."""
     test: str = ""
-    """A file of triples; empty: the validation triples of the model's data."""
     weights: Path | None = None
-    """File with a weight for each of these triples; None: equal weights that sum to one."""
     direction: Question = "both"
-    """The answers whose losses count; `both` is `tail` in a model without inverse relations."""
     worst: int = 100
-    """Largest number of facts in the list of the worst facts."""
     output_dir: Path | None = None
-    """A new folder for copies of the files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +73,10 @@ class FactValues:
             f"{int((self.values > 0).sum())} lower the loss, "
             f"{int((self.values < 0).sum())} raise it",
         ]
-        for title, facts in (("best", best), ("worst", self.worst[:SHOWN])):
+        for title, facts in (("highest", best), ("lowest", self.worst[:SHOWN])):
             lines += ["", title, *(f"  {self.values[i]:+.4g}  {self._words(i)}" for i in facts)]
-        return "\n".join(lines)
+        said = "no retraining has confirmed these values: look facts up before leaving any out"
+        return "\n".join([*lines, "", said])
 
     def _words(self, fact: int) -> str:
         head, relation, tail = self.graph.train[fact].tolist()
