@@ -4,12 +4,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.runs.reading.reports import read_head, report_files
+from clew.runs.verification import read_verification
 from tests.recorded import Recorded
 from tests.runs.reading.test_validations import add_validation, record
-from tests.ui.conftest import Open, shown
+from tests.ui.commands_here import CommandsHere
+from tests.ui.conftest import Open, no_surprise, shown
 
 
 def page() -> None:
@@ -51,3 +54,28 @@ def test_the_page_influence_says_of_a_test_that_came_later(
     found = record(head.run_id, head.settings["score"], head.settings["direction"])
     add_validation(store, head.run_id, found.model_dump_json())
     assert "predicts retraining with" in shown(page("influence", store.uri, run=trace))
+
+
+def test_a_person_starts_the_check_and_reads_what_happened(
+    page: Open,
+    recorded: Recorded,
+    use: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    commands = CommandsHere(tmp_path / "jobs", monkeypatch)
+    trace = store.runs["trace"]
+    app = page("influence", store.uri, run=trace, view="Check it")
+    (button,) = (button for button in app.button if button.label == "Check it")
+    no_surprise(button.click().run())
+    job = commands.run_last()
+    assert job.state == "done", job.log()
+    found = read_verification(trace)
+    assert found is not None
+    (test,) = found.tests
+    seen = shown(no_surprise(app.run()))
+    assert all(line in seen for line in found.lines(test))
+    assert not [button for button in app.button if button.label == "Check it"]

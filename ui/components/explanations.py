@@ -28,6 +28,7 @@ from clew.runs.reading.reports import (
 )
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
+from clew.runs.verification import Verification, read_verification, said_of
 from clew.ui import access
 from clew.ui.components.reviews import reviews_of
 from clew.ui.components.runs import run_by_id, vocabulary
@@ -124,6 +125,11 @@ def with_validation(head: ReportHead) -> ReportHead:
     if head.validation is not None or not head.run_id:
         return head
     return replace(head, validation=_validation(head.run_id, dict(head.settings), head.runs))
+
+
+@st.cache_data(ttl=30, max_entries=64, show_spinner=False)
+def verification_of(run_id: str) -> Verification | None:
+    return read_verification(run_id)
 
 
 def triple_at(head: ReportHead, index: int) -> pd.Series:
@@ -236,4 +242,5 @@ def shared(
         run_by_id(source),
         kinds=kinds_of(head),
         reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
+        verified=said_of(verification_of(run_id), triple) if run else (),
     )

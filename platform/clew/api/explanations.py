@@ -29,6 +29,7 @@ from clew.workflows.explaining.tracin import in_words, tracin
 
 if TYPE_CHECKING:
     from clew.api.charts import Chart
+    from clew.runs.verification import Verification
 
 SHOWN_ROWS = 10
 TRIPLE_COLUMNS = ["head", "relation", "tail"]
@@ -83,6 +84,30 @@ class Attribution:
         `part_NAME` columns.
         """
         return self._frame.copy()
+
+    def verify(self, *, seeds: int = 2, whole: bool = False) -> "Verification":
+        """Take the strongest facts away, and return what happens to the explained answers.
+
+        The model goes on training without them (`clew verify`). The result is kept with the
+        explanation; what was trained before is not trained again.
+
+        Args:
+            seeds: Number of seeds of each training.
+            whole: Also train again from the start, as the reference.
+
+        Raises:
+            ConfigError: If the explanation is not of triples, or is not recorded.
+        """
+        if not isinstance(self.report, InfluenceReport) or self.run_id is None:
+            raise ConfigError(
+                "the explanation has no recorded run that explains triples; only those are verified"
+            )
+        from clew.workflows.verify import VerifyRequest, verify
+
+        tests = len(self.report.tests)
+        request = VerifyRequest(self.run_id, top_tests=tests, seeds=seeds, whole=whole)
+        with progress_of("trainings") as progress:
+            return verify(request, progress=progress).verification
 
     def plot(self, num_examples: int = SHOWN_ROWS) -> "Chart":
         """Return an Altair chart with one panel per prediction and one bar per strong example.

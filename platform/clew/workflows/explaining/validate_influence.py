@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clew import names
+from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.influence.outcomes import Examiner
@@ -75,7 +76,9 @@ def validate_influence(
         retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
-        folder = KeptRetrainings(_folder(request, source), identity(source, tests))
+        folder = KeptRetrainings(
+            _folder(request, source), identity(config, source.task.data_fingerprint, tests)
+        )
         seconds_each = _seconds_per_model(retrainer)
         expected = _expected_retrainings(request, source, folder)
         _forecast(request, retrainer, expected, seconds_each, say)
@@ -162,14 +165,13 @@ def _folder(request: ValidationRequest, source: TraceSource) -> Path:
     return request.output_dir or Path("runs") / "validate_influence" / name
 
 
-def identity(source: TraceSource, tests: Triples) -> str:
+def identity(config: RunConfig, data_fingerprint: str, tests: Triples) -> str:
     """Return a hash of what all retrainings depend on, except their seeds and dropped facts."""
-    config = source.model.config
     parts = {
         section: getattr(config, section).model_dump(mode="json")
         for section in ("model", "loss", "optimizer", "schedule", "training", "optimizations")
     }
-    content = json.dumps([parts, source.task.data_fingerprint, tests.tolist()], sort_keys=True)
+    content = json.dumps([parts, data_fingerprint, tests.tolist()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
