@@ -33,7 +33,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def explained(trained: TrainedStore) -> str:
-    """Return the run of an explanation of two triples with six facts each."""
+    """Return the run of an explanation of two triples that lists six facts of each side."""
     settings = {"influence.top_k": 6, "influence.score": "cosine"}
     return explanation(
         trained.strong, settings, tuple(TRIPLE.split(",")), tuple(UNKNOWN.split(","))
@@ -63,8 +63,7 @@ def test_a_report_is_checked_kept_and_shown_everywhere(
     }
     for test in found.tests:
         top = [len(r.facts) for r in test.removals if r.kind == "strongest"]
-        assert top == sorted({1, min(5, top[-1]), top[-1]})
-        assert top[-1] <= 6
+        assert top == [1, 5, 20]  # those that are not listed were scored again
         assert all(r.whole is not None and r.whole.fall != r.tuned.fall for r in test.removals)
     kept = read_agreement(trained.strong)
     assert kept is not None

@@ -16,11 +16,11 @@ from scipy.stats import t as students_t
 
 from clew.config.schema import RunConfig
 from clew.config.services import Question
-from clew.errors import DataError
 from clew.influence.outcomes import (
     CONFIDENCE,
     Examiner,
     Facts,
+    Scores,
     siblings,
     strongest,
     touching,
@@ -28,7 +28,6 @@ from clew.influence.outcomes import (
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, Retraining
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import KnowledgeGraph, Triples
-from clew.runs.influence_report import InfluenceEntry
 from clew.runs.validation_record import Measured
 from clew.runs.verification import Agreement, Answer, Effect, Kind, Pair, Recipe
 
@@ -39,6 +38,10 @@ SHARE_OF_RATE = 0.4
 """Fine-tuning for ten of 60 epochs at .002 after a training at .005 predicted whole retraining best
 of what was measured (UMLS, ConvE), together with 20 epochs at .005."""
 RESAMPLINGS = 2000
+OTHERS: dict[Kind, Callable[[KnowledgeGraph, Triples], Scores]] = {
+    "siblings": siblings,
+    "touching": touching,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,24 +54,18 @@ class Group:
     facts: Facts
 
 
-def groups_of(
-    graph: KnowledgeGraph, tests: Triples, place: int, proponents: Sequence[InfluenceEntry]
-) -> Iterator[Group]:
+def groups_of(graph: KnowledgeGraph, tests: Triples, place: int, top: Facts) -> Iterator[Group]:
     """Yield the groups of an explanation: its strongest facts, siblings, and random neighbours.
 
-    A group that would be empty, or the same as a smaller one, is left out.
+    The others are as many as the strongest facts, or as there are. Empty groups are left out.
     """
-    found = [entry.train_index for entry in proponents[: max(SIZES)]]
-    if None in found:
-        raise DataError("the explanation does not say which training facts it lists; make it again")
-    top = np.array(found, np.int64)
     for size in sorted({min(size, len(top)) for size in SIZES} - {0}):
         yield Group(place, "strongest", np.sort(top[:size]))
     test = tests[[place]]
     chance = np.random.default_rng(test[0].tolist()).random(len(graph.train))
-    for kind, scores in (("siblings", siblings), ("touching", touching)):
+    for kind, scores in OTHERS.items():
         near = scores(graph, test)[0]
-        size = min(max(SIZES), int(near.sum()))
+        size = min(len(top) or max(SIZES), max(SIZES), int(near.sum()))
         if size:
             yield Group(place, kind, np.sort(strongest(near, size, chance)))
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from clew import names
 from clew.config.schema import RunConfig
-from clew.config.services import Question
 from clew.errors import ConfigError, Interrupted, TrackingError
 from clew.files import cache_folder, working_folder
-from clew.influence.outcomes import Examiner
+from clew.influence.outcomes import Examiner, Facts
 from clew.influence.retraining import KeptRetrainings, Retrainer
 from clew.influence.verify import (
+    SIZES,
     Queue,
     agreement_of,
     digest_of,
@@ -26,6 +26,7 @@ from clew.influence.verify import (
 )
 from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.triples import Triples
 from clew.runs.influence_report import ExplainedTriple, InfluenceReport, read_influence_json
 from clew.runs.reading.reports import report_files
 from clew.runs.reading.search import run_meant
@@ -50,6 +51,9 @@ from clew.workflows.explaining.validation_plan import seeds_of
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
+SCORES = ("score", "direction", "test_loss", "use_last_layers_only", "num_last_layers")
+"""Settings of an explanation that decide which facts are its strongest."""
+LISTED = {"influence.top_k": max(SIZES)}
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ def verify(
     run_id = request.explanation or names.NEWEST
     if request.test:
         model = run_meant(request.model, names.KIND_TRAIN)
-        run_id = tracin(model, request.test, {}).run_id or ""
+        run_id = tracin(model, request.test, LISTED).run_id or ""
         say(f"explained as run {run_id}")
     run_id = run_meant(run_id, names.KIND_TRACE)
     with working_folder("verify") as work:
@@ -125,9 +129,9 @@ def verify(
                 f"run {run_id} explains the mean of {len(report.model.runs)} runs; one model is "
                 f"checked: explain one of them, such as {report.model.run_id}"
             )
-        with open_trace_source(report.model.run_id, {"influence.top_k": 0}) as source:
-            direction = report.settings.get("direction", "tail")
-            found = _verify(request, source, explained, direction, say=say, progress=progress)
+        settings = {f"influence.{k}": report.settings[k] for k in SCORES if k in report.settings}
+        with open_trace_source(report.model.run_id, settings | LISTED) as source:
+            found = _verify(request, source, explained, say=say, progress=progress)
         found = _with_agreement(found, work)
         keep(run_id, _with_earlier(found, run_id), work)
     return VerifyResult(run_id, found)
@@ -146,17 +150,17 @@ def _verify(
     request: VerifyRequest,
     source: TraceSource,
     explained: Sequence[ExplainedTriple],
-    direction: Question,
     *,
     say: Callable[[str], None],
     progress: Progress,
 ) -> Verification:
     graph, config, model = source.task.graph, source.model.config, source.tracer.models[-1]
+    direction = source.tracer.settings.direction
     tests = np.array([_ids(source, one) for one in explained], np.int32)
     groups = [
         group
         for place, one in enumerate(explained)
-        for group in groups_of(graph, tests, place, one.proponents)
+        for group in groups_of(graph, tests, place, _strongest(source, one, tests[[place]]))
     ]
     recipe = recipe_of(config, request.epochs, request.learning_rate)
     seeds = seeds_of(source, request.seeds)[1:]
@@ -165,7 +169,7 @@ def _verify(
     def queue(config: RunConfig, start: GraphModel | None, begin: str) -> Queue:
         kept = []
         for place in range(len(tests)):
-            content = identity(config, source.task.data_fingerprint, tests[[place]]) + begin
+            content = identity(source, tests[[place]], config) + begin
             name = hashlib.sha256(content.encode()).hexdigest()
             kept.append(KeptRetrainings(cache_folder("verify") / name[:32], name))
         return Queue(Retrainer(graph, config, origin, device, start), groups, seeds, kept)
@@ -214,6 +218,16 @@ def _ids(source: TraceSource, explained: ExplainedTriple) -> list[int]:
         (test.tail, graph.entities),
     )
     return [int(fields_to_ids(pa.array([term.id]), known)[0]) for term, known in parts]
+
+
+def _strongest(source: TraceSource, explained: ExplainedTriple, test: Triples) -> Facts:
+    """Return the strongest proponents; those that the report does not list are scored again."""
+    listed = [entry.train_index for entry in explained.proponents]
+    complete = not explained.truncated or explained.candidates < len(source.task.graph.train)
+    if len(listed) >= max(SIZES) or complete or source.tracer.settings.score == "unrolled":
+        return np.array(listed[: max(SIZES)], np.int64)
+    (found,) = source.tracer.explain(test)
+    return found.proponents.train[0][found.proponents.influence[0] > 0].astype(np.int64)
 
 
 def _run(

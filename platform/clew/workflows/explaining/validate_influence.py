@@ -76,9 +76,7 @@ def validate_influence(
         retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
-        folder = KeptRetrainings(
-            _folder(request, source), identity(config, source.task.data_fingerprint, tests)
-        )
+        folder = KeptRetrainings(_folder(request, source), identity(source, tests))
         seconds_each = _seconds_per_model(retrainer)
         expected = _expected_retrainings(request, source, folder)
         _forecast(request, retrainer, expected, seconds_each, say)
@@ -165,13 +163,17 @@ def _folder(request: ValidationRequest, source: TraceSource) -> Path:
     return request.output_dir or Path("runs") / "validate_influence" / name
 
 
-def identity(config: RunConfig, data_fingerprint: str, tests: Triples) -> str:
-    """Return a hash of what all retrainings depend on, except their seeds and dropped facts."""
+def identity(source: TraceSource, tests: Triples, config: RunConfig | None = None) -> str:
+    """Return a hash of what all retrainings depend on, except their seeds and dropped facts.
+
+    `config` is that of the retrainings, if it is not the run's.
+    """
+    config = config or source.model.config
     parts = {
         section: getattr(config, section).model_dump(mode="json")
         for section in ("model", "loss", "optimizer", "schedule", "training", "optimizations")
     }
-    content = json.dumps([parts, data_fingerprint, tests.tolist()], sort_keys=True)
+    content = json.dumps([parts, source.task.data_fingerprint, tests.tolist()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
