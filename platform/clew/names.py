@@ -236,7 +236,6 @@ ARTIFACT_DATA_REPORT = "data_report.json"
 ARTIFACT_INFLUENCE = "influence"
 ARTIFACT_VALUES = "fact_values"
 ARTIFACT_VALIDATION = "validation"
-ARTIFACT_VERIFICATION = "verification"
 ARTIFACT_PROMOTION = "promotion.json"
 ARTIFACT_TUNE = "tune"
 BEST_YAML = "best.yaml"
@@ -247,8 +246,6 @@ INFLUENCE_PARQUET = "influence.parquet"
 VALUES_CSV = "fact_values.csv"
 WORST_FACTS = "worst_facts.tsv"
 VALIDATION_JSON = "validation.json"
-VERIFICATION_JSON = "verification.json"
-AGREEMENT_JSON = "agreement.json"
 
 
 def average_notes(settings: Mapping[str, object]) -> list[str]:

@@ -141,15 +141,14 @@ def perform(asked: object, folder: Path, say: Say) -> None:
             )
             tell(result.as_dict())
         case Check():
-            wanted = VerifyRequest(asked.run_id, triple=asked.triple)
-            tell({"run_id": verify(wanted, progress=progress).run_id})
+            verify(VerifyRequest(asked.run_id, triple=asked.triple), progress=progress)
         case Preparation():
             tracin.prepare(asked.model, {})
         case Promotion():
-            promotion = PromotionRequest(
+            wanted = PromotionRequest(
                 run_id=asked.run_id, name=asked.name, dry_run=asked.dry_run, force=asked.force
             )
-            made = promote(promotion, lambda check: tell(asdict(check)))
+            made = promote(wanted, lambda check: tell(asdict(check)))
             tell({"result": made.as_dict()})
         case Rollback():
             tell({"result": rollback(asked.name).as_dict()})

@@ -8,7 +8,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from clew.runs.reading.reports import read_head, report_files
-from clew.runs.verification import read_verification
+from clew.runs.verification import Verification, read_kept
 from tests.recorded import Recorded
 from tests.runs.reading.test_validations import add_validation, record
 from tests.ui.commands_here import CommandsHere
@@ -73,7 +73,7 @@ def test_a_person_starts_the_check_and_reads_what_happened(
     no_surprise(button.click().run())
     job = commands.run_last()
     assert job.state == "done", job.log()
-    found = read_verification(trace)
+    found = read_kept(Verification, trace)
     assert found is not None
     (test,) = found.tests
     seen = shown(no_surprise(app.run()))

@@ -227,8 +227,8 @@ def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
     source = retrainer(going_on, graph)
     source = Retrainer(graph, going_on, source.origin, source.device, start.eval())
     kept = [KeptRetrainings(tmp_path / str(place), str(place)) for place in range(2)]
-    queue = Queue(source, groups, (7, 8), kept)
-    queue.run(Examiner(graph, going_on, tests), lambda: None)
+    queue = Queue(source, Examiner(graph, going_on, tests), groups, (7, 8), kept)
+    queue.run(lambda: None)
     assert not queue.missing
     assert (source.models_at_once > 1) == (clipped is None)
 
@@ -292,16 +292,17 @@ def test_groups_are_the_strongest_facts_siblings_and_neighbours() -> None:
 def test_agreement_is_spearmans_and_the_slope_through_zero() -> None:
     generator = np.random.default_rng(0)
     tuned = generator.random(40)
+    recipe = Recipe(epochs=1, learning_rate=0.1)
     pairs = [
         Pair(test=(str(i // 4), "r", "t"), facts=(i,), tuned=x, whole=1.5 * x)
         for i, x in enumerate(tuned.tolist())
     ]
-    found = agreement_of(pairs)
+    found = agreement_of(recipe, tuple(pairs))
     assert found is not None
     assert (found.correlation, found.factor) == pytest.approx((1.0, 1.5))
     assert found.low == pytest.approx(found.high) == pytest.approx(1.5)
-    assert (found.num_groups, found.num_tests, found.corrects) == (40, 10, True)
-    few = agreement_of(pairs[:8])
+    assert (found.num_tests, found.corrects) == (10, True)
+    few = agreement_of(recipe, tuple(pairs[:8]))
     assert few is not None
     assert not few.corrects
-    assert agreement_of(pairs[:2]) is None
+    assert agreement_of(recipe, tuple(pairs[:2])) is None

@@ -8,14 +8,13 @@ import pytest
 from click.testing import CliRunner
 
 import clew
-from clew import names
 from clew.cli import cli
 from clew.errors import ConfigError, DataError, Interrupted
 from clew.influence.outcomes import Examiner
 from clew.influence.retraining import Retrainer
 from clew.runs.reading.explanation import html_report, open_explanation
 from clew.runs.reading.runs import download_artifact
-from clew.runs.verification import read_agreement, read_verification
+from clew.runs.verification import Agreement, Verification, names_of, read_kept
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.verify import VerifyRequest, verify
 from tests.workflows.trained import TrainedStore
@@ -53,11 +52,10 @@ def no_training(*_: Any, **__: Any) -> Any:
 def test_a_report_is_checked_kept_and_shown_everywhere(
     explained: str, trained: TrainedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = verify(VerifyRequest(explained, top_tests=2, whole=True, seeds=2))
-    found = result.verification
-    assert read_verification(explained) == found
+    found = verify(VerifyRequest(explained, top_tests=2, whole=True, seeds=2))
+    assert read_kept(Verification, explained) == found
     assert (found.source_run, found.recipe.epochs) == (trained.strong, 1)
-    assert {test.names for test in found.tests} == {
+    assert {names_of(test.test) for test in found.tests} == {
         tuple(TRIPLE.split(",")),
         tuple(UNKNOWN.split(",")),
     }
@@ -65,23 +63,23 @@ def test_a_report_is_checked_kept_and_shown_everywhere(
         top = [len(r.facts) for r in test.removals if r.kind == "strongest"]
         assert top == [1, 5, 20]  # those that are not listed were scored again
         assert all(r.whole is not None and r.whole.fall != r.tuned.fall for r in test.removals)
-    kept = read_agreement(trained.strong)
+    kept = read_kept(Agreement, trained.strong)
     assert kept is not None
-    assert kept.agreement == found.agreement
+    assert kept == found.agreement
     assert len(kept.pairs) == sum(len(test.removals) for test in found.tests)
 
     monkeypatch.setattr(Retrainer, "train", no_training)
     again = CliRunner().invoke(cli, ["verify", explained, "--top-tests=1", "--json"])
     assert again.exit_code == 0, again.output
     (content,) = (json.loads(line) for line in again.stdout.splitlines() if "run_id" in line)
-    assert content["verification"]["agreement"]["factor"] == found.agreement.factor
+    assert content["agreement"]["factor"] == found.agreement.factor
     # The other triple of the report stays, and so do whole retrainings.
-    assert {test.names for test in read_verification(explained).tests} == {
-        test.names for test in found.tests
+    assert {names_of(test.test) for test in read_kept(Verification, explained).tests} == {
+        names_of(test.test) for test in found.tests
     }
     page = html_report(open_explanation(explained, 0))
     assert "What happens without these facts" in page
-    download_artifact(explained, f"{names.ARTIFACT_INFLUENCE}/{names.VERIFICATION_JSON}", tmp_path)
+    download_artifact(explained, "influence/verification.json", tmp_path)
 
 
 def test_a_stopped_check_goes_on_where_it_was(
@@ -101,23 +99,23 @@ def test_a_stopped_check_goes_on_where_it_was(
         patch.setattr(Examiner, "examine", stops)
         with pytest.raises(Interrupted):
             verify(request)
-    assert read_verification(run_id) is None
+    assert read_kept(Verification, run_id) is None
     told: list[tuple[int, int]] = []
     found = verify(request, progress=lambda done, total: told.append((done, total)))
-    groups = 1 + len(found.verification.tests[0].removals)
+    groups = 1 + len(found.tests[0].removals)
     assert told[0] == (0, groups - 3)
     assert told[-1] == (groups - 3, groups - 3)
-    assert all(r.tuned.fall.half_width is None for r in found.verification.tests[0].removals)
+    assert all(r.tuned.fall.half_width is None for r in found.tests[0].removals)
 
 
 def test_python_and_a_triple_that_is_explained_first(trained: TrainedStore) -> None:
     why = clew.attribute(trained.weak, [tuple(TRIPLE.split(","))])
     found = why.verify(seeds=1)
-    assert found == read_verification(why.run_id or "")
+    assert found == read_kept(Verification, why.run_id or "")
     assert found.verdict(found.tests[0]) in found._repr_html_().replace("&#x27;", "'")
     made = verify(VerifyRequest(test=TRIPLE, model=trained.weak, seeds=1))
     assert made.run_id != why.run_id
-    assert made.verification.tests == found.tests
+    assert made.tests == found.tests
 
 
 def test_what_cannot_be_checked_is_refused(trained: TrainedStore, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from clew.runs.reading.reports import (
 )
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
-from clew.runs.verification import Verification, read_verification, said_of
+from clew.runs.verification import Verification, read_kept, said_of
 from clew.ui import access
 from clew.ui.components.reviews import reviews_of
 from clew.ui.components.runs import run_by_id, vocabulary
@@ -129,7 +129,7 @@ def with_validation(head: ReportHead) -> ReportHead:
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
 def verification_of(run_id: str) -> Verification | None:
-    return read_verification(run_id)
+    return read_kept(Verification, run_id)
 
 
 def triple_at(head: ReportHead, index: int) -> pd.Series:

@@ -12,24 +12,12 @@ from clew import names
 from clew.runs import store
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport
-from clew.runs.reading.explanation import triple_of
 from clew.runs.reading.facts import Agreement, agreement, scored
 from clew.runs.reading.reports import ReportFiles
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
-from clew.runs.verification import said_of
 from clew.ui import access
-from clew.ui.components import (
-    basics,
-    charts,
-    facts,
-    glossary,
-    graph,
-    jobs,
-    reviews,
-    tables,
-    windows,
-)
+from clew.ui.components import basics, charts, facts, glossary, graph, reviews, tables, windows
 from clew.ui.components.explanations import (
     FactFilter,
     facts_of,
@@ -45,11 +33,9 @@ from clew.ui.components.explanations import (
     strongest,
     text_report_of,
     triple_at,
-    verification_of,
     with_validation,
 )
 from clew.ui.components.runs import runs_page, variants_of
-from clew.ui.work import Check
 
 TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
 NUM_TRACE_RUNS = 200
@@ -111,13 +97,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
         facts.share(shared(run_id, head, test, found, paths))
-    sections = [
-        "Paths",
-        "Training facts",
-        "Groups",
-        "Another run",
-        *["Check it", "Review"] * bool(run_id),
-    ]
+    sections = ["Paths", "Training facts", "Groups", "Another run"]
+    sections += ["Check it", "Review"] * bool(run_id)
     first = sections[0] if paths and not basics.address("fact") else sections[1]
     with left:
         section = basics.choice("Show", sections, "view", first=first, hidden=True)
@@ -132,38 +113,12 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
             case "Another run":
                 _compare(run_id, test, found, runs)
             case "Check it":
-                _check(run_id, test)
+                facts.check(run_id, test)
             case "Review":
                 above = st.container()  # filled last, so that it counts the review just saved
                 reviews.form(run_id, test, strongest(found, "influence", reviews.NUM_FACTS))
                 with above:
                     reviews.earlier(run_id, test)
-
-
-def _check(run_id: str, test: pd.Series) -> None:
-    """Show what happens without the strongest facts, and let a person start to find out."""
-    triple = triple_of(test)
-    said = said_of(verification_of(run_id), triple)
-    st.markdown("\n".join(f"- {basics.markdown(sentence)}" for sentence in said))
-    if not said and st.button(
-        "Check it",
-        type="primary",
-        disabled=not access.may("explain"),
-        help="Trains the model on for a short while without these facts, on this machine.",
-    ):
-        with basics.guarded("The check", done="started"):
-            job = jobs.jobs().start(
-                Check(run_id, triple), title=f"Check {' · '.join(triple)}", action="explain"
-            )
-            basics.write_address("check", job.job_id)
-    if job_id := basics.address("check"):
-
-        def finished(job: jobs.Job) -> None:
-            if job.state == "done" and not said:
-                verification_of.clear()
-                st.rerun()
-
-        jobs.show(job_id, result=finished)
 
 
 def _facts(

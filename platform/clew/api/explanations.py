@@ -86,28 +86,21 @@ class Attribution:
         return self._frame.copy()
 
     def verify(self, *, seeds: int = 2, whole: bool = False) -> "Verification":
-        """Take the strongest facts away, and return what happens to the explained answers.
-
-        The model goes on training without them (`clew verify`). The result is kept with the
-        explanation; what was trained before is not trained again.
+        """Return what happens without the strongest facts, as `clew verify` finds it.
 
         Args:
             seeds: Number of seeds of each training.
             whole: Also train again from the start, as the reference.
 
         Raises:
-            ConfigError: If the explanation is not of triples, or is not recorded.
+            UsageError: If the explanation is not a recorded one of triples of one run.
         """
-        if not isinstance(self.report, InfluenceReport) or self.run_id is None:
-            raise ConfigError(
-                "the explanation has no recorded run that explains triples; only those are verified"
-            )
         from clew.workflows.verify import VerifyRequest, verify
 
-        tests = len(self.report.tests)
-        request = VerifyRequest(self.run_id, top_tests=tests, seeds=seeds, whole=whole)
+        titles = len(self._titles())
+        request = VerifyRequest(self.run_id or "", top_tests=titles, seeds=seeds, whole=whole)
         with progress_of("trainings") as progress:
-            return verify(request, progress=progress).verification
+            return verify(request, progress=progress)
 
     def plot(self, num_examples: int = SHOWN_ROWS) -> "Chart":
         """Return an Altair chart with one panel per prediction and one bar per strong example.

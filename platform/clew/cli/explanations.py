@@ -290,8 +290,12 @@ def verify(options: VerifyOptions) -> int:
     request = workflow.VerifyRequest(**options.model_dump(exclude={"as_json"}))
     say = logger.info if options.as_json else click.echo
     progress = progress_bar("trainings", as_json=options.as_json)
-    result = workflow.verify(request, say=say, progress=progress)
-    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    found = workflow.verify(request, say=say, progress=progress)
+    more = (
+        "report --output why.html --explanation" if found.is_whole else "verify whole=true seeds=3"
+    )
+    said = f"run {found.run_id}\n\n{found}\nnext: clew {more} {found.run_id}"
+    click.echo(found.model_dump_json() if options.as_json else said)
     return 0
 
 

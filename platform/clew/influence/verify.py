@@ -5,12 +5,12 @@ from the start. All groups of facts of all explanations are one queue, of which 
 together, and each finished result is kept on the disk.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+from jaxtyping import Float
 from scipy.stats import rankdata
 from scipy.stats import t as students_t
 
@@ -26,7 +26,6 @@ from clew.influence.outcomes import (
     touching,
 )
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, Retraining
-from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.validation_record import Measured
 from clew.runs.verification import Agreement, Answer, Effect, Kind, Pair, Recipe
@@ -38,6 +37,7 @@ SHARE_OF_RATE = 0.4
 """Fine-tuning for ten of 60 epochs at .002 after a training at .005 predicted whole retraining best
 of what was measured (UMLS, ConvE), together with 20 epochs at .005."""
 RESAMPLINGS = 2000
+MIN_PAIRS = 3
 OTHERS: dict[Kind, Callable[[KnowledgeGraph, Triples], Scores]] = {
     "siblings": siblings,
     "touching": touching,
@@ -90,20 +90,12 @@ def fine_tuning(config: RunConfig, recipe: Recipe) -> RunConfig:
     return RunConfig.model_validate(content)
 
 
-def digest_of(model: GraphModel) -> str:
-    """Return a hash of all parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 @dataclass(frozen=True)
 class Queue:
     """Trainings of one kind, of all groups and seeds, with the results that are there already."""
 
     retrainer: Retrainer
+    examiner: Examiner
     groups: Sequence[Group]
     seeds: Sequence[int]
     kept: Sequence[KeptRetrainings]
@@ -127,46 +119,42 @@ class Queue:
                 found.setdefault(one.key, (one, []))[1].append(test)
         return found
 
-    def run(self, examiner: Examiner, done: Callable[[], None]) -> None:
+    def run(self, done: Callable[[], object]) -> None:
         """Do the missing trainings, and keep the result of each."""
         missing = list(self.missing.values())
         for seed, several in groupby(missing, lambda pair: pair[0].seed):
             waiting = list(several)
             models = self.retrainer.train(seed, [one.dropped for one, _ in waiting])
             for (one, tests), model in zip(waiting, models, strict=True):
-                found = examiner.examine(model)
+                found = self.examiner.examine(model)
                 for test in tests:
                     self.kept[test].write(one, found.only(test))
                 done()
 
     def effects(self, direction: Question) -> list[Effect]:
-        """Return the effect of each group, in their order."""
+        """Return the effect of each group, in their order.
+
+        Two seeds alone would give no useful interval. So all groups of an explanation are assumed
+        to vary as much between seeds.
+        """
         before = [self._answers(test, NOTHING, direction) for test in range(len(self.kept))]
         after = [self._answers(group.test, group.facts, direction) for group in self.groups]
-        falls = [
-            before[group.test][:, 0] - found[:, 0]
-            for group, found in zip(self.groups, after, strict=True)
-        ]
-        spread = [
-            half_width([f for f, g in zip(falls, self.groups, strict=True) if g.test == test])
-            for test in range(len(self.kept))
-        ]
+        places = np.array([group.test for group in self.groups])
+        falls = np.array([before[test] - found for test, found in zip(places, after, strict=True)])
+        half_widths = [_half_width(falls[places == test, :, 0]) for test in range(len(self.kept))]
         return [
             Effect(
-                before=_mean(before[group.test]),
+                before=_mean(before[test]),
                 after=_mean(found),
-                fall=Measured(mean=float(fall.mean()), half_width=spread[group.test]),
+                fall=Measured(mean=float(fall[:, 0].mean()), half_width=half_widths[test]),
             )
-            for group, found, fall in zip(self.groups, after, falls, strict=True)
+            for test, found, fall in zip(places, after, falls, strict=True)
         ]
 
     def _answers(self, test: int, facts: Facts, direction: Question) -> np.ndarray:
         """Return log-probability and rank after each seed's training, `(seed, 2)`."""
-        found = []
-        for seed in self.seeds:
-            outcome = self.kept[test].read(Retraining(seed, facts)).of(direction)
-            found.append([outcome.log_probability.mean(), outcome.rank.mean()])
-        return np.array(found)
+        read = (self.kept[test].read(Retraining(seed, facts)).of(direction) for seed in self.seeds)
+        return np.array([[found.log_probability.mean(), found.rank.mean()] for found in read])
 
 
 def _mean(answers: np.ndarray) -> Answer:
@@ -174,42 +162,34 @@ def _mean(answers: np.ndarray) -> Answer:
     return Answer(log_probability=log_probability, rank=rank)
 
 
-def half_width(falls: Sequence[np.ndarray]) -> float | None:
-    """Return the half-width of the 95 % interval of a mean fall, None with a single seed.
-
-    Two seeds alone would give no useful interval, so all groups of an explanation are assumed to
-    vary as much between seeds.
-    """
-    values = np.stack(falls)
-    groups, seeds = values.shape
-    if seeds < 2:
+def _half_width(falls: Float[np.ndarray, "group seed"]) -> float | None:
+    groups, seeds = falls.shape
+    if seeds < 2 or not groups:
         return None
     freedom = groups * (seeds - 1)
-    variance = ((values - values.mean(1, keepdims=True)) ** 2).sum() / freedom
-    return float(students_t.ppf(0.5 + CONFIDENCE / 2, freedom) * (variance / seeds) ** 0.5)
+    error = (falls.var(1, ddof=1).mean() / seeds) ** 0.5
+    return float(students_t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)
 
 
-def agreement_of(pairs: Sequence[Pair]) -> Agreement | None:
+def agreement_of(recipe: Recipe, pairs: tuple[Pair, ...]) -> Agreement | None:
     """Return how well fine-tuned falls predict whole ones; None with too few groups.
 
     The interval of the factor resamples explanations, because their groups are alike.
     """
-    tests = list(dict.fromkeys(pair.test for pair in pairs))
-    tuned, whole = (
-        np.array([getattr(pair, name) for pair in pairs]) for name in ("tuned", "whole")
-    )
-    if len(pairs) < 3 or not tuned.any():
+    if len(pairs) < MIN_PAIRS:
         return None
+    tests = list(dict.fromkeys(pair.test for pair in pairs))
+    tuned, whole = (np.array([vars(pair)[key] for pair in pairs]) for key in ("tuned", "whole"))
     of_test = np.array([[pair.test == test for pair in pairs] for test in tests])
     product, square = of_test @ (tuned * whole), of_test @ tuned**2
     drawn = np.random.default_rng(0).integers(len(tests), size=(RESAMPLINGS, len(tests)))
     factors = product[drawn].sum(1) / square[drawn].sum(1)
     low, high = np.quantile(factors, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2]).tolist()
     return Agreement(
+        recipe=recipe,
+        pairs=pairs,
         correlation=float(np.corrcoef(rankdata(tuned), rankdata(whole))[0, 1]),
         factor=float(product.sum() / square.sum()),
         low=low,
         high=high,
-        num_groups=len(pairs),
-        num_tests=len(tests),
     )

@@ -1,18 +1,17 @@
 """Records of what happened to an explained answer when facts were taken away.
 
-`clew verify` writes `influence/verification.json` into the run of the explanation. How well its
-fine-tuning agrees with whole retraining is kept with the run of the model. No torch here.
+`clew verify` writes one into the run of the explanation, and how well its fine-tuning agrees with
+whole retraining into the run of the model. This module does not need torch.
 """
 
 import html
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clew import names
 from clew.config.services import Question
 from clew.errors import DataError, described
 from clew.files import write_whole
@@ -21,10 +20,10 @@ from clew.runs.reading.runs import fetched, keep_folder, list_artifacts
 from clew.runs.validation_record import Measured
 
 Kind = Literal["strongest", "siblings", "touching"]
+Names = tuple[str, str, str]
 MIN_TESTS = 3
-"""Number of explained triples from which on a size factor is used."""
+"""Number of explained triples from which on the size of effects is corrected."""
 MOST_SHOWN = 4
-SHOWN_PERCENT = 10
 CALLED: dict[Kind, tuple[str, str]] = {
     "strongest": ("its strongest fact", "its {} strongest facts"),
     "siblings": ("its only sibling", "{} siblings (same relation and head or tail)"),
@@ -32,13 +31,16 @@ CALLED: dict[Kind, tuple[str, str]] = {
 }
 
 
-def names_of(triple: TripleRecord) -> tuple[str, str, str]:
+def names_of(triple: TripleRecord) -> Names:
     """Return a triple by its names in the data."""
     return triple.head.id, triple.relation.id, triple.tail.id
 
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    FILE: ClassVar[str]
+    """Where a run keeps it."""
 
 
 class Answer(_Record):
@@ -83,17 +85,32 @@ class Recipe(_Record):
     learning_rate: float
 
 
+class Pair(_Record):
+    """The falls that one group caused by both trainings."""
+
+    test: Names
+    facts: tuple[int, ...]
+    tuned: float
+    whole: float
+
+
 class Agreement(_Record):
     """How well falls by fine-tuning predict those by whole retraining, on one model."""
 
+    FILE = "verification/agreement.json"
+
+    recipe: Recipe
+    pairs: tuple[Pair, ...]
     correlation: float
-    """Spearman's, over all groups of facts."""
+    """Spearman's, over the pairs."""
     factor: float
     """Whole fall for each unit of the fine-tuned one (least squares through zero)."""
     low: float
     high: float
-    num_groups: int
-    num_tests: int
+
+    @property
+    def num_tests(self) -> int:
+        return len({pair.test for pair in self.pairs})
 
     @property
     def corrects(self) -> bool:
@@ -102,31 +119,13 @@ class Agreement(_Record):
 
     @property
     def sentence(self) -> str:
-        used = "sizes are corrected by it" if self.corrects else "sizes are not corrected"
         return (
             f"On this model fine-tuning agreed with whole retraining with a rank correlation of "
-            f"{self.correlation:.2f} ({self.num_groups} groups of facts, {self.num_tests} "
+            f"{self.correlation:.2f} ({len(self.pairs)} groups of facts of {self.num_tests} "
             f"explanations); whole effects were {self.factor:.2f} times as large (95 %: "
-            f"{self.low:.2f} to {self.high:.2f}), {used}."
+            f"{self.low:.2f} to {self.high:.2f}), sizes are {'' if self.corrects else 'not '}"
+            "corrected by it."
         )
-
-
-class Pair(_Record):
-    """The falls of one group by both trainings."""
-
-    test: tuple[str, str, str]
-    facts: tuple[int, ...]
-    tuned: float
-    whole: float
-
-
-class KeptAgreement(_Record):
-    """What is kept with the run of a model, for one recipe."""
-
-    schema_version: Literal[1] = 1
-    recipe: Recipe
-    pairs: tuple[Pair, ...]
-    agreement: Agreement
 
 
 class VerifiedTriple(_Record):
@@ -140,13 +139,8 @@ class VerifiedTriple(_Record):
 
     @property
     def title(self) -> str:
-        return " · ".join(
-            term.label for term in (self.test.head, self.test.relation, self.test.tail)
-        )
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        return names_of(self.test)
+        test = self.test
+        return f"{test.head.label} · {test.relation.label} · {test.tail.label}"
 
     def of(self, kind: Kind) -> Removal | None:
         """Return the largest group of a kind."""
@@ -155,45 +149,47 @@ class VerifiedTriple(_Record):
 
 
 class Verification(_Record):
-    """The content of `verification.json`."""
+    """What happened to the answers of an explanation."""
+
+    FILE = "influence/verification.json"
 
     schema_version: Literal[1] = 1
+    run_id: str
+    """Run of the explanation."""
     source_run: str
     """Run of the model."""
-    step: int
-    """Optimizer step of the checkpoint."""
     recipe: Recipe
     seeds: int
     tests: tuple[VerifiedTriple, ...]
     agreement: Agreement | None = None
 
+    @property
+    def is_whole(self) -> bool:
+        return any(removal.whole for test in self.tests for removal in test.removals)
+
     def fall(self, removal: Removal) -> tuple[Effect, Measured]:
         """Return the best known effect: whole, or fine-tuned with its size corrected."""
-        if removal.whole is not None:
-            return removal.whole, removal.whole.fall
-        fall, scale = removal.tuned.fall, self.agreement
-        if scale is None or not scale.corrects:
-            return removal.tuned, fall
+        effect, scale = removal.whole or removal.tuned, self.agreement
+        fall = effect.fall
+        if removal.whole is not None or scale is None or not scale.corrects:
+            return effect, fall
         half_width = None
         if fall.half_width is not None:
             of_scale = (scale.high - scale.low) / 2 * fall.mean
             half_width = math.hypot(scale.factor * fall.half_width, of_scale)
-        return removal.tuned, Measured(mean=scale.factor * fall.mean, half_width=half_width)
+        return effect, Measured(mean=scale.factor * fall.mean, half_width=half_width)
 
     def sentence(self, removal: Removal) -> str:
         """Return what happened without a group of facts."""
         effect, fall = self.fall(removal)
-        rank, later = effect.before.rank, effect.after.rank
-        moved = f"falls from rank {rank:.3g} to {later:.3g}"
+        rank, later, log = effect.before.rank, effect.after.rank, effect.before.log_probability
+        moved = f"{'falls' if later > rank else 'rises'} from rank {rank:.3g} to {later:.3g}"
         if rank == later:
             moved = f"stays at rank {rank:.3g}"
-        elif later < rank:
-            moved = f"rises from rank {rank:.3g} to {later:.3g}"
-        log = effect.before.log_probability
-        between = ""
-        if fall.half_width is not None:
-            ends = [_percent(log - fall.mean + sign * fall.half_width) for sign in (-1, 1)]
-            between = f", 95 %: {ends[0]} to {ends[1]}"
+        between, width = "", fall.half_width
+        if width is not None:
+            low, high = (_percent(log - fall.mean + change) for change in (-width, width))
+            between = f", 95 %: {low} to {high}"
         return (
             f"Without {removal.named} the answer {moved} (probability {_percent(log)} % to "
             f"{_percent(log - fall.mean)} %{between})."
@@ -202,10 +198,9 @@ class Verification(_Record):
     def verdict(self, test: VerifiedTriple) -> str:
         """Return whether the strongest facts matter more than random ones near the triple."""
         strongest, chance = test.of("strongest"), test.of("touching")
-        if strongest is None:
-            return "Nothing to check: the explanation has no fact that made the answer likelier."
-        if chance is None:
-            return "Not compared: no training fact touches head or tail."
+        if strongest is None or chance is None:
+            which = "raised the answer" if strongest is None else "touches head or tail"
+            return f"Nothing to compare: no training fact {which}."
         (_, found), (_, by_chance) = self.fall(strongest), self.fall(chance)
         more = found.mean - by_chance.mean
         width = math.hypot(found.half_width or 0.0, by_chance.half_width or 0.0)
@@ -218,87 +213,68 @@ class Verification(_Record):
     @property
     def method(self) -> str:
         """How it was found, and how well that is known to agree with whole retraining."""
-        whole = any(removal.whole for test in self.tests for removal in test.removals)
         how = (
             f"By going on from the finished model for {self.recipe.epochs} epochs at a rate of "
-            f"{self.recipe.learning_rate:.2g} without the facts"
+            f"{self.recipe.learning_rate:.2g}"
         )
-        if whole:
-            how = "By training again from the start without the facts"
-        trust = "; on this model it was not compared with whole retraining."
-        if self.agreement is not None:
-            trust = f". {self.agreement.sentence}"
-        return f"{how}, against the same with all facts, {self.seeds} seeds{trust}"
+        trust = "On this model it was not compared with whole retraining."
+        return (
+            f"{'By training again from the start' if self.is_whole else how} without the facts, "
+            f"against the same with all facts, {self.seeds} seeds. "
+            f"{self.agreement.sentence if self.agreement else trust}"
+        )
 
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
         yield from (self.sentence(removal) for removal in test.removals)
-        yield self.verdict(test)
-        yield self.method
+        yield from (self.verdict(test), self.method)
 
     def __str__(self) -> str:
         if len(self.tests) == 1:
             (test,) = self.tests
-            rank, percent = test.model.rank, _percent(test.model.log_probability)
             asked = "both ends have" if test.direction == "both" else f"the {test.direction} has"
+            rank, percent = test.model.rank, _percent(test.model.log_probability)
             head = f"{test.title}: {asked} rank {rank:.3g} and probability {percent} % in the model"
             return "\n".join([head, *self.lines(test)])
         shown = [f"{test.title}: {self.verdict(test)}" for test in self.tests[:MOST_SHOWN]]
-        if len(self.tests) > MOST_SHOWN:
-            shown.append(f"... and {len(self.tests) - MOST_SHOWN} more explanations")
         outcomes = [self.verdict(test).partition(":")[0] for test in self.tests]
         counts = ", ".join(f"{outcomes.count(o)} {o.lower()}" for o in dict.fromkeys(outcomes))
         return "\n".join([*shown, f"Of {len(self.tests)} explanations: {counts}.", self.method])
 
     def _repr_html_(self) -> str:
-        parts = []
-        for test in self.tests:
-            items = "".join(f"<li>{html.escape(line)}</li>" for line in self.lines(test))
-            parts.append(f"<h4>{html.escape(test.title)}</h4><ul>{items}</ul>")
-        return "".join(parts)
-
-    def about(self, triple: Sequence[str]) -> VerifiedTriple | None:
-        """Return what is known of a triple, which is given by its names in the data."""
-        return next((test for test in self.tests if test.names == tuple(triple)), None)
+        said = "\n\n".join("\n".join([test.title, *self.lines(test)]) for test in self.tests)
+        return html.escape(said).replace("\n", "<br>")
 
 
 def said_of(found: Verification | None, triple: Sequence[str]) -> tuple[str, ...]:
     """Return what is known of a triple in sentences; empty if it was not verified."""
-    test = None if found is None else found.about(triple)
-    return () if found is None or test is None else tuple(found.lines(test))
+    for test in found.tests if found else ():
+        if found and names_of(test.test) == tuple(triple):
+            return tuple(found.lines(test))
+    return ()
 
 
 def _percent(log_probability: float) -> str:
     percent = 100 * math.exp(min(0.0, log_probability))
-    return f"{percent:.0f}" if percent >= SHOWN_PERCENT else f"{percent:.2g}"
+    return f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
 
 
 R = TypeVar("R", bound=_Record)
 
 
-def read_verification(run_id: str) -> Verification | None:
-    """Return what was verified of an explanation; None if nothing was."""
-    return _read(run_id, names.ARTIFACT_INFLUENCE, names.VERIFICATION_JSON, Verification)
-
-
-def read_agreement(run_id: str) -> KeptAgreement | None:
-    """Return the agreement that is kept with the run of a model; None if there is none."""
-    return _read(run_id, names.ARTIFACT_VERIFICATION, names.AGREEMENT_JSON, KeptAgreement)
-
-
-def _read(run_id: str, folder: str, name: str, kind: type[R]) -> R | None:
+def read_kept(kind: type[R], run_id: str) -> R | None:
+    """Return what a run keeps of a kind; None if it keeps nothing."""
+    folder, _, name = kind.FILE.partition("/")
     if name not in list_artifacts(run_id, folder):
         return None
-    with fetched(run_id, f"{folder}/{name}") as path:
+    with fetched(run_id, kind.FILE) as path:
         try:
             return kind.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            raise DataError(f"run {run_id}: {folder}/{name}: {described(error)}") from None
+            raise DataError(f"run {run_id}: {kind.FILE}: {described(error)}") from None
 
 
-def keep(run_id: str, record: Verification | KeptAgreement, work: Path) -> None:
+def keep(record: Verification | Agreement, run_id: str, work: Path) -> None:
     """Keep a record with the run of an explanation or of a model."""
-    folder, name = names.ARTIFACT_INFLUENCE, names.VERIFICATION_JSON
-    if isinstance(record, KeptAgreement):
-        folder, name = names.ARTIFACT_VERIFICATION, names.AGREEMENT_JSON
-    write_whole(work / folder / name, record.model_dump_json(indent=1) + "\n")
-    keep_folder(run_id, work / folder, folder)
+    path = work / record.FILE
+    write_whole(path, record.model_dump_json(indent=1) + "\n")
+    keep_folder(run_id, path.parent, path.parent.name)

@@ -51,7 +51,7 @@ from clew.runs.reading.reports import ReportFiles, ReportHead, read_facts, read_
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.run_details import find_validation
 from clew.runs.reading.runs import RunRecord, find_run
-from clew.runs.verification import read_verification, said_of
+from clew.runs.verification import Verification, read_kept, said_of
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         model=model,
         kinds={} if model is None else _kinds(model),
         reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
-        verified=said_of(read_verification(run_id), triple),
+        verified=said_of(read_kept(Verification, run_id), triple),
     )
 
 
