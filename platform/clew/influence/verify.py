@@ -11,19 +11,17 @@ from itertools import groupby
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import rankdata
 from scipy.stats import t as students_t
 
 from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.influence.outcomes import (
+    BASELINES,
     CONFIDENCE,
     Examiner,
     Facts,
-    Scores,
-    siblings,
+    rank_correlations,
     strongest,
-    touching,
 )
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, Retraining
 from clew.link_prediction.triples import KnowledgeGraph, Triples
@@ -38,10 +36,7 @@ SHARE_OF_RATE = 0.4
 of what was measured (UMLS, ConvE), together with 20 epochs at .005."""
 RESAMPLINGS = 2000
 MIN_PAIRS = 3
-OTHERS: dict[Kind, Callable[[KnowledgeGraph, Triples], Scores]] = {
-    "siblings": siblings,
-    "touching": touching,
-}
+OTHERS: tuple[Kind, ...] = ("siblings", "touching")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +58,8 @@ def groups_of(graph: KnowledgeGraph, tests: Triples, place: int, top: Facts) -> 
         yield Group(place, "strongest", np.sort(top[:size]))
     test = tests[[place]]
     chance = np.random.default_rng(test[0].tolist()).random(len(graph.train))
-    for kind, scores in OTHERS.items():
-        near = scores(graph, test)[0]
+    for kind in OTHERS:
+        near = BASELINES[kind](graph, test)[0]
         size = min(len(top) or max(SIZES), max(SIZES), int(near.sum()))
         if size:
             yield Group(place, kind, np.sort(strongest(near, size, chance)))
@@ -82,11 +77,8 @@ def fine_tuning(config: RunConfig, recipe: Recipe) -> RunConfig:
     content = config.model_dump(mode="json")
     content["optimizer"]["learning_rate"] = recipe.learning_rate
     content["schedule"] = {"kind": "warmup_cosine"}
-    content["training"] |= {
-        "num_epochs": recipe.epochs,
-        "max_steps": None,
-        "early_stopping_patience": None,
-    }
+    steered = {"max_steps": None, "early_stopping_patience": None}
+    content["training"] |= {"num_epochs": recipe.epochs, **steered}
     return RunConfig.model_validate(content)
 
 
@@ -188,7 +180,7 @@ def agreement_of(recipe: Recipe, pairs: tuple[Pair, ...]) -> Agreement | None:
     return Agreement(
         recipe=recipe,
         pairs=pairs,
-        correlation=float(np.corrcoef(rankdata(tuned), rankdata(whole))[0, 1]),
+        correlation=float(rank_correlations(tuned[None], whole[None])[0]),
         factor=float(product.sum() / square.sum()),
         low=low,
         high=high,

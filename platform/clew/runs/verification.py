@@ -44,12 +44,10 @@ class _Record(BaseModel):
 
 
 class Answer(_Record):
-    """The place of an answer: means over the seeds of trainings and, for `both`, over both ends."""
+    """Filtered rank and log-probability (softmax over all entities), as means over seeds."""
 
     rank: float
-    """Filtered rank; ties count half."""
     log_probability: float
-    """Among all entities, by softmax, in nats."""
 
 
 class Effect(_Record):
@@ -58,7 +56,7 @@ class Effect(_Record):
     before: Answer
     after: Answer
     fall: Measured
-    """Fall of the log-probability; its interval is over the seeds of this kind of training."""
+    """Fall of the log-probability, with an interval over seeds."""
 
 
 class Removal(_Record):
@@ -68,9 +66,7 @@ class Removal(_Record):
     facts: tuple[int, ...]
     """Their places among the training triples."""
     tuned: Effect
-    """By going on from the finished model."""
     whole: Effect | None = None
-    """By training again from the start."""
 
     @property
     def named(self) -> str:
@@ -102,7 +98,6 @@ class Agreement(_Record):
     recipe: Recipe
     pairs: tuple[Pair, ...]
     correlation: float
-    """Spearman's, over the pairs."""
     factor: float
     """Whole fall for each unit of the fine-tuned one (least squares through zero)."""
     low: float
@@ -134,7 +129,6 @@ class VerifiedTriple(_Record):
     test: TripleRecord
     direction: Question
     model: Answer
-    """The answer of the model itself."""
     removals: tuple[Removal, ...]
 
     @property
@@ -155,7 +149,6 @@ class Verification(_Record):
 
     schema_version: Literal[1] = 1
     run_id: str
-    """Run of the explanation."""
     source_run: str
     """Run of the model."""
     recipe: Recipe

@@ -220,16 +220,11 @@ def _agreement(found: Verification) -> Agreement | None:
     """Return the agreement on the model, with what was measured now and before."""
     kept = read_kept(Agreement, found.source_run)
     earlier = kept.pairs if kept is not None and kept.recipe == found.recipe else ()
-    now = [
-        Pair(
-            test=names_of(test.test),
-            facts=removal.facts,
-            tuned=removal.tuned.fall.mean,
-            whole=removal.whole.fall.mean,
-        )
-        for test in found.tests
-        for removal in test.removals
-        if removal.whole is not None
-    ]
+    now = []
+    for test in found.tests:
+        for each in test.removals:
+            if each.whole is not None:
+                falls = {"tuned": each.tuned.fall.mean, "whole": each.whole.fall.mean}
+                now.append(Pair(test=names_of(test.test), facts=each.facts, **falls))
     pairs = {(pair.test, pair.facts): pair for pair in (*earlier, *now)}
     return agreement_of(found.recipe, tuple(pairs.values()))
