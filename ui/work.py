@@ -68,6 +68,14 @@ class Why:
 
 
 @dataclass(frozen=True)
+class Check:
+    """An explained triple whose strongest facts are to be taken away."""
+
+    run_id: str
+    triple: tuple[str, str, str]
+
+
+@dataclass(frozen=True)
 class Preparation:
     """The work that all explanations of a model share."""
 

@@ -33,6 +33,7 @@ from clew.ui.work import (
     PREDICTIONS_FILE,
     AskedFrames,
     AskedText,
+    Check,
     Preparation,
     Promotion,
     Question,
@@ -47,6 +48,7 @@ from clew.workflows.predict_frames import predict_frames
 from clew.workflows.predict_text import TextRequest, predict_text
 from clew.workflows.promote import PromotionRequest, promote, rollback
 from clew.workflows.train import train
+from clew.workflows.verify import VerifyRequest, verify
 
 preload_databases()
 gc.freeze()  # else a collection in a fork copies all of this memory
@@ -138,6 +140,8 @@ def perform(asked: object, folder: Path, say: Say) -> None:
                 progress=progress,
             )
             tell(result.as_dict())
+        case Check():
+            verify(VerifyRequest(asked.run_id, triple=asked.triple), progress=progress)
         case Preparation():
             tracin.prepare(asked.model, {})
         case Promotion():

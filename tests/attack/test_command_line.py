@@ -22,7 +22,7 @@ from tests.workflows.trained import ROOT, use_store
 
 pytestmark = pytest.mark.slow
 
-ENDLESS = {"demo", "ui", "tune", "compare", "validate-influence"}
+ENDLESS = {"demo", "ui", "tune", "compare", "validate-influence", "verify"}
 """Commands that run for minutes, or until they are stopped, if nothing is wrong."""
 WRONG: tuple[tuple[str, ...], ...] = (
     ("train", "--config", "x" * 5_000),

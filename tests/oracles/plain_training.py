@@ -15,11 +15,21 @@ from clew.training.seeding import seed_everything
 from tests.training.plain_order import epoch_order, microbatches
 
 
-def train_plainly(config: RunConfig, task: LinkPrediction, weights: Tensor) -> torch.nn.Module:
-    """Return the model after training with fact weights; with the average if there is one."""
+def train_plainly(
+    config: RunConfig,
+    task: LinkPrediction,
+    weights: Tensor,
+    start: torch.nn.Module | None = None,
+) -> torch.nn.Module:
+    """Return the model after training with fact weights; with the average if there is one.
+
+    It begins with the parameters of `start`, if that is given.
+    """
     settings = config.training
     seed_everything(settings.seed)
     model = task.build_model()
+    if start is not None:
+        model.load_state_dict(start.state_dict())
     seed_everything(settings.seed)
     model.train()
     parameters = dict(model.named_parameters())

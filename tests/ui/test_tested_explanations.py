@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from clew.runs.validation_record import label_of
+from clew.runs.verification import Verification, read_kept
 from tests.recorded import Recorded
 from tests.runs.reading.test_validations import add_validation, record, settings_of
-from tests.ui.conftest import Open, shown
+from tests.ui.commands_here import CommandsHere
+from tests.ui.conftest import Open, no_surprise, shown
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -32,3 +34,28 @@ def test_the_page_influence_says_whether_the_scores_were_tested(
 def test_text_and_frames_are_not_tested(page: Open, recorded: Recorded, kind: str) -> None:
     content = shown(page("influence", recorded.uri, run=recorded.runs[kind]))
     assert label_of(None, "raw", None).sentence in content
+
+
+def test_a_person_starts_the_check_and_reads_what_happened(
+    page: Open,
+    recorded: Recorded,
+    use: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    commands = CommandsHere(tmp_path / "jobs", monkeypatch)
+    trace = store.runs["trace"]
+    app = page("influence", store.uri, run=trace, view="Check it")
+    (button,) = (button for button in app.button if button.label == "Check it")
+    no_surprise(button.click().run())
+    job = commands.run_last()
+    assert job.state == "done", job.log()
+    found = read_kept(Verification, trace)
+    assert found is not None
+    (test,) = found.tests
+    seen = shown(no_surprise(app.run()))
+    assert all(line in seen for line in found.lines(test))
+    assert not [button for button in app.button if button.label == "Check it"]

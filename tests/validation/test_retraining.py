@@ -1,5 +1,6 @@
 """Stacked retraining equals the product's trainer; without dropped facts it equals the run."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,16 +8,26 @@ import pytest
 import torch
 
 from clew.config.graph_models import GRAPH_MODELS
-from clew.config.load import from_mapping
+from clew.config.load import from_mapping, with_settings
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
-from clew.influence.outcomes import WithoutFacts
-from clew.influence.retraining import Retrainer, train_stack, why_not_stacked
+from clew.influence.outcomes import Examiner, WithoutFacts
+from clew.influence.retraining import KeptRetrainings, Retrainer, train_stack, why_not_stacked
+from clew.influence.verify import (
+    Group,
+    Queue,
+    agreement_of,
+    fine_tuning,
+    groups_of,
+    recipe_of,
+)
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
+from clew.runs.verification import Pair, Recipe
 from clew.training.manifest import Manifest
 from clew.training.task import Task
+from tests.oracles.plain_training import train_plainly
 
 NOTHING = np.empty(0, np.int64)
 MODELS: dict[str, dict[str, Any]] = {
@@ -196,3 +207,102 @@ def test_a_course_that_validation_steers_is_refused() -> None:
     config = config_of(training__early_stopping_patience=3)
     with pytest.raises(ConfigError, match=r"trained with training\.early_stopping_patience"):
         retrainer(config, graph_of())
+
+
+@pytest.mark.parametrize("clipped", [None, 1e6])
+def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
+    clipped: float | None, tmp_path: Path
+) -> None:
+    """The product's falls and ranks equal those of explicit steps, trained together or alone."""
+    graph = graph_of()
+    changes = {"model__input_dropout": 0.0, "loss__kind": "one_vs_all"}
+    config = config_of("complex", training__max_grad_norm=clipped, **changes)
+    task = LinkPrediction(graph, config)
+    start = train_plainly(config, task, torch.ones(60))
+    recipe = recipe_of(config, 8, 0.05)
+    going_on = fine_tuning(config, recipe)
+    assert recipe_of(config, None, None) == Recipe(epochs=1, learning_rate=0.4 * 0.02)
+    tests = graph.test[:2]
+    groups = [Group(0, "strongest", np.arange(5)), Group(1, "touching", np.arange(20, 50))]
+    source = retrainer(going_on, graph)
+    source = Retrainer(graph, going_on, source.origin, source.device, start.eval())
+    kept = [KeptRetrainings(tmp_path / str(place), str(place)) for place in range(2)]
+    queue = Queue(source, Examiner(graph, going_on, tests), groups, (7, 8), kept)
+    queue.run(lambda: None)
+    assert not queue.missing
+    assert (source.models_at_once > 1) == (clipped is None)
+
+    def answers(facts: np.ndarray, seed: int) -> list[tuple[float, float]]:
+        weights = torch.ones(60)
+        weights[facts] = 0.0
+        own = with_settings(going_on, {"training.seed": seed})
+        model = train_plainly(own, task, weights, start).eval()
+        return [plain_answer(model, graph, test) for test in tests]
+
+    for group, effect in zip(groups, queue.effects("tail"), strict=True):
+        before, after = (
+            np.array([answers(facts, seed)[group.test] for seed in (7, 8)])
+            for facts in (NOTHING, group.facts)
+        )
+        falls = before[:, 0] - after[:, 0]
+        assert effect.fall.mean == pytest.approx(falls.mean(), abs=1e-4)
+        assert effect.before.rank == before[:, 1].mean()
+        assert effect.after.rank == after[:, 1].mean()
+        # Each explanation has one group here, so its interval is Student's t of two seeds.
+        width = 12.7062 * falls.std(ddof=1) / 2**0.5
+        assert effect.fall.half_width == pytest.approx(width, abs=2e-3)
+    assert max(abs(effect.fall.mean) for effect in queue.effects("tail")) > 0.05
+
+
+@torch.no_grad()
+def plain_answer(model: Any, graph: KnowledgeGraph, test: np.ndarray) -> tuple[float, float]:
+    """Return the log-probability and the filtered rank of a tail."""
+    head, relation, tail = (int(part) for part in test)
+    scores = model.scores(model.queries(torch.tensor([head]), torch.tensor([relation])))[0]
+    known = {
+        int(t)
+        for triples in (graph.train, graph.valid, graph.test)
+        for h, r, t in triples
+        if (h, r) == (head, relation)
+    }
+    others = [e for e in range(graph.num_entities) if e != tail and e not in known]
+    better = sum(float(scores[e]) > float(scores[tail]) for e in others)
+    return float(scores.double().log_softmax(0)[tail]), 1.0 + better
+
+
+def test_groups_are_the_strongest_facts_siblings_and_neighbours() -> None:
+    """A list shorter than twenty gives smaller groups; facts that do not exist are no group."""
+    graph = graph_of()
+    listed = np.arange(36, 29, -1)
+    for place, test in enumerate(graph.test[:3]):
+        found = list(groups_of(graph, graph.test, place, listed))
+        top = [group.facts.tolist() for group in found if group.kind == "strongest"]
+        assert top == [[36], [32, 33, 34, 35, 36], [*range(30, 37)]]
+        ends = graph.train[:, [0, 2]]
+        near = (ends == test[0]).any(1) | (ends == test[2]).any(1)
+        same = (graph.train[:, 0] == test[0]) | (graph.train[:, 2] == test[2])
+        same &= graph.train[:, 1] == test[1]
+        by_kind = {group.kind: group.facts for group in found}
+        assert len(by_kind["touching"]) == min(7, near.sum())
+        assert near[by_kind["touching"]].all()
+        assert same[by_kind["siblings"]].all()
+    assert not [g for g in groups_of(graph, graph.test, 0, listed[:0]) if g.kind == "strongest"]
+
+
+def test_agreement_is_spearmans_and_the_slope_through_zero() -> None:
+    generator = np.random.default_rng(0)
+    tuned = generator.random(40)
+    recipe = Recipe(epochs=1, learning_rate=0.1)
+    pairs = [
+        Pair(test=(str(i // 4), "r", "t"), facts=(i,), tuned=x, whole=1.5 * x)
+        for i, x in enumerate(tuned.tolist())
+    ]
+    found = agreement_of(recipe, tuple(pairs))
+    assert found is not None
+    assert (found.correlation, found.factor) == pytest.approx((1.0, 1.5))
+    assert found.low == pytest.approx(found.high) == pytest.approx(1.5)
+    assert (found.num_tests, found.corrects) == (10, True)
+    few = agreement_of(recipe, tuple(pairs[:8]))
+    assert few is not None
+    assert not few.corrects
+    assert agreement_of(recipe, tuple(pairs[:2])) is None

@@ -29,6 +29,7 @@ from clew.runs.reading.reports import (
 )
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
+from clew.runs.verification import Verification, read_kept, said_of
 from clew.ui import access
 from clew.ui.components.reviews import reviews_of
 from clew.ui.components.runs import run_by_id, vocabulary
@@ -123,6 +124,11 @@ def with_validation(head: ReportHead) -> ReportHead:
         if head.validation
         else replace(head, validation=_validation(head.model, dict(head.settings)))
     )
+
+
+@st.cache_data(ttl=30, max_entries=64, show_spinner=False)
+def verification_of(run_id: str) -> Verification | None:
+    return read_kept(Verification, run_id)
 
 
 def triple_at(head: ReportHead, index: int) -> pd.Series:
@@ -235,4 +241,5 @@ def shared(
         run_by_id(source),
         kinds=kinds_of(head),
         reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
+        verified=said_of(verification_of(run_id), triple) if run else (),
     )

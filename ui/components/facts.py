@@ -22,12 +22,15 @@ from clew.runs.influence_forms import (
     SELF_INFLUENCE,
     Form,
 )
-from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json
+from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
 from clew.runs.reading.facts import Paths, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
-from clew.ui.components import basics, charts, glossary, graph, tables
-from clew.ui.components.explanations import NO_KINDS, strongest
+from clew.runs.verification import said_of
+from clew.ui import access
+from clew.ui.components import basics, charts, glossary, graph, jobs, tables
+from clew.ui.components.explanations import NO_KINDS, strongest, verification_of
+from clew.ui.work import Check
 
 MAX_ROWS = 1000
 NUM_BARS = 16
@@ -41,6 +44,28 @@ _EFFECT = (
     '<p><b class="{kind}">{symbol} {effect}</b> '
     '<span class="clew-muted">· {column} {value} · rank {rank} on its side</span></p>'
 )
+
+
+def check(run_id: str, test: pd.Series) -> None:
+    """Show what happens without the strongest facts, and let a person start to find out."""
+    triple = triple_of(test)
+    said = said_of(verification_of(run_id), triple)
+    st.markdown("\n".join(f"- {basics.markdown(sentence)}" for sentence in said))
+    about = "Trains the model on for a short while without these facts, on this machine."
+    allowed = access.may("explain")
+    if not said and st.button("Check it", type="primary", disabled=not allowed, help=about):
+        with basics.guarded("The check", done="started"):
+            title = f"Check {' · '.join(triple)}"
+            job = jobs.jobs().start(Check(run_id, triple), title=title, action="explain")
+            basics.write_address("check", job.job_id)
+    if job_id := basics.address("check"):
+
+        def finished(job: jobs.Job) -> None:
+            if job.state == "done" and not said:
+                verification_of.clear()
+                st.rerun()
+
+        jobs.show(job_id, result=finished)
 
 
 def selected(facts: pd.DataFrame) -> int | None:

@@ -97,7 +97,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
         facts.share(shared(run_id, head, test, found, paths))
-    sections = ["Paths", "Training facts", "Groups", "Another run", *["Review"] * bool(run_id)]
+    sections = ["Paths", "Training facts", "Groups", "Another run"]
+    sections += ["Check it", "Review"] * bool(run_id)
     first = sections[0] if paths.found and not basics.address("fact") else sections[1]
     with left:
         section = basics.choice("Show", sections, "view", first=first, hidden=True)
@@ -111,6 +112,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
                 _groups(test, found, more, head.form)
             case "Another run":
                 _compare(run_id, test, found, runs)
+            case "Check it":
+                facts.check(run_id, test)
             case "Review":
                 above = st.container()  # filled last, so that it counts the review just saved
                 reviews.form(run_id, test, strongest(found, "influence", reviews.NUM_FACTS))
@@ -261,7 +264,7 @@ def _run(
 
     def write() -> None:
         basics.write_address(key, st.session_state[box])
-        for place in ("test", "fact", "path") if key == "run" else ():
+        for place in ("test", "fact", "path", "check") if key == "run" else ():
             basics.write_address(place, None)
 
     chosen = st.selectbox(
@@ -302,7 +305,7 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
 
     def take(ticked: int | None) -> None:
         basics.write_address("test", place if ticked is None else ticked)
-        for key in ("fact", "path"):
+        for key in ("fact", "path", "check"):
             basics.write_address(key, None)
 
     columns: dict[str, tuple[str, Any]] = {

@@ -28,6 +28,7 @@ from clew.workflows.explaining.tracin import in_words, tracin
 
 if TYPE_CHECKING:
     from clew.api.charts import Chart
+    from clew.runs.verification import Verification
 
 SHOWN_ROWS = 10
 TRIPLE_COLUMNS = ["head", "relation", "tail"]
@@ -83,6 +84,23 @@ class Attribution:
         `duplicate`, by the pairs of relations that say the same.
         """
         return self._frame.copy()
+
+    def verify(self, *, seeds: int = 2, whole: bool = False) -> "Verification":
+        """Return what happens without the strongest facts, as `clew verify` finds it.
+
+        Args:
+            seeds: Number of seeds of each training.
+            whole: Also train again from the start, as the reference.
+
+        Raises:
+            UsageError: If the explanation is not a recorded one of triples of one run.
+        """
+        from clew.workflows.verify import VerifyRequest, verify
+
+        titles = len(self._titles())
+        request = VerifyRequest(self.run_id or "", top_tests=titles, seeds=seeds, whole=whole)
+        with progress_of("trainings") as progress:
+            return verify(request, progress=progress)
 
     def plot(self, num_examples: int = SHOWN_ROWS) -> "Chart":
         """Return an Altair chart with one panel per prediction and one bar per strong example.

@@ -27,6 +27,7 @@ GROUPS = {
         explanations.batch_tracin,
         explanations.trace_text,
         explanations.trace_sequence,
+        explanations.verify,
         explanations.report,
         explanations.validate_influence,
         explanations.value_facts,

@@ -1,6 +1,7 @@
 """Commands that explain predictions, test explanations and write reports."""
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,6 +25,7 @@ from clew.config.services import Question, TestLoss
 from clew.errors import ConfigError
 from clew.names import KIND_TRACE, KIND_TRAIN
 
+logger = logging.getLogger(__name__)
 ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN, first=True)]
 
 
@@ -252,6 +254,44 @@ def validate_influence(options: ValidateInfluenceOptions) -> None:
     progress = progress_bar("retrainings", as_json=False)
     result = workflow.validate_influence(request, say=click.echo, progress=progress)
     click.echo(result.table())
+
+
+class VerifyOptions(Options):
+    explanation: Annotated[str, Option(run_kind=KIND_TRACE, first=True)] = ""
+    """Run of kind trace, or newest (default: the newest, or a new one if --test is given)."""
+    test: str = ""
+    """File of triples, or head,relation,tail, to explain first."""
+    model: Annotated[str, Option(run_kind=KIND_TRAIN)] = "newest"
+    """Model that explains --test."""
+    top_tests: Annotated[int | None, Field(ge=1)] = None
+    """Number of explained triples to check, best rank first (default: 1, or all of --test)."""
+    seeds: Annotated[int, Field(ge=1)] = 2
+    """Number of seeds of each training."""
+    whole: bool = False
+    """Also train again from the start without the facts, as the reference."""
+    epochs: Annotated[int | None, Field(ge=1)] = None
+    """Epochs of the fine-tuning (default: a sixth of the model's)."""
+    learning_rate: Annotated[float | None, Field(gt=0)] = None
+    """Peak rate of the fine-tuning (default: 0.4 times the model's)."""
+    as_json: JsonFlag = False
+    """Print JSON, one object per line."""
+
+
+@command(VerifyOptions, "clew verify newest")
+def verify(options: VerifyOptions) -> int:
+    """Check an explanation. Its facts are taken away, and the model is trained on."""
+    from clew.workflows import verify as workflow
+
+    request = workflow.VerifyRequest(**options.model_dump(exclude={"as_json"}))
+    say = logger.info if options.as_json else click.echo
+    progress = progress_bar("trainings", as_json=options.as_json)
+    found = workflow.verify(request, say=say, progress=progress)
+    more = (
+        "report --output why.html --explanation" if found.is_whole else "verify whole=true seeds=3"
+    )
+    said = f"run {found.run_id}\n\n{found}\nnext: clew {more} {found.run_id}"
+    click.echo(found.model_dump_json() if options.as_json else said)
+    return 0
 
 
 class ValueFactsOptions(Options):

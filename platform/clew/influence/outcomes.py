@@ -114,6 +114,11 @@ class Outcomes:
         asked = {"tail": slice(0, 1), "head": slice(1, None), "both": slice(None)}[direction]
         return Outcomes(self.loss[asked], self.log_probability[asked], self.rank[asked])
 
+    def only(self, test: int) -> "Outcomes":
+        """Return the results for one test triple."""
+        one = slice(test, test + 1)
+        return Outcomes(self.loss[:, one], self.log_probability[:, one], self.rank[:, one])
+
     @property
     def total_loss(self) -> Float[np.ndarray, " test"]:
         total: np.ndarray = self.loss.sum(0)

@@ -83,12 +83,17 @@ def why_not_stacked(config: RunConfig, num_entities: int) -> str:
 
 
 def train_stack(
-    graph: KnowledgeGraph, config: RunConfig, dropped: Sequence[Facts]
+    graph: KnowledgeGraph,
+    config: RunConfig,
+    dropped: Sequence[Facts],
+    start: GraphModel | None = None,
 ) -> Iterator[GraphModel]:
     """Train models for all sets of dropped facts at once, and yield them."""
     task = LinkPrediction(graph, config)
     seed_everything(config.training.seed)
     single = task.build_model().train()
+    if start is not None:
+        single.load_state_dict(start.state_dict())
     seed_everything(config.training.seed)
     scorer = EntityScorer(single)
     stack = _stacked(scorer, len(dropped))
@@ -206,6 +211,8 @@ class Retrainer:
     origin: Manifest
     """Manifest of the run's last checkpoint."""
     device: torch.device
+    start: GraphModel | None = None
+    """A trained model to go on from; None: training starts with new parameters."""
 
     def __post_init__(self) -> None:
         steered = {
@@ -245,7 +252,8 @@ class Retrainer:
                 yield self._train_one(config, facts)
             return
         for start in range(0, len(dropped), STACK_SIZE):
-            yield from train_stack(self.graph, config, dropped[start : start + STACK_SIZE])
+            several = dropped[start : start + STACK_SIZE]
+            yield from train_stack(self.graph, config, several, self.start)
 
     def _configured(self, seed: int, max_steps: int | None) -> RunConfig:
         """Return the run's configuration without settings that do not affect its parameters."""
@@ -275,6 +283,8 @@ class Retrainer:
                 folder=folder,
                 origin=self.origin,
             )
+            if self.start is not None:
+                trainer.model.load_state_dict(self.start.state_dict())
             trainer.train()
         assert isinstance(trainer.model, GraphModel)
         return trainer.model.eval()

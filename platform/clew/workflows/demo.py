@@ -104,6 +104,7 @@ def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[s
     for entry in shown_test.proponents[:SHOWN_PROPONENTS]:
         yield f"  {in_words(entry.train)}   ({entry.influence:+.3g})"
     yield f"in brackets: {form_of(result.report.settings).sentence}"
+    yield f"see what happens without them: clew verify {result.run_id}"
 
 
 def promotion(results: Sequence[TrainResult]) -> Iterator[str]:

@@ -58,6 +58,7 @@ from clew.runs.reading.reports import (
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.run_details import find_validation
 from clew.runs.reading.runs import RunRecord, find_run
+from clew.runs.verification import Verification, read_kept, said_of
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class SharedExplanation:
     """Kinds of entities by their ids; empty if the data contain no kinds."""
     reviews: tuple[Review, ...] = ()
     """Reviews of the explanation; the last final one counts, if there is one."""
+    verified: tuple[str, ...] = ()
+    """What happens without the strongest facts, in sentences; empty if nobody has tried."""
 
     @property
     def title(self) -> str:
@@ -128,6 +131,7 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         model=model,
         kinds=kinds,
         reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
+        verified=said_of(read_kept(Verification, run_id), triple),
     )
 
 

@@ -109,7 +109,7 @@ def _of_line(index: int, line: str, graph: KnowledgeGraph) -> GivenTriple:
     if len(fields) != NUM_FIELDS or "" in fields:
         problem = f"{quoted(line)} is not head<TAB>relation<TAB>tail"
         return GivenTriple(index, line, None, problem)
-    return _of_fields(index, line, fields, graph)
+    return of_fields(index, line, fields, graph)
 
 
 def _of_commas(text: str, graph: KnowledgeGraph) -> GivenTriple:
@@ -125,7 +125,7 @@ def _of_commas(text: str, graph: KnowledgeGraph) -> GivenTriple:
     ]
     if not ways:
         return GivenTriple(0, text, None, f"{quoted(text)} is not head,relation,tail")
-    tried = [_of_fields(0, text, [field.strip() for field in way], graph) for way in ways]
+    tried = [of_fields(0, text, [field.strip() for field in way], graph) for way in ways]
     found = [triple for triple in tried if triple.ids is not None]
     if len(found) > 1:
         problem = (
@@ -135,7 +135,8 @@ def _of_commas(text: str, graph: KnowledgeGraph) -> GivenTriple:
     return found[0] if found else tried[0]
 
 
-def _of_fields(index: int, text: str, fields: list[str], graph: KnowledgeGraph) -> GivenTriple:
+def of_fields(index: int, text: str, fields: list[str], graph: KnowledgeGraph) -> GivenTriple:
+    """Return the triple of three names."""
     problems, ids = [], []
     for name, vocabulary in zip(
         fields, (graph.entities, graph.relations, graph.entities), strict=True

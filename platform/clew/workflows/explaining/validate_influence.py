@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clew import names
+from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.influence.outcomes import Examiner
@@ -142,9 +143,12 @@ def _folder(request: ValidationRequest, source: TraceSource) -> Path:
     return request.output_dir or Path("runs") / "validate_influence" / name
 
 
-def identity(source: TraceSource, tests: Triples) -> str:
-    """Return a hash of what all retrainings depend on, except their seeds and dropped facts."""
-    config = source.model.config
+def identity(source: TraceSource, tests: Triples, config: RunConfig | None = None) -> str:
+    """Return a hash of what all retrainings depend on, except their seeds and dropped facts.
+
+    `config` is that of the retrainings, if it is not the run's.
+    """
+    config = config or source.model.config
     parts = {
         section: getattr(config, section).model_dump(mode="json")
         for section in ("model", "loss", "optimizer", "schedule", "training", "optimizations")

@@ -1,0 +1,273 @@
+"""Records of what happened to an explained answer when facts were taken away.
+
+`clew verify` writes one into the run of the explanation, and how well its fine-tuning agrees with
+whole retraining into the run of the model. This module does not need torch.
+"""
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clew.config.services import Question
+from clew.errors import DataError, described
+from clew.files import write_whole
+from clew.runs.influence_report import TripleRecord
+from clew.runs.reading.runs import fetched, keep_folder, list_artifacts
+from clew.runs.validation_record import Measured
+
+Kind = Literal["strongest", "siblings", "touching"]
+Names = tuple[str, str, str]
+MIN_TESTS = 3
+"""Number of explained triples from which on the size of effects is corrected."""
+MOST_SHOWN = 4
+CALLED: dict[Kind, tuple[str, str]] = {
+    "strongest": ("its strongest fact", "its {} strongest facts"),
+    "siblings": ("its only sibling", "{} siblings (same relation and head or tail)"),
+    "touching": ("a random fact that touches head or tail", "{} random facts that touch an end"),
+}
+
+
+def names_of(triple: TripleRecord) -> Names:
+    """Return a triple by its names in the data."""
+    return triple.head.id, triple.relation.id, triple.tail.id
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    FILE: ClassVar[str]
+    """Where a run keeps it."""
+
+
+class Answer(_Record):
+    """Filtered rank and log-probability (softmax over all entities), as means over seeds."""
+
+    rank: float
+    log_probability: float
+
+
+class Effect(_Record):
+    """An answer after training without facts, against the same training with all facts."""
+
+    before: Answer
+    after: Answer
+    fall: Measured
+    """Fall of the log-probability, with an interval over seeds."""
+
+
+class Removal(_Record):
+    """A group of facts that was taken away."""
+
+    kind: Kind
+    facts: tuple[int, ...]
+    """Their places among the training triples."""
+    tuned: Effect
+    whole: Effect | None = None
+
+    @property
+    def named(self) -> str:
+        one, several = CALLED[self.kind]
+        return one if len(self.facts) == 1 else several.format(len(self.facts))
+
+
+class Recipe(_Record):
+    """How a finished model is trained on; the rest is as in its own training."""
+
+    epochs: int
+    learning_rate: float
+
+
+class Pair(_Record):
+    """The falls that one group caused by both trainings."""
+
+    test: Names
+    facts: tuple[int, ...]
+    tuned: float
+    whole: float
+
+
+class Agreement(_Record):
+    """How well falls by fine-tuning predict those by whole retraining, on one model."""
+
+    FILE = "verification/agreement.json"
+
+    recipe: Recipe
+    pairs: tuple[Pair, ...]
+    correlation: float
+    factor: float
+    """Whole fall for each unit of the fine-tuned one (least squares through zero)."""
+    low: float
+    high: float
+
+    @property
+    def num_tests(self) -> int:
+        return len({pair.test for pair in self.pairs})
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the size of falls is corrected; with few tests the interval says little."""
+        return self.num_tests >= MIN_TESTS and self.low > 0
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"On this model fine-tuning agreed with whole retraining with a rank correlation of "
+            f"{self.correlation:.2f} ({len(self.pairs)} groups of facts of {self.num_tests} "
+            f"explanations); whole effects were {self.factor:.2f} times as large (95 %: "
+            f"{self.low:.2f} to {self.high:.2f}), sizes are {'' if self.corrects else 'not '}"
+            "corrected by it."
+        )
+
+
+class VerifiedTriple(_Record):
+    """One explained triple, and what happened to its answer."""
+
+    test: TripleRecord
+    direction: Question
+    model: Answer
+    removals: tuple[Removal, ...]
+
+    @property
+    def title(self) -> str:
+        test = self.test
+        return f"{test.head.label} · {test.relation.label} · {test.tail.label}"
+
+    def of(self, kind: Kind) -> Removal | None:
+        """Return the largest group of a kind."""
+        found = [removal for removal in self.removals if removal.kind == kind]
+        return max(found, key=lambda removal: len(removal.facts), default=None)
+
+
+class Verification(_Record):
+    """What happened to the answers of an explanation."""
+
+    FILE = "influence/verification.json"
+
+    schema_version: Literal[1] = 1
+    run_id: str
+    source_run: str
+    """Run of the model."""
+    recipe: Recipe
+    seeds: int
+    tests: tuple[VerifiedTriple, ...]
+    agreement: Agreement | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return any(removal.whole for test in self.tests for removal in test.removals)
+
+    def fall(self, removal: Removal) -> tuple[Effect, Measured]:
+        """Return the best known effect: whole, or fine-tuned with its size corrected."""
+        effect, scale = removal.whole or removal.tuned, self.agreement
+        fall = effect.fall
+        if removal.whole is not None or scale is None or not scale.corrects:
+            return effect, fall
+        half_width = None
+        if fall.half_width is not None:
+            of_scale = (scale.high - scale.low) / 2 * fall.mean
+            half_width = math.hypot(scale.factor * fall.half_width, of_scale)
+        return effect, Measured(mean=scale.factor * fall.mean, half_width=half_width)
+
+    def sentence(self, removal: Removal) -> str:
+        """Return what happened without a group of facts."""
+        effect, fall = self.fall(removal)
+        rank, later, log = effect.before.rank, effect.after.rank, effect.before.log_probability
+        moved = f"{'falls' if later > rank else 'rises'} from rank {rank:.3g} to {later:.3g}"
+        if rank == later:
+            moved = f"stays at rank {rank:.3g}"
+        between, width = "", fall.half_width
+        if width is not None:
+            low, high = (_percent(log - fall.mean + change) for change in (-width, width))
+            between = f", 95 %: {low} to {high}"
+        return (
+            f"Without {removal.named} the answer {moved} (probability {_percent(log)} % to "
+            f"{_percent(log - fall.mean)} %{between})."
+        )
+
+    def verdict(self, test: VerifiedTriple) -> str:
+        """Return whether the strongest facts matter more than random ones near the triple."""
+        strongest, chance = test.of("strongest"), test.of("touching")
+        if strongest is None or chance is None:
+            which = "raised the answer" if strongest is None else "touches head or tail"
+            return f"Nothing to compare: no training fact {which}."
+        (_, found), (_, by_chance) = self.fall(strongest), self.fall(chance)
+        more = found.mean - by_chance.mean
+        width = math.hypot(found.half_width or 0.0, by_chance.half_width or 0.0)
+        said = f"{strongest.named} cost {more:+.2f} of log-probability against {chance.named}"
+        if found.half_width is None:
+            return f"One seed, so without an interval: {said}."
+        outcome = "Confirmed" if more > width else "Contradicted" if more < -width else "Open"
+        return f"{outcome}: {said} (± {width:.2f})."
+
+    @property
+    def method(self) -> str:
+        """How it was found, and how well that is known to agree with whole retraining."""
+        how = (
+            f"By going on from the finished model for {self.recipe.epochs} epochs at a rate of "
+            f"{self.recipe.learning_rate:.2g}"
+        )
+        trust = "On this model it was not compared with whole retraining."
+        return (
+            f"{'By training again from the start' if self.is_whole else how} without the facts, "
+            f"against the same with all facts, {self.seeds} seeds. "
+            f"{self.agreement.sentence if self.agreement else trust}"
+        )
+
+    def lines(self, test: VerifiedTriple) -> Iterator[str]:
+        yield from (self.sentence(removal) for removal in test.removals)
+        yield from (self.verdict(test), self.method)
+
+    def __str__(self) -> str:
+        if len(self.tests) == 1:
+            (test,) = self.tests
+            asked = "both ends have" if test.direction == "both" else f"the {test.direction} has"
+            rank, percent = test.model.rank, _percent(test.model.log_probability)
+            head = f"{test.title}: {asked} rank {rank:.3g} and probability {percent} % in the model"
+            return "\n".join([head, *self.lines(test)])
+        shown = [f"{test.title}: {self.verdict(test)}" for test in self.tests[:MOST_SHOWN]]
+        outcomes = [self.verdict(test).partition(":")[0] for test in self.tests]
+        counts = ", ".join(f"{outcomes.count(o)} {o.lower()}" for o in dict.fromkeys(outcomes))
+        return "\n".join([*shown, f"Of {len(self.tests)} explanations: {counts}.", self.method])
+
+    def _repr_html_(self) -> str:
+        said = "\n\n".join("\n".join([test.title, *self.lines(test)]) for test in self.tests)
+        return html.escape(said).replace("\n", "<br>")
+
+
+def said_of(found: Verification | None, triple: Sequence[str]) -> tuple[str, ...]:
+    """Return what is known of a triple in sentences; empty if it was not verified."""
+    for test in found.tests if found else ():
+        if found and names_of(test.test) == tuple(triple):
+            return tuple(found.lines(test))
+    return ()
+
+
+def _percent(log_probability: float) -> str:
+    percent = 100 * math.exp(min(0.0, log_probability))
+    return f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+
+
+R = TypeVar("R", bound=_Record)
+
+
+def read_kept(kind: type[R], run_id: str) -> R | None:
+    """Return what a run keeps of a kind; None if it keeps nothing."""
+    folder, _, name = kind.FILE.partition("/")
+    if name not in list_artifacts(run_id, folder):
+        return None
+    with fetched(run_id, kind.FILE) as path:
+        try:
+            return kind.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise DataError(f"run {run_id}: {kind.FILE}: {described(error)}") from None
+
+
+def keep(record: Verification | Agreement, run_id: str, work: Path) -> None:
+    """Keep a record with the run of an explanation or of a model."""
+    path = work / record.FILE
+    write_whole(path, record.model_dump_json(indent=1) + "\n")
+    keep_folder(run_id, path.parent, path.parent.name)

@@ -1,0 +1,230 @@
+"""Checks explanations: takes their facts away, trains on or again, and says what happens."""
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clew import names
+from clew.config.schema import RunConfig
+from clew.errors import ConfigError, Interrupted
+from clew.files import cache_folder, working_folder
+from clew.influence.outcomes import Examiner, Facts
+from clew.influence.retraining import KeptRetrainings, Retrainer
+from clew.influence.verify import SIZES, Queue, agreement_of, fine_tuning, groups_of, recipe_of
+from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.triples import Triples
+from clew.runs.influence_report import ExplainedTriple, read_influence_json
+from clew.runs.reading.reports import report_files
+from clew.runs.reading.search import run_meant
+from clew.runs.verification import (
+    Agreement,
+    Answer,
+    Names,
+    Pair,
+    Removal,
+    Verification,
+    VerifiedTriple,
+    keep,
+    names_of,
+    read_kept,
+)
+from clew.training.manifest import MODEL_FILE, sha256
+from clew.workflows.explaining.trace_source import (
+    TraceSource,
+    of_fields,
+    open_trace_source,
+    usable,
+)
+from clew.workflows.explaining.tracin import tracin
+from clew.workflows.explaining.validate_influence import identity
+from clew.workflows.explaining.validation_plan import seeds_of
+
+logger = logging.getLogger(__name__)
+SCORES = ("score", "direction", "test_loss", "use_last_layers_only", "num_last_layers")
+"""Settings of an explanation that decide which facts are its strongest."""
+LISTED = {"influence.top_k": max(SIZES)}
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """The explanations to check, and how; see the options of `clew verify`."""
+
+    explanation: str = ""
+    test: str = ""
+    model: str = names.NEWEST
+    top_tests: int | None = None
+    triple: Names | None = None
+    """The only triple of the report to check, by its names in the data."""
+    seeds: int = 2
+    whole: bool = False
+    epochs: int | None = None
+    learning_rate: float | None = None
+
+
+def verify(
+    request: VerifyRequest,
+    *,
+    say: Callable[[str], None] = logger.info,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Verification:
+    """Take the facts of explanations away, and keep what happens with the explanation's run.
+
+    Trainings that were finished before, by any call, are not repeated.
+    """
+    if request.test and request.explanation:
+        raise ConfigError(
+            "an explanation and --test are both given; give the explanation to check, or a triple "
+            "to explain first"
+        )
+    if request.test:
+        model = run_meant(request.model, names.KIND_TRAIN)
+        run_id = tracin(model, request.test, LISTED).run_id or ""
+        say(f"explained as run {run_id}")
+    else:
+        run_id = run_meant(request.explanation or names.NEWEST, names.KIND_TRACE)
+    with working_folder("verify") as work:
+        path = report_files(run_id, work).json
+        report = read_influence_json(path) if path else None
+        if report is None or report.model.runs:
+            raise ConfigError(
+                f"run {run_id} explains {'the mean of several runs' if report else 'no triples'}; "
+                "give one that explains triples of one run"
+            )
+        best_last = sorted(report.tests, key=lambda test: -test.rank)
+        distinct = {names_of(test.test): test for test in best_last}
+        explained = list(distinct.values())[::-1]
+        if request.triple is not None:
+            explained = [distinct[request.triple]]
+        elif not request.test or request.top_tests:
+            explained = explained[: request.top_tests or 1]
+        settings = {f"influence.{k}": report.settings[k] for k in SCORES if k in report.settings}
+        with open_trace_source(report.model.run_id, settings | LISTED) as source:
+            queues = _queues(request, source, explained)
+            _train(queues, say, progress)
+            tests = _effects(source, explained, queues)
+        found = Verification(
+            run_id=run_id,
+            source_run=report.model.run_id,
+            recipe=recipe_of(source.model.config, request.epochs, request.learning_rate),
+            seeds=request.seeds,
+            tests=tests,
+        )
+        agreement, kept = _agreement(found), read_kept(Verification, run_id)
+        if agreement is not None and found.is_whole:
+            keep(agreement, found.source_run, work)
+        found = found.model_copy(update={"agreement": agreement})
+        others = () if kept is None or kept.recipe != found.recipe else kept.tests
+        seen = {names_of(test.test) for test in tests}
+        tests += tuple(test for test in others if names_of(test.test) not in seen)
+        keep(found.model_copy(update={"tests": tests}), run_id, work)
+    return found
+
+
+def _queues(
+    request: VerifyRequest, source: TraceSource, explained: Sequence[ExplainedTriple]
+) -> list[Queue]:
+    """Return the fine-tunings and, if they are asked for, the whole trainings."""
+    graph, config, manifest = source.task.graph, source.model.config, source.model.manifest
+    given = [of_fields(0, "", [*names_of(one.test)], graph) for one in explained]
+    tests = usable(given, source.model.title)
+    groups = [
+        group
+        for place, one in enumerate(explained)
+        for group in groups_of(graph, tests, place, _strongest(source, one, tests[[place]]))
+    ]
+    seeds = seeds_of(source, request.seeds)[1:]
+
+    def queue(config: RunConfig, start: GraphModel | None, begin: str) -> Queue:
+        contents = [identity(source, tests[[place]], config) + begin for place in range(len(tests))]
+        keys = [hashlib.sha256(content.encode()).hexdigest() for content in contents]
+        kept = [KeptRetrainings(cache_folder("verify") / key[:32], key) for key in keys]
+        retrainer = Retrainer(graph, config, manifest, source.tracer.device, start)
+        return Queue(retrainer, Examiner(graph, config, tests), groups, seeds, kept)
+
+    tuning = fine_tuning(config, recipe_of(config, request.epochs, request.learning_rate))
+    begin = sha256(source.model.checkpoint / MODEL_FILE)
+    found = [queue(tuning, source.tracer.models[-1], begin)]
+    return [*found, queue(config, None, "")] if request.whole else found
+
+
+def _strongest(source: TraceSource, explained: ExplainedTriple, test: Triples) -> Facts:
+    """Return the strongest proponents; those that the report does not list are scored again."""
+    listed = [entry.train_index for entry in explained.proponents]
+    complete = not explained.truncated or explained.candidates < len(source.task.graph.train)
+    if len(listed) >= max(SIZES) or complete or source.tracer.settings.score == "unrolled":
+        return np.array(listed[: max(SIZES)], np.int64)
+    (found,) = source.tracer.explain(test)
+    top: Facts = found.proponents.train[0][found.proponents.influence[0] > 0].astype(np.int64)
+    return top
+
+
+def _train(
+    queues: Sequence[Queue],
+    say: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Do the missing trainings of all queues."""
+    left = [len(queue.missing) for queue in queues]
+    for queue, number, what in zip(queues, left, ("fine-tunings", "whole trainings"), strict=False):
+        retrainer = queue.retrainer
+        how = f"{retrainer.models_at_once} at once"
+        if reason := retrainer.why_one_at_a_time:
+            how = f"one at a time: {reason}"
+        say(f"{number} {what} to do, {retrainer.config.training.num_epochs} epochs each ({how})")
+
+    def done() -> int:
+        finished = sum(left) - sum(len(queue.missing) for queue in queues)
+        progress(finished, sum(left))
+        return finished
+
+    done()
+    try:
+        for queue in queues:
+            queue.run(done)
+    except (KeyboardInterrupt, Interrupted):  # the second is from a training of one model
+        raise Interrupted(
+            f"stopped by the user after {done()} of {sum(left)} trainings, which are kept; the "
+            "same command goes on"
+        ) from None
+
+
+def _effects(
+    source: TraceSource, explained: Sequence[ExplainedTriple], queues: Sequence[Queue]
+) -> tuple[VerifiedTriple, ...]:
+    direction, groups = source.tracer.settings.direction, queues[0].groups
+    own = queues[0].examiner.examine(source.tracer.models[-1].eval()).of(direction)
+    tuned, *again = (queue.effects(direction) for queue in queues)
+    whole = again[0] if again else [None] * len(groups)
+    removals = [
+        (group.test, Removal(kind=group.kind, facts=group.facts.tolist(), tuned=t, whole=w))
+        for group, t, w in zip(groups, tuned, whole, strict=True)
+    ]
+    return tuple(
+        VerifiedTriple(
+            test=one.test,
+            direction=direction,
+            model=Answer(
+                rank=own.rank[:, place].mean(),
+                log_probability=own.log_probability[:, place].mean(),
+            ),
+            removals=tuple(removal for test, removal in removals if test == place),
+        )
+        for place, one in enumerate(explained)
+    )
+
+
+def _agreement(found: Verification) -> Agreement | None:
+    """Return the agreement on the model, with what was measured now and before."""
+    kept = read_kept(Agreement, found.source_run)
+    earlier = kept.pairs if kept is not None and kept.recipe == found.recipe else ()
+    now = []
+    for test in found.tests:
+        for each in test.removals:
+            if each.whole is not None:
+                falls = {"tuned": each.tuned.fall.mean, "whole": each.whole.fall.mean}
+                now.append(Pair(test=names_of(test.test), facts=each.facts, **falls))
+    pairs = {(pair.test, pair.facts): pair for pair in (*earlier, *now)}
+    return agreement_of(found.recipe, tuple(pairs.values()))

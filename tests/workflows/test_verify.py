@@ -1,0 +1,128 @@
+"""`clew verify` end to end: what is kept where, resumption, small explanations, refusals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import clew
+from clew.cli import cli
+from clew.errors import ConfigError, DataError, Interrupted
+from clew.influence.outcomes import Examiner
+from clew.influence.retraining import Retrainer
+from clew.runs.reading.explanation import html_report, open_explanation
+from clew.runs.reading.runs import download_artifact
+from clew.runs.verification import Agreement, Verification, names_of, read_kept
+from clew.workflows.explaining.tracin import tracin
+from clew.workflows.verify import VerifyRequest, verify
+from tests.workflows.trained import TrainedStore
+
+pytestmark = pytest.mark.slow
+TRIPLE = "acquired_abnormality,location_of,experimental_model_of_disease"
+UNKNOWN = "virus,location_of,steroid"
+"""A triple of known names that is in no split."""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def explained(trained: TrainedStore) -> str:
+    """Return the run of an explanation of two triples that lists six facts of each side."""
+    settings = {"influence.top_k": 6, "influence.score": "cosine"}
+    return explanation(
+        trained.strong, settings, tuple(TRIPLE.split(",")), tuple(UNKNOWN.split(","))
+    )
+
+
+def explanation(model: str, settings: dict[str, Any], *triples: Any) -> str:
+    found = clew.attribute(model, list(triples), top_k=6, overrides=settings).run_id
+    assert found is not None
+    return found
+
+
+def no_training(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a finished training was repeated")
+
+
+def test_a_report_is_checked_kept_and_shown_everywhere(
+    explained: str, trained: TrainedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = verify(VerifyRequest(explained, top_tests=2, whole=True, seeds=2))
+    assert read_kept(Verification, explained) == found
+    assert (found.source_run, found.recipe.epochs) == (trained.strong, 1)
+    assert {names_of(test.test) for test in found.tests} == {
+        tuple(TRIPLE.split(",")),
+        tuple(UNKNOWN.split(",")),
+    }
+    for test in found.tests:
+        top = [len(r.facts) for r in test.removals if r.kind == "strongest"]
+        assert top == [1, 5, 20]  # those that are not listed were scored again
+        assert all(r.whole is not None and r.whole.fall != r.tuned.fall for r in test.removals)
+    kept = read_kept(Agreement, trained.strong)
+    assert kept is not None
+    assert kept == found.agreement
+    assert len(kept.pairs) == sum(len(test.removals) for test in found.tests)
+
+    monkeypatch.setattr(Retrainer, "train", no_training)
+    again = CliRunner().invoke(cli, ["verify", explained, "--top-tests=1", "--json"])
+    assert again.exit_code == 0, again.output
+    (content,) = (json.loads(line) for line in again.stdout.splitlines() if "run_id" in line)
+    assert content["agreement"]["factor"] == found.agreement.factor
+    # The other triple of the report stays, and so do whole retrainings.
+    assert {names_of(test.test) for test in read_kept(Verification, explained).tests} == {
+        names_of(test.test) for test in found.tests
+    }
+    page = html_report(open_explanation(explained, 0))
+    assert "What happens without these facts" in page
+    download_artifact(explained, "influence/verification.json", tmp_path)
+
+
+def test_a_stopped_check_goes_on_where_it_was(
+    trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = explanation(trained.strong, {}, tuple(TRIPLE.split(",")))
+    examine, calls = Examiner.examine, []
+
+    def stops(self: Examiner, model: Any) -> Any:
+        calls.append(model)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return examine(self, model)
+
+    request = VerifyRequest(run_id, seeds=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Examiner, "examine", stops)
+        with pytest.raises(Interrupted):
+            verify(request)
+    assert read_kept(Verification, run_id) is None
+    told: list[tuple[int, int]] = []
+    found = verify(request, progress=lambda done, total: told.append((done, total)))
+    groups = 1 + len(found.tests[0].removals)
+    assert told[0] == (0, groups - 3)
+    assert told[-1] == (groups - 3, groups - 3)
+    assert all(r.tuned.fall.half_width is None for r in found.tests[0].removals)
+
+
+def test_python_and_a_triple_that_is_explained_first(trained: TrainedStore) -> None:
+    why = clew.attribute(trained.weak, [tuple(TRIPLE.split(","))])
+    found = why.verify(seeds=1)
+    assert found == read_kept(Verification, why.run_id or "")
+    assert found.verdict(found.tests[0]) in found._repr_html_().replace("&#x27;", "'")
+    made = verify(VerifyRequest(test=TRIPLE, model=trained.weak, seeds=1))
+    assert made.run_id != why.run_id
+    assert made.tests == found.tests
+
+
+def test_what_cannot_be_checked_is_refused(trained: TrainedStore, tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        verify(VerifyRequest(test="virus,location_of,nobody", model=trained.weak))
+    with pytest.raises(ConfigError):
+        verify(VerifyRequest("newest", test=TRIPLE))
+    both = tracin(f"{trained.strong},{trained.weak}", TRIPLE, {})
+    with pytest.raises(ConfigError):
+        verify(VerifyRequest(both.run_id or ""))
