@@ -9,14 +9,21 @@ import pytest
 
 from clew.api.explanations import triple_table
 from clew.influence.link_prediction import report as report_module
-from clew.influence.link_prediction.report import Findings, ReportSource, build_report, write_report
+from clew.influence.link_prediction.paths import EntityPath
+from clew.influence.link_prediction.report import (
+    Findings,
+    ReportSource,
+    ScoredPaths,
+    build_report,
+    write_report,
+)
 from clew.influence.scores import Explanation, Scored
 from clew.link_prediction.leakage import RelationPair
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, read_influence_json
-from clew.runs.reading.facts import evidence
+from clew.runs.reading.facts import Paths, evidence
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.spreadsheets import restored
 from clew.training.manifest import CheckpointRecord
@@ -111,10 +118,32 @@ def test_inverses_and_duplicates_of_the_test_triple_are_marked_everywhere(tmp_pa
         rows = read_facts(ReportFiles(**{kind: tmp_path / f"influence.{kind}"}), 1)
         assert list(rows["counterpart"]) == ["duplicate", "", ""]
         test = read_head(ReportFiles(json=tmp_path / "influence.json")).tests.loc[1]
-        assert "duplicate" in evidence(test, rows, [])
+        assert "duplicate" in evidence(test, rows, Paths(rows, (), ""))
     table = triple_table(report)
     assert list(table.loc[table["counterpart"] != "", "train_index"]) == [5]
     assert "duplicate" in TraceResult(report, None, None).table()
+
+
+def test_paths_are_kept_with_the_scores_of_their_facts(tmp_path):
+    train = graph().train
+    path = EntityPath((0, 1, 4), 2.0, ((3, 1), (2,)))
+    every = replace(
+        findings(complete=False),
+        paths=[ScoredPaths([path], {3: 2.0, 1: 0.5}), ScoredPaths([], {})],
+    )
+    write_report(tmp_path, source(tmp_path), every)
+    first, second = read_influence_json(tmp_path / "influence.json").tests
+    assert second.paths is not None
+    assert second.paths.paths == ()
+    assert first.paths is not None
+    (found,) = first.paths.paths
+    assert [[step.train_index for step in facts] for facts in found.steps] == [[3, 1], [2]]
+    assert [step.influence for step in found.steps[0]] == [2.0, 0.5]
+    assert found.steps[1][0].influence is None
+    assert found.steps[0][0].train.head.id == NAMES[train[3, 0]]
+    assert [scored.paths for scored in every.only(1).paths] == [[]]
+    unsearched = write_report(tmp_path, source(tmp_path), findings(complete=False))
+    assert unsearched.tests[0].paths is None
 
 
 def test_order_ranks_and_truncation(tmp_path):
