@@ -138,7 +138,7 @@ def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> 
         names.name_array.take(pa.array(rows[:, column]))
         for column, names in enumerate((graph.entities, graph.relations, graph.entities))
     ]
-    columns += [] if weights is None else [pa.array([f"{weight:.17g}" for weight in weights])]
+    columns += [] if weights is None else [pa.array(list(map(str, weights.tolist())))]
     lines = pc.binary_join_element_wise(*columns, "\t").to_pylist()
     return "".join(f"{line}\n" for line in lines).encode()
 
