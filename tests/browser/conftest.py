@@ -1,5 +1,6 @@
 """A browser, and dashboard servers over copies of stores that real commands recorded."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -84,3 +85,12 @@ def look(browser: Browser) -> Iterator[Look]:
     for dashboard in opened:
         dashboard.page.context.close()
     assert [problem for dashboard in opened for problem in dashboard.problems] == []
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of pictures: `$CLEW_SCREENSHOTS` or a temporary one."""
+    folder = os.environ.get("CLEW_SCREENSHOTS")
+    path = Path(folder) if folder else tmp_path_factory.mktemp("pictures")
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -63,6 +63,13 @@ def ask(look: Look, address: str) -> Dashboard:
     return dashboard
 
 
+def test_a_question_is_answered(look: Look, champion_address: str) -> None:
+    dashboard = ask(look, champion_address)
+    dashboard.shows("acquired_abnormality")
+    assert "h=acquired_abnormality" in dashboard.page.url
+    assert "r=location_of" in dashboard.page.url
+
+
 def test_a_drug_for_a_disease_is_found_and_explained(look: Look, champion_address: str) -> None:
     """The biologist's path: what treats this, and why? test_reviewer.py has its end."""
     dashboard = look(champion_address, "/ask")
@@ -93,11 +100,8 @@ def test_an_example_is_asked_and_a_triple_explained(look: Look, champion_address
     dashboard.shows("Read the explanation", seconds=SECONDS)
 
 
-def test_a_question_is_answered_and_the_answer_explained(look: Look, champion_address: str) -> None:
+def test_an_answer_is_explained(look: Look, champion_address: str) -> None:
     dashboard = ask(look, champion_address)
-    dashboard.shows("acquired_abnormality")
-    assert "h=acquired_abnormality" in dashboard.page.url
-    assert "r=location_of" in dashboard.page.url
     dashboard.tick(0, 0)
     dashboard.press("Why?")
     dashboard.shows("Read the explanation", seconds=SECONDS)

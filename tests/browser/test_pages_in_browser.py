@@ -1,5 +1,6 @@
-"""Every page in a narrow window, with hostile names, and from link to link."""
+"""Every page in light and dark, wide and narrow: a picture, no error, and no overflow."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,15 +26,41 @@ def path_of(page: str, filled: Recorded) -> str:
     return f"/{page}"
 
 
+# Pictures for people need all four; two combinations cover both themes and both widths.
+FORMS = [("wide", "light"), ("narrow", "dark"), ("wide", "dark"), ("narrow", "light")]
+SHOWN = FORMS if "CLEW_SCREENSHOTS" in os.environ else FORMS[:2]
+
+
+@pytest.mark.parametrize(("width", "scheme"), SHOWN)
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_fits_into_a_window_that_was_always_narrow(
-    look: Look, filled: Recorded, filled_address: str, page: str
+def test_a_page_looks_right(
+    look: Look,
+    filled: Recorded,
+    filled_address: str,
+    pictures: Path,
+    page: str,
+    width: str,
+    scheme: str,
 ) -> None:
-    """`test_accessibility` opens the pages in a wide window and makes it narrow."""
-    dashboard = look(filled_address, path_of(page, filled), width="narrow", scheme="dark")
+    dashboard = look(filled_address, path_of(page, filled), width=width, scheme=scheme)
     assert dashboard.page.locator("h1").inner_text().lower() == page
     assert not dashboard.page.get_by_test_id("stException").count()
+    dashboard.picture(pictures / f"{page}-{width}-{scheme}.png")
     assert not dashboard.overflows()
+
+
+def test_no_choice_is_cut_in_a_window_of_a_tablet(
+    look: Look, filled: Recorded, filled_address: str
+) -> None:
+    cut = """() => [...document.querySelectorAll(
+        ':is([data-testid="stButtonGroup"], [data-testid="stCheckbox"]) *'
+    )].filter(
+        part => part.clientWidth && part.innerText && part.scrollWidth > part.clientWidth + 1
+    ).map(part => part.innerText)"""
+    for page in (path_of(page, filled) for page in PAGES):
+        dashboard = look(filled_address, page)
+        dashboard.page.set_viewport_size({"width": 800, "height": 900})
+        assert dashboard.settle().page.evaluate(cut) == [], page
 
 
 def test_the_table_of_facts_is_whole_beside_their_graph(

@@ -119,12 +119,16 @@ def test_the_first_promotion(trained: TrainedStore) -> None:
         training.metrics["test/mrr"], rel=1e-6
     )
     assert float(version.tags[names.TAG_TEMPERATURE]) > 0
-    # It is recorded as a run.
-    query = RunQuery(kind=names.KIND_PROMOTE, source_run=trained.strong, text="first")
+
+
+def test_a_promotion_is_recorded_as_a_run(trained: TrainedStore) -> None:
+    promoted("recorded", trained.strong)
+    query = RunQuery(kind=names.KIND_PROMOTE, source_run=trained.strong, text="recorded")
     (run,) = search_runs(query).runs
     assert run.status == "FINISHED"
-    assert run.tags[names.TAG_MODEL_VERSION] == "models:/first/1"
+    assert run.tags[names.TAG_MODEL_VERSION] == "models:/recorded/1"
     assert "test/mrr" in run.metrics
+    training = find_run(trained.strong)
     for key in (
         names.TAG_TASK,
         names.TAG_DATASET,
@@ -133,6 +137,7 @@ def test_the_first_promotion(trained: TrainedStore) -> None:
         names.TAG_VARIANT,
     ):
         assert run.tags[key] == training.tags[key] != ""
+    version = Registry.connect().version("recorded", "1")
     assert version.tags[names.TAG_PROMOTE_RUN] == run.run_id
 
 
@@ -195,7 +200,7 @@ def test_equal_models_do_not_replace_each_other(trained: TrainedStore, champion:
         assert aliases(f"equal {first}") == {"champion": "1", "challenger": "2"}
 
 
-def test_a_worse_candidate_stays_challenger_until_force_overrules(
+def test_a_worse_candidate_stays_challenger_with_the_reason(
     trained: TrainedStore, champion: Crown
 ) -> None:
     champion("worse", trained.strong)
@@ -206,11 +211,17 @@ def test_a_worse_candidate_stays_challenger_until_force_overrules(
     assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
     assert "valid/mrr" in version.tags[names.TAG_REFUSED_BECAUSE]
     assert float(version.tags[names.TAG_GATE_INTERVAL].split(" to ")[1]) < 0
-    result = promote(PromotionRequest(trained.weak, name="worse", force="half the size"))
+
+
+def test_force_overrules_and_records_the_reason(trained: TrainedStore, champion: Crown) -> None:
+    champion("forced", trained.strong)
+    with pytest.raises(PromotionRefused):
+        promoted("forced", trained.weak)
+    result = promote(PromotionRequest(trained.weak, name="forced", force="half the size"))
     # The version that was refused before is used again, not registered twice.
     assert result.number == "2"
-    assert aliases("worse") == {"champion": "2", "previous": "1"}
-    version = Registry.connect().version("worse", "2")
+    assert aliases("forced") == {"champion": "2", "previous": "1"}
+    version = Registry.connect().version("forced", "2")
     assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FORCED
     assert version.tags[names.TAG_FORCED_BECAUSE] == "half the size"
     assert "valid/mrr" in version.tags[names.TAG_REFUSED_BECAUSE]
@@ -219,15 +230,10 @@ def test_a_worse_candidate_stays_challenger_until_force_overrules(
 def test_rollback_swaps_and_swaps_again(trained: TrainedStore, champion: Crown) -> None:
     champion("back", trained.weak)
     promoted("back", trained.strong)
-    options = ["promote", "--rollback", "--name=back"]
-    result = rollback("back", dry_run=True)
-    assert "would be version 1 again, version 2 would be previous" in result.table()
-    assert run_command([*options, "--dry-run"]) == 0
-    assert aliases("back") == {"champion": "2", "previous": "1"}
     result = rollback("back")
     assert (result.number, result.former) == ("1", "2")
     assert aliases("back") == {"champion": "1", "previous": "2"}
-    assert run_command(options) == 0
+    rollback("back")
     assert aliases("back") == {"champion": "2", "previous": "1"}
 
 
@@ -239,6 +245,18 @@ def test_rollback_needs_a_former_version(trained: TrainedStore, champion: Crown)
         rollback("never")
     with pytest.raises(ConfigError, match="rollback needs --name"):
         rollback("")
+
+
+def test_a_dry_rollback_says_what_would_happen(trained: TrainedStore, champion: Crown) -> None:
+    champion("dry back", trained.weak)
+    promoted("dry back", trained.strong)
+    options = ["promote", "--rollback", "--name=dry back"]
+    result = rollback("dry back", dry_run=True)
+    assert "would be version 1 again, version 2 would be previous" in result.table()
+    assert run_command([*options, "--dry-run"]) == 0
+    assert aliases("dry back") == {"champion": "2", "previous": "1"}
+    assert run_command(options) == 0
+    assert aliases("dry back") == {"champion": "1", "previous": "2"}
 
 
 @pytest.mark.parametrize("option", ["--run-id=a", "--experiment=a", "--metric=a", "--force=a"])

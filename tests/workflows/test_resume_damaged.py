@@ -184,22 +184,22 @@ def test_what_a_killed_process_left_in_the_folder_is_cleared(
     assert names == [".step-00000050.aside", *wanted]
 
 
+@pytest.mark.parametrize("command", ["evaluate", "tracin", "promote", "export"])
 def test_a_flipped_bit_in_a_run_of_the_store_is_named_without_a_temporary_folder(
-    tracking_store: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    tracking_store: Path, capsys: pytest.CaptureFixture[str], command: str, tmp_path: Path
 ) -> None:
     run_id = train(config_of(training__num_epochs=1)).run_id or ""
-    root = Path(MlflowClient().get_run(run_id).info.artifact_uri.removeprefix("file://"))
-    for folder in ("checkpoints/epoch-0001", "best"):
-        flip(root / folder / "model.safetensors")
-    for command, arguments in {
+    uri = MlflowClient().get_run(run_id).info.artifact_uri
+    folder = "checkpoints/epoch-0001" if command == "tracin" else "best"
+    flip(Path(uri.removeprefix("file://")) / folder / "model.safetensors")
+    arguments = {
         "evaluate": ["--model", run_id],
         "tracin": ["--model", run_id, "--test", "virus,causes,pathologic_function"],
         "promote": ["--run-id", run_id],
         "export": ["--model", run_id, "--output-dir", str(tmp_path / "out")],
-    }.items():
-        assert run_command([command, *arguments]) == (3 if command == "promote" else 2), command
-        line = capsys.readouterr().err.splitlines()[-1]
-        folder = "checkpoints/epoch-0001" if command == "tracin" else "best"
-        assert f"{folder}/model.safetensors: changed or damaged since it was written" in line
-        assert run_id in line
-        assert tempfile.gettempdir() + "/clew" not in line
+    }[command]
+    assert run_command([command, *arguments]) == (3 if command == "promote" else 2)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"{folder}/model.safetensors: changed or damaged since it was written" in line
+    assert run_id in line
+    assert tempfile.gettempdir() + "/clew" not in line

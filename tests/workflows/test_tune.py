@@ -9,8 +9,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +31,11 @@ from clew.training.progress import Watch
 from clew.workflows.train import train
 from clew.workflows.trials import LOCK_FILE, STUDY_FILE, TrialWatch
 from clew.workflows.tune import MOST_FAILURES, TuneRequest, TuneResult, chart, tune
-from tests.workflows.trained import ROOT, copy_store, dispose_of, small_config, use_store
+from tests.workflows.trained import ROOT, small_config
 
 pytestmark = pytest.mark.slow
 
 RATE = "optimizer.learning_rate"
-NUM_TRIALS = 7
 WIDE = {
     RATE: {"low": 1e-6, "high": 0.03, "log": True},
     "loss.label_smoothing": {"choices": [0, 0.1]},
@@ -83,38 +81,12 @@ def outcome(result: TuneResult) -> list[tuple[object, ...]]:
     ]
 
 
-@dataclass(frozen=True)
-class Searched:
-    """A finished search of seven trials in a store of its own."""
-
-    uri: str
-    folder: Path
-    result: TuneResult
-    lines: list[str]
-
-
-@pytest.fixture(scope="module")
-def finished(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searched]:
-    folder, lines = tmp_path_factory.mktemp("searched"), list[str]()
-    (folder / "store").mkdir()
-    uri = copy_store(store_template, folder / "store")
-    with pytest.MonkeyPatch.context() as patch:
-        use_store(patch, uri)
-        result = tune(request_of(folder / "search", trials=NUM_TRIALS), say=lines.append)
-    yield Searched(uri, folder / "search", result, lines)
-    dispose_of(uri)
-
-
-@pytest.fixture
-def searched(finished: Searched, monkeypatch: pytest.MonkeyPatch) -> Searched:
-    use_store(monkeypatch, finished.uri)
-    return finished
-
-
 def test_a_search_leaves_runs_a_table_a_chart_and_a_configuration_that_repeats_the_best(
-    searched: Searched,
+    folder: Path,
 ) -> None:
-    result, lines, folder = searched.result, searched.lines, searched.folder
+    lines: list[str] = []
+    result = tune(request_of(folder, trials=6), say=lines.append)
+
     runs, client = runs_of(result), MlflowClient(store.tracking_uri())
     parent = client.get_run(result.run_id)
     assert (parent.info.status, parent.data.tags[names.TAG_KIND]) == ("FINISHED", names.KIND_TUNE)
@@ -125,7 +97,7 @@ def test_a_search_leaves_runs_a_table_a_chart_and_a_configuration_that_repeats_t
     uploaded = {info.path for info in client.list_artifacts(result.run_id, names.ARTIFACT_TUNE)}
     assert uploaded == {"tune/best.yaml", "tune/trials.csv", "tune/chart.vl.json"}
 
-    assert sorted(runs) == list(range(NUM_TRIALS)) == [record.number for record in result.trials]
+    assert sorted(runs) == list(range(6)) == [record.number for record in result.trials]
     assert {"complete", "pruned"} == {record.state for record in result.trials}
     for record in result.trials:
         run = runs[record.number]
@@ -145,9 +117,9 @@ def test_a_search_leaves_runs_a_table_a_chart_and_a_configuration_that_repeats_t
     assert [row["run_id"] for row in rows] == [record.run_id for record in result.trials]
     assert [float(row[RATE]) for row in rows] == [r.settings[RATE] for r in result.trials]
     drawn = json.loads((folder / "chart.vl.json").read_text())
-    assert len(altair.Chart.from_dict(drawn).to_dict()["layer"][1]["data"]["values"]) == NUM_TRIALS
+    assert len(altair.Chart.from_dict(drawn).to_dict()["layer"][1]["data"]["values"]) == 6
 
-    assert len(lines) == NUM_TRIALS
+    assert len(lines) == 6
     assert sum("best so far" in line for line in lines) >= 1
     assert f"--config {folder / 'best.yaml'}" in result.table()
     text = result.best_file.read_text()
@@ -161,9 +133,9 @@ def test_a_search_leaves_runs_a_table_a_chart_and_a_configuration_that_repeats_t
 
 
 def test_a_trial_is_pruned_where_it_is_worse_than_the_median_of_the_finished_ones(
-    searched: Searched,
+    folder: Path,
 ) -> None:
-    result = searched.result
+    result = tune(request_of(folder, trials=7))
     runs = runs_of(result)
     curves = {r.number: validations(r.run_id) for r in result.trials}
     finished: list[int] = []
@@ -204,9 +176,7 @@ tune(request_of(Path(sys.argv[1]), trials=5))
 """
 
 
-def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(
-    folder: Path, finished: Searched
-) -> None:
+def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(folder: Path) -> None:
     paths = os.pathsep.join((str(ROOT / "platform"), str(ROOT)))
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(folder)],
@@ -228,8 +198,9 @@ def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(
     assert runs[2].info.status == "KILLED"
     assert result.trials[3].settings == result.trials[2].settings
 
-    # A trial depends only on those before it, so a longer search begins in the same way.
-    assert outcome(result) == outcome(finished.result)[:5]
+    whole = tune(replace(request_of(folder, trials=5), output_dir=folder.parent / "whole"))
+    assert outcome(result) == outcome(whole)
+    assert result.best.value == whole.best.value
 
 
 class Clock:

@@ -33,7 +33,7 @@ from clew.workflows.explaining.validation_plan import (
     plan_experiment,
 )
 from clew.workflows.train import train
-from tests.workflows.trained import TrainedStore, small_config, use_store
+from tests.workflows.trained import TrainedStore, small_config
 
 pytestmark = pytest.mark.slow
 TRIPLE = "acquired_abnormality,location_of,experimental_model_of_disease"
@@ -53,22 +53,14 @@ def request_of(store: TrainedStore, folder: Path, **changes: Any) -> ValidationR
     return dataclasses.replace(small, **changes)
 
 
-@pytest.fixture(scope="module")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("validated") / "cells"
-
-
-@pytest.fixture(scope="module")
-def result(trained_runs: TrainedStore, cells: Path) -> ValidationResult:
-    with pytest.MonkeyPatch.context() as patch:
-        use_store(patch, trained_runs.uri)
-        return validate_influence(request_of(trained_runs, cells))
+@pytest.fixture
+def result(trained: TrainedStore, tmp_path: Path) -> ValidationResult:
+    return validate_influence(request_of(trained, tmp_path / "cells"))
 
 
 def test_result_is_recorded_attached_and_not_computed_twice(
     trained: TrainedStore,
     result: ValidationResult,
-    cells: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -77,7 +69,7 @@ def test_result_is_recorded_attached_and_not_computed_twice(
         "raw", "cosine", "random", "touching", "siblings", "adamic_adar"
     }  # fmt: skip
     assert all(abs(score.correlation.mean) <= 1 for score in record.scores)
-    assert record.num_retrainings == len(list(cells.glob("*.npz")))
+    assert record.num_retrainings == len(list((tmp_path / "cells").glob("*.npz")))
 
     run = find_run(result.run_id or "")
     assert run.tags[names.TAG_KIND] == names.KIND_VALIDATE
@@ -113,7 +105,7 @@ def test_result_is_recorded_attached_and_not_computed_twice(
     assert head.validation == expected
 
     monkeypatch.setattr(Examiner, "examine", _only_once(Examiner.examine))
-    again = validate_influence(request_of(trained, cells))
+    again = validate_influence(request_of(trained, tmp_path / "cells"))
     assert again.record == record
 
 
@@ -130,9 +122,11 @@ def _only_once(examine: Any) -> Any:
 
 
 def test_training_again_with_nothing_dropped_gives_the_run(
-    result: ValidationResult, cells: Path
+    result: ValidationResult, tmp_path: Path
 ) -> None:
-    models = [np.load(path)["log_probability"] for path in sorted(cells.glob("*.npz"))]
+    models = [
+        np.load(path)["log_probability"] for path in sorted((tmp_path / "cells").glob("*.npz"))
+    ]
     apart = [abs(one - other).max() for one, other in itertools.combinations(models, 2)]
     # Sums in another order move a model a little, on each processor in its own way; other
     # facts or another seed move it many times as far.
