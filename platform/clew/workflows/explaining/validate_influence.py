@@ -171,7 +171,7 @@ def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seco
 def _metrics(record: ValidationRecord, default: str) -> dict[str, float]:
     def mean(form: str, seeds: Seeds) -> float | None:
         score = record.score(form, seeds)
-        return score and score.correlation.mean
+        return None if score is None else score.correlation.mean
 
     found: dict[str, float | None] = {}
     for form in dict.fromkeys([default, *(score.form for score in record.scores)]):
