@@ -51,7 +51,7 @@ def build_optimizer(settings: config.OptimizerConfig, model: nn.Module) -> Optim
     return _without_compiler(kind)(parameters, **options)
 
 
-def _without_compiler(kind: type[Optimizer]) -> Any:
+def _without_compiler(kind: type[Optimizer]) -> Callable[..., Optimizer]:
     """Return the class without the wrappers that import torch's compiler when they are called.
 
     This takes as long as importing torch. The wrappers matter where a step is compiled, and only
