@@ -1,5 +1,6 @@
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -7,7 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from clew.influence.link_prediction import report as report_module
-from clew.influence.link_prediction.report import Findings, ReportSource, build_report, write_report
+from clew.influence.link_prediction.paths import EntityPath
+from clew.influence.link_prediction.report import (
+    Findings,
+    ReportSource,
+    ScoredPaths,
+    build_report,
+    write_report,
+)
 from clew.influence.scores import Explanation, Scored
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
@@ -88,6 +96,28 @@ def test_three_files_say_the_same(tmp_path, complete):
         assert entry.by_part["dense"] == pytest.approx(row["part_dense"], rel=1e-6)
         assert entry.by_checkpoint[1] == pytest.approx(row["checkpoint_20"], rel=1e-6)
         assert entry.cosine == pytest.approx(row["cosine"], rel=1e-6)
+
+
+def test_paths_are_kept_with_the_scores_of_their_facts(tmp_path):
+    train = graph().train
+    path = EntityPath((0, 1, 4), 2.0, ((3, 1), (2,)))
+    every = replace(
+        findings(complete=False),
+        paths=[ScoredPaths([path], {3: 2.0, 1: 0.5}), ScoredPaths([], {})],
+    )
+    write_report(tmp_path, source(tmp_path), every)
+    first, second = read_influence_json(tmp_path / "influence.json").tests
+    assert second.paths is not None
+    assert second.paths.paths == ()
+    assert first.paths is not None
+    (found,) = first.paths.paths
+    assert [[step.train_index for step in facts] for facts in found.steps] == [[3, 1], [2]]
+    assert [step.influence for step in found.steps[0]] == [2.0, 0.5]
+    assert found.steps[1][0].influence is None
+    assert found.steps[0][0].train.head.id == NAMES[train[3, 0]]
+    assert [scored.paths for scored in every.only(1).paths] == [[]]
+    unsearched = write_report(tmp_path, source(tmp_path), findings(complete=False))
+    assert unsearched.tests[0].paths is None
 
 
 def test_order_ranks_and_truncation(tmp_path):

@@ -1,13 +1,12 @@
-"""Paths of facts between head and tail of a test triple: against a plain search, and as text."""
-
-from itertools import permutations
+"""Paths of facts between head and tail of a test triple: as a table, and as text."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from clew.runs.influence_report import FoundPaths, PathRecord, PathStep, Term, TripleRecord
 from clew.runs.reading import facts as reading
-from clew.ui.components.explanations import facts_of, report_head, report_of_run
+from clew.ui.components.explanations import facts_of, paths_of, report_head, report_of_run
 from clew.ui.components.explanations import strongest as strongest_of
 from tests.recorded import Recorded
 
@@ -33,68 +32,52 @@ def facts(*triples: Triple, influence: list[float] | None = None) -> pd.DataFram
     return reading.ranked(frame.assign(influence=values))
 
 
-def plain_paths(test: pd.Series, found: pd.DataFrame) -> list[tuple[float, tuple[int, ...]]]:
-    """Try every order of up to three facts, and return weakest influence and ranks of paths."""
-    names = ["head_id", "relation_id", "tail_id"]
-    itself = (found[names].astype(str) == test[names].astype(str)).all(axis="columns")
-    helping = found[(found["influence"] > 0) & ~itself]
-    strongest: dict[frozenset[str], pd.Series] = {}
-    for _, fact in helping.iterrows():
-        pair = frozenset((fact["head_id"], fact["tail_id"]))
-        if len(pair) == 2:
-            strongest.setdefault(pair, fact)
-    result = []
-    for length in (1, 2, 3):
-        for chain in permutations(strongest.items(), length):
-            here, seen = test["head_id"], {test["head_id"]}
-            for pair, _ in chain:
-                onward = pair - {here}
-                if here not in pair or onward <= seen:
-                    break
-                (here,) = onward
-                seen.add(here)
-                if here == test["tail_id"] and pair is not chain[-1][0]:
-                    break
-            else:
-                if here == test["tail_id"]:
-                    weakest = min(float(fact["influence"]) for _, fact in chain)
-                    result.append((weakest, tuple(int(fact["rank"]) for _, fact in chain)))
-    return sorted(result, key=lambda path: (-path[0], len(path[1]), path[1]))
+def record(*triples: Triple, influence: float | None = 1.0) -> PathRecord:
+    """Return a path of one fact for each step."""
+    steps = (
+        (PathStep(TripleRecord(*(Term(text, text) for text in triple)), number, influence),)
+        for number, triple in enumerate(triples)
+    )
+    return PathRecord(1.0, tuple(steps))
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_paths_are_those_of_a_plain_search(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    names = [DRUG, PAIN, *"abcd"]
-    triples = [(*(names[i] for i in draw.integers(0, len(names), 2)), "r") for _ in range(12)]
-    influence = sorted(map(float, draw.normal(0.5, 1, len(triples))), reverse=True)
-    given = facts(*((h, r, t) for h, t, r in triples), influence=influence)
-    found = reading.find_paths(explained(), given)
-    expected = plain_paths(explained(), given)
-    assert [(path.weakest, path.ranks) for path in found] == expected[: reading.MAX_PATHS]
+def found_paths(*paths: PathRecord) -> reading.Paths:
+    return reading.paths_of(FoundPaths(4, 20, paths))
 
 
-def test_the_triple_itself_is_no_path_and_hides_none() -> None:
-    given = facts((DRUG, "treats", PAIN), (PAIN, "is_eased_by", DRUG), (DRUG, "inhibits", CHANNEL))
-    (other,) = reading.find_paths(explained(), given)
-    assert other.sentence == "neuralgia is eased by Gabapentin"
+THROUGH = record((DRUG, "decreases_activity_of", CHANNEL), (CHANNEL, "causes", PAIN))
 
 
 def test_a_path_is_told_in_words_from_the_head_on() -> None:
-    given = facts(
-        (OTHER, "treats", PAIN),
-        (OTHER, "decreases_activity_of", CHANNEL),
-        (DRUG, "decreases_activity_of", CHANNEL),
-        (CHANNEL, "causes", PAIN),
+    paths = found_paths(THROUGH)
+    (path,) = paths.found
+    assert path.sentence == (
+        "Gabapentin decreases activity of calcium channel; calcium channel causes neuralgia"
     )
-    through, direct = reading.find_paths(explained(), given)
-    assert (through.ranks, direct.ranks) == ((3, 2, 1), (3, 4)), "the better weakest fact first"
-    assert through.sentence == (
-        "Gabapentin decreases activity of calcium channel; Pregabalin decreases activity of "
-        "calcium channel; Pregabalin treats neuralgia"
+    assert path.influence == 2.0
+    assert list(paths.facts_of([path])["relation"]) == ["decreases_activity_of", "causes"]
+
+
+def test_facts_that_several_paths_share_are_listed_once_the_strongest_first() -> None:
+    def step(number: int, influence: float | None) -> PathStep:
+        triple = TripleRecord(Term(f"e{number}", ""), Term("r", ""), Term("x", ""))
+        return PathStep(triple, number, influence)
+
+    weak, strong, unknown = step(0, 0.5), step(1, -2.0), step(2, None)
+    paths = found_paths(
+        PathRecord(1.0, ((weak,), (strong,))), PathRecord(2.0, ((weak, unknown), (strong,)))
     )
-    shown = reading.facts_of_paths(given, [through, direct])
-    assert list(shown["rank"]) == [1, 2, 3, 4]
+    assert list(paths.facts["head_id"]) == ["e1", "e0", "e2"]
+    assert [path.ranks for path in paths.found] == [(2, 1), (2, 3, 1)]
+    assert paths.found[0].influence == -1.5
+    assert np.isnan(paths.found[1].influence)
+    assert np.isnan(paths.facts["influence"].iloc[2])
+
+
+def test_what_was_searched_is_said() -> None:
+    assert found_paths().searched != reading.paths_of(None).searched
+    assert reading.paths_of(None).facts.empty
+    assert found_paths().found == ()
 
 
 @pytest.mark.parametrize(
@@ -103,34 +86,36 @@ def test_a_path_is_told_in_words_from_the_head_on() -> None:
         (
             [("a", "treats", PAIN), ("b", "treats", PAIN), ("a", "is", "b")],
             "None of the three strongest facts mentions Gabapentin; two of them have its relation, "
-            "treats. No path of up to three of the 3 helping facts in this report",
+            "treats. No path of up to 4 training facts",
         ),
         (
             [("a", "causes", "b"), ("b", "causes", "c")],
-            "None of the two strongest facts mentions Gabapentin or neuralgia. No path",
+            "None of the two strongest facts mentions Gabapentin or neuralgia. No path of up to 4",
         ),
         (
             [(DRUG, "inhibits", CHANNEL), (CHANNEL, "causes", PAIN)],
-            "Of the two strongest facts, 1 mentions Gabapentin and 1 neuralgia. The best path from "
-            "Gabapentin to neuralgia: Gabapentin inhibits calcium channel; calcium channel causes "
-            "neuralgia.",
+            "Of the two strongest facts, 1 mentions Gabapentin and 1 neuralgia. The most specific "
+            "path from Gabapentin to neuralgia: Gabapentin inhibits calcium channel; calcium "
+            "channel causes neuralgia.",
         ),
         (
             [(DRUG, "treats", PAIN), (DRUG, "inhibits", CHANNEL), (CHANNEL, "causes", PAIN)],
             "Of the three strongest facts, 2 mention Gabapentin and 2 neuralgia. The triple is "
-            "itself a training fact. The best other path from Gabapentin to neuralgia: Gabapentin "
-            "inhibits calcium channel; calcium channel causes neuralgia.",
+            "itself a training fact. The most specific path from Gabapentin to neuralgia: "
+            "Gabapentin inhibits calcium channel; calcium channel causes neuralgia.",
         ),
         (
             [(DRUG, "treats", PAIN), (DRUG, "inhibits", CHANNEL)],
             "Of the two strongest facts, 2 mention Gabapentin and 1 neuralgia. The triple is "
-            "itself a training fact. No other path of up to three of the 1 helping facts in this ",
+            "itself a training fact. No path of up to 4 training facts",
         ),
     ],
 )
 def test_evidence(triples: list[Triple], sentence: str) -> None:
     given = facts(*triples)
-    found = reading.evidence(explained(), given, reading.find_paths(explained(), given))
+    through = {(DRUG, "inhibits", CHANNEL), (CHANNEL, "causes", PAIN)} <= {*triples}
+    paths = [record(*triples[-2:])] if through else []
+    found = reading.evidence(explained(), given, found_paths(*paths))
     assert found.startswith(sentence)
 
 
@@ -148,25 +133,7 @@ def test_a_rank_says_what_it_leaves_out(rank: float, end: str) -> None:
 
 def test_without_a_helping_fact_there_is_no_evidence() -> None:
     given = facts((DRUG, "causes", PAIN), influence=[-1.0])
-    assert reading.find_paths(explained(), given) == []
-    assert "of 500 scored" in reading.evidence(explained(), given, [])
-
-
-@pytest.mark.parametrize(("helping", "stored", "scored"), [(3, 4, 500), (2500, 2501, 9000)])
-def test_without_a_path_it_says_what_was_searched(helping: int, stored: int, scored: int) -> None:
-    given = facts(
-        *((f"a{number}", "treats", "b") for number in range(stored)),
-        influence=[float(helping - number) for number in range(stored)],
-    )
-    said = reading.no_path(explained(scored=scored), given)
-    assert f"{helping:,} helping facts" in said
-    assert "not searched" in said
-    assert (f"{reading.MAX_FACTS:,} strongest" in said) == (helping > reading.MAX_FACTS)
-
-
-def test_without_a_path_among_all_facts_nothing_else_was_left_out() -> None:
-    given = facts(("a", "treats", "b"), ("b", "treats", "c"))
-    assert "not searched" not in reading.no_path(explained(scored=2), given)
+    assert "of 500 scored" in reading.evidence(explained(), given, found_paths())
 
 
 def test_opponents_are_ranked_from_the_strongest() -> None:
@@ -183,25 +150,32 @@ def test_opponents_are_ranked_from_the_strongest() -> None:
 @pytest.mark.parametrize("rank", [1.0, 169.0])
 def test_what_the_strongest_facts_have_in_common_is_told_at_any_rank(rank: float) -> None:
     given = facts(("a", "treats", PAIN), ("b", "treats", PAIN))
-    told = reading.evidence(explained(rank=rank), given, [])
-    assert told == reading.evidence(explained(rank=1.0), given, [])
+    told = reading.evidence(explained(rank=rank), given, found_paths())
+    assert told == reading.evidence(explained(rank=1.0), given, found_paths())
     assert "the model" not in told
-
-
-def test_a_triple_with_itself_has_no_path() -> None:
-    assert (
-        reading.find_paths(explained(DRUG, DRUG), facts((DRUG, "is", "a"), ("a", "is", DRUG))) == []
-    )
 
 
 def test_paths_of_a_recorded_explanation(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each path begins at the head and ends at the tail; its facts have the report's scores."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded.uri)
     files = report_of_run(recorded.runs["trace hostile"])
+    num_paths = 0
     for place, test in report_head(files).tests.iterrows():
-        found = facts_of(files, int(str(place)))
-        few = found.head(40).astype({"head_id": str, "tail_id": str})
-        assert [
-            (path.weakest, path.ranks) for path in reading.find_paths(test, few)
-        ] == plain_paths(test, few)[: reading.MAX_PATHS]
+        index = int(str(place))
+        paths, every = paths_of(files, index), facts_of(files, index)
+        keys = [tuple(map(str, key)) for key in every[reading.TRAIN_KEY].to_numpy()]
+        listed = dict(zip(keys, every["influence"], strict=True))
+        rows = paths.facts.set_index("rank")
+        for _, fact in rows.iterrows():
+            key = tuple(str(fact[column]) for column in reading.TRAIN_KEY)
+            assert fact["influence"] == pytest.approx(listed[key], rel=1e-5)
+            assert key != tuple(str(test[column]) for column in reading.TRAIN_KEY)
+        for path in paths.found:
+            num_paths += 1
+            first, last = rows.loc[path.ranks[0]], rows.loc[path.ranks[-1]]
+            assert test["head_id"] in (first["head_id"], first["tail_id"])
+            assert test["tail_id"] in (last["head_id"], last["tail_id"])
+            assert 1 <= len(path.steps) <= 4
+    assert num_paths > 0

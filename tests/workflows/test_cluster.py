@@ -64,7 +64,10 @@ def ray_cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")
-        started = Cluster(initialize_head=True, head_node_args=FEW | {"include_dashboard": False})
+        # A dead node refuses the connection at once; only a slow one needs the time.
+        patient = {"_system_config": {"health_check_timeout_ms": 60_000}}
+        head = FEW | {"include_dashboard": False} | patient
+        started = Cluster(initialize_head=True, head_node_args=head)
         yield started
         started.shutdown()
 

@@ -16,7 +16,7 @@ from clew import names
 from clew.errors import ClewError, DataError
 from clew.runs.influence_report import TextInfluenceReport
 from clew.runs.reading.explanation import SharedExplanation, triple_of
-from clew.runs.reading.facts import FactPath, by_side, find_paths
+from clew.runs.reading.facts import Paths, by_side
 from clew.runs.reading.reports import (
     ReportFiles,
     ReportHead,
@@ -24,6 +24,7 @@ from clew.runs.reading.reports import (
     admitted,
     read_facts,
     read_head,
+    read_paths,
     report_files,
 )
 from clew.runs.reading.run_details import find_validation
@@ -74,10 +75,8 @@ def facts_of(files: ReportFiles, index: int) -> pd.DataFrame:
     return facts.assign(agreement=facts["runs_agreeing"].astype(int).astype(str) + of)
 
 
-@of_files
-def paths_of(files: ReportFiles, index: int) -> list[FactPath]:
-    """Return the paths of facts between a test triple's ends, the best first."""
-    return find_paths(triple_at(report_head(files), index), facts_of(files, index))
+paths_of = of_files(read_paths)
+"""The paths of facts between a test triple's ends, the most specific first."""
 
 
 def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
@@ -220,7 +219,7 @@ def kinds_of(head: ReportHead) -> Mapping[str, str]:
 
 
 def shared(
-    run_id: str, head: ReportHead, test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]
+    run_id: str, head: ReportHead, test: pd.Series, facts: pd.DataFrame, paths: Paths
 ) -> SharedExplanation:
     """Return the content of a shared explanation; `run_id` is empty for files from the disk."""
     run = run_by_id(run_id)
@@ -230,7 +229,7 @@ def shared(
     return SharedExplanation(
         test,
         facts,
-        tuple(paths),
+        paths,
         head,
         run,
         run_by_id(source),

@@ -6,7 +6,7 @@ address, and the others are drawn again.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -24,7 +24,7 @@ from clew.runs.influence_forms import (
     Form,
 )
 from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json
-from clew.runs.reading.facts import FactPath, answer, evidence, scored, summary
+from clew.runs.reading.facts import Paths, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
 from clew.ui.components import basics, charts, glossary, graph, tables
@@ -195,7 +195,7 @@ _LINK = '<a href="{page}" target="_blank" rel="noreferrer">{text}</a>'
 def card(
     test: pd.Series,
     facts: pd.DataFrame,
-    paths: Sequence[FactPath],
+    paths: Paths,
     head: ReportHead,
     kinds: Mapping[str, str] = NO_KINDS,
 ) -> None:

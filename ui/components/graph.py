@@ -16,7 +16,7 @@ import streamlit as st
 from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.runs.influence_forms import Form
-from clew.runs.reading.facts import FactPath, facts_of_paths, no_path
+from clew.runs.reading.facts import FactPath, Paths
 from clew.runs.reading.picture import (
     PLAIN,
     Position,
@@ -95,7 +95,7 @@ def spec(
     The strongest facts come first. `column` sets the width of the edges; `selected` has the places
     of the highlighted facts, and `kinds` the kinds of entities by their ids.
     """
-    facts = facts.head(MAX_EDGES)
+    facts = facts.head(MAX_EDGES).fillna({column: 0.0})
     labels = node_labels(test, facts)
     places = positions(test, facts)
     ends = [str(test["head_id"]), str(test["tail_id"])]
@@ -257,16 +257,16 @@ NUM_DRAWN = 8
 
 def show_paths(
     test: pd.Series,
-    facts: pd.DataFrame,
-    paths: Sequence[FactPath],
+    found: Paths,
     *,
     key: str,
     kinds: Mapping[str, str],
     form: Form,
 ) -> None:
     """Show paths as a picture next to their sentences; a click on either selects one."""
+    basics.note(found.searched)
+    paths = found.found
     if not paths:
-        basics.note(f"{no_path(test, facts)} Single facts are under Training facts.")
         return
     place = basics.address_number("path") or 0
     place = place if place < len(paths) else 0
@@ -281,7 +281,7 @@ def show_paths(
     with left:
         show(
             test,
-            facts_of_paths(facts, drawn),
+            found.facts_of(drawn),
             column="influence",
             selected=paths[place].ranks,
             kinds=kinds,
@@ -294,8 +294,7 @@ def show_paths(
 
 
 def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) -> None:
-    weakest = f"{form.heading} of its weakest fact; the paths are in this order."
-    ranks = [", ".join(map(str, path.ranks)) for path in paths]
+    total = f"{form.heading} of its facts together."
     tables.tick_one(
         {
             "Path": (
@@ -304,20 +303,16 @@ def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) 
                     width="large", help="Its facts, starting at the head, each as in the data."
                 ),
             ),
-            "Weakest": (
-                [path.weakest for path in paths],
-                NumberColumn(format="%.4g", width=70, help=weakest),
-            ),
-            "Ranks": (
-                ranks,
-                TextColumn(width=80, help="Places of its facts among those that helped."),
+            "Influence": (
+                [path.influence for path in paths],
+                NumberColumn(format="%+.4g", width=80, help=total),
             ),
         },
         range(len(paths)),
         key=key,
         chosen=place,
         take=lambda ticked: basics.write_address("path", ticked or 0),
-        alt="Paths between the two ends, the strongest first",
+        alt="Paths between the two ends, the most specific first",
         most=HEIGHT - 90,
     )
     steps = (basics.markdown(step) for step in paths[place].steps)

@@ -98,13 +98,13 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
         facts.share(shared(run_id, head, test, found, paths))
     sections = ["Paths", "Training facts", "Groups", "Another run", *["Review"] * bool(run_id)]
-    first = sections[0] if paths and not basics.address("fact") else sections[1]
+    first = sections[0] if paths.found and not basics.address("fact") else sections[1]
     with left:
         section = basics.choice("Show", sections, "view", first=first, hidden=True)
     with basics.guarded(section):
         match section:
             case "Paths":
-                graph.show_paths(test, found, paths, key=key, kinds=kinds, form=head.form)
+                graph.show_paths(test, paths, key=key, kinds=kinds, form=head.form)
             case "Training facts":
                 _facts(test, found, more, kinds, head.form, key=key)
             case "Groups":

@@ -105,11 +105,71 @@ class ScoredTriple:
 
 
 @dataclass(frozen=True, slots=True)
+class PathStep:
+    """A training triple between two entities of a path that are next to each other."""
+
+    train: TripleRecord
+    train_index: int
+    influence: float | None = None
+    """In the form of the report; None if this form gives scores to the listed triples only."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathRecord:
+    """A path through the training graph from the head of a test triple to its tail.
+
+    `steps` has, for each two entities next to each other, the training triples between them.
+    `cost` is smaller for a path of fewer steps through entities with fewer facts.
+    """
+
+    cost: float
+    steps: tuple[tuple[PathStep, ...], ...]
+
+    def chain(self, head: Term) -> str:
+        """Return the path in one line from `head` on; an arrow points to the tail of a fact."""
+        here, text = head, head.label
+        for facts in self.steps:
+            fact = facts[0].train
+            forward = fact.head == here
+            here = fact.tail if forward else fact.head
+            more = f" (+{len(facts) - 1})" if len(facts) > 1 else ""
+            relation = f"{fact.relation.label}{more}"
+            text += f" —{relation}→ {here.label}" if forward else f" ←{relation}— {here.label}"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPaths:
+    """The cheapest paths of a test triple; there is none if `paths` is empty.
+
+    All training triples except the test triple were searched for paths of up to `max_steps` steps.
+    At most `limit` paths are kept.
+    """
+
+    max_steps: int
+    limit: int
+    paths: tuple[PathRecord, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Return how many paths there are, and what was searched."""
+        searched = f"of up to {self.max_steps} training facts"
+        if not self.paths:
+            return f"No path {searched} connects the two ends; all training facts were searched."
+        if len(self.paths) == self.limit:
+            return f"The {self.limit} most specific paths {searched}:"
+        plural = "s" if len(self.paths) > 1 else ""
+        return f"{len(self.paths)} path{plural} {searched}, the most specific first:"
+
+
+@dataclass(frozen=True, slots=True)
 class ExplainedTriple(ScoredTriple):
     """One test triple, and the training triples with the strongest influence on it."""
 
     proponents: tuple[InfluenceEntry, ...] = ()
     opponents: tuple[InfluenceEntry, ...] = ()
+    paths: FoundPaths | None = None
+    """None: no paths were searched, as in the reports of the first version of the schema."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,10 @@ import pytest
 from reasoner_pydantic import Response
 
 from clew.__main__ import run as clew
+from clew.biolink import as_curie
 from clew.errors import ConfigError, TrackingError
 from clew.runs.influence_forms import ESTIMATE
+from clew.runs.influence_report import FoundPaths
 from clew.runs.reading.explanation import (
     PREDICTION,
     PROPONENTS,
@@ -23,7 +25,7 @@ from clew.runs.reading.explanation import (
     open_explanation,
     trapi_json,
 )
-from clew.runs.reading.facts import no_path
+from clew.runs.reading.facts import paths_of
 from clew.runs.reading.picture import COLOURS, SYMBOLS, looks
 from clew.runs.reading.reviews import Fact, Review
 from tests.recorded import HOSTILE, NUM_TESTS, Recorded
@@ -112,9 +114,9 @@ def test_hostile_names_are_text(hostile: SharedExplanation) -> None:
 
 
 def test_paths_come_in_sentences(hostile: SharedExplanation) -> None:
-    assert hostile.paths
+    assert hostile.paths.found
     text = Page(html_report(hostile, now=NOW)).text
-    for path in hostile.paths[:5]:
+    for path in hostile.paths.found[:5]:
         assert path.sentence in text
 
 
@@ -152,25 +154,34 @@ def test_the_support_graph_holds_the_proponents_with_scores(
         assert values["relation"] == fact["relation_id"]
         said = {a.get("original_attribute_name"): a.get("description") for a in attributes}
         assert explanation.head.form.sentence in said["influence"]
-    for number, path in enumerate(explanation.paths[:10], 1):
+    rows = explanation.paths.facts.set_index("rank")
+    for number, path in enumerate(explanation.paths.found[:10], 1):
         edges = message["auxiliary_graphs"][f"path-{number}"]["edges"]
-        assert edges == [f"fact-{rank}" for rank in path.ranks]
+        stated = [message["knowledge_graph"]["edges"][edge] for edge in edges]
+        ends = [(edge["subject"], edge["object"]) for edge in stated]
+        facts = rows.loc[list(path.ranks)]
+        assert ends == [
+            (as_curie(h), as_curie(t)) for h, t in facts[["head_id", "tail_id"]].to_numpy()
+        ]
 
 
 def test_a_denied_fact_is_never_stated(hostile: SharedExplanation) -> None:
     """TRAPI cannot say that an edge is denied, so such facts are left out, and counted."""
     facts = hostile.facts.astype({"relation_id": str})
     first = facts.index[0]
-    facts.loc[first, "relation_id"] = "biolink:treats;negated=true"
-    rank = int(facts.loc[first, "rank"])
-    content = json.loads(trapi_json(replace(hostile, facts=facts)))
+    denial = "biolink:treats;negated=true"
+    facts.loc[first, "relation_id"] = denial
+    paths = hostile.paths.facts.astype({"relation_id": str})
+    paths.loc[paths["rank"] == 1, "relation_id"] = denial
+    denied = replace(hostile, facts=facts, paths=replace(hostile.paths, facts=paths))
+    content = json.loads(trapi_json(denied))
     Response.model_validate(content)
     message = content["message"]
-    assert f"fact-{rank}" in json.loads(trapi_json(hostile))["message"]["knowledge_graph"]["edges"]
-    assert f'"fact-{rank}"' not in json.dumps(message)
+    assert denial not in json.dumps(message)
     assert "1 denied fact" in content["description"]
-    through = [path for path in hostile.paths[:10] if rank in path.ranks]
-    assert len(message["auxiliary_graphs"]) <= 1 + len(hostile.paths[:10]) - len(through)
+    kept = [path for path in hostile.paths.found[:10] if 1 not in path.ranks]
+    assert len(kept) < len(hostile.paths.found[:10])
+    assert len(message["auxiliary_graphs"]) == 1 + len(kept)
 
 
 def test_a_denied_prediction_is_no_message(explained: SharedExplanation) -> None:
@@ -198,8 +209,9 @@ def test_the_command_writes_a_file(
 
 
 def test_a_page_without_a_path_says_what_was_searched(explained: SharedExplanation) -> None:
-    page = Page(html_report(replace(explained, paths=()), now=NOW))
-    assert no_path(explained.test, explained.facts) in page.text
+    paths = paths_of(FoundPaths(4, 20, ()))
+    page = Page(html_report(replace(explained, paths=paths), now=NOW))
+    assert paths.searched in page.text
 
 
 def test_opponents_come_strongest_first(explained: SharedExplanation) -> None:

@@ -68,8 +68,30 @@ class Neighbourhood:
         others = np.concatenate([triples[:, TAIL], triples[:, HEAD]])
         return cls(incidence.indptr.astype(np.int64), others[order], incidence.data)
 
+    @property
+    def degrees(self) -> Int[np.ndarray, "entity"]:
+        return np.diff(self._offsets)
+
     def degree(self, entity: int) -> int:
         return int(self._offsets[entity + 1] - self._offsets[entity])
+
+    def around(self, entity: int) -> Int[np.ndarray, "neighbour"]:
+        """Return the entities next to `entity` except itself, each once, in ascending order."""
+        others = self._incidences(np.array([entity]))[1]
+        return np.unique(others[others != entity])
+
+    def pairs(
+        self, entities: Int[np.ndarray, "entity"]
+    ) -> tuple[Int[np.ndarray, "incidence"], Int[np.ndarray, "incidence"]]:
+        """Return each entity with each of its neighbours, in the order of the entities."""
+        start, others, _ = self._incidences(entities)
+        return np.repeat(entities, np.diff(start)), others
+
+    def between(self, one: int, other: int) -> Int[np.ndarray, "edge"]:
+        """Return the edges between two entities, in either direction, in ascending order."""
+        one, other = sorted((one, other), key=self.degree)
+        _, others, edges = self._incidences(np.array([one]))
+        return np.unique(edges[others == other])
 
     def candidates(
         self, head: int, tail: int, filtering: Filtering

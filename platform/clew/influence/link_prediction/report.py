@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from clew import names
 from clew.files import replacing
+from clew.influence.link_prediction.paths import MAX_PATHS, MAX_STEPS, EntityPath
 from clew.influence.scores import Explanation, Scored, side_by_side
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.link_prediction.vocabulary import Vocabulary
@@ -39,8 +40,11 @@ from clew.runs.influence_forms import (
 from clew.runs.influence_report import (
     CheckpointWeight,
     ExplainedTriple,
+    FoundPaths,
     InfluenceEntry,
     InfluenceReport,
+    PathRecord,
+    PathStep,
     ReportModel,
     Term,
     TripleRecord,
@@ -237,6 +241,14 @@ def _joined_lines(lines: pa.StringArray) -> bytes:
 
 
 @dataclass(frozen=True, eq=False)
+class ScoredPaths:
+    """The paths of one test triple, with the influence of their facts by training index."""
+
+    paths: Sequence[EntityPath]
+    influence: Mapping[int, float]
+
+
+@dataclass(frozen=True, eq=False)
 class Findings:
     """The results for test triples, in the order of the triples."""
 
@@ -248,6 +260,8 @@ class Findings:
     candidates: np.ndarray
     """Number of training triples that were scored for each test."""
     seconds: float
+    paths: Sequence["ScoredPaths"] = ()
+    """The paths of each test; empty if they were not searched."""
 
     def only(self, test: int) -> "Findings":
         """Return the results for one test triple, with its share of the time."""
@@ -263,6 +277,7 @@ class Findings:
                     self.ranks[part],
                     self.candidates[part],
                     self.seconds / len(self.tests),
+                    self.paths[part],
                 )
             first += size
         raise IndexError(f"test {test} given, but there are only {first}")
@@ -383,6 +398,22 @@ def _test(  # noqa: PLR0917
         truncated=len(proponents) + len(opponents) < candidates,
         proponents=_entries(source, explanation.proponents, explanation.parts, row, proponents),
         opponents=_entries(source, explanation.opponents, explanation.parts, row, opponents),
+        paths=_found_paths(source, findings.paths[index]) if findings.paths else None,
+    )
+
+
+def _found_paths(source: ReportSource, scored: ScoredPaths) -> FoundPaths:
+    def step(fact: int) -> PathStep:
+        influence = scored.influence.get(fact)
+        return PathStep(source.triple(source.graph.train[fact]), fact, influence)
+
+    return FoundPaths(
+        MAX_STEPS,
+        MAX_PATHS,
+        tuple(
+            PathRecord(path.cost, tuple(tuple(map(step, facts)) for facts in path.steps))
+            for path in scored.paths
+        ),
     )
 
 

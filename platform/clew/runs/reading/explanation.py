@@ -11,8 +11,9 @@ is denied, so denied facts are left out.
 """
 
 import json
+import math
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -37,18 +38,24 @@ from clew.errors import ConfigError, TrackingError, extra, quoted
 from clew.files import expanded
 from clew.runs.influence_forms import ESTIMATE
 from clew.runs.reading.facts import (
+    TRAIN_KEY,
     FactPath,
+    Paths,
     answer,
     evidence,
-    facts_of_paths,
-    find_paths,
-    no_path,
     scored,
     summary,
 )
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.picture import draw, looks
-from clew.runs.reading.reports import ReportFiles, ReportHead, read_facts, read_head, report_files
+from clew.runs.reading.reports import (
+    ReportFiles,
+    ReportHead,
+    read_facts,
+    read_head,
+    read_paths,
+    report_files,
+)
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.run_details import find_validation
 from clew.runs.reading.runs import RunRecord, find_run
@@ -62,7 +69,7 @@ class SharedExplanation:
     """A row of the report's tests."""
     facts: pd.DataFrame
     """The training facts of the triple, most helpful first."""
-    paths: tuple[FactPath, ...]
+    paths: Paths
     head: ReportHead
     run: RunRecord | None = None
     """The run that made the explanation; None if it was read from files."""
@@ -102,7 +109,7 @@ def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
         )
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
     facts = read_facts(files, index)
-    return SharedExplanation(test, facts, tuple(find_paths(test, facts)), head)
+    return SharedExplanation(test, facts, read_paths(files, index), head)
 
 
 def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
@@ -169,7 +176,8 @@ ONE_RUN = (
 def html_report(explanation: SharedExplanation, *, now: datetime | None = None) -> str:
     test, head, facts = explanation.test, explanation.head, explanation.facts
     values = facts["influence"]
-    drawn = facts_of_paths(facts, explanation.paths[:NUM_DRAWN_PATHS])
+    paths = explanation.paths
+    drawn = paths.facts_of(paths.found[:NUM_DRAWN_PATHS])
     if drawn.empty:
         drawn = facts.loc[values.abs().sort_values(ascending=False).index[:NUM_DRAWN_FACTS]]
     entities = {str(key) for end in ("head_id", "tail_id") for key in (*drawn[end], test[end])}
@@ -181,11 +189,11 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
         shown=explanation,
         test=test,
         answer=answer(test, head.settings),
-        evidence=evidence(test, facts, explanation.paths),
+        evidence=evidence(test, facts, paths),
         picture=draw(test, drawn, explanation.kinds),
         looks=looks(explanation.kinds, entities),
-        paths=explanation.paths[:NUM_PATHS],
-        no_path=no_path(test, facts),
+        paths=paths.found[:NUM_PATHS],
+        searched=paths.searched,
         form=head.form,
         sides=(
             ("Made it more likely", "for", "▲", helping.to_dict("records")),
@@ -264,18 +272,23 @@ def _response(explanation: SharedExplanation) -> Content:
             f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state; write "
             "the explanation as html"
         )
-    denied = explanation.facts["relation_id"].astype(str).map(is_denied).astype(bool)
+    found = explanation.paths
+    denied, on_paths = (
+        facts["relation_id"].astype(str).map(is_denied).astype(bool)
+        for facts in (explanation.facts, found.facts)
+    )
     helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
     proponents = helping.head(MAX_PROPONENTS)
-    left_out = set(explanation.facts.loc[denied, "rank"])
-    paths = [path for path in explanation.paths[:MAX_PATHS] if not left_out & set(path.ranks)]
-    ranks = {int(rank) for rank in proponents["rank"]} | {r for path in paths for r in path.ranks}
-    shown = helping[helping["rank"].isin(ranks)]
-    graphs = _support_graphs(proponents, paths)
+    left_out = set(found.facts.loc[on_paths, "rank"])
+    paths = [path for path in found.found[:MAX_PATHS] if not left_out & set(path.ranks)]
+    shown = pd.concat([proponents, found.facts_of(paths).drop(columns="rank")])
+    shown = shown.drop_duplicates(TRAIN_KEY)
+    ids = {_key(fact): f"fact-{number}" for number, (_, fact) in enumerate(shown.iterrows(), 1)}
+    graphs = _support_graphs(proponents, found, paths, ids)
     head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
     meaning = f"{explanation.head.form.sentence} {POSITIVE}"
-    edges |= {_edge_id(int(fact["rank"])): _fact(fact, meaning) for _, fact in shown.iterrows()}
+    edges |= {ids[_key(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
     rank = float(test["rank"])
     question = {
         "subject": HEAD,
@@ -290,8 +303,9 @@ def _response(explanation: SharedExplanation) -> Content:
         "edge_bindings": {ANSWER: [_binding(PREDICTION)]},
         "support_graphs": list(graphs),
     }
-    noun = "fact" if len(left_out) == 1 else "facts"
-    note = f" (without {len(left_out)} denied {noun}, as TRAPI has no denials)" if left_out else ""
+    missing = int(denied.sum())
+    noun = "fact" if missing == 1 else "facts"
+    note = f" (without {missing} denied {noun}, as TRAPI has no denials)" if missing else ""
     return {
         "message": {
             "query_graph": {
@@ -345,10 +359,14 @@ def _predicted(test: pd.Series, graphs: list[str]) -> Content:
 
 def _fact(fact: pd.Series, meaning: str) -> Content:
     """Return a training fact as an edge; its knowledge level says that its origin is unknown."""
-    influence = _named(NUMBER, "influence", float(fact["influence"]))
-    rank = _named("biolink:has_count", "rank by influence", int(fact["rank"]))
+    value = float(fact["influence"])
+    influence = [_named(NUMBER, "influence", value) | {"description": meaning}]
     origin = _knowledge("not_provided", "not_provided")
-    return _edge(fact, [influence | {"description": meaning}, rank, *origin])
+    if not math.isfinite(value):
+        influence = []
+    elif pd.notna(fact["rank"]):
+        influence.append(_named("biolink:has_count", "rank by influence", int(fact["rank"])))
+    return _edge(fact, [*influence, *origin])
 
 
 def _edge(row: pd.Series, attributes: list[Content]) -> Content:
@@ -377,17 +395,23 @@ def _named(kind: str, name: str, value: str | float) -> Content:
     return {"attribute_type_id": kind, "value": value, "original_attribute_name": name}
 
 
-def _support_graphs(proponents: pd.DataFrame, paths: Iterable[FactPath]) -> dict[str, Content]:
-    strongest = [_edge_id(int(rank)) for rank in proponents["rank"]]
+def _support_graphs(
+    proponents: pd.DataFrame,
+    found: Paths,
+    paths: Sequence[FactPath],
+    ids: Mapping[tuple[str, ...], str],
+) -> dict[str, Content]:
     graphs: dict[str, Content] = {}
-    if strongest:
+    if len(proponents):
+        strongest = [ids[_key(fact)] for _, fact in proponents.iterrows()]
         graphs[PROPONENTS] = {"edges": strongest, "attributes": []}
     for number, path in enumerate(paths, 1):
-        weakest = _named(NUMBER, "weakest influence", path.weakest)
-        edges = [_edge_id(rank) for rank in path.ranks]
-        graphs[f"path-{number}"] = {"edges": edges, "attributes": [weakest]}
+        facts = found.facts.set_index("rank").loc[list(path.ranks)]
+        total = [] if math.isnan(path.influence) else [_named(NUMBER, "influence", path.influence)]
+        edges = [ids[_key(fact)] for _, fact in facts.iterrows()]
+        graphs[f"path-{number}"] = {"edges": edges, "attributes": total}
     return graphs
 
 
-def _edge_id(rank: int) -> str:
-    return f"fact-{rank}"
+def _key(fact: pd.Series) -> tuple[str, ...]:
+    return tuple(str(fact[column]) for column in TRAIN_KEY)

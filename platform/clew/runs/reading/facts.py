@@ -4,8 +4,9 @@ The functions take a row of a report's tests and its facts, as `reports.read_fac
 They read no files and have no side effects.
 """
 
+import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,14 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-MAX_STEPS = 3
-MAX_FACTS = 2000
-"""Number of the strongest helping facts that are searched for paths."""
-MAX_PATHS = 50
+from clew.runs.influence_report import FoundPaths, TripleRecord
+
+# `_id` columns hold the data set's own names.
+TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
+NOT_SEARCHED = (
+    "This explanation is without paths: the training graph was not searched for them. Explain the "
+    "triple again to see them."
+)
 TOP = 10
 TRAIN_KEY = ["head_id", "relation_id", "tail_id"]
 OVERLAP_SIZES = (10, 25, 50, 100)
@@ -37,63 +42,69 @@ _ANSWERS = {
 
 @dataclass(frozen=True)
 class FactPath:
-    """A path of facts from the head of a test triple to its tail; their directions are ignored."""
+    """A path of training facts from the head of a test triple to its tail."""
 
     ranks: tuple[int, ...]
-    """Ranks of the facts among those that helped, in order from the head."""
-    weakest: float
-    """Influence of the weakest fact, which limits the strength of the path."""
+    """Ranks of its facts in `Paths.facts`, in order from the head."""
+    influence: float
+    """Sum over its facts; NaN if one of them has no score."""
     steps: tuple[str, ...]
-    """The facts as text."""
+    """The facts between each two entities, as text."""
 
     @property
     def sentence(self) -> str:
         return "; ".join(self.steps)
 
 
-def find_paths(test: pd.Series, facts: pd.DataFrame) -> list[FactPath]:
-    """Return the paths of at most `MAX_STEPS` helping facts from head to tail.
+@dataclass(frozen=True)
+class Paths:
+    """The paths of a test triple, the most specific first."""
 
-    Paths are sorted by the influence of their weakest fact, in descending order; at most
-    `MAX_PATHS` are returned. Only the strongest fact between two entities counts, and no path
-    visits an entity twice. If the triple itself is a training fact, it is not used, because it
-    explains nothing.
-    """
-    columns = ["head_id", "tail_id", "head", "relation", "tail", "rank", "influence"]
-    others = (facts["influence"] > 0) & ~_is_itself(test, facts)
-    helping = facts.loc[others, columns].head(MAX_FACTS).to_dict("records")
-    beside: dict[str, dict[str, int]] = {}
-    for place, fact in enumerate(helping):
-        head, tail = str(fact["head_id"]), str(fact["tail_id"])
-        beside.setdefault(head, {}).setdefault(tail, place)
-        beside.setdefault(tail, {}).setdefault(head, place)
-    found = list(_walks(beside, (str(test["head_id"]),), str(test["tail_id"])))
-    found.sort(key=lambda places: (-float(helping[max(places)]["influence"]), len(places), places))
-    return [_path([helping[place] for place in places]) for places in found[:MAX_PATHS]]
+    facts: pd.DataFrame
+    """Their facts, strongest first, in the form of a report's facts. `place` and `rank` both count
+    from 1; the influence of a fact without a score is NaN."""
+    found: tuple[FactPath, ...]
+    searched: str
+    """A sentence: how many paths there are, and what was searched."""
+
+    def facts_of(self, paths: Sequence[FactPath]) -> pd.DataFrame:
+        """Return the facts of some paths without duplicates, strongest first."""
+        return self.facts[self.facts["rank"].isin({rank for path in paths for rank in path.ranks})]
 
 
-def _walks(
-    beside: Mapping[str, Mapping[str, int]], passed: tuple[str, ...], end: str
-) -> Iterator[list[int]]:
-    """Yield the facts of each path from the last passed entity to the end."""
-    neighbours = beside.get(passed[-1], {})
-    if end in neighbours and end not in passed:
-        yield [neighbours[end]]
-    if len(passed) < MAX_STEPS:
-        for entity in neighbours.keys() - {*passed, end}:
-            for rest in _walks(beside, (*passed, entity), end):
-                yield [neighbours[entity], *rest]
-
-
-def _path(facts: Sequence[Mapping[Hashable, Any]]) -> FactPath:
-    return FactPath(
-        tuple(int(fact["rank"]) for fact in facts),
-        min(float(fact["influence"]) for fact in facts),
-        tuple(
-            " ".join(str(fact[key]).replace("_", " ") for key in ("head", "relation", "tail"))
-            for fact in facts
-        ),
+def paths_of(searched: FoundPaths | None) -> Paths:
+    """Return the paths in a report's test triple, for display."""
+    records = searched.paths if searched else ()
+    facts = {step.train_index: step for path in records for step in itertools.chain(*path.steps)}
+    order = sorted(facts.values(), key=lambda fact: (-abs(fact.influence or 0.0), fact.train_index))
+    ranks = {fact.train_index: rank for rank, fact in enumerate(order, 1)}
+    rows = [(*texts_of(fact.train), fact.influence) for fact in order]
+    frame = pd.DataFrame(rows, columns=[*TRIPLE_COLUMNS, "influence"]).astype({"influence": float})
+    places = np.arange(1, len(frame) + 1)
+    found = tuple(
+        FactPath(
+            tuple(ranks[fact.train_index] for step in path.steps for fact in step),
+            sum(
+                math.nan if fact.influence is None else fact.influence
+                for fact in itertools.chain(*path.steps)
+            ),
+            tuple(" and ".join(_in_words(fact.train) for fact in step) for step in path.steps),
+        )
+        for path in records
     )
+    said = searched.sentence if searched else NOT_SEARCHED
+    return Paths(frame.assign(place=places, rank=places), found, said)
+
+
+def texts_of(triple: TripleRecord) -> tuple[str, ...]:
+    """Return a triple's texts in the order of `TRIPLE_COLUMNS`."""
+    terms = (triple.head, triple.relation, triple.tail)
+    return tuple(text for term in terms for text in (term.id, term.label))
+
+
+def _in_words(triple: TripleRecord) -> str:
+    terms = (triple.head, triple.relation, triple.tail)
+    return " ".join(term.label.replace("_", " ") for term in terms)
 
 
 def by_side(rows: pd.DataFrame, column: str = "influence") -> pd.DataFrame:
@@ -111,13 +122,7 @@ def ranked(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def facts_of_paths(facts: pd.DataFrame, paths: Sequence[FactPath]) -> pd.DataFrame:
-    """Return the facts of the paths without duplicates, strongest first."""
-    ranks = {rank for path in paths for rank in path.ranks}
-    return facts[facts["rank"].isin(ranks) & (facts["influence"] > 0)]
-
-
-def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) -> str:
+def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
     """Return sentences about how the strongest facts relate to head and tail of a test triple."""
     head, relation, tail = (str(test[key]) for key in ("head", "relation", "tail"))
     top = facts[facts["influence"] > 0].head(TOP)
@@ -142,25 +147,11 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Sequence[FactPath]) ->
             text += f"; {_number(same)} of them {'has' if same == 1 else 'have'} its relation"
             text += f", {relation}"
         text += "."
-    other = ""
     if _is_itself(test, facts).any():
-        text, other = f"{text} The triple is itself a training fact.", "other "
-    if paths:
-        return f"{text} The best {other}path from {head} to {tail}: {paths[0].sentence}."
-    return f"{text} {no_path(test, facts, other=other)}"
-
-
-def no_path(test: pd.Series, facts: pd.DataFrame, *, other: str = "") -> str:
-    """Return a sentence for `find_paths` without a result: what was searched, and what was not."""
-    head, tail = str(test["head"]), str(test["tail"])
-    helping = int(((facts["influence"] > 0) & ~_is_itself(test, facts)).sum())
-    among = f"the {helping:,} helping facts in this report"
-    if helping > MAX_FACTS:
-        among = f"the {MAX_FACTS:,} strongest of {among}"
-    text = f"No {other}path of up to {_number(MAX_STEPS)} of {among} connects {head} and {tail}."
-    if len(facts) < scored(test, facts) or helping > MAX_FACTS:
-        text += " The other training facts were not searched."
-    return text
+        text += " The triple is itself a training fact."
+    if paths.found:
+        return f"{text} The most specific path from {head} to {tail}: {paths.found[0].sentence}."
+    return f"{text} {paths.searched}"
 
 
 def searched(test: pd.Series, facts: pd.DataFrame) -> str:

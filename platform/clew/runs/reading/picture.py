@@ -195,6 +195,7 @@ def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Mark
     height = 2 * MARGIN_Y + ROW_HEIGHT * max(MIN_ROWS, _num_rows(found))
     places = {key: _point(place, height) for key, place in found.items()}
     shown = looks(kinds, labels)
+    facts = facts.fillna({"influence": 0.0})
     largest = float(facts["influence"].abs().max() or 1.0) if len(facts) else 1.0
     ends = (str(test["head_id"]), str(test["tail_id"]))
     answer = _Line(
@@ -215,10 +216,10 @@ def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Mark
         seen[frozenset(pair)] = before + 1
         value = float(fact["influence"])
         width = 1.2 + 4 * abs(value) / largest
-        colour = FOR if value > 0 else AGAINST
+        colour = FOR if value > 0 else AGAINST if value < 0 else PLAIN.colour
         start, end = (places[key] for key in pair)
         bend = 0.14 * before or (0.25 if start[0] == end[0] else 0.0)
-        said = f"{'▲' if value > 0 else '▼'} {fact['relation']}"
+        said = f"{'▲ ' if value > 0 else '▼ ' if value < 0 else ''}{fact['relation']}"
         body.append(_edge(_Line(start, end, colour, width, said, bend, number < MAX_LABELS)))
     for key, text in labels.items():
         look = shown.get(kinds.get(key, ""), PLAIN)

@@ -45,19 +45,16 @@ from clew.runs.influence_report import (
     ReportOutline,
     SequenceInfluenceReport,
     TextInfluenceReport,
-    TripleRecord,
     read_explained_triple,
     read_influence_json,
     read_influence_outline,
 )
-from clew.runs.reading.facts import ranked
+from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, texts_of
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.runs.validation_record import ValidationSummary
 from clew.spreadsheets import changed, restored
 from clew.untrusted import MAX_ANSWER_MIB, read_limited
 
-# Columns of the frames that this module returns; `_id` columns hold the data set's own names.
-TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
 TEST_COLUMNS = (
     *TRIPLE_COLUMNS,
     "score",
@@ -158,6 +155,13 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     return ranked(pd.DataFrame(columns))
 
 
+def read_paths(files: ReportFiles, test_index: int) -> Paths:
+    """Return the paths of one test triple, which only the JSON file has."""
+    if files.json is None:
+        return paths_of(None)
+    return paths_of(read_explained_triple(files.json, test_index)[1].paths)
+
+
 def add_hops(facts: pd.DataFrame, head_id: str, tail_id: str) -> pd.DataFrame:
     """Return the facts with a column `hops`, the distance from the test triple through the facts.
 
@@ -178,7 +182,7 @@ def add_hops(facts: pd.DataFrame, head_id: str, tail_id: str) -> pd.DataFrame:
 
 def _head_of(report: ReportOutline) -> ReportHead:
     rows = [
-        (*_texts(t.test), t.score, t.rank, t.self_influence, t.candidates, t.truncated)
+        (*texts_of(t.test), t.score, t.rank, t.self_influence, t.candidates, t.truncated)
         for t in report.tests
     ]
     return ReportHead(
@@ -193,11 +197,6 @@ def _head_of(report: ReportOutline) -> ReportHead:
         device=report.device,
         validation=report.validation,
     )
-
-
-def _texts(triple: TripleRecord) -> tuple[str, ...]:
-    terms = (triple.head, triple.relation, triple.tail)
-    return tuple(text for term in terms for text in (term.id, term.label))
 
 
 def _tests_of_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -275,7 +274,7 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
     rows = []
     for entry in (*test.proponents, *reversed(test.opponents)):
         row: dict[str, object] = dict(
-            zip(TERM_COLUMNS, (*_texts(test.test), *_texts(entry.train)), strict=True)
+            zip(TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
         )
         row |= {SCORE_COLUMN: entry.influence, TEST_INDEX_COLUMN: test_index}
         row |= {PART_PREFIX + part: value for part, value in entry.by_part.items()}

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from clew.config.schema import RunConfig
 from clew.config.training import SGD, AdamW
 from clew.errors import CheckpointError, ConfigError, DataError, quoted
 from clew.files import cache_folder
+from clew.influence.link_prediction.paths import PathFinder
 from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.link_prediction.unrolled import UnrolledTracer
 from clew.influence.scores import Explanation
@@ -193,6 +195,10 @@ class TraceSource:
     tracer: Tracer
     runs: tuple[str, ...] = ()
     """For an ensemble: the names of all its runs; empty for a single run."""
+
+    @cached_property
+    def paths(self) -> PathFinder:
+        return PathFinder(self.task.graph.train, self.task.graph.num_entities)
 
     @property
     def loaded(self) -> LoadedModel:

@@ -4,7 +4,7 @@ import logging
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,12 @@ from clew.files import replacing, working_folder
 from clew.influence.link_prediction.report import (
     Findings,
     ReportSource,
+    ScoredPaths,
     build_report,
     write_report,
 )
 from clew.influence.link_prediction.traced_run import MOMENTS
+from clew.influence.scores import Explanation
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.runs.influence_forms import ESTIMATE, form_of
@@ -63,6 +65,7 @@ WITHOUT_EFFECT = frozenset(
 """Settings that change time or memory, but not the results."""
 logger = logging.getLogger(__name__)
 SHOWN_PROPONENTS = 3
+TESTS_PER_PATH_PASS = 16
 LARGEST_SHARE = 0.25
 """Largest share of training triples in a first answer; a larger one would delay the full report."""
 NAME_CHARACTERS = 120
@@ -149,6 +152,10 @@ class TraceResult:
                     + self._agreement(entry)
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
+            if test.paths is not None:
+                found = test.paths.paths[:SHOWN_PROPONENTS]
+                lines.append(f"  {test.paths.sentence}")
+                lines += [f"    {path.chain(test.test.head)}" for path in found]
         notes = names.average_notes(self.report.settings)
         tested = [self.report.validation.sentence] if self.report.validation else [ESTIMATE]
         said = [self.report.sign, form.sentence, *tested, *notes]
@@ -261,6 +268,7 @@ def explain(
     else:
         explanations = tracer.explain(tests, candidates=candidates, progress=progress)
     scores, ranks = tracer.scores_and_ranks(tests)
+    paths = _score_paths(source, tests, explanations)
     counts = np.full(len(tests), len(source.task.graph.train))
     return Findings(
         tests=tests,
@@ -269,7 +277,47 @@ def explain(
         ranks=ranks,
         candidates=counts if candidates is None else candidates.sum(1),
         seconds=time.perf_counter() - began,
+        paths=paths,
     )
+
+
+def _score_paths(
+    source: TraceSource, tests: Triples, explanations: Sequence[Explanation]
+) -> list[ScoredPaths]:
+    """Find the paths of each test, and score their facts in groups of a few tests."""
+    found = [source.paths.find(test) for test in tests]
+    facts = [
+        sorted({fact for path in paths for step in path.steps for fact in step}) for paths in found
+    ]
+    if source.tracer.settings.score == "unrolled":  # scores come from one backward pass for all
+        influence = [scores for each in explanations for scores in _scores_of(each)]
+    else:
+        influence = []
+        for start in range(0, len(tests), TESTS_PER_PATH_PASS):
+            part = slice(start, start + TESTS_PER_PATH_PASS)
+            every = np.array(sorted(set().union(*facts[part])), np.int64)
+            if len(every):
+                scores = source.tracer.summation(tests[part]).tile(every).influence.cpu().tolist()
+            else:
+                scores = [[] for _ in facts[part]]
+            influence += [dict(zip(every.tolist(), row, strict=True)) for row in scores]
+    return [
+        ScoredPaths(paths, {fact: scores[fact] for fact in wanted if fact in scores})
+        for paths, wanted, scores in zip(found, facts, influence, strict=True)
+    ]
+
+
+def _scores_of(explanation: Explanation) -> Iterator[dict[int, float]]:
+    """Yield the listed scores of each test by training index."""
+    for row in range(len(explanation.self_influence)):
+        yield {
+            fact: score
+            for listed in (explanation.proponents, explanation.opponents)
+            for fact, score in zip(
+                listed.train[row].tolist(), listed.influence[row].tolist(), strict=True
+            )
+            if fact >= 0
+        }
 
 
 def write_first_answer(
