@@ -13,9 +13,9 @@ from clew.errors import ConfigError, DataError, Interrupted
 from clew.influence.outcomes import Examiner
 from clew.influence.retraining import Retrainer
 from clew.runs.reading.explanation import html_report, open_explanation
+from clew.runs.reading.reports import report_files
 from clew.runs.reading.runs import download_artifact
 from clew.runs.verification import Agreement, Verification, names_of, read_kept
-from clew.workflows.explaining.tracin import tracin
 from clew.workflows.verify import VerifyRequest, verify
 from tests.workflows.trained import TrainedStore
 
@@ -123,6 +123,11 @@ def test_what_cannot_be_checked_is_refused(trained: TrainedStore, tmp_path: Path
         verify(VerifyRequest(test="virus,location_of,nobody", model=trained.weak))
     with pytest.raises(ConfigError):
         verify(VerifyRequest("newest", test=TRIPLE))
-    both = tracin(f"{trained.strong},{trained.weak}", TRIPLE, {})
+    run_id = explanation(trained.weak, {}, tuple(TRIPLE.split(",")))
+    path = report_files(run_id, tmp_path).json
+    assert path is not None
+    content = json.loads(path.read_text())
+    content["model"]["runs"] = [trained.weak, trained.strong]  # as of an ensemble
+    path.write_text(json.dumps(content))
     with pytest.raises(ConfigError):
-        verify(VerifyRequest(both.run_id or ""))
+        verify(VerifyRequest(run_id))

@@ -468,7 +468,7 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
         now = time.monotonic()
         if as_json:
             click.echo(json.dumps({"done": done, "total": total}))
-        elif bar.disable and now - said >= SILENT_SECONDS:
+        elif bar.disable and done and now - said >= SILENT_SECONDS:
             said, left = now, (now - began) * (total - done) / max(done, 1)
             logger.info("%s of %s %s, %.0f s left", f"{done:,}", f"{total:,}", unit, left)
         bar.total = total
