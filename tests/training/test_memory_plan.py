@@ -263,26 +263,27 @@ def test_only_powers_of_two_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = MemoryPlanner(build_task(config()), CPU)
     assert planner.predict(with_batch(config(), 100)).total_gib == 101.0
     assert planner.largest_batch(config(), 75.5, most=10_000) == 74
-    assert tried == [64, 128, 2, 16_384, 16]
+    assert tried == [64, 128, 2, 16_384, 256, 16]
 
 
-@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize(("recomputed", "share"), [(False, 0.99), (True, 0.75)])
 def test_a_long_step_continues_the_line_of_shorter_ones(
-    monkeypatch: pytest.MonkeyPatch, recomputed: bool
+    monkeypatch: pytest.MonkeyPatch, recomputed: bool, share: float
 ) -> None:
+    """With recomputation the peak moves from the backward to the forward pass as batches grow."""
     chosen = images(
         training__batch_size=24,
         model__frames_per_checkpoint=3,
         optimizations__use_gradient_checkpointing=recomputed,
     )
-    task = planned(chosen, DataSizes(frame_shape=(1, 96, 128)))
-    found = []
+    task = planned(chosen, DataSizes(frame_shape=(1, 192, 256)))
+    found: list[float] = []
     for most in (math.inf, 0):
         monkeypatch.setattr(memory, "MOST_OPERATIONS", most)
         planner = MemoryPlanner(task, torch.device("cuda"))
-        total = planner.predict(chosen).total_gib
-        found.append((total, planner.largest_batch(chosen, 0.03, most=64)))
-    assert found[1] == pytest.approx(found[0], rel=0.05)
+        found.append(planner.predict(chosen).total_gib)
+        assert planner.largest_batch(chosen, 0.05, most=64) < 64
+    assert share * found[0] <= found[1] <= 1.01 * found[0]
 
 
 def test_activations_grow_with_the_batch_and_weights_do_not() -> None:

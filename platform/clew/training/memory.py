@@ -15,7 +15,8 @@ Only batches of 1, 2, 4, 8, … examples are tried, and the need of other sizes 
 linearly. This hides how losses split their work into chunks, so the predicted need grows with the
 batch, and the largest batch that fits can be found by halving the range. A step of more than
 `MOST_OPERATIONS` repeats its work for groups of examples: its need continues the line through the
-two sizes below.
+two sizes below. With gradient checkpointing this can be a fifth too low, because the peak moves
+from the backward to the forward pass as batches grow.
 """
 
 import ctypes
