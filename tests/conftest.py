@@ -40,10 +40,8 @@ LONGEST_FIRST = Path(__file__).with_name("longest_first.txt")
 # function of a recorded pass goes.
 SHAPES_ARE_CHECKED = {
     "clew.layers": [
-        "chunked_scan",
         "eigenstate",
         "scan",
-        "short_convolution",
         "training_mode",
         "varying_scan",
     ],

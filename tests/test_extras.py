@@ -45,7 +45,6 @@ print(json.dumps(failed))
 NEED_ONE = {
     "clew.api.charts",
     "clew.layers.triton_scan",
-    "clew.layers.triton_varying_scan",
     "clew.link_prediction.losses.triton_slopes",
 }
 

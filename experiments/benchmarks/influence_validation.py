@@ -195,15 +195,15 @@ def score_rows(name: str, record: ValidationRecord) -> Iterator[Row]:
     found = {(score.form, score.seeds): score for score in record.scores}
     for form in dict.fromkeys(score.form for score in record.scores):
         same, other = found[form, "same"].correlation, found[form, "other"].correlation
-        over = found[form, "other"].over_siblings
+        over = found[form, "other"].over_baseline
         yield _about(name, record) | {
             "form": form,
             "same seed": same.mean,
             "± same": same.half_width,
             "other seeds": other.mean,
             "± other": other.half_width,
-            "over siblings": over and over.mean,
-            "± over siblings": over and over.half_width,
+            "over baseline": over and over.mean,
+            "± over baseline": over and over.half_width,
         }
 
 

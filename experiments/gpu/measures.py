@@ -18,8 +18,7 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.language_modeling.model import EigenstateLM
-from clew.layers.chunked_scan import Fixed, scan_into
-from clew.layers.scan import diagonal_scan, scan
+from clew.layers.scan import Fixed, diagonal_scan, scan, scan_into
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.task import LinkPrediction
@@ -27,7 +26,7 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
-from clew.training.memory_plan import MemoryPlanner
+from clew.training.memory import MemoryPlanner
 from clew.training.precision import apply_tf32
 from clew.training.setup import build_trainer, measure_before_training
 from experiments.benchmarks.influence_speed import (

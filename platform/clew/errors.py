@@ -180,6 +180,12 @@ def similar_name(given: str, names: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
+def counted(number: int, thing: str) -> str:
+    """Return a number of things, such as `1 record`, `2 queries` or `3,000 rows`."""
+    several = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
+    return f"{number:,} {thing if number == 1 else several}"
+
+
 _DISK = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there, or ask for a larger quota",

@@ -18,7 +18,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 BLOCK_BYTES = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PROGRESS_AFTER_SECONDS = 1.0
-FREE_BYTES, MAX_RATIO = 2**28, 200
+FREE_BYTES, MAX_RATIO = 2**25, 200
 """A compressed file may unpack to `FREE_BYTES`, or to `MAX_RATIO` times its size."""
 
 

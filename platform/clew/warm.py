@@ -22,7 +22,7 @@ collect_garbage_rarely()
 prepare_threads(os.environ)  # before torch is imported
 
 # ruff: noqa: E402
-import torch._dynamo  # noqa: F401 - every optimizer imports it
+import torch._dynamo  # noqa: F401 - recomputed activations and plans import it
 
 from clew.config.load import from_mapping
 from clew.errors import ClewError, of_the_system, printable

@@ -64,12 +64,28 @@ def test_the_check_sees_torch(found: list[list[str]]) -> None:
     assert found[-1] == ["torch"]
 
 
-def test_reading_a_model_needs_no_compiler() -> None:
+def test_building_a_model_and_training_it_need_no_compiler() -> None:
     program = (
         "import sys, torch\n"
+        "from clew.config import training\n"
+        "from clew.training.optimizer import build_optimizer\n"
         "from clew.training.seeding import DrawingApart\n"
         "with DrawingApart():\n"
-        "    torch.nn.Embedding(3, 4)\n"
+        "    model = torch.nn.Embedding(3, 4)\n"
+        "kinds = training.Adam, training.AdamW, training.Adagrad, training.SGD\n"
+        "for settings in (*(kind() for kind in kinds), training.Adagrad(row_wise=True)):\n"
+        "    optimizer = build_optimizer(settings, model)\n"
+        "    model(torch.zeros(1, dtype=int)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
         "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_answering_with_a_model_needs_no_store() -> None:
+    program = (
+        "import sys, clew.workflows.predict\n"
+        "sys.exit(bool({'mlflow', 'sqlalchemy', 'torch._dynamo'} & sys.modules.keys()))\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

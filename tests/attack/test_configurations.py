@@ -11,8 +11,7 @@ from hypothesis.strategies import DrawFn
 from clew.config.files import presets, spaces, studies
 from clew.config.load import flatten, from_mapping, load, parse_assignments, to_yaml
 from clew.config.schema import RunConfig
-from clew.config.search_space import load_space
-from clew.config.study import load_study
+from clew.config.study import load_space, load_study
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import damaged_bytes, damaged_value, texts, values
 

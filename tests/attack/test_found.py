@@ -21,7 +21,7 @@ from clew.language_modeling.model import Sampling
 from clew.language_modeling.packed_tokens import read_manifest
 from clew.language_modeling.tokens import load_tokens
 from clew.link_prediction.calibration import AnswerSets, Calibration
-from clew.link_prediction.dictionaries import read_edge_map
+from clew.link_prediction.descriptions import read_edge_map
 from clew.link_prediction.given_negatives import read_given_negatives
 from clew.link_prediction.model_folder import read_known
 from clew.link_prediction.triples import KnowledgeGraph, no_triples

@@ -9,7 +9,7 @@ import yaml
 from clew.config.files import spaces
 from clew.config.load import load
 from clew.config.schema import RunConfig
-from clew.config.search_space import load_space, takes_whole_numbers
+from clew.config.study import load_space, takes_whole_numbers
 from clew.errors import ConfigError
 
 RATE = "optimizer.learning_rate"

@@ -142,7 +142,7 @@ def test_splits_are_whole_groups(tmp_path: Path) -> None:
 def test_blocks_of_consecutive_frames_are_groups(tmp_path: Path) -> None:
     columns = sequence_columns(groups=1, frames_in_group=40)
     write_folder(tmp_path, columns)
-    with pytest.raises(ConfigError, match=r"1 group\(s\), 3 needed .* data.num_blocks"):
+    with pytest.raises(ConfigError, match=r"1 group, 3 needed .* data.num_blocks"):
         load_sequences(settings(tmp_path))
     windows = load_sequences(settings(tmp_path, num_blocks=5)).windows
     assert [len(windows[s]) for s in ("train", "valid", "test")] == [18, 6, 6]

@@ -64,6 +64,7 @@ def test_round_trip_and_schema(tmp_path):
         "seconds",
         "device",
         "form",
+        "label",
         "tests",
     ]
     assert content["form"] == form_of(report().settings).as_dict()

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from clew.api.explanations import triple_table
 from clew.influence.link_prediction import report as report_module
 from clew.influence.link_prediction.paths import EntityPath
 from clew.influence.link_prediction.report import (
@@ -17,13 +18,16 @@ from clew.influence.link_prediction.report import (
     write_report,
 )
 from clew.influence.scores import Explanation, Scored
+from clew.link_prediction.leakage import RelationPair
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, read_influence_json
-from clew.runs.reading.reports import ReportFiles, read_facts
+from clew.runs.reading.facts import evidence, paths_of
+from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.spreadsheets import restored
 from clew.training.manifest import CheckpointRecord
+from clew.workflows.explaining.tracin import TraceResult
 
 NAMES = ["plain", "tab\there", "comma, here", 'quote " here', "=1+1", "-minus", "line\nbreak", "ü"]
 LABELS = [None, "tab\tlabel", "a, b", '"quoted"', "=cmd()", "@label", "two\nlines", ""]
@@ -118,6 +122,28 @@ def test_paths_are_kept_with_the_scores_of_their_facts(tmp_path):
     assert [scored.paths for scored in every.only(1).paths] == [[]]
     unsearched = write_report(tmp_path, source(tmp_path), findings(complete=False))
     assert unsearched.tests[0].paths is None
+
+
+def test_inverses_and_duplicates_of_the_test_triple_are_marked_everywhere(tmp_path):
+    pairs = [RelationPair("symmetric", 0, 0, 10, 1.0), RelationPair("duplicate", 0, 1, 10, 1.0)]
+    found = replace(findings(complete=True), tests=np.array([[0, 1, 4], [7, 1, 6]], np.int32))
+    facts = replace(
+        graph(), train=np.array([*graph().train[:5], [7, 0, 6], [6, 0, 7], [6, 1, 7]], np.int32)
+    )
+    marked = {5: "duplicate"}  # 6 and 7 would need another pair
+    report = write_report(tmp_path, replace(source(tmp_path), graph=facts, pairs=pairs), found)
+    second = report.tests[1]
+    entries = (*second.proponents, *second.opponents)
+    assert {e.train_index: e.counterpart for e in entries if e.counterpart} == marked
+    assert not any(e.counterpart for e in report.tests[0].proponents)
+    for kind in ("parquet", "json"):
+        rows = read_facts(ReportFiles(**{kind: tmp_path / f"influence.{kind}"}), 1)
+        assert list(rows["counterpart"]) == ["duplicate", "", ""]
+        test = read_head(ReportFiles(json=tmp_path / "influence.json")).tests.loc[1]
+        assert "duplicate" in evidence(test, rows, paths_of(None))
+    table = triple_table(report)
+    assert list(table.loc[table["counterpart"] != "", "train_index"]) == [5]
+    assert "duplicate" in TraceResult(report, None, None).table()
 
 
 def test_order_ranks_and_truncation(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clew.layers.short_convolution import ShortConvolution, _Filter
+from clew.layers.eigenstate import ShortConvolution, _Filter
 
 
 def build(width: int, dim: int = 5) -> ShortConvolution:

@@ -297,6 +297,58 @@ def test_what_cannot_be_read_is_refused_in_one_line(
     assert len(str(raised.value)) < 800
 
 
+@pytest.mark.parametrize("role", ["", "weight", "stated"])
+def test_a_column_of_zeros_and_ones_is_asked_for(tmp_path: Path, role: str) -> None:
+    rows = [(*row, str(i % 2)) for i, row in enumerate(FACTS)]
+    columns = f"head=1,relation=2,tail=3,{role}=4" if role else ""
+    if not role:
+        with pytest.raises(DataError):
+            read(tmp_path / "in", {"train.tsv": lines(rows)})
+        return
+    found = facts(read(tmp_path / "in", {"train.tsv": lines(rows)}, columns=columns))
+    assert found == sorted(FACTS if role == "weight" else FACTS[1::2])
+
+
+def test_weights_are_used_where_asked(tmp_path: Path) -> None:
+    rows = [(*row, f"{1 + i / 8}") for i, row in enumerate(FACTS)]
+    rows.append((*FACTS[0], "2"))
+    settings = {"valid_fraction": 0, "test_fraction": 0}
+    plain = read(tmp_path / "in", {"all.tsv": lines(rows)}, **settings)
+    assert plain.graph.weights is None
+    assert "weight" in plain.notes
+    found = read(tmp_path / "in", {}, weights="use", **settings).graph
+    names = found.entities.name, found.relations.name
+    weights = {
+        (names[0](h), names[1](r), names[0](t)): weight
+        for (h, r, t), weight in zip(found.train.tolist(), found.weights, strict=True)
+    }
+    assert weights == {row: 1 + i / 8 + 2 * (i == 0) for i, row in enumerate(FACTS)}
+    assert found.fingerprint != plain.graph.fingerprint
+    made = ["--weights=use", "--valid-fraction=0", "--test-fraction=0"]
+    assert clew(["data", str(tmp_path / "in"), *made, f"--output-dir={tmp_path / 'made'}"]) == 0
+    again = load_graph(TripleData(path=str(tmp_path / "made"), weights="use"))
+    assert again.fingerprint == found.fingerprint
+    for wrong in ("0", "-1", "inf", "much"):
+        with pytest.raises(DataError) as caught:
+            read(tmp_path / "bad", {"a.tsv": lines([*rows[:3], (*FACTS[4], wrong)])},
+                 weights="use", columns="head,relation,tail,weight")  # fmt: skip
+        assert ", line 4: " in str(caught.value)
+    with pytest.raises(DataError):
+        load_graph(TripleData(name="umls", weights="use"))
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.txt"])
+def test_lines_are_counted_with_blank_ones_and_comments(tmp_path: Path, name: str) -> None:
+    separator = {"a.tsv": "\t", "a.csv": ",", "a.txt": " "}[name]
+    head = "#made-by-hand\nsubject predicate object negated\n\n# more\n" + "a p b no\n" * 3
+    text = (head + "\n\na p b perhaps\na p c no\n").replace(" ", separator)
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "in", {name: text})
+    assert ", line 10: " in str(caught.value)
+    found = read(tmp_path / "in", {name: text.replace("perhaps", "no")})
+    assert facts(found) == [("a", "p", "b"), ("a", "p", "c")]
+
+
 def test_training_takes_the_same_files(tmp_path: Path) -> None:
     """`data.train` with five columns, and dictionaries in PyKEEN's order."""
     found = read(tmp_path / "in", PLAIN["OpenBioLink"])

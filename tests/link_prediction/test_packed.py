@@ -15,11 +15,12 @@ import pytest
 from clew.__main__ import run as run_command
 from clew.config.load import load
 from clew.errors import ConfigError, DataError
-from clew.link_prediction import fields, triple_files, triples
-from clew.link_prediction.fields import read_coded, stream_coded
+from clew.link_prediction import tables, triple_files, triples
 from clew.link_prediction.packed import KEY, pack_graph, read_packed
+from clew.link_prediction.plausibility import report
 from clew.link_prediction.sources import BUNDLED, files_of_folder
-from clew.link_prediction.triple_files import TRIPLE, GraphFiles, read_graph
+from clew.link_prediction.tables import TRIPLE, read_coded, stream_coded
+from clew.link_prediction.triple_files import GraphFiles, read_graph
 from clew.link_prediction.triples import SPLITS, FilterIndex
 
 UMLS = files_of_folder(BUNDLED / "umls")
@@ -29,7 +30,7 @@ UMLS = files_of_folder(BUNDLED / "umls")
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split a small graph into many blocks, which are merged two at a time."""
     monkeypatch.setattr(triples, "BLOCK_ROWS", 700)
-    monkeypatch.setattr(fields, "MERGED_BLOCKS", 2)
+    monkeypatch.setattr(tables, "MERGED_BLOCKS", 2)
     monkeypatch.setattr(
         triple_files,
         "stream_coded",
@@ -65,6 +66,7 @@ def test_a_packed_graph_is_that_of_its_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.split(split), graph.split(split))
         assert not found.split(split).flags.owndata, "they lie on the disk"
     assert list(tmp_path.iterdir()) == [tmp_path / "umls"]
+    assert report(found) == report(graph)
 
 
 def test_kinds_and_synonyms_are_packed_too(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
 """The report names what looks wrong; leakage is counted as a plain loop counts it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from clew.__main__ import run as clew
 from clew.config.data import ImportSettings, TripleData
+from clew.link_prediction import leakage, triples
 from clew.link_prediction.imports import import_graph
-from clew.link_prediction.plausibility import is_leaked, relation_pairs, report
+from clew.link_prediction.leakage import find_leakage, is_leaked, marks
+from clew.link_prediction.plausibility import report
 from clew.link_prediction.sources import load_graph
 
 CLEAN = "".join(
@@ -81,7 +85,7 @@ def leaking(folder: Path, num: int = 300) -> Path:
 
 def test_leaked_triples_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     graph = load_graph(TripleData(path=str(leaking(tmp_path / "g"))))
-    pairs = relation_pairs(graph)
+    pairs = find_leakage(graph).pairs
     name = graph.relations.name
     assert {(p.kind, *sorted((name(p.first), name(p.second)))) for p in pairs} == {
         ("inverse", "treated_by", "treats"), ("inverse", "cures", "treated_by"),
@@ -100,9 +104,46 @@ def test_leaked_triples_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     assert 0 < sum(expected) < len(expected)
 
 
+def test_marks_are_those_of_a_plain_loop(tmp_path: Path) -> None:
+    graph = load_graph(TripleData(path=str(leaking(tmp_path / "g"))))
+    pairs = find_leakage(graph).pairs
+    total = 0
+    for test in graph.test[:40]:
+        h, r, t = test.tolist()
+        wanted = {}
+        for p in pairs:
+            for here, there in ((p.first, p.second), (p.second, p.first)):
+                if here == r:
+                    other = (h, there, t) if p.kind == "duplicate" else (t, there, h)
+                    wanted[other] = 2 if p.kind == "duplicate" else 1
+        expected = [wanted.get(tuple(row), 0) for row in graph.train.tolist()]
+        assert marks(test, graph.train, pairs).tolist() == expected
+        total += sum(map(bool, expected))
+    assert total > 10
+
+
+def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = load_graph(TripleData(path=str(leaking(tmp_path / "g"))))
+    again = replace(graph, train=np.concatenate([graph.train, graph.train[:7]]))
+    whole = report(again)
+    monkeypatch.setattr(leakage, "PART_ROWS", 50)
+    monkeypatch.setattr(triples, "BLOCK_ROWS", 64)
+    found = report(again)
+    assert found.pairs == whole.pairs
+    assert {f.what: f.count for f in found.findings} == {f.what: f.count for f in whole.findings}
+    rows = [
+        tuple(row) for split in ("train", "valid", "test") for row in again.split(split).tolist()
+    ]
+    assert find_leakage(again).num_repeated == len(rows) - len(set(rows)) > 6
+    large = 2**31 - 2  # keys need more than 63 bits
+    rows = np.array([[0, 0, large], [large, 1, 0], [0, 0, large]] * 10, np.int32)
+    graph = SimpleNamespace(num_relations=9, split=lambda split: rows[: 30 * (split == "train")])
+    assert find_leakage(graph).num_repeated == 28
+
+
 def test_none_is_leaked_in_umls() -> None:
     graph = load_graph(TripleData(name="umls"))
-    pairs = relation_pairs(graph)
+    pairs = find_leakage(graph).pairs
     assert {pair.kind for pair in pairs} <= {"symmetric"}
     assert not is_leaked(graph, graph.test, pairs).any()
 

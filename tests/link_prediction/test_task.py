@@ -1,5 +1,7 @@
 """Link prediction as a task: losses, metrics, written files and refused settings."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -8,6 +10,7 @@ import torch
 from clew import names
 from clew.config.load import from_mapping
 from clew.errors import ConfigError
+from clew.link_prediction.losses.sampled import degree_weights
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
@@ -69,6 +72,60 @@ def test_losses_of_examples_add_up_to_the_loss(
         torch.testing.assert_close(losses.sum(), loss.total, rtol=1e-12, atol=0)
         loss.total.backward()
     assert model.entity.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["distmult", "conve"])
+@pytest.mark.parametrize("function", ["binary_cross_entropy", "softmax_cross_entropy"])
+def test_a_weight_counts_like_repeated_facts(graph, kind, function):
+    """The loss over all entities and its gradient, against the graph with repeated facts."""
+    settings = {"model.kind": kind, "loss.function": function, "loss.kind": "one_vs_all"}
+    times = np.random.default_rng(1).integers(1, 4, len(graph.train))
+    found = []
+    for own in (
+        replace(graph, weights=times.astype(float)),
+        replace(graph, train=np.repeat(graph.train, times, axis=0)),
+    ):
+        task, model = build(own, **settings)
+        model.eval().double()
+        source = task.train_examples()
+        batch = source.batch(np.arange(len(source)))
+        loss = task.loss(model, batch)
+        assert loss.count == batch.count == 2 * times.sum()
+        torch.testing.assert_close(task.example_losses(model, batch).sum(), loss.total)
+        (loss.total / loss.count).backward()
+        found.append([loss.total, *(p.grad for p in model.parameters() if p.grad is not None)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "degree"])
+def test_weights_multiply_losses_of_drawn_entities(graph, sampling):
+    settings = {"model.kind": "distmult", "loss.kind": "one_vs_all", "loss.negatives": 8}
+    settings |= {"loss.function": "softmax_cross_entropy", "loss.negative_sampling": sampling}
+    weights = np.linspace(0.25, 3, len(graph.train))
+    weighted, model = build(replace(graph, weights=weights), **settings)
+    if sampling == "degree":  # the draws follow the weights too
+        ends = graph.train[:, [0, 2]]
+        degree = 1 + np.bincount(ends.ravel(), np.repeat(weights, 2), NUM_ENTITIES)
+        expected = degree_weights(graph.train, NUM_ENTITIES, weights)
+        np.testing.assert_allclose(expected, degree**0.75)
+        return
+    plain, _ = build(graph, **settings)
+    batch = weighted.train_examples().batch(np.arange(3, 200, 7))
+    loss, own = weighted.loss(model, batch), weights[np.arange(3, 200, 7) % len(weights)]
+    assert loss.count == pytest.approx(own.sum())
+    losses = plain.example_losses(model, plain.train_examples().batch(np.arange(3, 200, 7)))
+    torch.testing.assert_close(loss.total, (losses * torch.tensor(own).float()).sum())
+
+
+@pytest.mark.parametrize("loss", [{"kind": "kvs_all"}, {"triples_per_row": 4}])
+def test_weights_need_one_fact_in_each_row(graph, loss):
+    function = {"loss.function": "softmax_cross_entropy"}
+    with pytest.raises(ConfigError):
+        build(
+            replace(graph, weights=np.ones(len(graph.train))),
+            **function | {f"loss.{key}": value for key, value in loss.items()},
+        )
 
 
 def test_the_automatic_choice_follows_the_sizes_and_is_told(graph):

@@ -1,7 +1,6 @@
 """Graphs from files: ids, order, fingerprints, and refused files."""
 
 import gzip
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clew.errors import DataError
+from clew.link_prediction.leakage import find_leakage
 from clew.link_prediction.sources import describe
-from clew.link_prediction.triple_files import GraphFiles, count_duplicates, read_graph, read_triples
+from clew.link_prediction.triple_files import GraphFiles, read_graph, read_triples
 from clew.link_prediction.triples import KnowledgeGraph, add_inverses
 
 TRAIN = "b\tlikes\ta\na\tknows\tc\nb\tlikes\tc\n"
@@ -102,7 +102,7 @@ def test_names_come_back_in_the_order_of_the_lines(tmp_path: Path, train: list, 
     assert as_names(graph, graph.test) == test
     assert list(graph.entities) == sorted({e for h, _, t in train + test for e in (h, t)})
     assert list(graph.relations) == sorted({r for _, r, _ in train + test})
-    assert count_duplicates(graph.train, graph.num_relations) == len(train) - len(set(train))
+    assert find_leakage(graph).num_repeated == len(train + test) - len({*train, *test})
 
 
 def test_fingerprint_is_of_the_content(files: GraphFiles, write) -> None:
@@ -134,31 +134,6 @@ def test_labels_do_not_change_the_fingerprint(files: GraphFiles, write) -> None:
     assert labelled.fingerprint == plain.fingerprint
     assert labelled.entities.label(0) == "Anna"
     assert [labelled.relations.label(r) for r in range(2)] == ["knows", "is fond of"]
-
-
-def test_duplicates_are_kept_and_warned_of(write, caplog) -> None:
-    path = write("train.txt", TRAIN + "b\tlikes\ta\n" * 2)
-    with caplog.at_level(logging.WARNING):
-        graph = read_graph("small", GraphFiles(path))
-    assert len(graph.train) == 5
-    assert "2 of 5 triples repeat an earlier line" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("first", "is_warned_of"),
-    [
-        ("head\trelation\ttail\n", True),
-        ("Subject\tPredicate\tObject\n", True),
-        ("head\trelation\tbody\n", False),
-        ("", False),
-    ],
-)
-def test_names_of_columns_are_warned_of(write, caplog, first: str, is_warned_of: bool) -> None:
-    path = write("train.txt", first + TRAIN)
-    with caplog.at_level(logging.WARNING):
-        read_graph("small", GraphFiles(path))
-    assert ("line 1: " in caplog.text) == is_warned_of
-    assert ("is read as a triple; remove the line" in caplog.text) == is_warned_of
 
 
 def test_unknown_name_is_named_with_its_line_and_near_matches(write, with_dictionaries) -> None:

@@ -4,6 +4,7 @@ The interpreter runs kernels as plain Python, so it accepts code that the compil
 """
 
 import importlib
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,6 @@ pytestmark = pytest.mark.slow
 
 MODULES = (
     "clew.layers.triton_scan",
-    "clew.layers.triton_varying_scan",
     "clew.link_prediction.losses.triton_slopes",
 )
 WHOLE_NUMBERS = {
@@ -24,7 +24,7 @@ WHOLE_NUMBERS = {
     "num_states",
     "num_rows",
     "num_columns",
-    "eigenvalue_stride",
+    "multiplier_stride",
     "power_stride",
 }
 CONSTANTS = {"EACH": 128, "CHUNK": 32, "BLOCK": 64, "ROWS": 32, "COLUMNS": 64}
@@ -58,8 +58,11 @@ def compile_kernels(name: str) -> int:
         if getattr(value, "__module__", "") != name or not WHOLE_NUMBERS & set(names):
             continue  # not a kernel, or one that only kernels call
         count += 1
-        for flag in (False, True):
-            source = triton.compiler.ASTSource(value, *types_of(names, flag))
+        for flag, varies in itertools.product((False, True), repeat=2):
+            types, constants = types_of(names, flag)
+            source = triton.compiler.ASTSource(
+                value, types, constants | ({"VARIES": varies} if "VARIES" in names else {})
+            )
             for capability in COMPUTE_CAPABILITIES:
                 compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
                 assert compiled.asm["ptx"]

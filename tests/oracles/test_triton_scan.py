@@ -7,7 +7,7 @@ pytestmark = pytest.mark.slow
 COMPARISON = """
 import torch
 from clew.layers import scan as operators, triton_scan
-from clew.layers.chunked_scan import power
+from clew.layers.scan import power
 
 def compare(batch, time, states, chunk, each, documents=False):
     generator = torch.Generator().manual_seed(time)

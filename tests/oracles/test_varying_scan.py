@@ -11,7 +11,7 @@ from clew.layers.varying_scan import varying_scan, varying_scan_by_loop
 
 KERNELS = """
 import torch
-from clew.layers import triton_varying_scan, varying_scan as operators
+from clew.layers import triton_scan, varying_scan as operators
 
 def compare(batch, time, states, chunk):
     generator = torch.Generator().manual_seed(time)
@@ -24,13 +24,13 @@ def compare(batch, time, states, chunk):
     angle = 3 * torch.rand(batch, time, states, generator=generator)
     multipliers = torch.view_as_real(torch.polar(modulus, angle))
     expected = operators.varying_diagonal_scan(inputs, multipliers, initial, 16)
-    found = triton_varying_scan.forward(inputs, multipliers, initial, chunk)
+    found = triton_scan.forward(inputs, multipliers, initial, None, chunk)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
     adjoint, d_multipliers, _ = operators.varying_diagonal_scan_backward(
         gradient, expected, multipliers, initial, 16
     )
     later = operators._against_time(operators.conjugated(multipliers))
-    found = triton_varying_scan.backward(gradient, expected, later, initial, chunk)
+    found = triton_scan.backward(gradient, expected, later, initial, None, chunk)
     torch.testing.assert_close(found[0], adjoint, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(found[1], d_multipliers, rtol=2e-5, atol=2e-5)
 

@@ -7,6 +7,7 @@ import pytest
 from clew.config.services import TrackingConfig
 from clew.runs import store
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.runs import download_artifact
 from clew.runs.registry import Registry
 from tests.workflows.trained import dispose_of
 
@@ -84,3 +85,6 @@ def keep_and_fetch(
     run = registry.client.get_run(tracker.run_id)
     downloaded = registry.client.download_artifacts(run.info.run_id, "note.txt", str(work))
     assert Path(downloaded).read_text(encoding="utf-8") == "kept"
+    assert store.local_artifacts(tracker.run_id) is not None, "it was found without MLflow"
+    found = download_artifact(tracker.run_id, "note.txt", work / "copied")
+    assert found.read_text(encoding="utf-8") == "kept"

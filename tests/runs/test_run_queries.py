@@ -8,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 from clew.errors import TrackingError
+from clew.runs import store
 from clew.runs.reading import runs
 from clew.runs.store import connect, shown, tracking_uri
 from clew.runs.tracker import MlflowTracker
@@ -76,6 +77,35 @@ def test_its_configuration_and_files_are_read(run_id: str, tmp_path: Path) -> No
     assert folder == tmp_path / "out" / "checkpoints" / "epoch-0010"
     assert (folder / "model.safetensors").read_bytes() == b"weights"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoints"]
+
+
+def test_files_on_this_machine_are_those_that_mlflow_gives(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(work: Path) -> object:
+        copied = runs.download_artifact(run_id, "checkpoints", work)
+        files = {p.relative_to(copied): p.read_bytes() for p in copied.rglob("*") if p.is_file()}
+        folders = [runs.list_artifact_folders(run_id, path) for path in ("", "checkpoints", "no")]
+        return files, folders, runs.list_artifacts(run_id)
+
+    assert store.local_artifacts(run_id) is not None
+    here = found(tmp_path / "here")
+    monkeypatch.setattr(store, "local_artifacts", lambda _: None)
+    assert here == found(tmp_path / "mlflow")
+
+
+def test_the_files_of_a_deleted_run_are_not_given(run_id: str, tmp_path: Path) -> None:
+    runs.client().delete_run(run_id)
+    for path in ("checkpoints", "../artifacts/checkpoints"):
+        with pytest.raises(TrackingError):
+            runs.download_artifact(run_id, path, tmp_path)
+
+
+def test_no_path_leads_out_of_the_files_of_a_run(run_id: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").touch()
+    for path in ("../../..", str(tmp_path / "secret")):
+        with pytest.raises(TrackingError):
+            runs.download_artifact(run_id, path, tmp_path / "work")
 
 
 def test_a_folder_that_is_not_there_is_empty(run_id: str) -> None:

@@ -1,7 +1,6 @@
 """torch.compile: separate cost, keys of the eager model, and errors before training."""
 
 import functools
-import math
 import shutil
 from typing import Any
 
@@ -15,8 +14,8 @@ from clew.errors import ConfigError
 from clew.training import setup
 from clew.training.checkpoints import load_tensors
 from clew.training.precision import Precision
+from clew.training.progress import WARM_UP_STEPS, count_flops, peak_flops_per_second
 from clew.training.setup import measure_before_training, prepare_process, warm_up
-from clew.training.throughput import WARM_UP_STEPS, count_flops, peak_flops_per_second
 from clew.workflows.subjects import build_task
 
 needs_compiler = pytest.mark.skipif(
@@ -101,7 +100,6 @@ def test_flops_are_counted_by_tracing_where_the_peak_is_known(
     """
     settings = {"tracking__log_mfu": True, "optimizations__torch_compile": False}
     monkeypatch.setattr(setup, "peak_flops_per_second", lambda *_, **__: 1e12)
-    monkeypatch.setattr(setup, "TRIAL_SECONDS", math.inf)
     trainer = make_trainer(**settings)
     measure_before_training(trainer)
     assert trainer.throughput.flops_per_example == 2 * (2 * 48 + 3 * 8)

@@ -1,8 +1,8 @@
 """The predicted memory of a step against torch's count, a real step, and the batch size."""
 
 import gc
+import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.training.memory import apply_gradient_checkpointing
-from clew.training.memory_plan import (
+from clew.training import memory
+from clew.training.memory import (
     LiveBytes,
     MemoryPlanner,
     StepMemory,
-    TimeLimit,
     TookTooLong,
+    apply_gradient_checkpointing,
     live_bytes_of_step,
 )
 from clew.training.optimizer import build_optimizer
@@ -72,16 +72,10 @@ def predict(**settings: Any) -> dict[str, float]:
     return MemoryPlanner(build_task(chosen), CPU).predict(chosen).parts_gib
 
 
-def test_a_trial_without_time_ends_and_leaves_no_hook() -> None:
+def test_a_trial_of_too_many_operations_ends() -> None:
     chosen = config()
     with pytest.raises(TookTooLong):
-        live_bytes_of_step(chosen, build_task(chosen), CPU, seconds=0.0)
-    assert nn.Linear(2, 2)(torch.zeros(1, 2)).shape == (1, 2)
-
-
-def test_another_thread_does_not_run_out_of_time() -> None:
-    with TimeLimit(0.0), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(nn.Linear(2, 2), torch.zeros(1, 2)).result().shape == (1, 2)
+        live_bytes_of_step(chosen, build_task(chosen), CPU, most=0)
 
 
 def test_live_bytes_are_those_of_tensors_that_somebody_holds() -> None:
@@ -265,11 +259,30 @@ def test_only_powers_of_two_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         return StepMemory({"weights": 1.0 + chosen.training.batch_size})
 
     monkeypatch.setattr(MemoryPlanner, "_take_step", take_step)
-    monkeypatch.setattr("clew.training.memory_plan.PARTS", ("weights",))
+    monkeypatch.setattr("clew.training.memory.PARTS", ("weights",))
     planner = MemoryPlanner(build_task(config()), CPU)
     assert planner.predict(with_batch(config(), 100)).total_gib == 101.0
     assert planner.largest_batch(config(), 75.5, most=10_000) == 74
-    assert tried == [64, 128, 2, 4, 8, 16, 32]
+    assert tried == [64, 128, 2, 16_384, 16]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_long_step_continues_the_line_of_shorter_ones(
+    monkeypatch: pytest.MonkeyPatch, recomputed: bool
+) -> None:
+    chosen = images(
+        training__batch_size=24,
+        model__frames_per_checkpoint=3,
+        optimizations__use_gradient_checkpointing=recomputed,
+    )
+    task = planned(chosen, DataSizes(frame_shape=(1, 96, 128)))
+    found = []
+    for most in (math.inf, 0):
+        monkeypatch.setattr(memory, "MOST_OPERATIONS", most)
+        planner = MemoryPlanner(task, torch.device("cuda"))
+        total = planner.predict(chosen).total_gib
+        found.append((total, planner.largest_batch(chosen, 0.03, most=64)))
+    assert found[1] == pytest.approx(found[0], rel=0.05)
 
 
 def test_activations_grow_with_the_batch_and_weights_do_not() -> None:

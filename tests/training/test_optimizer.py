@@ -1,5 +1,7 @@
 """With a restored state, an optimizer's next steps are those without interruption."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -33,3 +35,17 @@ def test_restored_state_of_channels_last_parameters(settings: OptimizerConfig) -
         step(whole, optimizer, seed)
         step(resumed, other, seed)
     assert torch.equal(whole.weight, resumed.weight)
+
+
+@pytest.mark.parametrize("settings", [Adam(), AdamW(), Adagrad(), SGD(momentum=0.9)], ids=type)
+def test_steps_are_those_of_torchs_class(settings: OptimizerConfig) -> None:
+    ours, torchs = network(), network()
+    optimizer = build_optimizer(settings, ours)
+    kind = getattr(torch.optim, type(optimizer).__name__)
+    given = optimizer.defaults.keys() & inspect.signature(kind).parameters
+    other = kind(torchs.parameters(), **{name: optimizer.defaults[name] for name in given})
+    for seed in (1, 2):
+        step(ours, optimizer, seed)
+        step(torchs, other, seed)
+    assert torch.equal(ours.weight, torchs.weight)
+    assert optimizer.state_dict()["state"].keys() == other.state_dict()["state"].keys()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from clew.training.throughput import StepProfiler
+from clew.training.progress import StepProfiler
 from tests.memory_tracker import MemoryTracker
 
 

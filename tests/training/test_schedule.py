@@ -8,7 +8,7 @@ import torch
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from clew.config.training import PlateauSchedule
-from clew.training.schedule import Exponential, Plateau, WarmupCosine, is_better
+from clew.training.optimizer import Exponential, Plateau, WarmupCosine, is_better
 
 
 def one_cycle_rates(total: int, fraction: float, peak: float) -> list[float]:

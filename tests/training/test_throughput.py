@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from clew import names
-from clew.training import throughput as module
-from clew.training.throughput import WARM_UP_STEPS, Throughput
+from clew.training import progress as module
+from clew.training.progress import WARM_UP_STEPS, Throughput
 
 
 class Clock:

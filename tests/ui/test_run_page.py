@@ -34,6 +34,7 @@ def test_a_training_with_all_that_was_recorded(page: Open, many: Recorded) -> No
     assert headings == [
         "Metrics",
         "Ranks by relation",
+        "Data",
         "Related runs",
         "Files",
         "Configuration",

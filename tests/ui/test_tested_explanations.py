@@ -1,59 +1,39 @@
-"""An explanation of a tested model shows the result of the test."""
+"""An explanation says whether its scores were tested, and with what result."""
 
-import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
-from clew.runs.reading.reports import read_head, report_files
+from clew.runs.validation_record import label_of
 from clew.runs.verification import Verification, read_kept
 from tests.recorded import Recorded
-from tests.runs.reading.test_validations import add_validation, record
+from tests.runs.reading.test_validations import add_validation, record, settings_of
 from tests.ui.commands_here import CommandsHere
 from tests.ui.conftest import Open, no_surprise, shown
 
 
-def page() -> None:
-    import pandas as pd
-
-    from clew.runs.reading.reports import ReportHead
-    from clew.runs.validation_record import ValidationSummary
-    from clew.ui.components import facts
-
-    found = ValidationSummary(
-        run_id="r", form="raw", lds_other_seeds=0.35, lds_siblings=0.33, lds_ceiling=0.58
-    )
-    ids = {"head_id": "h", "relation_id": "r", "tail_id": "t"}
-    triple = {"head": "h", "relation": "r", "tail": "t", "candidates": 1, **ids}
-    test = pd.Series({**triple, "rank": 1.0, "score": 2.0, "self_influence": 3.0})
-    found_facts = pd.DataFrame([{**triple, "place": 1, "rank": 1, "influence": 0.5}])
-    facts.card(test, found_facts, [], ReportHead(pd.DataFrame(), validation=found))
-    facts.card(test, found_facts, [], ReportHead(pd.DataFrame()))
-
-
-def test_the_measures_are_said_once_for_the_report_that_has_them() -> None:
-    app = AppTest.from_function(page).run()
-    assert not app.exception
-    elements = (*app.markdown, *app.caption, *app.info)
-    # Markdown's special characters are escaped, and no colon starts an emoji's name.
-    texts = [re.sub(r"\\|\u2060", "", str(element.value)) for element in elements]
-    tested = [text for text in texts if "Tested: on this data" in text]
-    assert len(tested) == 1
-    assert "rank correlation of .35 (counting siblings .33, ceiling .58)" in tested[0]
-
-
-def test_the_page_influence_says_of_a_test_that_came_later(
-    page: Open, recorded: Recorded, use: Callable[[str], None], tmp_path: Path
+@pytest.mark.parametrize("later", [False, True])
+def test_the_page_influence_says_whether_the_scores_were_tested(
+    page: Open, recorded: Recorded, use: Callable[[str], None], tmp_path: Path, later: bool
 ) -> None:
     store = recorded.copy(tmp_path / "store")
     use(store.uri)
-    trace = store.runs["trace"]
-    head = read_head(report_files(trace, tmp_path / "files"))
-    found = record(head.run_id, head.settings["score"], head.settings["direction"])
-    add_validation(store, head.run_id, found.model_dump_json())
-    assert "predicts retraining with" in shown(page("influence", store.uri, run=trace))
+    head, settings = settings_of(store, tmp_path / "files")
+    label = head.label
+    if later:
+        found = record(head.run_id, head.settings["score"], settings)
+        add_validation(store, head.run_id, found.model_dump_json())
+        label = replace(head, validation=found.summary(head.settings["score"], "r")).label
+    assert label.verdict == ("better" if later else "not tested")
+    assert label.sentence in shown(page("influence", store.uri, run=store.runs["trace"]))
+
+
+@pytest.mark.parametrize("kind", ["trace text", "trace frames"])
+def test_text_and_frames_are_not_tested(page: Open, recorded: Recorded, kind: str) -> None:
+    content = shown(page("influence", recorded.uri, run=recorded.runs[kind]))
+    assert label_of(None, "raw", None).sentence in content
 
 
 def test_a_person_starts_the_check_and_reads_what_happened(

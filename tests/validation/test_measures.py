@@ -9,8 +9,10 @@ from clew.influence.outcomes import (
     ceiling,
     datamodelling_scores,
     measured,
+    measured_over_both,
     random_scores,
     rank_correlations,
+    resampled_scores,
     siblings,
     strongest,
     touching,
@@ -21,7 +23,6 @@ from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.validation_record import Measured
 from clew.workflows.explaining.validation_plan import (
     deletions,
-    expected_half_width,
     random_subsets,
 )
 
@@ -49,6 +50,53 @@ def test_interval_is_that_of_students_t() -> None:
 
 def test_one_test_has_no_interval() -> None:
     assert measured(np.array([0.4])) == Measured(mean=0.4, half_width=None)
+    draws = resampled_scores([np.ones((1, 3))], np.ones((3, 1)))[:, 0]
+    assert measured_over_both(0.4, draws, 1, 3) == Measured(mean=0.4, half_width=None)
+
+
+def test_resampled_scores_are_those_of_tests_and_subsets_drawn_again() -> None:
+    generator = np.random.default_rng(3)
+    predicted, losses = generator.normal(size=(2, 4, 6)), generator.normal(size=(6, 4))
+    num_draws = 20
+    found = resampled_scores(list(predicted), losses, num_draws)
+    drawn, expected = np.random.default_rng(0), []
+    for _ in range(num_draws):
+        tests = [int(test) for test in drawn.integers(4, size=(4, 1))[:, 0]]
+        subsets = [int(subset) for subset in drawn.integers(6, size=6)]
+        if len(set(subsets)) == 1:  # of equal values, which correlate with nothing
+            expected.append([0.0, 0.0])
+            continue
+        expected.append(
+            [
+                sum(
+                    spearmanr([form[t][s] for s in subsets], [losses[s][t] for s in subsets])[0]
+                    for t in tests
+                )
+                / len(tests)
+                for form in predicted.tolist()
+            ]
+        )
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    mean = sum(each[0] for each in expected) / num_draws
+    spread = (sum((each[0] - mean) ** 2 for each in expected) / (num_draws - 1)) ** 0.5
+    half_width = measured_over_both(0.1, found[:, 0], 4, 6).half_width
+    assert half_width == pytest.approx(3.182446 * spread, rel=1e-6), "Student's t, 3 degrees"
+
+
+def test_an_interval_over_tests_alone_is_too_narrow_where_subsets_are_shared() -> None:
+    """About 95 % of the intervals should contain the truth, here 0."""
+    generator, found = np.random.default_rng(4), {"tests": 0, "both": 0}
+    for _ in range(60):
+        shared = generator.normal(size=(2, 1, 20))  # what a subset does to every test triple
+        predicted, effect = shared + generator.normal(size=(2, 30, 20))
+        correlations = rank_correlations(predicted, effect)
+        mean = float(correlations.mean())
+        draws = resampled_scores([predicted], effect.T, 50)[:, 0]
+        both = measured_over_both(mean, draws, 30, 20)
+        for name, interval in (("tests", measured(correlations)), ("both", both)):
+            found[name] += abs(mean) <= (interval.half_width or 0.0)
+    assert found["both"] >= 54
+    assert found["tests"] < 45
 
 
 def least_squares_losses(
@@ -154,15 +202,3 @@ def test_a_cell_is_named_after_what_is_trained() -> None:
     assert (
         len({Retraining(0, facts).key, Retraining(1, facts).key, Retraining(0, facts[:1]).key}) == 3
     )
-
-
-def test_forecast_is_near_what_simulation_gives() -> None:
-    generator = np.random.default_rng(4)
-    widths: list[float] = []
-    for _ in range(20):
-        truth = np.clip(generator.normal(0.3, 0.1, (80, 1)), -0.9, 0.9)
-        predicted = generator.normal(size=(80, 45))
-        noise = generator.normal(size=predicted.shape)
-        actual = truth * predicted + np.sqrt(1 - truth**2) * noise
-        widths.append(measured(rank_correlations(predicted, actual)).half_width or 0.0)
-    assert expected_half_width(45, 80) == pytest.approx(np.mean(widths), rel=0.15)

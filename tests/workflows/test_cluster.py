@@ -142,7 +142,7 @@ def test_cells_on_two_nodes_of_which_one_dies_are_there_once(
     path.write_text(yaml.safe_dump(STUDY))
     kill_in_the_middle(monkeypatch, second, tmp_path / "killed")
     study = load_study(path)
-    lines = list(compare(study, cluster=ClusterRequest(ray_cluster.address)))
+    lines = list(compare(study, everything=True, cluster=ClusterRequest(ray_cluster.address)))
 
     assert (tmp_path / "killed").exists(), "the node died"
     assert [line[:5] for line in lines if line.startswith("[")] == ["[1/2]", "[2/2]"]
@@ -152,7 +152,7 @@ def test_cells_on_two_nodes_of_which_one_dies_are_there_once(
     cells = client.search_runs(experiments, f"tags.`{names.TAG_KIND}` = '{names.KIND_TRAIN}'")
     assert sorted(run.data.params["cfg.loss.label_smoothing"] for run in cells) == ["0.0", "0.1"]
     assert {run.info.status for run in cells} == {"FINISHED"}
-    again = list(compare(study))
+    again = list(compare(study, everything=True))
     assert [line for line in again if "|" in line] == [line for line in lines if "|" in line]
 
 

@@ -89,6 +89,24 @@ def test_rounds_are_interleaved_and_a_failed_cell_stops_nothing(
     assert "- mixed, seed 1: out of memory on a pocket calculator" in text
 
 
+MANY = [{"metric": SPEED, "label": f"speed {number}"} for number in range(6)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"seeds": [0]}, {"seeds": [1, 2], "measures": MANY}])
+def test_the_last_words_have_eight_lines_and_the_table_is_printed_on_request(
+    trained: list[tuple[str, int]], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    study = load_study(write(tmp_path, **changes))
+    lines = list(workflow.compare(study, typed="my.yaml"))
+    verdict = [line for line in lines if not line.startswith("[")]
+    assert 4 <= len(verdict) <= 8
+    assert "clew compare my.yaml" in verdict[-1]
+    assert any("`mixed` 2.9" in line or "`mixed` 3 " in line for line in verdict)
+    assert ("out of memory" in "".join(verdict)) == (1 in study.seeds)
+    everything = list(workflow.compare(study, typed="my.yaml", everything=True))
+    assert any(line.startswith("| `mixed` |") for line in everything[len(lines) :])
+
+
 def test_a_study_goes_on_where_it_stopped(trained: list[tuple[str, int]], tmp_path: Path) -> None:
     study = load_study(write(tmp_path), seeds=[0])
     first = list(workflow.compare(study))
@@ -189,7 +207,7 @@ def test_results_are_written_where_they_are_wanted(
     output.write_text("old")
     reader.hardlink_to(output)
     lines = list(workflow.compare(load_study(write(tmp_path)), output=output))
-    assert lines[-1] == f"written to {output}"
+    assert any(f" and {output}" in line for line in lines)
     assert reader.read_text() == "old", "the new file takes the old one's place when it is whole"
     content = json.loads(output.read_text())
     assert content == study_files(tracking_store)[0]
@@ -210,11 +228,9 @@ def test_no_result_file_is_written_from_a_tree_with_uncommitted_changes(
     said = (
         f"{output} is not written: the tree has uncommitted changes; commit them and measure again"
     )
-    assert lines[-1] == said
+    assert any(line.endswith(said) for line in lines)
     assert said in caplog.messages, "before the first cell too"
-    assert any(line.startswith("| `mixed` | 301 ") for line in lines), (
-        "the figures are printed still"
-    )
+    assert any("2.98" in line for line in lines), "the figures are printed still"
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@ def test_the_numbers_are_the_same_to_the_last_digit(folder: Path, loss: str) -> 
         return {k: v for k, v in result.metrics.items() if k.startswith(quality)}
 
     plain = quality()
-    del plain["test/num_leaked"]  # which is not counted on the disk
     assert len(plain) > 10
     assert quality(data__packed=str(folder)) == plain
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.distributed import World
 from clew.training.hardware import GPU_GB, Hardware, find_device, fit_to_hardware
-from clew.training.memory_plan import MemoryPlanner
+from clew.training.memory import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows import memory_guard
 from clew.workflows.memory_guard import resolve_batch_size
@@ -193,13 +192,13 @@ def test_sizes_that_do_not_fit_the_data_are_refused(options: list[str], message:
 
 
 @pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the prediction before a training take its time on a slow machine."""
-    monkeypatch.setattr(memory_guard, "TRIAL_SECONDS", math.inf)
+def few_steps_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predict the memory of a training of a few steps as that of a long one."""
+    monkeypatch.setattr(memory_guard, "FEW_STEPS", 1)
 
 
 def test_training_logs_what_was_predicted(
-    tracking_store: Path, unhurried: None, caplog: pytest.LogCaptureFixture
+    tracking_store: Path, few_steps_count: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="clew"):
         metrics = train(changed()).metrics
@@ -209,7 +208,7 @@ def test_training_logs_what_was_predicted(
 
 def test_a_certain_lack_of_memory_is_warned_of(
     tracking_store: Path,
-    unhurried: None,
+    few_steps_count: None,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -219,7 +218,10 @@ def test_a_certain_lack_of_memory_is_warned_of(
 
 
 def test_a_failed_prediction_stops_nothing(
-    tracking_store: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tracking_store: Path,
+    few_steps_count: None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no fake kernel")
@@ -229,16 +231,13 @@ def test_a_failed_prediction_stops_nothing(
     assert "memory was not predicted (RuntimeError: no fake kernel)" in caplog.text
 
 
-def test_a_prediction_that_takes_long_is_left_out(
-    tracking_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(memory_guard, "TRIAL_SECONDS", 0.0)
+def test_the_memory_of_a_few_steps_is_not_predicted(tracking_store: Path) -> None:
     assert names.PREDICTED_GIB not in train(changed()).metrics
 
 
 @pytest.mark.parametrize("size", [10**6, "auto"])
 def test_a_batch_is_no_larger_than_the_data(
-    tracking_store: Path, unhurried: None, tmp_path: Path, size: object
+    tracking_store: Path, few_steps_count: None, tmp_path: Path, size: object
 ) -> None:
     """A million examples of four facts took minutes to plan."""
     facts = tmp_path / "facts.tsv"

@@ -197,6 +197,26 @@ def test_a_list_is_written_as_a_table(
     assert not frame["known"].any()
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_answers_of_a_file_of_queries_are_written(
+    registered: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    path, output = tmp_path / "queries.tsv", tmp_path / f"answers.{suffix}"
+    path.write_text("cell\tpart_of\t?\nsell\tpart_of\t?\n?\tpart_of\ttissue\n")
+    asking = ["predict", f"--model={registered}", f"--input={path}", "--top-k=5"]
+    assert run_command([*asking, f"--output={output}"]) == 0
+    assert str(output) in capsys.readouterr().out
+    assert run_command([*asking, "--json"]) == 0
+    first, bad, last = json.loads(capsys.readouterr().out)["predictions"]
+    frame = {"parquet": pd.read_parquet, "csv": pd.read_csv}[suffix](output)
+    assert frame["query"].tolist() == [1] * 5 + [2] + [3] * 5
+    assert frame["tail"][:5].tolist() == [answer["tail"] for answer in first["answers"]]
+    assert frame["head"][6:].tolist() == [answer["head"] for answer in last["answers"]]
+    assert frame["score"][6:].tolist() == pytest.approx([a["score"] for a in last["answers"]])
+    assert frame["error"].notna().tolist() == [False] * 5 + [True] + [False] * 5
+    assert frame["error"][5] == bad["error"]
+
+
 def test_given_triples_are_scored_into_a_table(registered: str, tmp_path: Path) -> None:
     """A thousand rows with one unknown name give 999 answers."""
     graph = load_graph(TripleData(name="umls"))
@@ -378,7 +398,7 @@ def test_an_answer_set_needs_validation_triples(trained: TrainedStore, tmp_path:
         (["--head=cell", "--relation=partof"], "unknown relation 'partof'"),
         (["--head=cell", "--input=x"], "--input and a query are both given"),
         (["--relation=part_of", "--triples=x"], "--triples"),
-        (["--relation=part_of", "--head=cell", "--output=x.tsv"], "--output"),
+        (["--relation=part_of", "--head=cell", "--output=x.odt"], "--output"),
         (["--relation=part_of", "--output=x.xlsx"], "--output"),
         (["--relation=part_of", "--conformal"], "--conformal"),
     ],

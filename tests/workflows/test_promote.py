@@ -18,9 +18,10 @@ from clew.errors import CheckpointError, ConfigError, PromotionRefused, Tracking
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.subject import Graphs
 from clew.runs import registry
+from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.registry import RegisteredVersion, Registry
+from clew.runs.registry import Registry
 from clew.training.manifest import MANIFEST_FILE, MODEL_FILE
 from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import open_version

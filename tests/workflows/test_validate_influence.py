@@ -18,7 +18,7 @@ from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.reports import ReportFiles, read_head
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.validation_record import Measured, ValidationSummary, read_validation
+from clew.runs.validation_record import Measured, read_validation
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import (
@@ -36,6 +36,7 @@ from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 
 pytestmark = pytest.mark.slow
+TRIPLE = "acquired_abnormality,location_of,experimental_model_of_disease"
 
 
 def request_of(store: TrainedStore, folder: Path, **changes: Any) -> ValidationRequest:
@@ -73,28 +74,33 @@ def test_result_is_recorded_attached_and_not_computed_twice(
     run = find_run(result.run_id or "")
     assert run.tags[names.TAG_KIND] == names.KIND_VALIDATE
     assert run.tags[names.TAG_SOURCE_RUN] == trained.unvalidated
-    summary = record.summary("raw", result.run_id or "")
     for name, value in (
-        (f"{names.INFLUENCE_LDS_SAME_SEED}/raw", summary.lds_same_seed),
-        (names.INFLUENCE_LDS_SIBLINGS, summary.lds_siblings),
-        (names.INFLUENCE_LDS_CEILING, summary.lds_ceiling),
-        (f"{names.INFLUENCE_LDS_OTHER_SEEDS}/raw", summary.lds_other_seeds),
+        (f"{names.INFLUENCE_LDS_SAME_SEED}/raw", record.score("raw", "same")),
+        (names.INFLUENCE_LDS_SIBLINGS, record.score("siblings", "other")),
+        (f"{names.INFLUENCE_LDS_OTHER_SEEDS}/raw", record.score("raw", "other")),
     ):
-        assert run.metrics[name] == pytest.approx(value)
+        assert value is not None
+        assert run.metrics[name] == pytest.approx(value.correlation.mean)
+    assert run.metrics[names.INFLUENCE_LDS_CEILING] == record.summary("raw", "").ceiling
     folder = download_artifact(run.run_id, names.ARTIFACT_VALIDATION, tmp_path)
     assert read_validation(folder / names.VALIDATION_JSON) == record
-    assert json.loads((folder / "chart.vl.json").read_text())["data"]["values"]
     assert "| siblings |" in (folder / "validation.md").read_text()
 
     explained = tracin(
         trained.unvalidated,
-        "acquired_abnormality,location_of,experimental_model_of_disease",
+        TRIPLE,
         {"influence.score": "cosine"},
         output=tmp_path / "report",
     )
     expected = record.summary("cosine", run.run_id)
     assert explained.report.validation == expected
-    assert expected.sentence in explained.table()
+    assert explained.report.label.verdict == "too few to say"
+    assert explained.report.label.sentence in explained.table()
+    written = json.loads((tmp_path / "report" / names.INFLUENCE_JSON).read_text())
+    assert written["label"] == dataclasses.asdict(explained.report.label)
+    layers = {"influence.score": "cosine", "influence.use_last_layers_only": True}
+    for other in ({"influence.score": "raw", "influence.direction": "head"}, layers):
+        assert tracin(trained.unvalidated, TRIPLE, other).report.label.verdict == "not tested"
     head = read_head(ReportFiles(json=tmp_path / "report" / names.INFLUENCE_JSON))
     assert head.validation == expected
 
@@ -207,7 +213,6 @@ def test_too_many_hours_are_refused_before_anything_is_trained(
     with pytest.raises(ConfigError, match=r"more than --max-hours 1e-09; lower --subsets"):
         validate_influence(request_of(trained, tmp_path / "c", max_hours=1e-9), say=said.append)
     assert "retrainings (16 at once), about" in said[0]
-    assert "expected half-width" in said[0]
     assert not (tmp_path / "c").exists()
 
 
@@ -238,21 +243,7 @@ def test_forms_are_those_of_the_configuration() -> None:
     assert {"raw", "cosine"} <= set(FORMS)
 
 
-def test_summary_is_a_sentence() -> None:
-    summary = ValidationSummary(
-        run_id="r", form="raw", lds_same_seed=0.5, lds_other_seeds=0.347, lds_siblings=0.331,
-        lds_ceiling=0.58,
-    )  # fmt: skip
-    assert summary.sentence == (
-        "Tested: on this data, this form of score predicts retraining with a rank correlation of "
-        ".35 (counting siblings .33, ceiling .58)."
-    )
-    same = ValidationSummary(run_id="r", form="raw", lds_same_seed=-0.02)
-    assert same.sentence == (
-        "Tested: on this data, this form of score predicts retraining with a rank correlation of "
-        "-.02."
-    )
-    assert not ValidationSummary(run_id="r", form="raw").sentence
+def test_a_measure_has_its_interval_beside_it() -> None:
     assert str(Measured(mean=0.3471, half_width=0.04)) == "0.347 ± 0.040"
 
 
@@ -282,14 +273,11 @@ def test_an_ensemble_is_tested_as_one(trained: TrainedStore, tmp_path: Path) -> 
 
     record = validate_influence(dataclasses.replace(request, deletions=0)).record
     assert record.ensemble == (trained.strong, twin)
-    triple, score = (
-        "acquired_abnormality,location_of,experimental_model_of_disease",
-        {"influence.score": "cosine"},
-    )
-    assert tracin(both, triple, score).report.validation == record.summary(
+    score = {"influence.score": "cosine"}
+    assert tracin(both, TRIPLE, score).report.validation == record.summary(
         "cosine", find_newest(names.KIND_VALIDATE)
     )
-    assert tracin(trained.strong, triple, score).report.validation is None
+    assert tracin(trained.strong, TRIPLE, score).report.validation is None
 
 
 def find_newest(kind: str) -> str:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 PRESETS = """
 from clew.config.load import load
 from clew.config.files import SHIPPED, presets
-from clew.config.search_space import load_space
+from clew.config.study import load_space
 from clew.config.study import load_study
 
 assert "env" in SHIPPED.parts, SHIPPED

@@ -25,6 +25,7 @@ from clew.ui.components.explanations import (
     report_head,
     report_of_run,
     triple_at,
+    with_validation,
 )
 from clew.ui.components.jobs import Job
 from clew.ui.work import (
@@ -222,13 +223,14 @@ def explanation(job: Job) -> None:
         return
     with basics.guarded("The explanation"):
         files = report_of_run(run_id)
-        head = report_head(files)
+        head = with_validation(report_head(files))
         test, facts = triple_at(head, 0), facts_of(files, 0)
         st.markdown(
             f"**Whole answer**, from all {scored(test, facts):,} training facts. "
             + basics.markdown(evidence(test, facts, paths_of(files, 0)))
         )
         _strongest(facts)
+        basics.note(head.label.sentence)
     basics.link("influence", "Read the explanation", run=run_id)
 
 

@@ -14,7 +14,7 @@ import streamlit as st
 
 from clew import names
 from clew.errors import ClewError, DataError
-from clew.runs.influence_report import TextInfluenceReport
+from clew.runs.influence_report import ReportModel, TextInfluenceReport
 from clew.runs.reading.explanation import SharedExplanation, triple_of
 from clew.runs.reading.facts import Paths, by_side
 from clew.runs.reading.reports import (
@@ -113,17 +113,17 @@ def _copies() -> tempfile.TemporaryDirectory[str]:
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
-def _validation(
-    source_run: str, settings: dict[str, Any], ensemble: tuple[str, ...]
-) -> ValidationSummary | None:
-    return find_validation(source_run, settings, ensemble=ensemble)
+def _validation(model: ReportModel, settings: dict[str, Any]) -> ValidationSummary | None:
+    return find_validation(model, settings)
 
 
 def with_validation(head: ReportHead) -> ReportHead:
     """Return a report's head with the validation of such explanations of its model, if any."""
-    if head.validation is not None or not head.run_id:
-        return head
-    return replace(head, validation=_validation(head.run_id, dict(head.settings), head.runs))
+    return (
+        head
+        if head.validation
+        else replace(head, validation=_validation(head.model, dict(head.settings)))
+    )
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)

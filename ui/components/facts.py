@@ -18,7 +18,6 @@ from clew.biolink import is_denied, page_of
 from clew.names import average_notes
 from clew.runs.influence_forms import (
     CHECKPOINT_PREFIX,
-    ESTIMATE,
     PART_PREFIX,
     SELF_INFLUENCE,
     Form,
@@ -98,6 +97,9 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
         "Tail": (shown["tail"].astype(str), TextColumn(width=112)),
         "Hops": (shown["hops"], NumberColumn(width=46, help=glossary.HOPS)),
     }
+    if "counterpart" in shown and shown["counterpart"].any():
+        leaks = TextColumn(width=72, help=glossary.COUNTERPART)
+        columns["Leaks"] = (shown["counterpart"], leaks)
     if "agreement" in shown:  # of an ensemble
         agree = TextColumn(width=72, help=glossary.RUNS_AGREE)
         spread = NumberColumn(format="%.2g", width=60, help=glossary.SPREAD)
@@ -244,10 +246,9 @@ def card(
         evidence=evidence(test, facts, paths),
         why=summary(facts, scored(test, facts), head.train_size),
         form=f"{head.form.named}, an estimate.",
-        meaning=f"{head.form.sentence} {ESTIMATE}",
+        meaning=head.form.sentence,
     )
-    if head.validation is not None:
-        basics.note(head.validation.sentence)
+    basics.note(head.label.sentence)
     notes(head.settings)
 
 

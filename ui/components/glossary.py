@@ -174,6 +174,7 @@ HOPS = (
     "Steps from the test triple to the fact, over the facts of this explanation: 0 shares an "
     "entity with it, 1 is one step further, and so on."
 )
+COUNTERPART = "The fact is the triple's inverse or duplicate, in a relation that says the same."
 RUNS_AGREE = (
     "How many of the averaged runs agree on the sign; the runs differ only in their seed. If all "
     "agree, the sign is not the luck of one run."

@@ -1,7 +1,6 @@
 """What a run found: tests of explanations, searches, values of facts, studies."""
 
 import logging
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -22,19 +21,12 @@ from clew.runs.reading.run_details import (
 )
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
-from clew.runs.validation_record import SIBLINGS, Measured, ValidationRecord
+from clew.runs.validation_record import ValidationRecord
 from clew.ui.components import basics, glossary, tables
 from clew.ui.components.basics import STATE_SYMBOLS, sign_symbol
 from clew.ui.components.runs import files_of, for_a_minute, runs_page
 
 NUM_FACTS = 20
-BASELINES = {
-    SIBLINGS: "counting siblings",
-    "touching": "touching an end of the triple",
-    "adamic_adar": "shared neighbours (Adamic-Adar)",
-    "random": "random numbers",
-}
-"""The baselines that the forms of score are compared with."""
 
 
 validation_of = for_a_minute(read_result)
@@ -46,57 +38,6 @@ worst_facts = for_a_minute(read_worst_facts)
 def keeps(run: RunRecord, *path: str) -> bool:
     """Return whether a run keeps a file; a search keeps its files once it has ended."""
     return any(file.path == "/".join(path) for file in files_of(run.run_id))
-
-
-def correlations(record: ValidationRecord) -> pd.DataFrame:
-    """Return how well each form predicted retraining, the largest share of dropped facts first."""
-    rows: list[dict[str, object]] = []
-    for score in record.scores:
-        more = score.over_siblings
-        rows.append(
-            {
-                "Form of score": BASELINES.get(score.form, score.form),
-                "Dropped [%]": 100 * score.drop,
-                "Trained with": f"{score.seeds} seed{'s' * (score.seeds == 'other')}",
-                **_interval(score.correlation, "Correlation"),
-                **_interval(more, "Above siblings", "Above siblings, "),
-                "Against siblings": "–" if score.form == SIBLINGS else _verdict(more),
-            }
-        )
-    for ceiling in record.ceilings:
-        if ceiling.correlation is not None:
-            rows.append(
-                {
-                    "Form of score": "retraining itself: the ceiling",
-                    "Dropped [%]": 100 * ceiling.drop,
-                    "Trained with": "other seeds",
-                    "Correlation": ceiling.correlation,
-                    "Against siblings": "–",
-                }
-            )
-    order = ["Dropped [%]", "Trained with", "Correlation"]
-    frame = pd.DataFrame(rows)
-    return frame.sort_values(order, ascending=[False, True, False], kind="stable")
-
-
-def _interval(measured: Measured | None, mean: str, before: str = "") -> dict[str, float | None]:
-    """Return a mean under its heading, and the ends of its interval under theirs."""
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    if measured is not None:
-        value = measured.mean
-        if (half := measured.half_width) is not None:
-            low, high = value - half, value + half
-    return {mean: value, f"{before}95 % from": low, f"{before}95 % to": high}
-
-
-def _verdict(more: Measured | None) -> str:
-    if more is None or more.half_width is None:
-        return "? Not known"
-    if abs(more.mean) <= more.half_width:
-        return "? No clear difference"
-    return "✓ Better" if more.mean > 0 else "✗ Worse"
 
 
 def settings_of(trials: pd.DataFrame) -> list[str]:
@@ -121,68 +62,17 @@ TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": STATE_SYMBOLS["fa
 
 
 def validation(record: ValidationRecord) -> None:
-    """Show how well each form of score predicted retraining, and what deletions cost."""
+    """Show how well each form predicted retraining, and what deletions cost."""
+    for sentence in record.labels():
+        basics.note(sentence)
     basics.note(
-        f"{record.num_retrainings:,} trainings without some of the facts, tested with "
-        f"{record.num_tests:,} test triples ({QUESTIONS[record.direction]}, "
-        f"{record.test_loss} loss). Correlation: of the effects that a form of score predicted "
-        "with those of these trainings; 1 is perfect, 0 is chance. Intervals are 95 %. A form that "
-        "is not better than counting siblings (facts with the same relation and head, or tail) "
-        "adds little to such a count."
+        f"{record.num_retrainings:,} trainings without some of the facts "
+        f"({QUESTIONS[record.direction]}, {record.test_loss} loss). Correlation of the effects "
+        "that a form of score predicted with those of these trainings, and in brackets its "
+        "difference to the best baseline; 1 is perfect, 0 is chance. Intervals are 95 %, over "
+        "triples and subsets. Deletions: the larger the fall, the more the answer relied on them."
     )
-    shown = correlations(record)
-    share = "Share of the training facts left out at random."
-    columns = {
-        "Form of score": TextColumn(width=200),
-        "Dropped [%]": NumberColumn(format="%.3g", width="small", help=share),
-        "Trained with": TextColumn(
-            width="small", help="The same seed as the run itself, or others."
-        ),
-        **_numbers(shown, "Correlation", "95 %", "Above siblings"),
-    }
-    tables.show(
-        shown,
-        alt="Forms of score and retraining",
-        column_config=columns,
-        most=MAX_HEIGHT,
-        placeholder="–",
-    )
-    tables.export(shown, "validation.csv")
-    if record.deletions:
-        _deletions(record)
-
-
-def _deletions(record: ValidationRecord) -> None:
-    """Show how far the answers fell without the strongest facts of each form, the most first."""
-    counted = "" if record.num_deletions is None else f" of {record.num_deletions:,} test triples"
-    basics.note(
-        f"Deletions: the strongest facts{counted} were left out, and the model was trained again. "
-        "The larger the fall, the more the answer relied on them. Intervals are 95 %."
-    )
-    fall = "Fall of log-probability [nats]"
-    rows = [
-        {
-            "Strongest by": BASELINES.get(effect.form, effect.form),
-            "Facts deleted": effect.num_facts,
-            **_interval(effect.log_probability, fall),
-            **_interval(effect.reciprocal_rank, "Fall of 1 / rank", "Fall of 1 / rank, "),
-        }
-        for effect in record.deletions
-    ]
-    order = ["Facts deleted", fall]
-    shown = pd.DataFrame(rows).sort_values(order, ascending=False, kind="stable")
-    columns = {"Strongest by": TextColumn(width=200), **_numbers(shown, "Fall of", "95 %")}
-    tables.show(shown, alt="Deleted facts", column_config=columns, most=MAX_HEIGHT, placeholder="–")
-    tables.export(shown, "deletions.csv")
-
-
-def _numbers(frame: pd.DataFrame, *starts: str) -> dict[str, Any]:
-    """Return the look of columns that start so; ends of intervals have short headings."""
-    return {
-        name: NumberColumn(name.split(", ")[-1], format="%.3f", width="small")
-        for name in map(str, frame)
-        if name.startswith(starts)
-    }
+    st.markdown("\n".join(record.markdown()))
 
 
 def search(run: RunRecord) -> None:
@@ -230,8 +120,8 @@ def fact_values(run_id: str) -> None:
     """Show the facts with the highest and lowest values, and offer a list of the worst."""
     basics.note(
         "How training on a fact changed all predictions together: positive (▲) made them better, "
-        "negative (▼) worse. Only the order and the relative size matter. The facts with the "
-        "highest and the lowest values:"
+        "negative (▼) worse. No retraining has confirmed these values, and the largest can be "
+        "artifacts: look facts up before you leave any out. The highest and the lowest values:"
     )
     unit = "Nats of the loss for each unit of a fact's weight."
     columns = {
@@ -240,9 +130,7 @@ def fact_values(run_id: str) -> None:
     }
     shown, worst = extreme_values(run_id), worst_facts(run_id)
     tables.show(shown, alt="Values of facts", column_config=columns, most=MAX_HEIGHT)
-    tables.download("Worst facts (TSV)", worst, names.WORST_FACTS, "text/tab-separated")
-    command = f"clew train --config CONFIG data.exclude={names.WORST_FACTS}"
-    st.code(command, language="bash", wrap_lines=True)
+    tables.download("Lowest values (TSV)", worst, names.WORST_FACTS, "text/tab-separated")
 
 
 def show_studies(found: list[StudyResult]) -> None:

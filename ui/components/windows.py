@@ -8,8 +8,8 @@ import pandas as pd
 import streamlit as st
 from streamlit.column_config import NumberColumn, TextColumn
 
-from clew.runs.influence_forms import CHECKPOINT_PREFIX, ESTIMATE, PART_PREFIX, SELF_INFLUENCE, Form
-from clew.runs.influence_report import SequenceInfluenceReport, TextInfluenceReport, TextWindow
+from clew.runs.influence_forms import SELF_INFLUENCE, Form
+from clew.runs.influence_report import SequenceInfluenceReport, TextInfluenceReport, numbers_of
 from clew.runs.reading.facts import by_side, ranked
 from clew.ui.components import basics, charts, facts, glossary, tables
 from clew.ui.components.explanations import FactFilter, Side, filter_rows
@@ -41,8 +41,8 @@ def numbers(
     basics.tiles(
         [shown[0], own, *shown[1:], ("Checkpoints", steps, facts.CHECKPOINTS)], border=False
     )
-    st.caption(f"{report.form.sentence} {ESTIMATE}")
-    for note in report.notes():
+    st.caption(report.form.sentence)
+    for note in (report.label.sentence, *report.notes()):
         basics.note(note)
 
 
@@ -53,27 +53,16 @@ def text_windows(report: TextInfluenceReport) -> pd.DataFrame:
     `first_token` and `last_token` (its place in the packed corpus), `cosine` if the report has it,
     and `part_*` and `checkpoint_*`.
     """
-    frame = pd.DataFrame([_row(entry, report) for entry in report.listed])
-    if frame.empty:
-        return pd.DataFrame(columns=["place", "rank", "influence", "text", "window", "first_token"])
+    own = ("text", "window", "first_token")
+    rows = [
+        {name: getattr(entry, name) for name in own} | numbers_of(entry, report.steps)
+        for entry in report.listed
+    ]
+    columns = None if rows else ["rank", "influence", *own]
+    frame = pd.DataFrame(rows, columns=columns).drop(columns="rank")
+    if isinstance(length := report.settings.get("window"), int):
+        frame["last_token"] = frame["first_token"] + length - 1
     return ranked(frame)
-
-
-def _row(entry: TextWindow, report: TextInfluenceReport) -> dict[str, object]:
-    row: dict[str, object] = {
-        "influence": entry.influence,
-        "text": entry.text,
-        "window": entry.window,
-        "first_token": entry.first_token,
-    }
-    length = report.settings.get("window")
-    if isinstance(length, int):
-        row["last_token"] = entry.first_token + length - 1
-    if entry.cosine is not None:
-        row["cosine"] = entry.cosine
-    row |= {PART_PREFIX + part: value for part, value in entry.by_part.items()}
-    steps = zip(report.steps, entry.by_checkpoint, strict=False)
-    return row | {f"{CHECKPOINT_PREFIX}{step}": value for step, value in steps}
 
 
 def sequence_windows(report: SequenceInfluenceReport) -> pd.DataFrame:

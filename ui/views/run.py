@@ -12,7 +12,12 @@ from clew import names
 from clew.names import direction_of
 from clew.runs import store
 from clew.runs.reading.metrics import headline_key, number_text, pick_values, whole_number
-from clew.runs.reading.run_details import read_by_relation, read_log, splits_by_relation
+from clew.runs.reading.run_details import (
+    read_by_relation,
+    read_data_report,
+    read_log,
+    splits_by_relation,
+)
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.ui.components import basics, charts, glossary, results, tables
 from clew.ui.components.results import keeps
@@ -58,6 +63,7 @@ GROUPS = {
 
 log_of = for_a_minute(read_log)
 by_relation = for_a_minute(read_by_relation)
+data_report = for_a_minute(read_data_report)
 
 
 def render() -> None:
@@ -102,6 +108,7 @@ def _run(run: RunRecord) -> None:
     st.header("Metrics", anchor=False)
     _metrics(run)
     _relations(run)
+    _data(run)
     left, right = st.columns(2, gap="large")
     with left:
         st.header("Related runs", anchor=False)
@@ -325,6 +332,28 @@ def _relations(run: RunRecord) -> None:
     tables.show(columns, alt="Ranks by relation", most=MAX_HEIGHT)
     values = {heading: shown for heading, (shown, _) in columns.items()}
     tables.export(pd.DataFrame(values), "ranks_by_relation.csv")
+
+
+@basics.guarded("The report on the data")
+def _data(run: RunRecord) -> None:
+    """Show what looks wrong in the data, and what leaks from the test into training."""
+    if not keeps(run, names.ARTIFACT_DATA_REPORT):
+        return
+    st.header("Data", anchor=False)
+    keys = [
+        names.metric("test", name)
+        for name in (names.NUM_LEAKED, names.MRR, names.NOT_LEAKED.format(name=names.MRR))
+    ]
+    basics.tiles(
+        (glossary.label(key), number_text(run.metrics[key]), glossary.words(key).help)
+        for key in keys
+        if run.metrics.get(keys[0]) and key in run.metrics
+    )
+    shown = [table for table in data_report(run.run_id) if len(table)]
+    for table in shown:
+        tables.show(table, alt=f"The data: {table.columns[0]}", most=MAX_HEIGHT)
+    if not shown:
+        basics.note("Nothing in its data looks wrong.")
 
 
 @basics.guarded("The related runs")

@@ -1,7 +1,7 @@
 """`clew.attribute`: the training examples behind a prediction, as tables and as a chart."""
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,15 +14,14 @@ from tqdm import tqdm
 from clew.api.models import Model, Recorded, reference_of
 from clew.errors import ConfigError, DataError, extra, quoted
 from clew.files import working_folder
-from clew.runs.influence_forms import CHECKPOINT_PREFIX, ESTIMATE, PART_PREFIX, Form, form_of
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX, Form, form_of
 from clew.runs.influence_report import (
-    InfluenceEntry,
     InfluenceReport,
     SequenceInfluenceReport,
     TextInfluenceReport,
     TripleRecord,
     WindowReport,
-    WindowScore,
+    numbers_of,
 )
 from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
@@ -50,7 +49,7 @@ class Attribution:
     by the length of the example's own. It has no unit, so compare it only within one prediction.
 
     The arithmetic is exact. What a score says about training without an example is an estimate;
-    `clew validate-influence` measures how good it is for a model.
+    `report.label` says whether it was tested for this form and model, and with what result.
     """
 
     report: Report = field(repr=False)
@@ -81,7 +80,8 @@ class Attribution:
 
         `head`, `relation` and `tail` are labels; `head_id`, `relation_id` and `tail_id` are the
         names in the data files. The `checkpoint_STEP` columns add up to `influence`, and so do the
-        `part_NAME` columns.
+        `part_NAME` columns. `counterpart` says if a fact is the explained triple's `inverse` or
+        `duplicate`, by the pairs of relations that say the same.
         """
         return self._frame.copy()
 
@@ -137,6 +137,10 @@ class Attribution:
             return [in_words(test.test) for test in self.report.tests]
         return [" ".join(line.strip() for line in self.report.headline())]
 
+    def __repr__(self) -> str:
+        titles = [f"{title}: {self.form.named}" for title in self._titles()]
+        return "\n".join([f"Attribution, run {self.run_id}", *titles, self.report.label.sentence])
+
     def _repr_html_(self) -> str:
         """Show the strongest examples of each prediction in a notebook."""
         parts = []
@@ -146,7 +150,7 @@ class Attribution:
                 rows = table[table[TEST] == number].drop(columns=TEST).head(SHOWN_ROWS)
                 shown = rows.to_html(index=False, border=0) if len(rows) else "<p>none</p>"
                 parts.append(f"<h5>{name}</h5>{shown}")
-        said = (self.report.sign, self.form.sentence, ESTIMATE)
+        said = (self.report.sign, self.form.sentence, self.report.label.sentence)
         return f"{''.join(parts)}{''.join(f'<p>{html.escape(text)}</p>' for text in said)}"
 
 
@@ -283,12 +287,13 @@ def triple_table(report: InfluenceReport) -> pd.DataFrame:
     """Return the training facts of all explained triples, with labels, names and influence."""
     steps = [checkpoint.step for checkpoint in report.model.checkpoints]
     rows = [
-        {TEST: number, "side": side, **_words(entry.train), **_numbers(entry, steps)}
+        {TEST: number, "side": side, **_words(entry.train), **numbers_of(entry, steps)}
+        | {"counterpart": entry.counterpart or ""}
         for number, test in enumerate(report.tests)
         for side, entries in (("proponent", test.proponents), ("opponent", test.opponents))
         for entry in entries
     ]
-    return _table(rows, ["head", "relation", "tail"])
+    return _table(rows, ["head", "relation", "tail", "counterpart"])
 
 
 def window_table(report: WindowReport[Any]) -> pd.DataFrame:
@@ -300,7 +305,7 @@ def window_table(report: WindowReport[Any]) -> pd.DataFrame:
         {
             **{TEST: 0, "side": side, FACT: report.shown(window)},
             **{name: getattr(window, name) for name in own},
-            **_numbers(window, report.steps),
+            **numbers_of(window, report.steps),
         }
         for side, windows in (("proponent", report.proponents), ("opponent", report.opponents))
         for window in windows
@@ -315,20 +320,6 @@ def _words(triple: TripleRecord) -> Row:
         **{role: term.label for role, term in terms.items()},
         FACT: " · ".join(term.label for term in terms.values()),
         **{f"{role}_id": term.id for role, term in terms.items()},
-    }
-
-
-def _numbers(entry: InfluenceEntry | WindowScore, steps: Sequence[int]) -> Row:
-    """Return an example's rank and influence, and its shares by checkpoint and part."""
-    index = entry.train_index if isinstance(entry, InfluenceEntry) else None
-    shares = zip(steps, entry.by_checkpoint, strict=False)
-    return {
-        "rank": entry.rank,
-        "influence": entry.influence,
-        **({} if entry.cosine is None else {"cosine": entry.cosine}),
-        **({} if index is None else {"train_index": index}),
-        **{f"{CHECKPOINT_PREFIX}{step}": value for step, value in shares},
-        **{f"{PART_PREFIX}{part}": value for part, value in entry.by_part.items()},
     }
 
 

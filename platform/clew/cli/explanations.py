@@ -56,7 +56,7 @@ class TracinOptions(ExplainOptions):
 
 
 @command(TracinOptions, "clew tracin newest test=virus,causes,pathologic_function")
-def tracin(options: TracinOptions) -> int:
+def tracin(options: TracinOptions) -> None:
     """Find the training triples behind a prediction. They raised or lowered it."""
     from clew.workflows.explaining.trace_source import GivenFiles
     from clew.workflows.explaining.tracin import prepare
@@ -64,7 +64,7 @@ def tracin(options: TracinOptions) -> int:
 
     if options.prepare:
         prepare(options.model, options.overrides)
-        return 0
+        return
     result = workflow(
         options.model,
         options.test,
@@ -75,7 +75,6 @@ def tracin(options: TracinOptions) -> int:
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
-    return 0
 
 
 class BatchTracinOptions(ExplainOptions, ClusterOptions):
@@ -95,7 +94,7 @@ class BatchTracinOptions(ExplainOptions, ClusterOptions):
 
 
 @command(BatchTracinOptions, "clew batch-tracin newest test_triples=test.txt max_triples=10")
-def batch_tracin(options: BatchTracinOptions) -> int:
+def batch_tracin(options: BatchTracinOptions) -> None:
     """Explain many predictions; resumable. Only training triples near each are scored."""
     from clew.workflows.explaining import batch_tracin as workflow
     from clew.workflows.explaining.batch_tracin import BatchRequest
@@ -115,7 +114,6 @@ def batch_tracin(options: BatchTracinOptions) -> int:
     progress = progress_bar("tests", as_json=options.as_json)
     result = workflow.batch_tracin(request, cluster=options.cluster_request(), progress=progress)
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
-    return 0
 
 
 def _unit(options: Configured, facts: str) -> str:
@@ -147,7 +145,7 @@ class TraceSequenceOptions(TraceWindowsOptions):
 
 
 @command(TraceSequenceOptions, "clew trace-sequence newest frame=1200")
-def trace_sequence(options: TraceSequenceOptions) -> int:
+def trace_sequence(options: TraceSequenceOptions) -> None:
     """Find the training windows behind a frame prediction."""
     from clew.workflows.explaining.trace_windows import (
         check_outputs,
@@ -166,7 +164,6 @@ def trace_sequence(options: TraceSequenceOptions) -> int:
     )
     write_outputs(results, options.output)
     click.echo("\n\n".join(result.table() for result in results))
-    return 0
 
 
 class TraceTextOptions(TraceWindowsOptions):
@@ -182,7 +179,7 @@ class TraceTextOptions(TraceWindowsOptions):
 
 
 @command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
-def trace_text(options: TraceTextOptions) -> int:
+def trace_text(options: TraceTextOptions) -> None:
     """Find the training windows behind a text. They made its continuation likely."""
     from clew.workflows.explaining.trace_windows import (
         Text,
@@ -208,7 +205,6 @@ def trace_text(options: TraceTextOptions) -> int:
     )
     write_outputs(results, options.output)
     click.echo("\n\n".join(result.table() for result in results))
-    return 0
 
 
 class ValidateInfluenceOptions(Options):
@@ -245,7 +241,7 @@ class ValidateInfluenceOptions(Options):
 
 
 @command(ValidateInfluenceOptions, "clew validate-influence newest subsets=10 seeds=1")
-def validate_influence(options: ValidateInfluenceOptions) -> int:
+def validate_influence(options: ValidateInfluenceOptions) -> None:
     """Test a model's explanations. It trains again without facts and compares."""
     from clew.workflows.explaining import validate_influence as workflow
     from clew.workflows.explaining.validation_plan import ValidationRequest
@@ -258,7 +254,6 @@ def validate_influence(options: ValidateInfluenceOptions) -> int:
     progress = progress_bar("retrainings", as_json=False)
     result = workflow.validate_influence(request, say=click.echo, progress=progress)
     click.echo(result.table())
-    return 0
 
 
 class VerifyOptions(Options):
@@ -310,13 +305,13 @@ class ValueFactsOptions(Options):
     """Which answers' losses count: tail, head, or both (tails alone in a model without inverse
     relations)."""
     worst: Annotated[int, Field(ge=0)] = 100
-    """Number of the worst facts to list in worst_facts.tsv, a file for data.exclude."""
+    """Number of facts with the lowest values to list in worst_facts.tsv, to look them up."""
     output_dir: Path | None = None
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
 
 
 @command(ValueFactsOptions, "clew value-facts newest worst=20")
-def value_facts(options: ValueFactsOptions) -> int:
+def value_facts(options: ValueFactsOptions) -> None:
     """Find the facts that help or harm many predictions.
 
     The sum of their losses is differentiated through the whole training, in one pass.
@@ -326,7 +321,6 @@ def value_facts(options: ValueFactsOptions) -> int:
     request = workflow.ValueRequest(**options.model_dump())
     result = workflow.value_facts(request, progress=progress_bar("steps", as_json=False))
     click.echo(result.table())
-    return 0
 
 
 class ReportOptions(Options):
@@ -341,10 +335,16 @@ class ReportOptions(Options):
 
 
 @command(ReportOptions, "clew report newest output=report.html")
-def report(options: ReportOptions) -> int:
+def report(options: ReportOptions) -> None:
     """Write an explanation to a file. It is an HTML page to mail, or a TRAPI message."""
-    from clew.workflows.report import write_report
+    from clew.files import write_whole
+    from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
+    from clew.runs.reading.facts import place_text
+    from clew.workflows.outputs import check_file
 
-    said = write_report(options.explanation, options.test, options.output, options.format)
-    click.echo(said)
-    return 0
+    check_file("--output", options.output)
+    found = open_explanation(options.explanation, options.test)
+    rank = place_text(float(found.test["rank"]))
+    shown = html_report if options.format == "html" else trapi_json
+    write_whole(options.output, shown(found))
+    click.echo(f"{options.output}: the training facts behind {found.title} ({rank})")

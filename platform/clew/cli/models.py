@@ -79,7 +79,7 @@ class PredictOptions(Options):
     frames: Path | None = None
     """Image sequences to predict, as for training: HDF5, a Zarr store or a folder of arrays."""
     output: Path | None = None
-    """File for a list or scored triples (.parquet, .tsv, .csv, .json), or for frames (.parquet)."""
+    """File for answers, a list or triples (.parquet, .tsv, .csv, .json), or frames (.parquet)."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of targets that the intervals of frames should contain."""
     as_json: JsonFlag = False
@@ -106,11 +106,6 @@ class PredictOptions(Options):
             )
         if self.frames and not self.output:
             raise ValueError("--frames is given without --output; name a file for the predictions")
-        if self.output and not (self.frames or self.triples or self.lists):
-            raise ValueError(
-                "--output is given with a question for one end; it is the file of --frames, of "
-                "--triples, or of a list: --relation without --head and --tail"
-            )
         if self.conformal and (self.triples or self.lists):
             raise ValueError("--conformal is given with a list; it is for questions for one end")
         return self
@@ -143,16 +138,17 @@ class PredictOptions(Options):
 
 
 @command(PredictOptions, "clew predict newest head=virus relation=causes")
-def predict(options: PredictOptions) -> int:
+def predict(options: PredictOptions) -> None:
     """Ask a trained model. It answers with heads, tails, a triple's rank, text or values."""
     options.way(options)
-    return 0
 
 
 def _answer(options: PredictOptions) -> None:
     from clew.workflows import predict as workflow
     from clew.workflows.predict import asked, read_queries
+    from clew.workflows.predict_list import check_table, write_table
 
+    check_table("--output", options.output)
     if options.input:
         queries = read_queries(options.input)
     else:
@@ -165,6 +161,13 @@ def _answer(options: PredictOptions) -> None:
         level=options.conformal,
         limits=options.limits(),
     )
+    if options.output:
+        rows = result.rows()
+        write_table(options.output, rows)
+        for note in result.notes:
+            click.echo(f"note: {note}")
+        click.echo(f"{options.output}: {rows.num_rows:,} rows")
+        return
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
@@ -259,7 +262,7 @@ class PromoteOptions(Spoken):
 
 
 @command(PromoteOptions, "clew promote newest --dry-run")
-def promote(options: PromoteOptions) -> int:
+def promote(options: PromoteOptions) -> None:
     """Check a run's best checkpoint and make it champion."""
     from clew.workflows import promote as workflow
 
@@ -272,7 +275,6 @@ def promote(options: PromoteOptions) -> int:
         chosen = options.model_dump(exclude={"rollback", "as_json", "quiet", "verbose"})
         result = workflow.promote(workflow.PromotionRequest(**chosen), show)
     click.echo(json.dumps({"result": result.as_dict()}) if options.as_json else result.table())
-    return 0
 
 
 class ExportOptions(Options):
@@ -285,10 +287,9 @@ class ExportOptions(Options):
 
 
 @command(ExportOptions, "clew export newest output_dir=exported")
-def export(options: ExportOptions) -> int:
+def export(options: ExportOptions) -> None:
     """Export a graph model as a torch.export program, with its named embeddings."""
     from clew.workflows.export import export as run_export
 
     result = run_export(options.model, options.output_dir, options.embeddings or None)
     click.echo(result.table())
-    return 0

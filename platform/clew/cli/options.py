@@ -76,9 +76,9 @@ HIDDEN = Option(terminal_only=True, hidden=True)
 class Options(Section):
     """The options of a command."""
 
-    def call(self, function: Callable[[Any], int]) -> int:
+    def call(self, function: Callable[[Any], int | None]) -> int:
         """Call a command's function with these options."""
-        return function(self)
+        return function(self) or 0
 
     @classmethod
     def read(cls, verb: str, given: Mapping[str, Any]) -> Self:
@@ -127,11 +127,11 @@ class Spoken(Options):
     verbose: Annotated[bool, Option(terminal_only=True)] = False
     """Print more about what is done."""
 
-    def call(self, function: Callable[[Any], int]) -> int:
+    def call(self, function: Callable[[Any], int | None]) -> int:
         """Call a command's function with these options; it then prints as much as asked for."""
         if (self.quiet or self.verbose) and is_main_process():
             logging.getLogger("clew").setLevel(logging.WARNING if self.quiet else logging.DEBUG)
-        return function(self)
+        return function(self) or 0
 
 
 class Configured(Options):
@@ -330,7 +330,7 @@ class Verb(click.Command):
     """A command that is built from a class of options."""
 
     def __init__(
-        self, options: type[Options], function: Callable[[Any], int], example: str = ""
+        self, options: type[Options], function: Callable[[Any], int | None], example: str = ""
     ) -> None:
         name = function.__name__
         self.declared = declared_options(name, options)
@@ -417,7 +417,7 @@ HELP_ALL = click.Option(
 O = TypeVar("O", bound=Options)  # noqa: E741
 
 
-def command(options: type[O], example: str = "") -> Callable[[Callable[[O], int]], Verb]:
+def command(options: type[O], example: str = "") -> Callable[[Callable[[O], int | None]], Verb]:
     """Return a decorator that makes a function a command; it receives checked options."""
     return lambda function: Verb(options, function, example)
 

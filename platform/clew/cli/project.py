@@ -1,6 +1,7 @@
 """Commands for data and for the project as a whole: data, pretokenize, runs, sync, demo, ui."""
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -10,6 +11,7 @@ from pydantic import Field, model_validator
 
 from clew.cli.options import Configured, JsonFlag, Option, Options, command, dashed
 from clew.config.data import ImportSettings
+from clew.errors import counted
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
@@ -65,18 +67,28 @@ class DataOptions(Configured, ImportSettings):
 
 
 @command(DataOptions, "clew data umls")
-def data(options: DataOptions) -> int:
+def data(options: DataOptions) -> None:
     """Check data and describe them. Or make a data set of FILES, or pack triples."""
-    from clew.workflows.data import data_settings, describe_data, import_data, pack_data
+    from clew.config.schema import FRAME_FILES
+    from clew.workflows import data as workflow
 
-    if options.sources:
-        click.echo(import_data(options.sources, options, options.output_dir))
-        return 0
+    config, files, sources, said = options.config, options.triples, options.sources, ""
+    if len(sources) == 1 and options.output_dir is None:
+        only = str(sources[0])
+        if sources[0].suffix in (".yaml", ".yml"):
+            config, sources = only, []
+        elif only.endswith(FRAME_FILES) or (sources[0] / "target.npy").is_file():
+            files, sources = {"kind": "image_sequences", "path": only}, []
+            said = f"\ntrain on it: clew train colab_optimized data.path={shlex.quote(only)}"
+    if sources:
+        click.echo(workflow.import_data(sources, options, options.output_dir))
+        return
 
-    settings = data_settings(options.config, options.name, options.triples, options.overrides)
+    settings = workflow.data_settings(config, options.name, files, options.overrides)
     pack = options.pack
-    click.echo(describe_data(settings) if pack is None else pack_data(settings, pack))
-    return 0
+    click.echo(
+        workflow.pack_data(settings, pack) if pack else workflow.describe_data(settings) + said
+    )
 
 
 class PretokenizeOptions(Options):
@@ -104,7 +116,7 @@ class PretokenizeOptions(Options):
 
 
 @command(PretokenizeOptions, "clew pretokenize corpus.txt output=packed")
-def pretokenize(options: PretokenizeOptions) -> int:
+def pretokenize(options: PretokenizeOptions) -> None:
     """Pack a text into tokens, once. A killed command continues where it stopped."""
     from clew.language_modeling.pretokenize import PackSettings
     from clew.workflows.data import pretokenize_corpus
@@ -114,7 +126,6 @@ def pretokenize(options: PretokenizeOptions) -> int:
         settings, options.output, num_proc=options.num_proc, force=options.force
     )
     click.echo(result.table())
-    return 0
 
 
 class RunsOptions(Options):
@@ -129,7 +140,7 @@ class RunsOptions(Options):
 
 
 @command(RunsOptions, "clew runs kind=train limit=5")
-def runs(options: RunsOptions) -> int:
+def runs(options: RunsOptions) -> None:
     """List the latest runs with their ids. Other commands take these, or `newest`."""
     from clew.workflows.list_runs import list_runs
 
@@ -139,7 +150,6 @@ def runs(options: RunsOptions) -> int:
             click.echo(json.dumps(asdict(run)))
     else:
         click.echo(found.table())
-    return 0
 
 
 class NoOptions(Options):
@@ -154,7 +164,7 @@ def sync(options: NoOptions) -> int:
     results = sync_spool()
     for result in results:
         left = f", the rest is still waiting: {result.problem}" if result.problem else ""
-        click.echo(f"run {result.run_id}: {result.num_sent} records sent{left}")
+        click.echo(f"run {result.run_id}: {counted(result.num_sent, 'record')} sent{left}")
     if not results:
         click.echo("nothing is waiting")
     return 2 if any(result.problem and not result.is_alive for result in results) else 0
@@ -166,13 +176,12 @@ class DemoOptions(Options):
 
 
 @command(DemoOptions)
-def demo(options: DemoOptions) -> int:
+def demo(options: DemoOptions) -> None:
     """Train, compare, explain, promote on bundled data. The data is the graph UMLS."""
     from clew.workflows.demo import run_demo
 
     for line in run_demo(quick=options.quick):
         click.echo(line)
-    return 0
 
 
 class UiOptions(Options):

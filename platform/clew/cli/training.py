@@ -53,7 +53,7 @@ class TrainOptions(ConfigOptions, Spoken):
 
 
 @command(TrainOptions, "clew train umls epochs=20 batch_size=256")
-def train(options: TrainOptions) -> int:
+def train(options: TrainOptions) -> None:
     """Train a model. CONFIG is a YAML file or the name of a preset."""
     from clew.workflows import train as workflow
 
@@ -69,12 +69,11 @@ def train(options: TrainOptions) -> int:
             strict=options.strict,
         )
     if not is_main_process():
-        return 0
+        return
     if options.result_file:
         content = json.dumps(dataclasses.asdict(result))
         options.result_file.write_text(content, encoding="utf-8")
     click.echo(result.table(everything=options.all))
-    return 0
 
 
 def _resumed(options: TrainOptions) -> "TrainResult":
@@ -142,7 +141,7 @@ class PlanOptions(ConfigOptions):
 
 
 @command(PlanOptions, 'clew plan small_32k batch_size=2 device="H100 80GB"')
-def plan(options: PlanOptions) -> int:
+def plan(options: PlanOptions) -> None:
     """Predict the memory that training needs. Also shows what other settings would save."""
     from clew.workflows.plan import DataSizes
     from clew.workflows.plan import plan as workflow
@@ -161,7 +160,6 @@ def plan(options: PlanOptions) -> int:
         ),
     )
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
-    return 0
 
 
 class TuneOptions(ConfigOptions, Spoken, ClusterOptions):
@@ -179,7 +177,7 @@ class TuneOptions(ConfigOptions, Spoken, ClusterOptions):
 
 
 @command(TuneOptions, "clew tune umls minutes=10 trials=5 epochs=20")
-def tune(options: TuneOptions) -> int:
+def tune(options: TuneOptions) -> None:
     """Search for the best configuration. The same command again continues the search."""
     from tqdm import tqdm
     from tqdm.contrib.logging import logging_redirect_tqdm
@@ -212,7 +210,6 @@ def tune(options: TuneOptions) -> int:
         cluster = options.cluster_request()
         result = workflow(request, cluster=cluster, say=tqdm.write, progress=show)
     click.echo(result.table())
-    return 0
 
 
 class EvaluateOptions(Spoken):
@@ -231,7 +228,7 @@ class EvaluateOptions(Spoken):
 
 
 @command(EvaluateOptions, "clew evaluate newest split=valid")
-def evaluate(options: EvaluateOptions) -> int:
+def evaluate(options: EvaluateOptions) -> None:
     """Evaluate a trained model on a split of its own data."""
     from clew.workflows.evaluate import evaluate as run_evaluation
 
@@ -241,7 +238,6 @@ def evaluate(options: EvaluateOptions) -> int:
         if options.as_json
         else result.table(everything=options.all)
     )
-    return 0
 
 
 class CompareOptions(Spoken, ClusterOptions):
@@ -253,6 +249,8 @@ class CompareOptions(Spoken, ClusterOptions):
     """Size of the study: quick for two cores, full for a GPU (default: quick)."""
     output: Path | None = None
     """JSON file for the results; not written if the tree has uncommitted changes."""
+    all: Annotated[bool, Option(terminal_only=True)] = False
+    """Print the table of all values and ratios at the end."""
 
     @field_validator("seeds")
     @classmethod
@@ -263,13 +261,19 @@ class CompareOptions(Spoken, ClusterOptions):
 
 
 @command(CompareOptions, "clew compare training seeds=0,1")
-def compare(options: CompareOptions) -> int:
+def compare(options: CompareOptions) -> None:
     """Measure variants against a reference. Each variant of a study runs in a separate process."""
     from clew.config.study import load_study
     from clew.workflows.compare import compare as run_study
 
     seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
     loaded = load_study(options.study, seeds=seeds, size=options.size or None)
-    for line in run_study(loaded, output=options.output, cluster=options.cluster_request()):
+    lines = run_study(
+        loaded,
+        typed=options.study,
+        output=options.output,
+        everything=options.all,
+        cluster=options.cluster_request(),
+    )
+    for line in lines:
         click.echo(line)
-    return 0

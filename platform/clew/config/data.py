@@ -24,6 +24,8 @@ class ImportSettings(Section):
     """Edges of KGX with different qualifiers get different relations."""
     negated: Literal["drop", "relation"] = "drop"
     """Drop edges that deny their triple, or give them relations of their own."""
+    weights: Literal["ignore", "use"] = "ignore"
+    """Use the weight of a fact, a column of the table, as if the fact stood there so often."""
     split: Literal["random", "time", "relation"] = "random"
     """Hold out triples at random, the newest, or at random the same share of each relation."""
     valid_fraction: float = Field(default=0.05, ge=0, lt=1)
@@ -93,6 +95,8 @@ class TripleData(ImportSettings):
                 "file or folder in a published format, a file of training triples, or a file "
                 "written by clew data --pack"
             )
+        if self.packed and self.weights == "use":
+            raise ValueError("data.weights=use and data.packed given, but packed facts have none")
         for key in ("valid", "test", "entity_to_id", "relation_to_id"):
             if getattr(self, key) and (self.packed or self.path):
                 raise ValueError(

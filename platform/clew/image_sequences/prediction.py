@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
 from clew.config.load import from_mapping
-from clew.errors import CheckpointError, ConfigError, DataError, described
+from clew.errors import CheckpointError, ConfigError, DataError, counted, described
 from clew.files import replacing
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
 from clew.image_sequences.files import FrameTable
@@ -184,7 +184,7 @@ def write_predictions(
 
 def _size(shape: tuple[int, ...]) -> str:
     channels, height, width = shape
-    return f"{channels} channel{'s' * (channels != 1)} of {height} x {width} pixels"
+    return f"{counted(channels, 'channel')} of {height} x {width} pixels"
 
 
 class WindowPredictor:

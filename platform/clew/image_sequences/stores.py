@@ -139,7 +139,11 @@ def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
 
     for name in ("", *names):
         _refuse_links(path / name, deep=bool(name))
-        _refuse_pickle(path / name)
+        for file in (path / name / array for array in ZARR_ARRAYS):
+            if file.is_file() and any("pickle" in text.lower() for text in _texts(_json(file))):
+                raise DataError(
+                    f"{file}: the chunks are pickled, which is not allowed; store numbers"
+                )
     try:
         # A path as text could be the address of another machine.
         store = zarr.storage.LocalStore(path, read_only=True)
@@ -166,13 +170,6 @@ def _refuse_links(folder: Path, *, deep: bool) -> None:
                 )
         if not deep:
             return
-
-
-def _refuse_pickle(array: Path) -> None:
-    for name in ZARR_ARRAYS:
-        file = array / name
-        if file.is_file() and any("pickle" in text.lower() for text in _texts(_json(file))):
-            raise DataError(f"{file}: the chunks are pickled, which is not allowed; store numbers")
 
 
 def _texts(content: object) -> list[str]:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import ConfigError, DataError
+from clew.errors import ConfigError, DataError, counted
 from clew.image_sequences.files import FrameTable, find_frames, read_frames
 
 
@@ -318,7 +318,14 @@ def load_table(config: ImageSequenceData) -> FrameTable:
     if config.num_blocks is not None:
         table = replace(table, group=blocks(len(table.target), config.num_blocks))
     if config.target_range is not None:
-        check_range(table, *config.target_range)
+        smallest, largest = config.target_range
+        outside = np.flatnonzero((table.target < smallest) | (table.target > largest))
+        if len(outside):
+            frame = int(outside[0])
+            raise DataError(
+                f"{table.source}: target[{frame}] is {table.target[frame]:g}, outside "
+                f"data.target_range [{smallest:g}, {largest:g}] ({len(outside)} such targets)"
+            )
     return table
 
 
@@ -343,24 +350,14 @@ def held_out_groups(table: FrameTable, config: ImageSequenceData) -> tuple[str, 
     needed = 3 if config.hold_out_validation else 2
     if len(groups) < needed:
         raise ConfigError(
-            f"{table.source}: {len(groups)} group(s), {needed} needed to hold some out; set "
-            "data.num_blocks to make groups of consecutive frames"
+            f"{table.source}: {counted(len(groups), 'group')}, {needed} needed to hold some out; "
+            "set data.num_blocks to make groups of consecutive frames"
         )
     test = config.test_group or next(g for g in reversed(groups) if g != config.validation_group)
     if not config.hold_out_validation:
         return test, None
     before = groups[groups.index(test) - 1]
     return test, config.validation_group or before
-
-
-def check_range(table: FrameTable, smallest: float, largest: float) -> None:
-    outside = np.flatnonzero((table.target < smallest) | (table.target > largest))
-    if len(outside):
-        frame = int(outside[0])
-        raise DataError(
-            f"{table.source}: target[{frame}] is {table.target[frame]:g}, outside "
-            f"data.target_range [{smallest:g}, {largest:g}] ({len(outside)} such targets)"
-        )
 
 
 def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:

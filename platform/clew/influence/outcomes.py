@@ -6,7 +6,7 @@ number of rows. So, with the same seed, the order, the dropout masks and the bat
 those of the whole graph. Influence scores use the gradient of exactly this change of the loss.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -259,6 +259,41 @@ def rank_correlations(
     correlations = np.zeros(len(norms))
     np.divide(products, norms, out=correlations, where=norms > 0)
     return correlations
+
+
+NUM_DRAWS = 500
+
+
+def resampled_scores(
+    predicted: Sequence[Float[np.ndarray, "test subset"]],
+    losses: Losses,
+    num_draws: int = NUM_DRAWS,
+) -> Float[np.ndarray, "draw form"]:
+    """Return mean rank correlations of resampled test triples and, at the same time, subsets.
+
+    All test triples share the subsets, so an interval over test triples alone is too narrow. Both
+    are drawn with replacement (Owen, 2007, "The pigeonhole bootstrap").
+    """
+    generator = np.random.default_rng(0)
+    subsets, tests = losses.shape
+    found = []
+    for _ in range(num_draws):
+        rows = generator.integers(tests, size=(tests, 1))
+        columns = generator.integers(subsets, size=subsets)
+        actual = losses.T[rows, columns]
+        found.append([rank_correlations(each[rows, columns], actual).mean() for each in predicted])
+    return np.array(found)
+
+
+def measured_over_both(
+    mean: float, draws: Float[np.ndarray, " draw"], num_tests: int, num_subsets: int
+) -> Measured:
+    """Return a mean with the 95 % interval of resampled means, by Student's t."""
+    fewest = min(num_tests, num_subsets)
+    if fewest < 2:
+        return Measured(mean=mean, half_width=None)
+    quantile = students_t.ppf(0.5 + CONFIDENCE / 2, fewest - 1)
+    return Measured(mean=mean, half_width=float(quantile * draws.std(ddof=1)))
 
 
 def datamodelling_scores(

@@ -4,8 +4,9 @@ A step of a small model is mostly the overhead of its many operations. A stack h
 parameters and buffers get a first dimension for the model, and the forward pass is
 `torch.func.vmap` over it. The optimizer works element by element, so it needs no change. All models
 of a stack have the same seed: initial weights, order and dropout masks are drawn once, as Clew's
-trainer draws them, and are shared. A network with large feature maps is limited by arithmetic and
-is faster on its own.
+trainer draws them, and are shared. Only float32 sums are in another order, which training amplifies
+(docs/trust.md says how far). A network with large feature maps is limited by arithmetic and is
+faster on its own.
 
 The results of each model for the test triples are kept on the disk, one file per model, so that a
 killed command can continue.
@@ -42,8 +43,7 @@ from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.loaders import BatchLoader
 from clew.training.manifest import Manifest
-from clew.training.optimizer import build_optimizer
-from clew.training.schedule import build_schedule
+from clew.training.optimizer import build_optimizer, build_schedule
 from clew.training.seeding import seed_everything
 from clew.training.setup import build_trainer, total_steps
 

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import ConfigError, NonFiniteLossError
-from clew.layers.eigenstate import EigenstateBlock, Hidden, LayerState
-from clew.layers.short_convolution import Positions, ShortConvolution
+from clew.layers.eigenstate import EigenstateBlock, Hidden, LayerState, Positions, ShortConvolution
 from clew.layers.training_mode import dropout, recomputed
 
 Tokens = Int[Tensor, "batch time"]

@@ -1,10 +1,12 @@
-"""The scan as Triton kernels for CUDA: end states of chunks, carries, scans from the carries.
+"""The scans as Triton kernels for CUDA: end states of chunks, carries, scans from the carries.
 
-The three passes are those of `chunked_scan`, with one kernel per pass. A program processes one
-chunk of one example for a block of eigenstates and keeps the state in registers. Every input is
-read twice and every state is written once. The last pass of the backward scan also sums the
-eigenvalue gradient of its chunk while adjoint and state are in registers. At steps with `keep` 0,
-the previous state (in the direction of the scan) is ignored.
+The three passes are those of the chunked scan in `scan`, with one kernel per pass. A program
+processes one chunk of one example for a block of eigenstates and keeps the state in registers.
+Every input is read twice and every state is written once. The multipliers are the same in every
+step, or, if `VARIES`, different in each step; the first pass then also writes their product over
+each chunk. The last pass of the backward scan also computes the gradient of the multipliers while
+adjoint and state are in registers: their sum over a chunk, or one for each step. At steps with
+`keep` 0, the previous state (in the direction of the scan) is ignored.
 
 Tested without a GPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
@@ -51,37 +53,48 @@ def _time(t, BLOCK: tl.constexpr):  # noqa: N803
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _end_states(  # noqa: PLR0917 - Triton passes by position
     inputs,
-    eigenvalues,
+    multipliers,
     ends,
+    products,
     keep,
     time,
     num_chunks,
     num_states,
-    eigenvalue_stride,
+    multiplier_stride,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
+    VARIES: tl.constexpr,  # noqa: N803
 ):
-    """Write the last state of each chunk, starting from zero."""
+    """Write the last state of each chunk, starting from zero, and the product of multipliers."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
-    l_re, l_im = _load(eigenvalues, example * eigenvalue_stride + state, inside)
     re = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
     im = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
+    p_re, p_im = re + 1.0, im
+    if not VARIES:
+        l_re, l_im = _load(multipliers, example * multiplier_stride + state, inside)
     for i in range(CHUNK):
         t = _time(chunk * CHUNK + (CHUNK - 1 - i if REVERSE else i), BLOCK)
         valid = inside & (t < time)
         offsets = (example.to(tl.int64) * time + t) * num_states + state
         x_re, x_im = _load(inputs, offsets, valid)
+        if VARIES:
+            l_re, l_im = _load(multipliers, offsets, valid)
+            q_re, q_im = _multiply(l_re, l_im, p_re, p_im)
+            p_re, p_im = tl.where(valid, q_re, p_re), tl.where(valid, q_im, p_im)
         n_re, n_im = _multiply(l_re, l_im, re, im)
         n_re, n_im = _kept(keep, example.to(tl.int64) * time + t, valid, n_re, n_im, KEEPS)
         # Steps past the end, which come first in reverse, do not change the state.
         re = tl.where(valid, n_re + x_re, re)
         im = tl.where(valid, n_im + x_im, im)
-    _store(ends, row.to(tl.int64) * num_states + state, re, im, inside)
+    place = row.to(tl.int64) * num_states + state
+    _store(ends, place, re, im, inside)
+    if VARIES:
+        _store(products, place, p_re, p_im, inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -96,15 +109,19 @@ def _carries(  # noqa: PLR0917
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
+    VARIES: tl.constexpr,  # noqa: N803
 ):
     example = tl.program_id(0)
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
-    p_re, p_im = _load(powers, example * power_stride + state, inside)
+    if not VARIES:
+        p_re, p_im = _load(powers, example * power_stride + state, inside)
     re, im = _load(initial, example * num_states + state, inside)
     for i in range(num_chunks):
         chunk = num_chunks - 1 - i if REVERSE else i
         offsets = (example.to(tl.int64) * num_chunks + chunk) * num_states + state
+        if VARIES:
+            p_re, p_im = _load(powers, offsets, inside)
         e_re, e_im = _load(ends, offsets, inside)
         _store(ends, offsets, re, im, inside)
         n_re, n_im = _multiply(p_re, p_im, re, im)
@@ -116,7 +133,7 @@ def _carries(  # noqa: PLR0917
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _local_scans(  # noqa: PLR0917
     inputs,
-    eigenvalues,
+    multipliers,
     carries,
     outputs,
     states,
@@ -126,18 +143,20 @@ def _local_scans(  # noqa: PLR0917
     time,
     num_chunks,
     num_states,
-    eigenvalue_stride,
+    multiplier_stride,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
+    VARIES: tl.constexpr,  # noqa: N803
 ):
-    """Scan each chunk from its carry; in reverse, also compute sum_t d_t conj(c_{t-1})."""
+    """Scan each chunk from its carry; in reverse, also compute d_t conj(c_{t-1}) or its sum."""
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
-    l_re, l_im = _load(eigenvalues, example * eigenvalue_stride + state, inside)
+    if not VARIES:
+        l_re, l_im = _load(multipliers, example * multiplier_stride + state, inside)
     re, im = _load(carries, row.to(tl.int64) * num_states + state, inside)
     g_re = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
     g_im = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
@@ -146,6 +165,8 @@ def _local_scans(  # noqa: PLR0917
         valid = inside & (t < time)
         offsets = (example.to(tl.int64) * time + t) * num_states + state
         x_re, x_im = _load(inputs, offsets, valid)
+        if VARIES:
+            l_re, l_im = _load(multipliers, offsets, valid)
         place = example.to(tl.int64) * time + t
         n_re, n_im = _multiply(l_re, l_im, re, im)
         n_re, n_im = _kept(keep, place, valid, n_re, n_im, KEEPS)
@@ -159,58 +180,71 @@ def _local_scans(  # noqa: PLR0917
             c_re, c_im = _kept(keep, place - 1, earlier, c_re, c_im, KEEPS)
             i_re, i_im = _load(initial, example * num_states + state, inside & (t == 0))
             d_re, d_im = _multiply(re, im, c_re + i_re, -(c_im + i_im))
-            g_re = tl.where(valid, g_re + d_re, g_re)
-            g_im = tl.where(valid, g_im + d_im, g_im)
-    if REVERSE:
+            if VARIES:
+                _store(gradients, offsets, d_re, d_im, valid)
+            else:
+                g_re = tl.where(valid, g_re + d_re, g_re)
+                g_im = tl.where(valid, g_im + d_im, g_im)
+    if REVERSE and not VARIES:
         _store(gradients, row.to(tl.int64) * num_states + state, g_re, g_im, inside)
 
 
 def forward(  # noqa: PLR0917 - the operator's own order
     inputs: Tensor,
-    eigenvalues: Tensor,
+    multipliers: Tensor,
     initial: Tensor,
-    powers: Tensor,
+    powers: Tensor | None,
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> Tensor:
-    """Return all states, `(batch, time, state, 2)`; `powers` are eigenvalues ** chunk_size."""
-    states, _ = _scan(inputs, eigenvalues, initial, powers, chunk_size, keep, None)
-    return states
+    """Return all states, `(batch, time, state, 2)`.
+
+    Args:
+        inputs: Input of each eigenstate in each step.
+        multipliers: Eigenvalues, or, without `powers`, one multiplier for each step.
+        initial: State before the first step.
+        powers: Eigenvalues ** chunk_size.
+        chunk_size: Steps per chunk.
+        keep: 0 at steps that ignore the previous state; only for eigenvalues.
+    """
+    return _scan(inputs, multipliers, initial, powers, chunk_size, keep, None)[0]
 
 
 def backward(  # noqa: PLR0917
     gradient: Tensor,
     states: Tensor,
-    eigenvalues: Tensor,
+    multipliers: Tensor,
     initial: Tensor,
-    powers: Tensor,
+    powers: Tensor | None,
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the adjoint and the eigenvalue gradient of each example, `(batch, state, 2)`.
+    """Return the adjoint, and the gradient of each example's eigenvalues or of each multiplier.
 
-    `eigenvalues` and `powers` are the conjugates of those of the forward scan. `initial` is zero if
-    the first step ignores it. `keep` is that of the scan backwards in time.
+    `multipliers` and `powers` are the conjugates of those of the forward scan; if there is one for
+    each step, that of the step after it. `initial` is zero if the first step ignores it. `keep` is
+    that of the scan backwards in time.
     """
     saved = (states.contiguous(), initial.contiguous())
-    return _scan(gradient, eigenvalues, torch.zeros_like(initial), powers, chunk_size, keep, saved)
+    return _scan(gradient, multipliers, torch.zeros_like(initial), powers, chunk_size, keep, saved)
 
 
 def _scan(  # noqa: PLR0917
     inputs: Tensor,
-    eigenvalues: Tensor,
+    multipliers: Tensor,
     start: Tensor,
-    powers: Tensor,
+    powers: Tensor | None,
     chunk_size: int,
     keep: Tensor | None,
     saved: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    inputs, eigenvalues, start = inputs.contiguous(), eigenvalues.contiguous(), start.contiguous()
+    inputs, multipliers, start = inputs.contiguous(), multipliers.contiguous(), start.contiguous()
     batch, time, num_states, _ = inputs.shape
-    num_chunks, reverse = -(-time // chunk_size), saved is not None
+    num_chunks, reverse, varies = -(-time // chunk_size), saved is not None, powers is None
     outputs = torch.empty_like(inputs)
     carries = inputs.new_empty(batch, num_chunks, num_states, 2)
-    gradients = torch.empty_like(carries) if reverse else carries
+    powers = torch.empty_like(carries) if powers is None else powers.contiguous()
+    gradients = torch.empty_like(inputs if varies else carries) if reverse else carries
     states, initial = saved if saved is not None else (inputs, start)
     steps_kept = chunks_kept = inputs  # not read
     if keep is not None:
@@ -218,28 +252,17 @@ def _scan(  # noqa: PLR0917
         whole = torch.nn.functional.pad(keep, (0, num_chunks * chunk_size - time), value=1.0)
         chunks_kept = whole.view(batch, num_chunks, chunk_size).amin(2)
     block = min(MAXIMUM_BLOCK, int(triton.next_power_of_2(num_states)))
-    stride = num_states if len(eigenvalues) == batch else 0
     columns = -(-num_states // block)
     chunks = (batch * num_chunks, columns)
-    sizes = {"BLOCK": block, "REVERSE": reverse, "KEEPS": keep is not None}
+    lengths = (num_chunks, num_states, num_states if len(multipliers) == batch else 0)
+    kinds = {"BLOCK": block, "REVERSE": reverse, "KEEPS": keep is not None, "VARIES": varies}
     _end_states[chunks](
-        inputs,
-        eigenvalues,
-        carries,
-        steps_kept,
-        time,
-        num_chunks,
-        num_states,
-        stride,
-        CHUNK=chunk_size,
-        **sizes,
+        inputs, multipliers, carries, powers, steps_kept, time, *lengths, CHUNK=chunk_size, **kinds
     )
-    _carries[(batch, columns)](
-        carries, powers.contiguous(), start, chunks_kept, num_chunks, num_states, stride, **sizes
-    )
+    _carries[(batch, columns)](carries, powers, start, chunks_kept, *lengths, **kinds)
     _local_scans[chunks](
         inputs,
-        eigenvalues,
+        multipliers,
         carries,
         outputs,
         states,
@@ -247,10 +270,8 @@ def _scan(  # noqa: PLR0917
         gradients,
         steps_kept,
         time,
-        num_chunks,
-        num_states,
-        stride,
+        *lengths,
         CHUNK=chunk_size,
-        **sizes,
+        **kinds,
     )
-    return outputs, gradients.sum(1)
+    return outputs, gradients if varies else gradients.sum(1)

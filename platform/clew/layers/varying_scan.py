@@ -8,7 +8,7 @@ The backward pass is the same scan backwards in time. G is the gradient of c:
     dlambda_t = d_t conj(c_{t-1})
 
 A step that ignores the previous state has the multiplier 0. The CPU uses the chunked scan of
-`chunked_scan`, and a GPU uses the kernels of `triton_varying_scan`.
+`scan`, and a GPU uses the kernels of `triton_scan`.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clew.layers.chunked_scan import Varying, scan_into
 from clew.layers.scan import (
     DEFAULT_CHUNK_SIZE,
     RealSeries,
     RealState,
+    Varying,
     as_complex,
     conjugated,
     in_turn,
+    scan_into,
     times,
 )
 
@@ -109,20 +110,20 @@ def _against_time(multipliers: Tensor) -> Tensor:
 
 @varying_diagonal_scan.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
 def _(inputs: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int) -> Tensor:
-    from clew.layers import triton_varying_scan
+    from clew.layers import triton_scan
 
-    return triton_varying_scan.forward(inputs, multipliers, initial, chunk_size)
+    return triton_scan.forward(inputs, multipliers, initial, None, chunk_size)
 
 
 @varying_diagonal_scan_backward.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
 def _(
     gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from clew.layers import triton_varying_scan
+    from clew.layers import triton_scan
 
     conjugate = conjugated(multipliers)
-    adjoint, d_multipliers = triton_varying_scan.backward(
-        gradient, states, _against_time(conjugate), initial, chunk_size
+    adjoint, d_multipliers = triton_scan.backward(
+        gradient, states, _against_time(conjugate), initial, None, chunk_size
     )
     first = torch.view_as_complex(conjugate)[:, 0] * torch.view_as_complex(adjoint)[:, 0]
     return adjoint, d_multipliers, torch.view_as_real(first)

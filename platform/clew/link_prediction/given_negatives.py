@@ -16,7 +16,6 @@ Koutra, 2020, arXiv 2009.07810, for CoDEx's hard negatives). A relation without 
 uses the threshold that is fitted to the triples of all relations.
 """
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +25,8 @@ import torch
 from jaxtyping import Bool, Float64, Int
 
 from clew.errors import DataError, described
-from clew.input_files import check_is_file, check_ratio
 from clew.link_prediction.models.base import GraphModel
+from clew.link_prediction.other_formats import npz_arrays
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.link_prediction.vocabulary import Vocabulary
@@ -167,24 +166,7 @@ def _ranks(scores: CandidateScores) -> np.ndarray:
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    check_is_file(path)
-    if not zipfile.is_zipfile(path):  # NumPy would suggest to load the file as a pickle
-        raise DataError(
-            f"{path}: not an .npz file; expected OGB's arrays in one, or a folder with "
-            "valid_negatives.txt and test_negatives.txt"
-        )
-    try:
-        with zipfile.ZipFile(path) as archive:
-            parts = archive.infolist()
-        check_ratio(path, sum(p.compress_size for p in parts), sum(p.file_size for p in parts))
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            found = {
-                k: content[k] for k in (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS) if k in content
-            }
-    except DataError:
-        raise
-    except Exception as error:  # malformed zip files and NumPy headers raise almost any error
-        raise DataError(f"{path}: not an .npz file of plain arrays ({described(error)})") from None
+    found = npz_arrays(path, (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS))
     missing = [key for key in (*TRIPLE_KEYS, *NEGATIVE_KEYS) if key not in found]
     if missing:
         raise DataError(

@@ -5,58 +5,49 @@ Files whose names say `train`, `valid` or `test` keep their splits; other facts 
 """
 
 import json
-import math
 import re
 import unicodedata
 import zipfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from clew.biolink import DENIED, PREFIX, most_specific, terms
 from clew.config.data import ImportSettings
-from clew.errors import ConfigError, DataError, described, printable, quoted
+from clew.errors import ConfigError, DataError, counted, described
 from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
-from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids, read_edge_map
-from clew.link_prediction.formats import (
-    FLAGS,
-    LIST_SEPARATOR,
-    MEANINGS,
-    QUALIFIER_ENDS,
-    QUALIFIERS,
-    Part,
-    Texts,
-    read_file,
-    sniff,
+from clew.link_prediction.descriptions import (
+    Noticed,
+    describe_names,
+    read_edge_map,
+    relation_label,
 )
+from clew.link_prediction.facts import facts_of
+from clew.link_prediction.formats import (
+    Part,
+    read_file,
+    roles_of,
+)
+from clew.link_prediction.tables import sniff
 from clew.link_prediction.triples import (
     SPLITS,
     KnowledgeGraph,
     Split,
     Triples,
+    as_keys,
     no_triples,
     row_blocks,
 )
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
-SPLIT_NAME = re.compile(r"(?:^|[^a-z])(train|valid|val|dev|test)(?:ing|ation)?(?:[^a-z]|$)")
-SPLIT_OF: dict[str, Split] = {
-    "train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test",
-}  # fmt: skip
 EDGE_MAPS = ("edge_map.json", "relations.en.json")
 IGNORED = re.compile(r"(?i)readme|licen[cs]e|\.(md|json|pdf|py|html|yaml|yml|log|png)$|^\.")
-TRUE, FALSE = ("true", "t", "yes", "y", "1", "on"), ("false", "f", "no", "n", "0", "off")
-NO_VALUE = ("", "none", "null", "nan", "na", "n/a", "-", "unknown")
 INVISIBLE = re.compile("[\u200b\u200c\u200d\u2060\ufeff]")
-CONTROLS = r"[\x00-\x1f\x7f]"
 
 
 NO_GRAPH = KnowledgeGraph(
@@ -66,21 +57,10 @@ NO_GRAPH = KnowledgeGraph(
 
 
 @dataclass
-class Imported:
+class Imported(Noticed):
     """A graph, and what was noticed while it was read."""
 
     graph: KnowledgeGraph = NO_GRAPH
-    read: dict[str, str] = field(default_factory=dict)
-    """File to what it was taken for."""
-    notes: dict[str, str] = field(default_factory=dict)
-    """What became of facts and columns, by a word for it."""
-    counts: Counter[str] = field(default_factory=Counter)
-    """Numbers of edges, of denied and deprecated ones, of repeated facts, of conflicts."""
-    examples: dict[str, list[str]] = field(default_factory=dict)
-
-    def note(self, key: str, text: str) -> None:
-        if text not in self.notes.get(key, ""):
-            self.notes[key] = "; ".join(filter(None, [self.notes.get(key, ""), text]))
 
 
 def import_graph(
@@ -113,15 +93,18 @@ def import_graph(
     if not any(part.holds == "facts" for part in parts):
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts")
-    columns, given, times = _facts(parts, settings, splits or {}, found)
+    columns, given, times, weights = facts_of(parts, settings, splits or {}, found)
     entities, relations, triples = _named(columns, settings, found)
     relations = _with_labels(relations, [p for p in parts if p.holds in ("relations", "nodes")])
     for path in edge_maps:
         relations = read_edge_map(path, relations)
-    entities = _described(entities, [p for p in parts if p.holds in ("facts", "nodes")], found)
+    entities = describe_names(entities, [p for p in parts if p.holds in ("facts", "nodes")], found)
     chosen = np.maximum(given, 0) if splits else _split(triples, given, times, settings, found)
-    rows = {split: _distinct(triples[chosen == i], found) for i, split in enumerate(SPLITS)}
-    return replace(found, graph=KnowledgeGraph(name, entities, relations, **rows))
+    rows = [_distinct(triples[chosen == i], weights[chosen == i], found) for i in range(3)]
+    used = rows[0][1] if settings.weights == "use" else None
+    train, valid, test = (triples for triples, _ in rows)
+    graph = KnowledgeGraph(name, entities, relations, train, valid, test, used)
+    return replace(found, graph=graph)
 
 
 def write_data_set(found: Imported, output_dir: Path) -> None:
@@ -131,9 +114,11 @@ def write_data_set(found: Imported, output_dir: Path) -> None:
         folder.mkdir(parents=True)
         for split in SPLITS:
             if len(rows := graph.split(split)):
+                weights = graph.weights if split == "train" else None
                 with (folder / f"{split}.txt").open("wb") as file:
                     for block in row_blocks(len(rows)):
-                        file.write(_lines(graph, rows[block]))
+                        some = None if weights is None else weights[block]
+                        file.write(_lines(graph, rows[block], some))
         with (folder / "entity_names.tsv").open("w", encoding="utf-8") as names:
             empty = [""] * graph.num_entities
             kinds, synonyms = (
@@ -148,11 +133,12 @@ def write_data_set(found: Imported, output_dir: Path) -> None:
         (folder / "edge_map.json").write_text(text, encoding="utf-8")
 
 
-def _lines(graph: KnowledgeGraph, rows: Triples) -> bytes:
+def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> bytes:
     columns = [
         names.name_array.take(pa.array(rows[:, column]))
         for column, names in enumerate((graph.entities, graph.relations, graph.entities))
     ]
+    columns += [] if weights is None else [pa.array(list(map(str, weights.tolist())))]
     lines = pc.binary_join_element_wise(*columns, "\t").to_pylist()
     return "".join(f"{line}\n" for line in lines).encode()
 
@@ -181,7 +167,7 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Imported) ->
     headers: dict[str, tuple[str, ...]] = {}
     for path in files:
         stem = unpacked_name(path).partition(".")[0]
-        if "header" in stem.lower() and not (form := sniff(path, header=True)).has_rows:
+        if "header" in stem.lower() and not (form := sniff(path, roles_of, header=True)).has_rows:
             headers[re.sub(r"(?i)[-_]?headers?", "", stem)] = form.header
             found.read[str(path)] = "names of columns"
     parts: list[Part] = []
@@ -192,230 +178,13 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Imported) ->
         header = headers.get(stem) or headers.get(re.sub(r"[-_]?(part)?[-_]?\d+$", "", stem), ())
         read = read_file(path, settings.columns, settings.header, header)
         for part in read:
-            said = f"{part.taken_for}: {part.num_rows:,} rows"
+            said = f"{part.taken_for}: {counted(part.num_rows, 'row')}"
             found.read[str(path)] = "; ".join(filter(None, [found.read.get(str(path)), said]))
             for key, text in part.notes.items():
                 found.note(key, text)
                 found.examples.setdefault(key, []).extend(part.examples.get(key, []))
         parts += read
     return parts
-
-
-def _facts(
-    parts: Sequence[Part],
-    settings: ImportSettings,
-    splits: Mapping[Path, Split],
-    found: Imported,
-) -> tuple[list[pa.ChunkedArray], np.ndarray, np.ndarray]:
-    """Return head, relation and tail of all facts, their split (-1 for none) and their time."""
-    dictionaries: dict[str, pa.StringArray] = {
-        part.holds: part.columns["name"].cast(pa.string()) for part in parts if "ids" in part.holds
-    }
-    for role in ("source", "group"):
-        _tell_apart(parts, role)
-    columns: dict[str, list[Texts]] = {"head": [], "relation": [], "tail": []}
-    given, times = [], []
-    for part in (part for part in parts if part.holds == "facts"):
-        _replace_ids(part, dictionaries)
-        _check_names(part)
-        _use_flags(part, settings, found)
-        _use_qualifiers(part, settings, found)
-        for role, column in columns.items():
-            column.append(part.columns[role])
-        given.append(_splits_of(part, splits))
-        times.append(_times_of(part, settings))
-    return (
-        [pa.chunked_array(c) for c in columns.values()],
-        np.concatenate(given),
-        np.concatenate(times),
-    )
-
-
-def _joined(columns: Sequence[Texts], name: Callable[[Sequence[str]], str]) -> Texts:
-    """Return one text for the values of several columns; `name` is called once for each kind."""
-    keys = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        keys = keys * max(len(column.dictionary), 1) + column.indices.to_numpy()
-        keys = pd.factorize(keys)[0]  # numbers by first occurrence
-    codes = keys
-    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
-    rows = [column.take(pa.array(first)).to_pylist() for column in columns]
-    texts = pa.array(
-        [name(row) for row in zip(*rows, strict=True)], pa.string()
-    ).dictionary_encode()
-    return texts.take(pa.array(codes))
-
-
-def _tell_apart(parts: Sequence[Part], by: str) -> None:
-    """Prefix identifiers with their source, if two sources use the same identifier.
-
-    `by` is `source` (PrimeKG's `x_source`) or `group` (Neo4j's `:ID(Group)`).
-    """
-    places = []
-    for part in parts:
-        for end in ("head", "tail", "id"):
-            if by == "group" and part.groups.get(end) and end in part.columns:
-                group = pa.array([part.groups[end]]).dictionary_encode()
-                places.append((part, end, group.take(pa.array(np.zeros(part.num_rows, np.int32)))))
-            name = "source" if end == "id" else f"{end}_source"
-            if by == "source" and name in part.columns and end in part.columns:
-                places.append((part, end, part.columns[name]))
-    pairs = {
-        pair
-        for part, end, sources in places
-        for pair in _joined([part.columns[end], sources], "\t".join).dictionary.to_pylist()
-    }
-    if len({pair.partition("\t")[0] for pair in pairs}) < len(pairs):
-        for part, end, sources in places:
-            part.columns[end] = _joined([sources, part.columns[end]], ":".join)
-
-
-def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
-    """Replace ids by the names that a dictionary in another file gives them."""
-    for role in ("head", "relation", "tail"):
-        kind: Kind = "relation" if role == "relation" else "entity"
-        names = dictionaries.get(f"{kind} ids")
-        if names is None:
-            continue
-        column = part.columns[role]
-        known = Vocabulary(kind, names, fields_may_be_ids=may_be_ids(names))
-        if part.are_ids:
-            known = replace(known, name_array=pa.array([""] * len(names)), fields_may_be_ids=True)
-        ids = fields_to_ids(column.dictionary, known)
-        if (unknown := np.flatnonzero(ids < 0)).size:
-            row = int(np.argmax(np.isin(column.indices.to_numpy(), unknown)))
-            name = column[row].as_py()
-            said = (
-                f"id {quoted(name)} has no name"
-                if part.are_ids
-                else known.unknown_name_message(name)
-            )
-            raise DataError(f"{part.path}, line {part.first_line + row}: {said}")
-        part.columns[role] = Texts.from_arrays(column.indices, names.take(pa.array(ids)))
-
-
-def _check_names(part: Part) -> None:
-    """Refuse what cannot be a name: nothing, tabs, line ends."""
-    for role in ("head", "relation", "tail"):
-        column = part.columns[role]
-        bad = pc.or_(
-            pc.equal(column.dictionary, ""), pc.match_substring_regex(column.dictionary, CONTROLS)
-        ).to_numpy(zero_copy_only=False)
-        if bad.any() and (rows := np.flatnonzero(bad[column.indices.to_numpy()])).size:
-            row = int(rows[0])
-            raise DataError(
-                f"{part.path}, line {part.first_line + row}: {role} is "
-                f"{quoted(column[row].as_py())}, which is not a name; expected text without tabs "
-                "and line ends"
-            )
-
-
-def _kept(part: Part, is_kept: np.ndarray) -> None:
-    mask = pa.array(is_kept)
-    part.columns = {role: column.filter(mask) for role, column in part.columns.items()}
-
-
-def _use_flags(part: Part, settings: ImportSettings, found: Imported) -> None:
-    """Drop edges that are denied or not valid any more, or give denied ones their own relation."""
-    found.counts["edges"] += part.num_rows
-    flags = {flag: _flags(part, flag) for flag in FLAGS if flag in part.columns}
-    if "stated" in part.columns:
-        stated = part.columns["stated"]
-        flags["negated"] = np.isin(
-            stated.indices, np.flatnonzero(pc.not_equal(stated.dictionary, "1"))
-        )
-    for flag, word in (("deprecated", "deprecated"), ("negated", "denied")):
-        if flag not in flags or not flags[flag].any():
-            continue
-        found.counts[word] += int(flags[flag].sum())
-        rows = np.flatnonzero(flags[flag])[:3]
-        found.examples.setdefault(word, []).extend(_shown(part, row) for row in rows)
-        if word == "denied" and settings.negated == "relation":
-            codes = Texts.from_arrays(
-                pa.array(flags[flag].astype(np.int32)), pa.array(["", DENIED])
-            )
-            relations = [part.columns["relation"], codes]
-            part.columns["relation"] = _joined(relations, lambda row: ";".join(filter(None, row)))
-        else:
-            _kept(part, ~flags[flag])
-            flags = {name: values[~flags[flag]] for name, values in flags.items()}
-
-
-def _shown(part: Part, row: int) -> str:
-    return " ".join(
-        str(part.columns[role][int(row)].as_py()) for role in ("head", "relation", "tail")
-    )
-
-
-def _flags(part: Part, flag: str) -> np.ndarray:
-    """Return which rows a column of flags is true in; no value is false."""
-    column = part.columns[flag]
-    texts = [text.strip().lower() for text in column.dictionary.to_pylist()]
-    codes = column.indices.to_numpy()
-    wrong = [i for i, text in enumerate(texts) if text not in (*TRUE, *FALSE, *NO_VALUE)]
-    if wrong and (rows := np.flatnonzero(np.isin(codes, wrong))).size:
-        row = int(rows[0])
-        raise DataError(
-            f"{part.path}, line {part.first_line + row}: {flag} is {quoted(column[row].as_py())}; "
-            "expected true or false"
-        )
-    found: np.ndarray = np.array([text in TRUE for text in texts], bool)[codes]
-    return found
-
-
-def _use_qualifiers(part: Part, settings: ImportSettings, found: Imported) -> None:
-    """Make qualifiers part of the relation, or count them and the other columns with a meaning."""
-    names = sorted(n for n in part.columns if n == QUALIFIERS or n.endswith(QUALIFIER_ENDS))
-    if settings.qualifiers and names:
-        columns = [part.columns["relation"], *(part.columns[name] for name in names)]
-        part.columns["relation"] = _joined(
-            columns,
-            lambda row: ";".join(
-                [row[0], *(f"{k}={v}" for k, v in zip(names, row[1:], strict=True) if v)]
-            ),
-        )
-        names = []
-    for name in (*names, *(name for name in MEANINGS if name in part.columns)):
-        counts = pc.value_counts(part.columns[name].cast(pa.string())).to_pylist()
-        values = Counter({c["values"]: c["counts"] for c in counts if c["values"]})
-        if values:
-            listed = ", ".join(f"{n:,} {quoted(v)[1:-1]}" for v, n in values.most_common(5))
-            end = "" if name in MEANINGS else "; --qualifiers makes it part of the relation"
-            more = ", …" * (len(values) > 5)
-            found.note(name, f"not used, on {values.total():,} edges: {listed}{more}{end}")
-
-
-def _splits_of(part: Part, splits: Mapping[Path, Split]) -> np.ndarray:
-    """Return the number of each fact's split; -1 if nothing says it."""
-    if "split" in part.columns:
-        column = part.columns["split"]
-        known = [SPLIT_OF.get(text.strip().lower(), "") for text in column.dictionary.to_pylist()]
-        numbers = np.array([SPLITS.index(s) if s else -1 for s in known], np.int8)
-        return numbers[column.indices.to_numpy()] if len(numbers) else np.empty(0, np.int8)
-    match = SPLIT_NAME.search(unpacked_name(part.path).lower())
-    split = splits.get(part.path) or (SPLIT_OF[match[1]] if match else None)
-    return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
-
-
-def _times_of(part: Part, settings: ImportSettings) -> np.ndarray:
-    """Return a number for the time of each fact."""
-    if settings.split != "time":
-        return np.zeros(part.num_rows)
-    if "time" not in part.columns:
-        raise DataError(
-            f"{part.path}: no column of times for a split by time; name it, for example --columns "
-            "head,relation,tail,time"
-        )
-    column = part.columns["time"]
-    texts: pd.Series[Any] = pd.Series(column.dictionary.to_pylist(), dtype=object)
-    times = pd.to_datetime(texts, errors="coerce", format="mixed")
-    numbers = pd.to_numeric(texts, errors="coerce")
-    values = numbers if numbers.notna().all() else times.astype("int64").where(times.notna())
-    if values.isna().any():
-        text = column.dictionary[int(values.isna().argmax())].as_py()
-        raise DataError(f"{part.path}: the time {quoted(text)} is neither a number nor a date")
-    found: np.ndarray = values.to_numpy(float)[column.indices.to_numpy()]
-    return found
 
 
 def _named(
@@ -472,115 +241,12 @@ def _with_labels(relations: Vocabulary, parts: Sequence[Part]) -> Vocabulary:
     return relations.with_labels(pa.array(list(labels.values()), pa.string()))
 
 
-def relation_label(relation: str) -> str:
-    """Return a readable predicate, such as `affects (object aspect qualifier: activity)`."""
-    predicate, *qualifiers = relation.split(";")
-    words = predicate.removeprefix(PREFIX).replace("_", " ")
-    qualifiers = ["denied" if part == DENIED else part for part in qualifiers]
-    parts = [part.replace(PREFIX, "").replace("_", " ").replace("=", ": ") for part in qualifiers]
-    return f"{words} ({', '.join(parts)})" if parts else words
-
-
-def _described(entities: Vocabulary, parts: Sequence[Part], found: Imported) -> Vocabulary:
-    """Add what the parts say about entities: names, kinds and synonyms."""
-    known: dict[str, list[str]] = {}
-    for role in ("name", "kind", "synonyms"):
-        texts = [""] * len(entities)
-        for part in parts:
-            for end in ("id", "head", "tail"):
-                column = part.columns.get(role if end == "id" else f"{end}_{role}")
-                if column is not None and end in part.columns:
-                    ids = entities.find(part.columns[end].dictionary)[part.columns[end].indices]
-                    _add(texts, role, (ids, column), entities, found)
-        known[role] = texts
-    missing = sum(not text for text in known["name"]) if any(known["name"]) else 0
-    if missing:
-        found.note("no name", f"{missing:,} entities; their identifiers are shown")
-    synonyms = [_synonyms(*pair) for pair in zip(known["synonyms"], known["name"], strict=True)]
-    label, category, synonym = (
-        pa.array([text or None for text in texts], pa.string()) if any(texts) else None
-        for texts in (known["name"], known["kind"], synonyms)
-    )
-    return replace(entities, label_array=label, category_array=category, synonym_array=synonym)
-
-
-def _add(
-    texts: list[str],
-    role: str,
-    said_of: tuple[np.ndarray, Texts],
-    entities: Vocabulary,
-    found: Imported,
-) -> None:
-    """Add what a column says to what is known; a blank or a vaguer word replaces nothing."""
-    ids, column = said_of
-    said = column.dictionary.to_pylist()
-    changes: dict[str, Callable[[str], str]] = {"kind": _kind, "name": _one_line, "synonyms": str}
-    change = changes[role]
-    said = [change(text) for text in said]
-    keys = ids.astype(np.int64) * max(len(said), 1) + column.indices.to_numpy()
-    for key in pd.unique(keys).tolist():
-        entity, text = key // len(said), said[key % len(said)]
-        if entity < 0 or not text or text == (old := texts[entity]):
-            continue
-        if role == "synonyms":
-            texts[entity] = f"{old}{LIST_SEPARATOR * bool(old)}{text}"
-            continue
-        vague, was_vague = (_is_vague(role, t, entities.name(entity)) for t in (text, old))
-        if not vague and not was_vague and text.casefold() != old.casefold():
-            found.counts[f"conflicting {role}s"] += 1
-            examples = found.examples.setdefault(f"conflicting {role}s", [])
-            examples.append(f"{entities.name(entity)}: {old} / {text}")
-        is_deeper = role == "kind" and _depth(text) > _depth(old)
-        if is_deeper or (was_vague and not (vague and old)):
-            texts[entity] = text
-
-
-def _is_vague(role: str, text: str, identifier: str) -> bool:
-    is_wide = role == "kind" and text in ("NamedThing", "Thing", "Entity")
-    return text.lower() in NO_VALUE or text == identifier or is_wide
-
-
-def _depth(kind: str) -> int:
-    """Return the depth of a kind in Biolink; 0 if it is not in Biolink."""
-    return terms().categories.get(kind, 0)
-
-
-def _kind(text: str) -> str:
-    """Return the most specific of several kinds; KGX separates them by `|`, Neo4j by `;` or `:`."""
-    parts = text.split(":")[1:] if text.startswith(":") else re.split(r"[|;]", text)
-    return _one_line((most_specific(filter(None, parts)) or "").removeprefix(PREFIX))
-
-
-def _one_line(text: str) -> str:
-    return printable(" ".join(text.split()))
-
-
-def _synonyms(text: str, name: str) -> str:
-    """Return synonyms without the name itself and without repeats."""
-    found: dict[str, str] = {}
-    for part in map(" ".join, map(str.split, text.split(LIST_SEPARATOR))):
-        found.setdefault(part.casefold(), part)
-    kept = [part for key, part in found.items() if key not in ("", name.casefold())]
-    return LIST_SEPARATOR.join(part for part in kept if part.isprintable())
-
-
-def _distinct(triples: Triples, found: Imported) -> Triples:
-    """Return the rows without repeats, in their order."""
-    is_repeated = pd.Series(as_keys(triples)).duplicated().to_numpy()
-    found.counts["repeated"] += int(is_repeated.sum())
-    return np.ascontiguousarray(triples[~is_repeated])
-
-
-def as_keys(rows: np.ndarray) -> np.ndarray:
-    """Return a number for each row of ids, equal for equal rows and ordered as they are."""
-    sizes = [int(column.max(initial=0)) + 1 for column in rows.T]
-    if math.prod(sizes) > 2**63 - 1:
-        ranks: np.ndarray = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
-        return ranks
-    keys = np.zeros(len(rows), np.int64)
-    for column, size in zip(rows.T, sizes, strict=True):
-        keys = keys * size + column
-    return keys
+def _distinct(triples: Triples, weights: np.ndarray, found: Imported) -> tuple[Triples, np.ndarray]:
+    """Return the rows without repeats, in their order, and the sums of their weights."""
+    codes, keys = pd.factorize(as_keys(triples))  # numbers by first occurrence
+    found.counts["repeated"] += len(triples) - len(keys)
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
+    return np.ascontiguousarray(triples[first]), np.bincount(codes, weights, len(keys))
 
 
 def _split(

@@ -28,7 +28,7 @@ from clew.errors import NonFiniteLossError
 from clew.link_prediction.models.base import GraphModel, Queries, Scores
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
-from clew.training.sharding.table import OwnRows
+from clew.training.sharding import OwnRows
 
 Ids = Int[np.ndarray, " query"]
 AnswerIds = Int[np.ndarray, " answer"]

@@ -64,7 +64,7 @@ def _read(config: TripleData) -> KnowledgeGraph:
         return import_graph(path.name.split(".")[0], [path], config).graph
     name, files = find_files(config)
     splits = {path: split for split in SPLITS if (path := getattr(files, split)) is not None}
-    if all(map(is_plain, splits)):
+    if config.weights == "ignore" and all(map(is_plain, splits)):
         return read_graph(name, files)
     others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
     graph = import_graph(name, [*splits, *others], config, splits).graph
@@ -215,7 +215,8 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     if len(found) == len(graph.train):
         raise DataError(f"{path}: lists every training triple of {graph.name}; none would be left")
     logger.info("%s: %d of %d training triples are left out", path, len(found), len(graph.train))
-    return replace(graph, train=np.delete(graph.train, found, axis=0))
+    weights = None if graph.weights is None else np.delete(graph.weights, found)
+    return replace(graph, train=np.delete(graph.train, found, axis=0), weights=weights)
 
 
 def _check_origin(path: Path, said: Mapping[str, str], graph: KnowledgeGraph) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from clew import names
 from clew.config.data import TripleData
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError
+from clew.errors import ConfigError, counted
 from clew.files import working_folder
 from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.candidate_lists import scored_triples
@@ -95,7 +95,7 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
     def describe_data(self, task: LinkPrediction) -> str:
         graph = task.graph
         return (
-            f"{graph.num_entities:,} entities, {graph.num_relations:,} relations; "
+            f"{counted(graph.num_entities, 'entity')}, {counted(graph.num_relations, 'relation')}; "
             f"{len(graph.train):,} triples to train, {len(graph.valid):,} to validate, "
             f"{len(graph.test):,} to test"
         )

@@ -1,5 +1,6 @@
 """Link prediction: a knowledge graph, a graph model, and a loss over all entities."""
 
+import logging
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from clew.config.loss import EntityLoss, KvsAllLoss, OneVsAllLoss
 from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
 from clew.layers.products import device_of
+from clew.link_prediction.leakage import Leakage, find_leakage, is_leaked
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.one_vs_all import (
     OneVsAll,
@@ -30,7 +32,7 @@ from clew.link_prediction.losses.sampled import (
 from clew.link_prediction.losses.sharded import sharded_loss
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, Queries, build_graph_model
-from clew.link_prediction.plausibility import RelationPair, is_leaked, relation_pairs, report
+from clew.link_prediction.plausibility import report
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import (
@@ -38,13 +40,15 @@ from clew.link_prediction.triple_batches import (
     KvsAllExamples,
     OneVsAllExamples,
     TripleBatch,
+    WeightedBatch,
 )
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph, Split
-from clew.training.sharding.table import ShardedTable
+from clew.training.sharding import ShardedTable
 from clew.training.task import ExampleValues, LossSum
 
 Examples = OneVsAllExamples | KvsAllExamples | GroupedExamples
 
+logger = logging.getLogger(__name__)
 SAMPLED = "sampled"
 """Name of the implementation that estimates the loss from a sample of entities."""
 
@@ -75,7 +79,6 @@ class LinkPrediction:
         self.dataset = graph.name
         self.data_fingerprint = graph.fingerprint
         self.inverse_relations = data.inverse_relations
-        self._is_on_disk = data.packed is not None  # a report would read all of it into memory
         self._examples = _examples_of(graph, loss, inverse_relations=self.inverse_relations)
         self._known: dict[str, FilterIndex] = {}
         self._ranking = RankingSettings(
@@ -124,6 +127,8 @@ class LinkPrediction:
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
         """Return the loss summed over rows, with the divisor of the batch as `count`."""
         graph_model = _as_graph_model(model)
+        if isinstance(batch, WeightedBatch):
+            return LossSum(self.example_losses(model, batch).sum(), batch.count)
         relations = graph_model.relation(batch.relation)
         if self.terms is None:
             queries = graph_model(graph_model.head_table(batch.head), relations)
@@ -137,9 +142,9 @@ class LinkPrediction:
     def example_losses(self, model: nn.Module, batch: TripleBatch) -> Tensor:
         """Return the loss of each row, `(batch,)`."""
         graph_model = _as_graph_model(model)
-        return self.query_losses(
-            graph_model, graph_model.queries(batch.head, batch.relation), batch
-        )
+        queries = graph_model.queries(batch.head, batch.relation)
+        losses = self.query_losses(graph_model, queries, batch)
+        return losses * batch.weight.to(losses) if isinstance(batch, WeightedBatch) else losses
 
     def query_losses(self, model: GraphModel, queries: Queries, batch: TripleBatch) -> Tensor:
         """Return the loss of each row from its query vector, `(batch,)`."""
@@ -223,9 +228,9 @@ class LinkPrediction:
 
     def _not_leaked(self, result: RankingResult, split: str) -> dict[str, float]:
         """Return the test metrics without the triples whose inverse or duplicate is in training."""
-        if split != "test" or self._is_on_disk:
+        if split != "test":
             return {}
-        leaked = is_leaked(self.graph, self.graph.test, self._pairs)
+        leaked = is_leaked(self.graph, self.graph.test, self.leakage.pairs)
         values = {names.metric(split, names.NUM_LEAKED): float(leaked.sum())}
         if leaked.any() and not leaked.all():
             rest = result.only(~leaked).quality().metrics()
@@ -235,8 +240,8 @@ class LinkPrediction:
         return values
 
     @cached_property
-    def _pairs(self) -> list[RelationPair]:
-        return relation_pairs(self.graph)
+    def leakage(self) -> Leakage:
+        return find_leakage(self.graph)
 
     def rank(self, model: nn.Module, split: str) -> RankingResult:
         """Rank the heads and tails of a split's triples among all entities."""
@@ -268,8 +273,10 @@ class LinkPrediction:
         target.mkdir(parents=True, exist_ok=True)
         self.graph.entities.write(target / "entities.parquet")
         self.graph.relations.write(target / "relations.parquet")
-        if not self._is_on_disk:
-            report(self.graph).write(folder / names.ARTIFACT_DATA_REPORT)
+        found = report(self.graph, leakage=self.leakage)
+        found.write(folder / names.ARTIFACT_DATA_REPORT)
+        for finding in found.findings:
+            logger.info("look at: %s", finding)
 
     def write_report(self, split: str, folder: Path) -> None:
         """Write the ranks by relation and side of the last evaluation of a split, as Parquet."""
@@ -285,10 +292,18 @@ def _examples_of(
     graph: KnowledgeGraph, loss: OneVsAllLoss | KvsAllLoss, *, inverse_relations: bool
 ) -> Examples:
     triples, num_relations = graph.train, graph.num_relations
+    is_grouped = isinstance(loss, KvsAllLoss) or loss.triples_per_row > 1
+    if graph.weights is not None and is_grouped:
+        raise ConfigError(
+            "data.weights=use needs a loss with one fact in each row; give loss.kind=one_vs_all "
+            "and loss.triples_per_row=1"
+        )
     if isinstance(loss, KvsAllLoss):
         return KvsAllExamples(triples, num_relations, inverse_relations=inverse_relations)
     if loss.triples_per_row == 1:
-        return OneVsAllExamples(triples, num_relations, inverse_relations=inverse_relations)
+        return OneVsAllExamples(
+            triples, num_relations, inverse_relations=inverse_relations, weights=graph.weights
+        )
     return GroupedExamples(
         triples, num_relations, inverse_relations=inverse_relations, size=loss.triples_per_row
     )
@@ -300,7 +315,7 @@ def _sampler_of(graph: KnowledgeGraph, loss: EntityLoss, seed: int) -> NegativeS
         return None
     weights = None
     if loss.negative_sampling == "degree":
-        weights = degree_weights(graph.train, graph.num_entities)
+        weights = degree_weights(graph.train, graph.num_entities, graph.weights)
     return NegativeSampler(graph.num_entities, loss.negatives, seed=seed, weights=weights)
 
 

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
@@ -38,7 +38,7 @@ class TripleBatch:
         return len(self.head)
 
     @property
-    def count(self) -> int:
+    def count(self) -> float:
         return len(self.head)
 
     def to(self, device: torch.device) -> Self:
@@ -62,14 +62,32 @@ class TripleBatch:
         return type(self)(**{f.name: move(getattr(self, f.name)) for f in fields(self)})
 
 
+@dataclass(frozen=True, eq=False)
+class WeightedBatch(TripleBatch):
+    """Queries that count several times, or in part."""
+
+    weight: Float64[Tensor, "batch"]
+
+    @property
+    def count(self) -> float:
+        return float(self.weight.sum())
+
+
 class OneVsAllExamples:
     """One example per training triple; its tail is the only positive.
 
     With inverse relations, example `i + n` of `n` triples asks for the head of triple `i`.
     """
 
-    def __init__(self, triples: Triples, num_relations: int, *, inverse_relations: bool) -> None:
-        self.triples = triples
+    def __init__(
+        self,
+        triples: Triples,
+        num_relations: int,
+        *,
+        inverse_relations: bool,
+        weights: np.ndarray | None = None,
+    ) -> None:
+        self.triples, self.weights = triples, weights
         self.num_relations = num_relations
         self.num_directions = 2 if inverse_relations else 1
 
@@ -84,8 +102,11 @@ class OneVsAllExamples:
         head = np.where(inverse, triple[:, TAIL], triple[:, HEAD])
         tail = np.where(inverse, triple[:, HEAD], triple[:, TAIL])
         relation = triple[:, RELATION] + inverse * self.num_relations
-        row = np.arange(len(example))
-        return _as_batch(head, relation, row, tail, example)
+        batch = _as_batch(head, relation, np.arange(len(example)), tail, example)
+        if self.weights is None:
+            return batch
+        weight = torch.from_numpy(self.weights[example % len(self.triples)])
+        return WeightedBatch(**vars(batch), weight=weight)
 
 
 class KvsAllExamples:
@@ -113,7 +134,7 @@ class GroupedBatch(TripleBatch):
     """Queries, each of which represents one triple for each of its positives."""
 
     @property
-    def count(self) -> int:
+    def count(self) -> float:
         return len(self.row)
 
 

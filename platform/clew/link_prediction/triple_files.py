@@ -2,10 +2,10 @@
 
 Without dictionaries, ids are the positions of the names of all three files in code point order. The
 same names therefore get the same ids for any order of the lines. Triples keep the order of their
-lines, so that row `i` is line `i + 1`. Duplicates are kept and counted, with a warning.
+lines, so that row `i` is line `i + 1`. Duplicates are kept, and count several times in training
+rows of one triple.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,19 +17,14 @@ import pyarrow.compute as pc
 
 from clew.errors import DataError
 from clew.input_files import line_blocks
-from clew.link_prediction.dictionaries import (
-    fields_to_ids,
-    read_dictionary,
-    read_edge_map,
-    read_labels,
-)
-from clew.link_prediction.fields import Layout, read_coded, stream_coded
+from clew.link_prediction.descriptions import read_dictionary, read_edge_map, read_labels
+from clew.link_prediction.dictionaries import fields_to_ids
+from clew.link_prediction.tables import TRIPLE, read_coded, stream_coded
 from clew.link_prediction.triples import (
     HEAD,
     RELATION,
     SPLITS,
     TAIL,
-    FilterIndex,
     KnowledgeGraph,
     Triples,
     no_triples,
@@ -37,15 +32,6 @@ from clew.link_prediction.triples import (
 )
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
-log = logging.getLogger(__name__)
-
-TRIPLE = Layout(("head", "relation", "tail"))
-COLUMN_NAMES = (
-    {"head", "subject", "source"},
-    {"relation", "predicate", "edge"},
-    {"tail", "object", "target"},
-)
-"""Names that the columns have if the first line of a file contains column names."""
 COLUMNS: dict[Kind, list[int]] = {"entity": [HEAD, TAIL], "relation": [RELATION]}
 
 
@@ -68,8 +54,8 @@ def read_graph(name: str, files: GraphFiles, *, on_disk: Path | None = None) -> 
     Args:
         name: Name of the data set.
         files: Its files.
-        on_disk: A folder for files of the triples, which are then mapped into memory; repeated
-            triples are not counted. If None, the triples are in memory.
+        on_disk: A folder for files of the triples, which are then mapped into memory. If None,
+            the triples are in memory.
     """
     given = {s: p for s in SPLITS if (p := getattr(files, s)) is not None}
     paths = list(given.values())
@@ -77,14 +63,10 @@ def read_graph(name: str, files: GraphFiles, *, on_disk: Path | None = None) -> 
     entities = read_dictionary(files.entity_to_id, "entity") if files.entity_to_id else None
     relations = read_dictionary(files.relation_to_id, "relation") if files.relation_to_id else None
     tables, values = read_coded(paths, TRIPLE) if on_disk is None else _mapped(paths, on_disk)
-    _warn_of_column_names(paths, tables, values)
     entities = entities or _sorted_vocabulary("entity", tables, values)
     relations = relations or _sorted_vocabulary("relation", tables, values)
     _translate(paths, tables, values, (entities, relations))
     _refuse_same_triples(paths, tables)
-    if on_disk is None:
-        for path, rows in zip(paths, tables, strict=True):
-            _warn_of_duplicates(path, rows, len(relations))
     entities, relations = labelled(entities, relations, files)
     splits = {split: no_triples() for split in SPLITS} | dict(zip(given, tables, strict=True))
     return KnowledgeGraph(name, entities, relations, **splits)
@@ -126,10 +108,6 @@ def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Tri
     tables, values = read_coded([path], TRIPLE)
     _translate([path], tables, values, (entities, relations))
     return tables[0]
-
-
-def count_duplicates(triples: Triples, num_relations: int) -> int:
-    return len(triples) - len(FilterIndex.from_triples(triples, num_relations).tails)
 
 
 def _sorted_vocabulary(kind: Kind, tables: Sequence[np.ndarray], values: pa.Array) -> Vocabulary:
@@ -195,30 +173,3 @@ def _refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> N
                 f"{second}: contains the same {len(rows)} triples as {first}; expected different "
                 "triples in train, valid and test"
             )
-
-
-def _warn_of_column_names(
-    paths: Sequence[Path], tables: Sequence[np.ndarray], values: pa.Array
-) -> None:
-    """Warn if the first triple of a file looks like the names of its columns."""
-    for path, table in zip(paths, tables, strict=True):
-        first = [values[int(code)].as_py() for row in table[:1] for code in row]
-        pairs = zip(first, COLUMN_NAMES, strict=False)  # `first` can be empty
-        if first and all(name.casefold() in known for name, known in pairs):
-            log.warning(
-                "%s, line 1: %s is read as a triple; remove the line if it names the columns",
-                path,
-                ", ".join(first),
-            )
-
-
-def _warn_of_duplicates(path: Path, triples: Triples, num_relations: int) -> None:
-    duplicates = count_duplicates(triples, num_relations)
-    if duplicates:
-        log.warning(
-            "%s: %d of %d triples repeat an earlier line; they are kept, and count several times "
-            "in training rows of one triple",
-            path,
-            duplicates,
-            len(triples),
-        )

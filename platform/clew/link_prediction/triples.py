@@ -1,13 +1,14 @@
 """A knowledge graph as arrays of integer ids, and an index of its known answers."""
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Self
 
 import numpy as np
-from jaxtyping import Int, Int32, Int64
+from jaxtyping import Float64, Int, Int32, Int64
 
 from clew.link_prediction.vocabulary import Vocabulary
 
@@ -33,6 +34,8 @@ class KnowledgeGraph:
     train: Triples
     valid: Triples
     test: Triples
+    weights: Float64[np.ndarray, "_triple"] | None = None
+    """How often each training triple counts; None if each counts once."""
 
     @property
     def num_entities(self) -> int:
@@ -67,6 +70,8 @@ class KnowledgeGraph:
             digest.update(f"{split}/{len(triples)}\n".encode())
             for rows in row_blocks(len(triples)):
                 digest.update(np.ascontiguousarray(triples[rows], dtype="<i4").data)
+        if self.weights is not None:
+            digest.update(self.weights.astype("<f8").data)
         return digest.hexdigest()[:16]
 
 
@@ -87,6 +92,18 @@ def add_inverses(triples: Triples, num_relations: int) -> Triples:
     inverses = triples[:, [TAIL, RELATION, HEAD]]
     inverses[:, RELATION] += num_relations
     return np.concatenate([triples, inverses])
+
+
+def as_keys(rows: np.ndarray) -> np.ndarray:
+    """Return a number for each row of ids, equal for equal rows and ordered as they are."""
+    sizes = [int(column.max(initial=0)) + 1 for column in rows.T]
+    if math.prod(sizes) > LARGEST_KEY:
+        ranks: np.ndarray = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+        return ranks
+    keys = np.zeros(len(rows), np.int64)
+    for column, size in zip(rows.T, sizes, strict=True):
+        keys = keys * size + column
+    return keys
 
 
 Ids = Int[np.ndarray, "query"]

@@ -9,6 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -22,6 +23,21 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _KEY = re.compile(r"[\w.\- :]+(/[\w.\- :]+)*")
 MAX_KEY_CHARACTERS = 250
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """One version of a registered model."""
+
+    name: str
+    number: str
+    run_id: str
+    tags: Mapping[str, str]
+
+    @property
+    def uri(self) -> str:
+        """Address of exactly this version; it does not depend on aliases."""
+        return f"models:/{self.name}/{self.number}"
 
 
 OPEN: set["Tracker"] = set()

@@ -26,7 +26,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import (
@@ -246,8 +245,8 @@ class Delivery:
         )
 
     def _put_model_file(self, model: LoggedModel, path: Path, folder: str) -> None:
-        target = local_path(model.artifact_location)
-        run_root = local_path(self.client.get_run(self.run_id).info.artifact_uri)
+        target = store.local_path(model.artifact_location)
+        run_root = store.local_path(self.client.get_run(self.run_id).info.artifact_uri)
         if target is not None and run_root is not None:
             target.mkdir(parents=True, exist_ok=True)
             with suppress(OSError):  # a file system without hard links: copy the file below
@@ -298,12 +297,6 @@ def _dataset_input(record: DataSet) -> DatasetInput:
         profile=json.dumps({"fingerprint": record.fingerprint}),
     )
     return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, record.context)])
-
-
-def local_path(uri: str) -> Path | None:
-    """Return the local folder of an artifact URI; None if the URI is not local."""
-    parts = urlsplit(uri)
-    return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
 
 
 def shortened(text: str, limit: int) -> str:

@@ -8,10 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 NO_UNIT = "no unit"
-ESTIMATE = (
-    "The arithmetic is exact; what a score says about training without an example is an estimate, "
-    "whose accuracy `clew validate-influence` measures."
-)
 SELF_INFLUENCE = (
     "The prediction's influence on itself, before any division by norms: the squared length of its "
     "own gradient as this form takes it, times the learning rates, summed over the checkpoints. It "
@@ -45,6 +41,8 @@ SPREAD_COLUMN = "spread"
 """Parquet, ensembles: standard deviation of the runs' scores (n - 1), float32."""
 AGREEING_COLUMN = "runs_agreeing"
 """Parquet, ensembles: number of runs whose score has the mean's sign, int32."""
+COUNTERPART_COLUMN = "counterpart"
+"""Parquet: `inverse` or `duplicate` if the fact is this of the test triple, else empty."""
 TEST_INDEX_COLUMN = "test_index"
 """Parquet: position of the test triple in the JSON file's `tests`, int32."""
 TRAIN_INDEX_COLUMN = "train_index"

@@ -11,6 +11,7 @@ name; they are equal if a data set has no labels.
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -22,8 +23,15 @@ from pydantic_core import core_schema
 from clew.errors import DataError, described, quoted
 from clew.files import replacing, write_whole
 from clew.names import SETTING_SEARCH, average_notes
-from clew.runs.influence_forms import NATS, UNIT_OF_THE_LOSS, Form, form_of
-from clew.runs.validation_record import ValidationSummary
+from clew.runs.influence_forms import (
+    CHECKPOINT_PREFIX,
+    NATS,
+    PART_PREFIX,
+    UNIT_OF_THE_LOSS,
+    Form,
+    form_of,
+)
+from clew.runs.validation_record import Label, ValidationSummary, label_of
 
 R = TypeVar("R")
 SIGN_CONVENTION = "positive scores lower the test triple's loss (proponents)"
@@ -81,6 +89,8 @@ class InfluenceEntry:
     train_index: int | None = None
     spread: float | None = None
     runs_agreeing: int | None = None
+    counterpart: Literal["inverse", "duplicate"] | None = None
+    """What the fact is of the test triple, by the pairs of relations that say the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +204,11 @@ class ReportModel:
     checkpoints: tuple[CheckpointWeight, ...]
     runs: tuple[str, ...] = ()
 
+    @property
+    def reference(self) -> str:
+        """The model as a command takes it."""
+        return ",".join(self.runs) or self.run_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFrame:
@@ -211,7 +226,12 @@ class ReportFrame:
     seconds: float
     device: str
     validation: ValidationSummary | None = None
-    """Result of the test of this form of score on this model; None if it was not tested."""
+    """Test of these scores, made before them; None if there was none."""
+
+    @property
+    def label(self) -> Label:
+        """Whether the scores predict training without facts, as far as that was tested."""
+        return label_of(self.validation, form_of(self.settings).key, self.model.reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +285,7 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             frame = _FRAME.dump_python(report)
             frame["form"] = form_of(report.settings).as_dict()
+            frame["label"] = asdict(report.label)
             if report.validation is None:
                 del frame["validation"]
             if not report.model.runs:
@@ -348,6 +369,20 @@ class FrameWindow(WindowScore):
 W = TypeVar("W", bound=WindowScore)
 
 
+def numbers_of(entry: InfluenceEntry | WindowScore, steps: Sequence[int]) -> dict[str, object]:
+    """Return the numbers of an example by their columns: rank, influence, its shares."""
+    index = entry.train_index if isinstance(entry, InfluenceEntry) else None
+    shares = zip(steps, entry.by_checkpoint, strict=False)
+    return {
+        "rank": entry.rank,
+        "influence": entry.influence,
+        **({} if entry.cosine is None else {"cosine": entry.cosine}),
+        **({} if index is None else {"train_index": index}),
+        **{f"{CHECKPOINT_PREFIX}{step}": value for step, value in shares},
+        **{f"{PART_PREFIX}{part}": value for part, value in entry.by_part.items()},
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class WindowReport(ABC, Generic[W]):
     """An explanation: the training windows with the strongest influence on a prediction."""
@@ -381,6 +416,11 @@ class WindowReport(ABC, Generic[W]):
         return form_of(self.settings or {"score": "raw"}, loss_unit=self.loss_unit)
 
     @property
+    def label(self) -> Label:
+        """Whether the scores predict training without windows: no command tests that."""
+        return label_of(None, self.form.key, None)
+
+    @property
     def listed(self) -> tuple[W, ...]:
         """The windows that helped, strongest first, then those that opposed, strongest first."""
         return (*self.proponents, *self.opponents)
@@ -409,7 +449,8 @@ class WindowReport(ABC, Generic[W]):
         """Return a training window as one line of text."""
 
     def write(self, path: Path) -> None:
-        write_whole(path, json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n")
+        content = asdict(self) | {"label": asdict(self.label)}
+        write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -27,7 +27,6 @@ from clew.runs.delivery import (
     Pace,
     end_dead_runs,
     end_run,
-    local_path,
     shortened,
 )
 from clew.runs.hardware import git_commit
@@ -104,7 +103,7 @@ def end_unused_run(run_id: str, status: Status, reason: str) -> None:
 
 def _misplaced(run: Run, uri: str) -> str:
     """Return a warning if the files of a run do not go to the folder of its SQLite store."""
-    database, place = store.database_path(uri), local_path(run.info.artifact_uri)
+    database, place = store.database_path(uri), store.local_path(run.info.artifact_uri)
     if database is None or place is None:
         return ""
     if place.resolve().is_relative_to(database.parent.resolve()):

@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +27,7 @@ import clew
 from clew import names
 from clew.errors import ConfigError, PromotionRefused, TrackingError, described
 from clew.runs import store
+from clew.runs.base import RegisteredVersion
 from clew.subject import Form, Forms, Subject
 
 SERVABLE = "servable"
@@ -36,21 +36,6 @@ SERVABLE = "servable"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. \-]{0,199}")
 _ALIAS = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 _VERSION_ALIAS = re.compile(r"v\d+", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class RegisteredVersion:
-    """One version of a registered model."""
-
-    name: str
-    number: str
-    run_id: str
-    tags: Mapping[str, str]
-
-    @property
-    def uri(self) -> str:
-        """Address of exactly this version; it does not depend on aliases."""
-        return f"models:/{self.name}/{self.number}"
 
 
 def check_name(name: str) -> None:

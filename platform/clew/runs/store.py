@@ -156,6 +156,30 @@ def is_missing(uri: str) -> bool:
     return path is not None and not (path.is_file() and path.stat().st_size > 0)
 
 
+def local_artifacts(run_id: str) -> Path | None:
+    """Return the artifact folder of a run that an SQLite store has and keeps on this machine.
+
+    None also for a deleted run, or if the store cannot be read: MLflow says then what is wrong.
+    """
+    path = database_path(tracking_uri())
+    if path is None or not path.is_file():
+        return None
+    wanted = "SELECT artifact_uri FROM runs WHERE run_uuid = ? AND lifecycle_stage = 'active'"
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as base:
+            row = base.execute(wanted, [run_id]).fetchone()
+    except sqlite3.Error:
+        return None
+    folder = None if row is None else local_path(row[0])
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the local folder of an artifact URI; None if the URI is not local."""
+    parts = urlsplit(uri)
+    return Path(unquote(parts.path)) if parts.scheme in {"", "file"} else None
+
+
 @contextmanager
 def creation_lock(uri: str) -> Iterator[None]:
     """Let one process at a time connect to a database that may have no tables yet.

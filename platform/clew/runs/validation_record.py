@@ -1,13 +1,14 @@
 """Records of how well a model's influence scores predict the effect of retraining.
 
 `clew validate-influence` writes a record as `validation/validation.json` of a run of kind
-`validate`. Every later explanation of that model contains the result for its form of score. The
-dashboard reads the records too. This module does not need torch.
+`validate`. Every explanation says with `label_of` whether its scores were tested, and with what
+result. This module does not need torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,7 +16,19 @@ from clew.config.services import Question, TestLoss
 from clew.errors import DataError, described
 
 SIBLINGS = "siblings"
+BASELINES = {
+    SIBLINGS: "counting siblings",
+    "touching": "touching an end of the triple",
+    "adamic_adar": "shared neighbours (Adamic-Adar)",
+    "random": "random numbers",
+}
+"""What forms of score are compared with, in words."""
 Seeds = Literal["same", "other"]
+FormName = Annotated[str, Field(pattern="^[a-z_]+$")]
+FEWEST_SUBSETS = 10
+FEWEST_TESTS = 10
+WIDEST = 0.15
+"""Largest half-width of a correlation's interval with which a test says something."""
 
 
 class _Record(BaseModel):
@@ -23,27 +36,66 @@ class _Record(BaseModel):
 
 
 class Measured(_Record):
-    """A mean over test triples, and the half-width of its 95 % interval (Student's t)."""
+    """A mean, and the half-width of its 95 % interval.
+
+    That of a correlation or a factor is over test triples and subsets; else it is Student's t over
+    test triples.
+    """
 
     mean: float
     half_width: float | None
-    """None for a single test triple."""
+    """None for a single test triple or subset."""
+
+    def above(self, value: float) -> bool:
+        """Return whether the whole interval lies above a value; False without an interval."""
+        return self.half_width is not None and self.mean - self.half_width > value
 
     def __str__(self) -> str:
         return f"{self.mean:.3f}" + ("" if self.half_width is None else f" ± {self.half_width:.3f}")
 
 
+class ScoreSettings(_Record):
+    """What changes scores besides their form: a test counts only for exactly these settings."""
+
+    direction: Question
+    test_loss: TestLoss
+    precision: str
+    num_last_layers: int | None
+    """None: all layers."""
+    checkpoints: tuple[tuple[int, float], ...]
+    """Step and weight of each."""
+
+    @classmethod
+    def of_report(
+        cls, settings: Mapping[str, Any], checkpoints: Iterable[tuple[int, float]]
+    ) -> "ScoreSettings | None":
+        """Return those of a report; None for the settings of another version."""
+        some = settings.get("use_last_layers_only")
+        try:
+            return cls(
+                direction=settings["direction"],
+                test_loss=settings["test_loss"],
+                precision=settings["precision"],
+                num_last_layers=settings["num_last_layers"] if some else None,
+                checkpoints=tuple(checkpoints),
+            )
+        except (KeyError, ValidationError):
+            return None
+
+
 class DatamodellingScore(_Record):
     """Rank correlation of a form's summed scores with the effect of leaving out random subsets."""
 
-    form: str
+    model_config = ConfigDict(extra="ignore")  # older records: over_siblings
+
+    form: FormName
     drop: float
     """Share of the facts that each retraining leaves out."""
     seeds: Seeds
     """Retraining with the run's own seed (`same`), or the mean over other seeds (`other`)."""
     correlation: Measured
-    over_siblings: Measured | None = None
-    """Difference to the correlation that counting siblings reaches on the same test triples."""
+    over_baseline: Measured | None = None
+    """Difference to the strongest baseline's correlation on the same test triples and subsets."""
 
 
 class Ceiling(_Record):
@@ -56,7 +108,7 @@ class Ceiling(_Record):
 class DeletionEffect(_Record):
     """Effect of deleting the strongest facts, compared with no deletion and the same seeds."""
 
-    form: str
+    form: FormName
     num_facts: int
     """Number of facts deleted for each test triple."""
     log_probability: Measured
@@ -66,32 +118,90 @@ class DeletionEffect(_Record):
 
 
 class ValidationSummary(_Record):
-    """Short result of the test of one form of score, to show with an explanation."""
+    """Short result of the test of one form of score, to keep with an explanation."""
+
+    model_config = ConfigDict(extra="ignore")  # older reports: correlations without intervals
 
     run_id: str
-    form: str
-    lds_same_seed: float | None = None
-    lds_other_seeds: float | None = None
-    lds_siblings: float | None = None
-    """Correlation of counting siblings: with other seeds if measured, else with the same seed."""
-    lds_ceiling: float | None = None
-    deletion_log_probability_drop: float | None = None
+    score: DatamodellingScore | None = None
+    """None in reports of earlier versions, which do not count as tested."""
+    baseline: DatamodellingScore | None = None
+    """The strongest baseline that was measured, by its correlation."""
+    num_tests: int = 0
+    num_subsets: int = 0
+    num_other_seeds: int = 0
+    """0: the test trained with the run's own seed, so it is about this run only."""
+    ceiling: float | None = None
 
     @property
-    def sentence(self) -> str:
-        """The summary as a sentence; empty if the form was not tested."""
-        value = self.lds_same_seed if self.lds_other_seeds is None else self.lds_other_seeds
-        if value is None:
-            return ""
-        beside = (
-            [] if self.lds_siblings is None else [f"counting siblings {_short(self.lds_siblings)}"]
+    def counts(self) -> bool:
+        """Whether the test is large enough to say something."""
+        width = None if self.score is None else self.score.correlation.half_width
+        enough = self.num_subsets >= FEWEST_SUBSETS and self.num_tests >= FEWEST_TESTS
+        return enough and width is not None and width <= WIDEST
+
+
+Verdict = Literal[
+    "not tested", "too few to say", "no better than chance", "worse", "alike", "better"
+]
+
+
+@dataclass(frozen=True)
+class Label:
+    """Whether scores predict training without facts, as far as it was tested."""
+
+    verdict: Verdict
+    """`better`, `alike` and `worse` compare with the strongest baseline that was measured."""
+    sentence: str
+
+
+def label_of(found: ValidationSummary | None, form: str, model: str | None) -> Label:
+    """Return the label of an explanation.
+
+    Args:
+        found: Test of exactly this form and these settings; None: there was none.
+        form: Form of the explanation's scores.
+        model: The explained model, as a command takes it; None for text and frames.
+    """
+    command = f"clew validate-influence --model {model or 'RUN'}"
+    if found is None or found.score is None or found.baseline is None:
+        how = "no command tests text and frames yet" if model is None else command
+        return Label(
+            "not tested",
+            f"Not tested: whether {form or 'these'} scores with these settings predict training "
+            f"without the examples ({how}).",
         )
-        beside += [] if self.lds_ceiling is None else [f"ceiling {_short(self.lds_ceiling)}"]
-        compared = f" ({', '.join(beside)})" if beside else ""
-        return (
-            "Tested: on this data, this form of score predicts retraining with a rank correlation "
-            f"of {_short(value)}{compared}."
+    score, baseline, seeds = found.score, found.baseline, found.num_other_seeds
+    about = f"the data ({seeds} other seed{'s' * (seeds > 1)})" if seeds else "this run (own seed)"
+    extent = (
+        f"{found.num_subsets} subsets without {score.drop:.0%} of the facts, "
+        f"{found.num_tests} test triples"
+    )
+    if not found.counts:
+        return Label(
+            "too few to say",
+            f"Too few to say: {form} was tested about {about} with {extent}, rank correlation "
+            f"{_with_interval(score.correlation)}; a test needs {FEWEST_SUBSETS} subsets, "
+            f"{FEWEST_TESTS} test triples and an interval of ± {_short(WIDEST)} ({command}).",
         )
+    reached, more = score.correlation, score.over_baseline or baseline.correlation
+    verdict: Verdict = "alike"
+    if not reached.above(0.0):
+        verdict = "no better than chance"
+    elif more.above(0.0):
+        verdict = "better"
+    elif Measured(mean=-more.mean, half_width=more.half_width).above(0.0):
+        verdict = "worse"
+    said = {"alike": "not clearly better"}.get(verdict, verdict)
+    compared = "" if verdict == "no better than chance" else " than the strongest baseline"
+    ceiling = "" if found.ceiling is None else f"; ceiling {_short(found.ceiling)}"
+    return Label(
+        verdict,
+        f"Tested about {about}: {form} predicts retraining {said}{compared}, rank correlation "
+        f"{_with_interval(reached)} against {_short(baseline.correlation.mean)} by "
+        f"{BASELINES.get(baseline.form, baseline.form)} (difference {_with_interval(more)}"
+        f"{ceiling}); {extent}, intervals over both.",
+    )
 
 
 class ValidationRecord(_Record):
@@ -105,6 +215,8 @@ class ValidationRecord(_Record):
     """The question that the scores explain."""
     test_loss: TestLoss = "trained"
     """The loss of that question that the scores explain."""
+    settings: ScoreSettings | None = None
+    """Settings of the scores; None in older records, which no explanation counts."""
     data_fingerprint: str
     config_hash: str
     num_tests: int
@@ -123,28 +235,37 @@ class ValidationRecord(_Record):
     def drop(self) -> float:
         return max(ceiling.drop for ceiling in self.ceilings)
 
-    def correlation(self, form: str, seeds: Seeds) -> float | None:
-        """Return a form's mean datamodelling score at the largest share; None if not measured."""
+    def score(self, form: str, seeds: Seeds) -> DatamodellingScore | None:
+        """Return a form's datamodelling score at the largest share; None if not measured."""
         for score in self.scores:
             if (score.form, score.seeds, score.drop) == (form, seeds, self.drop):
-                return score.correlation.mean
+                return score
         return None
 
     def summary(self, form: str, run_id: str) -> ValidationSummary:
         """Return the short result of one form of score."""
-        siblings = self.correlation(SIBLINGS, "other" if self.num_other_seeds else "same")
-        effects = [effect for effect in self.deletions if effect.form == form]
-        most = max((effect.num_facts for effect in effects), default=0)
-        falls = [e.log_probability.mean for e in effects if e.num_facts == most]
+        seeds: Seeds = "other" if self.num_other_seeds else "same"
+        baselines = [found for name in BASELINES if (found := self.score(name, seeds))]
         return ValidationSummary(
             run_id=run_id,
-            form=form,
-            lds_same_seed=self.correlation(form, "same"),
-            lds_other_seeds=self.correlation(form, "other"),
-            lds_siblings=siblings,
-            lds_ceiling=next(c.correlation for c in self.ceilings if c.drop == self.drop),
-            deletion_log_probability_drop=falls[0] if falls else None,
+            score=self.score(form, seeds),
+            baseline=max(baselines, key=lambda score: score.correlation.mean, default=None),
+            num_tests=self.num_tests,
+            num_subsets=self.num_subsets,
+            num_other_seeds=self.num_other_seeds,
+            ceiling=next(c.correlation for c in self.ceilings if c.drop == self.drop),
         )
+
+    def fall(self, form: str) -> float | None:
+        """Return the mean fall of log-probability with the most facts deleted, if measured."""
+        effects = [effect for effect in self.deletions if effect.form == form]
+        most = max(effects, key=lambda effect: effect.num_facts, default=None)
+        return None if most is None else most.log_probability.mean
+
+    def labels(self) -> list[str]:
+        """Return a sentence on each form of score that was tested."""
+        forms = dict.fromkeys(s.form for s in self.scores if s.form not in BASELINES)
+        return [label_of(self.summary(f, ""), f, self.source_run).sentence for f in forms]
 
     def markdown(self) -> Iterator[str]:
         """Yield lines of Markdown: a table of datamodelling scores and, if any, of deletions."""
@@ -168,9 +289,12 @@ class ValidationRecord(_Record):
         yield ""
         yield from _head(
             "strongest of",
-            [f"{number} deleted: fall of log-probability [nats]" for number in numbers],
+            [f"{n} deleted: fall of log-probability [nats] (1 / rank)" for n in numbers],
         )
-        effects = {(e.form, e.num_facts): str(e.log_probability) for e in self.deletions}
+        effects = {
+            (e.form, e.num_facts): f"{e.log_probability} ({e.reciprocal_rank})"
+            for e in self.deletions
+        }
         for form in dict.fromkeys(effect.form for effect in self.deletions):
             yield _row(form, [effects[form, number] for number in numbers])
 
@@ -185,38 +309,13 @@ def read_validation(path: Path) -> ValidationRecord:
         raise DataError(f"{path}: {described(error)}; expected a validation result") from None
 
 
-def chart(record: ValidationRecord) -> dict[str, object]:
-    """Return a Vega-Lite chart of the datamodelling scores with their intervals."""
-    values = [
-        {
-            "form": s.form,
-            "measured": _measured(s.drop, s.seeds),
-            "correlation": s.correlation.mean,
-            "low": s.correlation.mean - (s.correlation.half_width or 0.0),
-            "high": s.correlation.mean + (s.correlation.half_width or 0.0),
-        }
-        for s in record.scores
-    ]
-    rows = {"field": "form", "type": "nominal", "sort": None, "title": None}
-    bars = {"y": rows, "x": {"field": "correlation", "type": "quantitative"}}
-    ends = {"y": rows, "x": {"field": "low", "type": "quantitative"}, "x2": {"field": "high"}}
-    layers = [{"mark": "bar", "encoding": bars}, {"mark": "rule", "encoding": ends}]
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "description": "Rank correlation of predicted and measured rise of the loss",
-        "data": {"values": values},
-        "facet": {"column": {"field": "measured", "type": "nominal", "title": None}},
-        "spec": {"layer": layers},
-    }
-
-
 def _measured(drop: float, seeds: Seeds) -> str:
     return f"{drop:.0%} dropped, {seeds} seed{'s' * (seeds == 'other')}"
 
 
 def _with_difference(score: DatamodellingScore) -> str:
-    over = score.over_siblings
-    return str(score.correlation) + (f" ({over.mean:+.3f})" if over else "")
+    over = score.over_baseline
+    return str(score.correlation) + (f" ({over})" if over else "")
 
 
 def _head(first: str, columns: list[str]) -> Iterator[str]:
@@ -229,5 +328,9 @@ def _row(first: str, cells: list[str]) -> str:
 
 
 def _short(value: float) -> str:
-    """Return a correlation with two digits and without a leading zero: .35, -.02."""
+    """Return a number with two digits and without a leading zero: .35, -.02."""
     return f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1)  # + 0.0: no -.00
+
+
+def _with_interval(found: Measured) -> str:
+    return f"{_short(found.mean)} ± {'?' if found.half_width is None else _short(found.half_width)}"

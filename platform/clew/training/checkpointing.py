@@ -20,17 +20,17 @@ from clew.training.checkpoints import (
     TrainingState,
     load_model,
     load_training_state,
+    rows_files,
     write_checkpoint,
+    write_own_rows,
 )
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, read_manifest
-from clew.training.optimizer import ParameterAverage, optimizer_tensors, restore_optimizer
+from clew.training.optimizer import ParameterAverage, Schedule, optimizer_tensors, restore_optimizer
 from clew.training.precision import Precision
 from clew.training.progress import History, Progress, TrainingValues
-from clew.training.schedule import Schedule
 from clew.training.seeding import capture_generators, restore_generators
-from clew.training.sharding.files import rows_files, write_own_rows
-from clew.training.sharding.table import RowShard, row_shards
+from clew.training.sharding import RowShard, row_shards
 
 
 @dataclass

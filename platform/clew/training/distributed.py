@@ -23,8 +23,7 @@ from torch.optim import Optimizer
 
 from clew.config.training import DEFAULT_TIMEOUT_SECONDS
 from clew.errors import ConfigError, PeerError
-from clew.training.sharding.exchange import Exchange
-from clew.training.sharding.table import row_shards, shard_of
+from clew.training.sharding import Exchange, row_shards, shard_of
 
 LOST = ("connection", "timed out", "timeout", "gloo", "nccl", "peer", "socket")
 """Words in the errors of collectives that failed because of another process."""

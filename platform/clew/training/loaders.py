@@ -34,7 +34,7 @@ class Batch(Protocol):
         ...
 
     @property
-    def count(self) -> int:
+    def count(self) -> float:
         """The number that the summed loss is divided by: rows, tokens or targets."""
         ...
 

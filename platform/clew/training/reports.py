@@ -16,6 +16,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from clew import names
+from clew.errors import counted
 from clew.runs.hardware import process_peak_gib
 from clew.training.hardware import Hardware
 from clew.training.memory import gpu_peaks
@@ -84,7 +85,8 @@ class Reports:
             f"{trainer.task.dataset}: {data}"
         )
         epochs, steps = config.training.num_epochs, config.training.max_steps
-        length = f"{epochs} epochs" if steps is None else f"at most {epochs} epochs, {steps} steps"
+        length = counted(epochs, "epoch")
+        length = length if steps is None else f"at most {length}, {counted(steps, 'step')}"
         resumed = f", from step {progress.step}" if progress.step else ""
         evaluation = config.evaluation
         decides = f"{evaluation.metric} decides" if evaluation.enabled else "no validation"

@@ -10,7 +10,6 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +32,21 @@ from clew.training.memory import (
     apply_gradient_checkpointing,
     keep_allocator_pages,
 )
-from clew.training.memory_plan import TookTooLong
-from clew.training.optimizer import ParameterAverage, build_optimizer
+from clew.training.optimizer import ParameterAverage, build_optimizer, build_schedule
 from clew.training.precision import Precision, apply_tf32, half_precision_type
-from clew.training.progress import History, Progress, Watch
+from clew.training.progress import (
+    History,
+    Progress,
+    StepProfiler,
+    Throughput,
+    Watch,
+    count_flops,
+    peak_flops_per_second,
+)
 from clew.training.reports import Reports
-from clew.training.schedule import build_schedule
 from clew.training.seeding import effects_of, seed_everything
-from clew.training.sharding.table import shard_of, sharded_tables
+from clew.training.sharding import shard_of, sharded_tables
 from clew.training.task import B, Task
-from clew.training.throughput import StepProfiler, Throughput, count_flops, peak_flops_per_second
 from clew.training.trainer import Trainer
 
 USES_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
@@ -107,9 +111,6 @@ def warm_up(task: Task[B], model: nn.Module, precision: Precision, batches: Sequ
 
 logger = logging.getLogger(__name__)
 
-TRIAL_SECONDS = 1.0
-"""Processor time that a trial step without data may take, because it only informs."""
-
 
 def prepare_process(config: RunConfig) -> None:
     """Apply the settings for the whole process: threads, allocator, TF32, determinism."""
@@ -118,11 +119,6 @@ def prepare_process(config: RunConfig) -> None:
     if config.optimizations.keep_allocator_pages and not keep_allocator_pages():
         logger.info("this system has no glibc allocator; keep_allocator_pages has no effect")
     apply_tf32(enabled=config.optimizations.use_tf32)
-    set_determinism(config)
-
-
-def set_determinism(config: RunConfig) -> None:
-    """Make operations without a deterministic implementation fail if the setting asks for it."""
     enabled = config.training.deterministic
     if config.optimizations.torch_compile:
         torch.use_deterministic_algorithms(enabled)
@@ -226,11 +222,10 @@ def measure_before_training(trainer: Trainer[Any]) -> dict[str, float]:
     values: dict[str, float] = {}
     peak = peak_flops_per_second(precision, tf32=config.optimizations.use_tf32)
     if config.tracking.log_mfu and batches and peak is not None:
-        with suppress(TookTooLong):
-            trainer.throughput.flops_per_example = count_flops(
-                task, precision, batches[0], seconds=TRIAL_SECONDS
-            )
-            trainer.throughput.peak_flops_per_second = peak * trainer.world.size
+        source = task.train_examples()
+        few = source.batch(np.arange(min(len(source), 8)))  # many frames take long to count
+        trainer.throughput.flops_per_example = count_flops(task, precision, few)
+        trainer.throughput.peak_flops_per_second = peak * trainer.world.size
     if config.optimizations.torch_compile:
         values |= _compile(trainer, batches)
     return values

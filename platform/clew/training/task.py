@@ -22,7 +22,7 @@ class LossSum:
     """
 
     total: Tensor
-    count: int
+    count: float
 
 
 @dataclass(frozen=True, eq=False)

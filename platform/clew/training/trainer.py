@@ -25,14 +25,26 @@ from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
-from clew.training.optimizer import ParameterAverage, clip_gradients, gradient_norm
+from clew.training.optimizer import (
+    ParameterAverage,
+    Schedule,
+    clip_gradients,
+    gradient_norm,
+    is_better,
+)
 from clew.training.precision import Precision
-from clew.training.progress import STEP_SECONDS, History, Progress, StopRequest, Watch
+from clew.training.progress import (
+    STEP_SECONDS,
+    History,
+    Progress,
+    StepProfiler,
+    StopRequest,
+    Throughput,
+    Watch,
+)
 from clew.training.reports import Reports
-from clew.training.schedule import Schedule, is_better
 from clew.training.seeding import effects_of
 from clew.training.task import B, Task
-from clew.training.throughput import StepProfiler, Throughput
 
 
 @dataclass(frozen=True)

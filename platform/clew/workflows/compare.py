@@ -28,6 +28,7 @@ from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.outputs import check_file
 from clew.workflows.study_report import StudyReport, draw, in_words
 from clew.workflows.subjects import data_fingerprint
+from clew.workflows.verdict import of_study
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,12 @@ class CellResult:
 
 
 def compare(
-    study: Study, *, output: Path | None = None, cluster: ClusterRequest | None = None
+    study: Study,
+    *,
+    typed: str = "",
+    output: Path | None = None,
+    everything: bool = False,
+    cluster: ClusterRequest | None = None,
 ) -> Iterator[str]:
     """Run all cells that are not finished yet, and yield the lines to print.
 
@@ -54,8 +60,10 @@ def compare(
 
     Args:
         study: The study to run.
+        typed: The study's name or file, as the user typed it.
         output: File for the results as JSON. With uncommitted changes in the git checkout, it is
             not written; a message before the first cell and another one at the end say so.
+        everything: Whether the verdict is followed by the table of all values and ratios.
         cluster: Cluster to run the cells on; None: run here, one after another. On a cluster, cells
             run in parallel on nodes that can differ, so times also depend on the node.
 
@@ -66,7 +74,8 @@ def compare(
         Interrupted: The user stopped the command. Finished cells are kept.
     """
     check_file("--output", output)
-    obstacle = _obstacle(output)
+    reason = why_no_result_file(git_commit()) if output else None
+    obstacle = reason and f"{output} is not written: {reason}"
     if obstacle:
         logger.warning("%s", obstacle)
     tracking = study.config(study.reference, study.seeds[0]).tracking
@@ -79,45 +88,26 @@ def compare(
             tags={names.TAG_STUDY: study.name},
         ) as tracker,
     ):
-        turns = list(_turns(study))
+        forth = list(study.variants)
+        turns = [
+            (seed, variant)
+            for turn, seed in enumerate(study.seeds)
+            for variant in (reversed(forth) if turn % 2 else forth)
+        ]
         cells: list[CellResult] = []
-        for cell in _cells(study, turns, tracker.run_id, nodes):
+        here, parent = place_of([describe_machine()]), tracker.run_id
+        ending = (run_cell(study, variant, seed, parent, here) for seed, variant in turns)
+        for cell in cells_on_cluster(nodes, study, turns, parent) if nodes else ending:
             cells.append(cell)
             yield _progress(study, cell, len(cells))
         cells.sort(key=lambda cell: turns.index((cell.seed, cell.variant)))
         report = _report(study, cells, nodes.machines if nodes else ())
         _store(report, tracker)
-        yield from ["", *report.markdown().splitlines()]
-    if output is not None:
-        if not obstacle:
-            write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
-        yield from ["", obstacle or f"written to {output}"]
-
-
-def _cells(
-    study: Study, turns: list[tuple[int, str]], parent: str | None, nodes: Cluster | None
-) -> Iterator[CellResult]:
-    if nodes is not None:
-        yield from cells_on_cluster(nodes, study, turns, parent)
-        return
-    place = place_of([describe_machine()])
-    for seed, variant in turns:
-        yield run_cell(study, variant, seed, parent, place)
-
-
-def _obstacle(output: Path | None) -> str | None:
-    """Return why the results cannot be written to a file; None if they can."""
-    if output is None:
-        return None
-    reason = why_no_result_file(git_commit())
-    return reason and f"{output} is not written: {reason}"
-
-
-def _turns(study: Study) -> Iterator[tuple[int, str]]:
-    for turn, seed in enumerate(study.seeds):
-        variants = list(study.variants)
-        for variant in reversed(variants) if turn % 2 else variants:
-            yield seed, variant
+    if output is not None and not obstacle:
+        write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
+    kept = f"; {obstacle}" if obstacle else f" and {output}" if output else ""
+    yield from of_study(report, typed or study.name, run_id=tracker.run_id, kept=kept)
+    yield from ["", *report.markdown()] if everything else []
 
 
 def _progress(study: Study, cell: CellResult, done: int) -> str:
@@ -167,7 +157,7 @@ def _store(report: StudyReport, tracker: Tracker) -> None:
         folder.mkdir()
         content = json.dumps(report.as_dict(), indent=1)
         (folder / "study.json").write_text(content, encoding="utf-8")
-        (folder / "study.md").write_text(report.markdown() + "\n", encoding="utf-8")
+        (folder / "study.md").write_text("\n".join([*report.markdown(), ""]), encoding="utf-8")
         draw(report, folder / "study.png")
         tracker.artifact(folder)
         tracker.metrics(report.ratios(), step=0)

@@ -19,17 +19,6 @@ def serve_dashboard(*, port: int, address: str) -> int:
         raise UsageError(
             "the package streamlit is not installed; install it with pip install 'clew[ui]'"
         )
-    _require_free(address, port)
-    command = [sys.executable, "-m", "clew.ui.serve"]
-    command += ["--server.port", str(port), "--server.address", address]
-    try:
-        return run_child(command, environment={"MLFLOW_TRACKING_URI": tracking_uri()})[0]
-    except KeyboardInterrupt:
-        return 130
-
-
-def _require_free(address: str, port: int) -> None:
-    """Refuse a port that is in use or not allowed."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,3 +29,9 @@ def _require_free(address: str, port: int) -> None:
                 f"--port {port} at {address} cannot be used ({described(error)}); if a dashboard "
                 "is already running there, open it, else give another --port"
             ) from None
+    command = [sys.executable, "-m", "clew.ui.serve"]
+    command += ["--server.port", str(port), "--server.address", address]
+    try:
+        return run_child(command, environment={"MLFLOW_TRACKING_URI": tracking_uri()})[0]
+    except KeyboardInterrupt:
+        return 130

@@ -12,13 +12,14 @@ from clew.config.data import DataConfig, ImportSettings, TripleData
 from clew.config.files import presets
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import from_mapping, load
-from clew.errors import ConfigError, UsageError, quoted
+from clew.errors import ConfigError, UsageError, counted
 from clew.files import as_typed, expanded
+from clew.image_sequences.files import FINGERPRINT_FRAMES
 from clew.image_sequences.windows import SequenceSplits, group_names, load_sequences
 from clew.language_modeling.packed_tokens import PackManifest
 from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokens import find_text
-from clew.link_prediction.imports import Imported, import_graph, write_data_set
+from clew.link_prediction.imports import import_graph, write_data_set
 from clew.link_prediction.packed import pack_graph
 from clew.link_prediction.plausibility import report as report_on
 from clew.link_prediction.sources import describe, find_files, load_graph
@@ -29,19 +30,20 @@ from clew.workflows.outputs import check_folder, check_new_folder
 def data_settings(
     config: str, name: str, files: Mapping[str, str], overrides: Mapping[str, object]
 ) -> DataConfig:
-    """Return the settings of the data set that the only non-empty argument names.
+    """Return the settings of the data set that one argument, or overrides alone, name.
 
     Raises:
         ConfigError: None or several arguments are given, or the configuration or name is unknown.
     """
-    if bool(config) + bool(name) + bool(files) != 1:
+    named = bool(config) + bool(name) + bool(files)
+    if named > 1 or not (named or overrides):
         raise ConfigError(
-            "give one of --config, --name and --train, to say which data set is meant"
+            "give one of --config, --name and --train, or a file, to say which data set is meant"
         )
     is_preset = config in presets() or Path(config).suffix or Path(config).is_file()
     if config and is_preset:
         return load(config, overrides).data
-    given = dict(files) or {"name": name or config}
+    given = dict(files) or ({"name": name or config} if named else {})
     return from_mapping({"data": given}, overrides, source="clew data").data
 
 
@@ -53,16 +55,14 @@ def describe_data(settings: DataConfig) -> str:
         DataError: The data cannot be read.
     """
     if isinstance(settings, ImageSequenceData):
-        summary = describe_sequences(load_sequences(settings))
-    elif isinstance(settings, TripleData):
+        return describe_sequences(load_sequences(settings), settings)
+    if isinstance(settings, TripleData):
         graph = load_graph(settings)
         findings = [f"look at: {finding}" for finding in report_on(graph).findings]
         return "\n".join([_lines(dataclasses.asdict(describe(graph))), *findings])
-    else:
-        raise ConfigError(
-            f"data.kind is {settings.kind!r}; clew data describes triples and image_sequences"
-        )
-    return _lines(summary)
+    raise ConfigError(
+        f"data.kind is {settings.kind!r}; clew data describes triples and image_sequences"
+    )
 
 
 def _lines(summary: Mapping[str, object]) -> str:
@@ -98,24 +98,48 @@ def pack_data(settings: DataConfig, path: Path) -> str:
     return f"{_lines(summary)}\ntrain on it: clew train data.packed={as_typed(path)}"
 
 
-def describe_sequences(splits: SequenceSplits) -> dict[str, object]:
-    """Return the sizes, the groups, the windows of each split and the range of the targets."""
-    table = splits.table
-    known = table.target[np.isfinite(table.target)]
-    frames, channels, height, width = table.images.shape
-    windows = {f"windows to {split}": len(part) for split, part in splits.windows.items()}
-    return {
+def describe_sequences(splits: SequenceSplits, settings: ImageSequenceData) -> str:
+    """Return what is predicted from what, the groups of each split, and what to look at."""
+    table, windows = splits.table, splits.windows
+    known, groups = np.isfinite(table.target), counted(len(group_names(table)), "group")
+    count, channels, height, width = table.images.shape
+    chosen = np.unique(np.linspace(0, count - 1, FINGERPRINT_FRAMES).astype(int))
+    broken = int((~np.isfinite(table.images.read(chosen))).any(axis=(1, 2, 3)).sum())
+    missing, seen = counted(int((~known).sum()), "frame"), counted(len(chosen), "frame")
+    summary: dict[str, object] = {
         "source": table.source,
         "fingerprint": splits.fingerprint,
-        "frames": frames,
-        "size": f"{channels} x {height} x {width}",
-        "groups": ", ".join(group_names(table)),
-        "scalars": ", ".join(table.scalar_names),
-        **windows,
-        "smallest target": float(known.min()),
-        "largest target": float(known.max()),
-        "unit": table.unit,
+        "frames": f"{count:,} of {channels} x {height} x {width} in {groups}",
+        "scalars": ", ".join(table.scalar_names) or "none",
+        "target": f"{table.target_name} in {table.unit or 'an unknown unit'}, "
+        f"{table.target[known].min():.4g} to {table.target[known].max():.4g}",
+        "target ahead": f"{table.target_ahead:g} {'frames' if table.time is None else 'of time'} "
+        "after a window's last frame",
+        "missing": f"{missing} without target; broken pixels in {broken} of {seen}",
     }
+    for split, part in windows.items():
+        own = list(dict.fromkeys(part.groups.tolist()))
+        shown = ", ".join(own[:8]) + (f" and {len(own) - 8} more" if len(own) > 8 else "")
+        size = f"{counted(len(part), 'window')} of {settings.temporal_frames} frames"
+        summary[split] = f"{size}: {'groups' if len(own) > 1 else 'group'} {shown}"
+    findings = []
+    if not settings.hold_out_validation:
+        findings.append(
+            f"group {windows['test'].groups[0]} validates and tests, so valid/ metrics may choose "
+            "nothing and predictions get no intervals; data.hold_out_validation=true gives "
+            "validation a group of its own"
+        )
+    if settings.windows_cross_groups:
+        findings.append(
+            "windows begin in the group before, so splits share frames; "
+            "data.windows_cross_groups=false keeps them apart"
+        )
+    if settings.embargo is not None and settings.embargo < table.target_ahead:
+        findings.append(
+            f"targets are {table.target_ahead:g} ahead, but data.embargo={settings.embargo:g} "
+            "keeps windows whose target lies in another split; leave data.embargo out"
+        )
+    return "\n".join([_lines(summary), *(f"look at: {finding}" for finding in findings)])
 
 
 def _shown(value: object) -> str:
@@ -138,35 +162,17 @@ def import_data(paths: Sequence[Path], settings: ImportSettings, output_dir: Pat
     place = output_dir or paths[0]
     found = import_graph(place.name.split(".")[0], paths, settings)
     lines = [f"{path}: {said}" for path, said in found.read.items()]
-    lines.append(_lines(_what_became_of_edges(found, settings)))
+    became: dict[str, object] = {key: number for key, number in found.counts.items() if number}
+    lines.append(_lines(became | found.notes))
     summary = dataclasses.asdict(describe(found.graph))
     report = report_on(found.graph, found)
     lines += [_lines(summary), *(f"look at: {finding}" for finding in report.findings)]
     if output_dir is not None:
         write_data_set(found, output_dir)
         report.write(output_dir / names.ARTIFACT_DATA_REPORT, read=found.read, data=summary)
-        lines.append(f"train on it: clew train data.path={as_typed(output_dir)}")
+        use = " data.weights=use" * (found.graph.weights is not None)
+        lines.append(f"train on it: clew train data.path={as_typed(output_dir)}{use}")
     return "\n".join(lines)
-
-
-def _what_became_of_edges(found: Imported, settings: ImportSettings) -> dict[str, object]:
-    """Return the number of edges, and what of them is not in the data set or not used."""
-    counts, told = found.counts, dict[str, object]({"edges": found.counts["edges"]})
-    became = {
-        "drop": "dropped; --negated relation gives them relations of their own",
-        "relation": "in relations of their own",
-    }
-    if number := counts["denied"]:
-        told["denied"] = f"{number:,} edges (negated), {became[settings.negated]}"
-    if number := counts["deprecated"]:
-        told["deprecated"] = f"{number:,} edges, dropped"
-    if number := counts["repeated"]:
-        told["repeated"] = f"{number:,} edges say what an earlier one says, dropped"
-    for key, number in counts.items():
-        if key.startswith("conflicting"):
-            shown = "; ".join(quoted(text)[1:-1] for text in found.examples[key][:3])
-            told[key] = f"{number:,}, the first or more specific one is kept: {shown}"
-    return told | found.notes
 
 
 MANY_TOKENS = 50_000_000

@@ -194,7 +194,10 @@ def write_embeddings(folder: Path, name: str, table: pa.Table, form: Format) -> 
     vectors = table["embedding"].combine_chunks().flatten().to_numpy()
     vectors = vectors.reshape(table.num_rows, -1)
     columns = [key for key in ("name", "label", "kind", "inverse") if key in table.column_names]
-    told = [[_word(value) for value in row.values()] for row in table.select(columns).to_pylist()]
+    told = [
+        ["" if value is None else " ".join(str(value).split()) for value in row.values()]
+        for row in table.select(columns).to_pylist()
+    ]
     if form == "parquet":
         pq.write_table(table, folder / f"{name}.parquet")
         return [f"{name}.parquet"]
@@ -222,11 +225,6 @@ def write_embeddings(folder: Path, name: str, table: pa.Table, form: Format) -> 
             f'  metadata_path: "{name}.tsv"\n}}\n'
         )
     return [f"{name}_vectors.tsv", f"{name}.tsv", PROJECTOR_FILE]
-
-
-def _word(value: object) -> str:
-    """Return a value as the text of one cell."""
-    return "" if value is None else " ".join(str(value).split())
 
 
 def _entity_table(model: GraphModel, entities: Vocabulary) -> pa.Table:

@@ -16,9 +16,10 @@ from scipy.special import stdtrit
 
 from clew import __version__, names
 from clew.errors import CheckpointError, DataError, TrackingError
+from clew.runs.base import RegisteredVersion
 from clew.runs.hardware import git_commit
 from clew.runs.reading.metrics import HEADLINES
-from clew.runs.registry import RegisteredVersion, Registry, ask_servable, save_servable
+from clew.runs.registry import Registry, ask_servable, save_servable
 from clew.subject import Calibrated
 from clew.training.checkpoints import weights_digest
 from clew.training.task import ExampleValues

@@ -16,15 +16,16 @@ from clew.errors import ConfigError, OutOfMemoryError
 from clew.runs.hardware import process_gib, process_peak_gib
 from clew.training.distributed import World
 from clew.training.hardware import free_gib
-from clew.training.memory import gpu_peaks
-from clew.training.memory_plan import MemoryPlanner, StepMemory, TookTooLong
-from clew.training.setup import TRIAL_SECONDS
+from clew.training.memory import MemoryPlanner, StepMemory, gpu_peaks
+from clew.training.setup import total_steps
 from clew.training.task import Task
 from clew.workflows.plan import Settings, Variant, largest_divisor, split
 from clew.workflows.subjects import build_task
 
 logger = logging.getLogger(__name__)
 
+FEW_STEPS = 2_000
+"""Fewer steps are taken in less time than their memory is predicted; `clew plan` predicts it."""
 NUM_CHANGES = 3
 SHOWN_PARTS = 4
 USED_SHARE = 0.85
@@ -63,13 +64,10 @@ class MemoryBefore:
     @classmethod
     def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
         # With a sharded table, each process needs less than the planner would predict.
-        planner = MemoryPlanner(task, device, world.size, TRIAL_SECONDS)
-        predicts = world.is_main and world.exchange is None
+        planner = MemoryPlanner(task, device, world.size)
+        is_long = total_steps(config, task, world) >= FEW_STEPS
+        predicts = is_long and world.is_main and world.exchange is None
         return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
-
-    def process_peaks(self) -> dict[str, float]:
-        peak = process_peak_gib()
-        return {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - self.process_gib}
 
 
 def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, float]:
@@ -81,12 +79,6 @@ def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, flo
     kind = planner.device.type
     try:
         memory, limit = planner.predict(config), free_gib(planner.device)
-    except TookTooLong:
-        logger.info(
-            "memory was not predicted: this takes more than %g s; clew plan does it",
-            planner.seconds,
-        )
-        return {}
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         logger.warning("memory was not predicted (%s: %s)", type(error).__name__, reason)
@@ -117,19 +109,14 @@ def explaining_lack_of_memory(
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        is_lack = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not is_lack and "DefaultCPUAllocator: can't allocate memory" not in str(error):
             raise
         reason = error.with_traceback(None)  # frees the tensors in the frames of the traceback
     else:
         return
     peak = gpu_peaks(device).get(names.GPU_PEAK_ALLOCATED_GIB, process_peak_gib())
     raise OutOfMemoryError(describe_lack(MemoryPlanner(task, device), config, peak)) from reason
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        "DefaultCPUAllocator: can't allocate memory" in str(error)
-    )
 
 
 def describe_lack(planner: MemoryPlanner, config: RunConfig, peak_gib: float) -> str:

@@ -14,8 +14,8 @@ from clew.config.data import DataConfig, TripleData, looked_up_in
 from clew.config.load import Overrides, from_mapping
 from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import CheckpointError, ConfigError, quoted
+from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import download_artifact
-from clew.runs.registry import RegisteredVersion
 from clew.subject import Subject
 from clew.training.checkpoints import read_model
 from clew.training.manifest import (

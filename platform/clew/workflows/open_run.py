@@ -14,13 +14,13 @@ from pathlib import Path
 from clew import names
 from clew.errors import CheckpointError, ConfigError, TrackingError
 from clew.files import working_folder
+from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import (
     download_artifact,
     find_run,
     list_artifact_folders,
     list_artifacts,
 )
-from clew.runs.registry import RegisteredVersion, Registry
 from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
@@ -142,6 +142,8 @@ class OpenedRun:
 
     def _model_of(self, version: RegisteredVersion) -> Path:
         """Download the model folder of a registered version, without its code."""
+        from clew.runs.registry import Registry  # imports MLflow
+
         model = Registry.connect().download(version, self.work, SERVED_FOLDER)
         if not (model / MANIFEST_FILE).is_file():
             raise CheckpointError(
@@ -194,6 +196,8 @@ def find_version(reference: str) -> RegisteredVersion:
         ConfigError: The reference has neither form.
         TrackingError: The model, alias or version does not exist.
     """
+    from clew.runs.registry import Registry  # imports MLflow
+
     path = reference.removeprefix(REGISTRY_SCHEME)
     name, at, alias = path.rpartition("@")
     if at and name and alias:

@@ -33,7 +33,7 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.hardware import Hardware, find_device, fit_to_hardware
-from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
+from clew.training.memory import PARTS, MemoryPlanner, StepMemory
 from clew.training.task import Task
 from clew.workflows.subjects import build_task
 
@@ -82,11 +82,6 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
     except UsageError as error:
         raise type(error)(f"{error}; to plan without data, give {_options(needed)}") from None
     return task, len(task.train_examples())
-
-
-def of_own_rows(task: LinkPrediction, config: RunConfig, processes: int) -> LinkPrediction:
-    rows = -(-task.graph.num_entities // processes)
-    return LinkPrediction(_graph(rows, task.graph.num_relations), config)
 
 
 def _options(names: set[str]) -> str:
@@ -275,7 +270,8 @@ def plan(
     if config.training.shard_entities and isinstance(task, LinkPrediction):
         # A process needs as much as a single process with only its rows, whose gradients are not
         # summed over the processes.
-        task = of_own_rows(task, config, world_size)
+        rows = -(-task.graph.num_entities // world_size)
+        task = LinkPrediction(_graph(rows, task.graph.num_relations), config)
     summed_over = 1 if config.training.shard_entities else world_size
     planner = MemoryPlanner(task, target.device, summed_over)
     hardware = Hardware.named(target.name, target.device)

@@ -8,6 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
+
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, DataError, UsageError, described, quoted
 from clew.files import working_folder
@@ -74,6 +77,16 @@ class PredictResult:
         for prediction in self.predictions:
             shown += ["", *_table_of(prediction)]
         return "\n".join(shown)
+
+    def rows(self) -> pa.Table:
+        """Return a row for each answer, and one with its error for each query that has none."""
+        found = []
+        for number, content in enumerate(self.as_dict()["predictions"], 1):
+            place, _ = content.pop("asked", {}), content.pop("answer_set", None)
+            own = {f"asked_{key}": place[key] for key in ("rank", "score", "probability") if place}
+            for answer in content.pop("answers", None) or [{}]:
+                found.append({"query": number} | content | answer | own)
+        return pa.Table.from_pandas(pd.DataFrame(found), preserve_index=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""

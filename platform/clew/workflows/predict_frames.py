@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import ConfigError, UsageError
+from clew.errors import ConfigError, UsageError, counted
 from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
 from clew.image_sequences.files import handed_in_frames
@@ -70,7 +70,7 @@ class FramesResult:
         unit = f" {self.unit}" if self.unit else ""
         shown = [f"model: {self.model}"]
         shown += [f"note: {note}" for note in self.notes]
-        shown.append(f"{self.output}: {self.target_name} of {self.num_windows:,} windows")
+        shown.append(f"{self.output}: {self.target_name} of {counted(self.num_windows, 'window')}")
         if (found := self.intervals) is not None:
             shown.append(
                 f"intervals of {found.confidence:.0%}: +- {found.half_width:.4g}{unit}, from "
@@ -127,7 +127,10 @@ def predict_frames(
                 device=device,
                 progress=progress,
             )
-        metadata = _metadata(source, record, intervals)
+        said = {"target": record.target_name, "unit": record.unit, "model": source.title}
+        if intervals:
+            said |= {key: str(value) for key, value in asdict(intervals).items()}
+        metadata = {f"clew.{key}": value for key, value in said.items()}
         write_predictions(output, windows, prediction, width, metadata)
         return FramesResult(
             model=source.title,
@@ -138,15 +141,6 @@ def predict_frames(
             intervals=intervals,
             notes=notes,
         )
-
-
-def _metadata(
-    source: ModelSource, record: SequencesRecord, intervals: Intervals | None
-) -> dict[str, str]:
-    said = {"target": record.target_name, "unit": record.unit, "model": source.title}
-    if intervals:
-        said |= {key: str(value) for key, value in asdict(intervals).items()}
-    return {f"clew.{key}": value for key, value in said.items()}
 
 
 def _held_out_errors(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from clew.errors import ConfigError
+from clew.errors import ConfigError, counted
 from clew.files import replacing
 from clew.link_prediction.candidate_lists import list_pairs, scored_triples
 from clew.link_prediction.candidates import EVERYTHING, Limits
@@ -49,7 +49,7 @@ class ListResult:
         if self.rows.num_rows > MOST_SHOWN:
             lines.append(f"… {self.rows.num_rows - MOST_SHOWN:,} more rows")
         if self.output:
-            lines += ["", f"{self.output}: {self.rows.num_rows:,} rows"]
+            lines += ["", f"{self.output}: {counted(self.rows.num_rows, 'row')}"]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
 from clew.files import working_folder
 from clew.names import maximizes
-from clew.runs.base import Tracker
+from clew.runs.base import RegisteredVersion, Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, find_best_run, own_metric, search_runs
-from clew.runs.registry import RegisteredVersion, Registry, check_alias, check_name
+from clew.runs.registry import Registry, check_alias, check_name
 from clew.runs.store import acting_person
 from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import open_run_best
@@ -85,7 +85,8 @@ class PromotionResult:
     def table(self) -> str:
         """Return the outcome as text, with the command to serve the model if there is a version."""
         if self.refused or self.number is None:
-            return self.outcome
+            tried = self.checks and not self.refused
+            return self.outcome + (f"\nnext: clew promote {self.run_id}" if tried else "")
         uri = shlex.quote(self.uri)
         commands = (
             f"mlflow models serve -m {uri} --env-manager local",

@@ -107,10 +107,7 @@ class StudyReport:
             if (ratio := self.ratio(variant, measure.metric)) is not None
         }
 
-    def markdown(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
+    def markdown(self) -> Iterator[str]:
         study = self.study
         seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
         yield f"Study `{study.name}`: medians over rounds ({seeds}); in brackets the"
@@ -153,7 +150,9 @@ class StudyReport:
                     "label": measure.label,
                     "values": {str(seed): value for seed, value in found.items()},
                     "median": statistics.median(found.values()),
-                    "ratio": _as_dict(self.ratio(variant, measure.metric)),
+                    # The ends of an interval after one round are infinite, which JSON has not.
+                    "ratio": (ratio := self.ratio(variant, measure.metric))
+                    and vars(ratio) | ({"low": None, "high": None} if ratio.rounds == 1 else {}),
                 }
                 for variant in self.study.variants
                 for measure in self.study.measures
@@ -162,14 +161,6 @@ class StudyReport:
             "problems": self.problems,
             "runs": self.run_ids,
         }
-
-
-def _as_dict(estimate: Estimate | None) -> Mapping[str, float | int | None] | None:
-    """Return an estimate as JSON values; the ends of an unbounded interval are None."""
-    if estimate is None:
-        return None
-    low, high = (estimate.low, estimate.high) if estimate.rounds > 1 else (None, None)
-    return {"value": estimate.value, "low": low, "high": high, "rounds": estimate.rounds}
 
 
 def shown(estimate: Estimate | None) -> str:
@@ -192,14 +183,13 @@ def draw(report: StudyReport, path: Path) -> None:
     for panel, measure in zip(panels, report.study.measures, strict=True):
         found = [report.ratio(variant, measure.metric) for variant in variants]
         ratios = [0.0 if ratio is None else ratio.value for ratio in found]
-        errors = [(0.0, 0.0) if r is None or r.rounds == 1 else _reach(r) for r in found]
+        errors = [
+            (0.0, 0.0) if r is None or r.rounds == 1 else (r.value - r.low, r.high - r.value)
+            for r in found
+        ]
         panel.barh(variants, ratios, xerr=list(zip(*errors, strict=True)), color="#4477aa")
         panel.axvline(1.0, color="black", linewidth=1)
         panel.set_title(measure.label, fontsize=9)
         panel.set_xlabel(f"ratio to {report.study.reference}", fontsize=8)
     panels[0].invert_yaxis()
     figure.savefig(path, dpi=120)
-
-
-def _reach(ratio: Estimate) -> tuple[float, float]:
-    return ratio.value - ratio.low, ratio.high - ratio.value

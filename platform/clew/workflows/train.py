@@ -18,7 +18,7 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.link_prediction.task import LinkPrediction
-from clew.runs.hardware import reset_process_peak
+from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.checkpoints import load_model, load_training_values
 from clew.training.distributed import (
     World,
@@ -316,8 +316,10 @@ def _run(
     trainer.record(before)
     progress = trainer.train()
     trainer.reports.doing = "evaluating the test split and storing the run"
-    metrics = gpu_peaks(trainer.precision.device) | memory.process_peaks()
-    metrics |= {
+    peak = process_peak_gib()
+    metrics = gpu_peaks(trainer.precision.device) | {
+        names.PROCESS_PEAK_GIB: peak,
+        names.PROCESS_GROWTH_GIB: peak - memory.process_gib,
         names.TIME_TOTAL_SECONDS: trainer.history.elapsed_seconds,
         names.TRAIN_SKIPPED_STEPS: float(progress.skipped_steps),
     }

@@ -27,11 +27,11 @@ from optuna.trial import TrialState
 from clew import names
 from clew.config.load import with_settings
 from clew.config.schema import RunConfig
-from clew.config.search_space import Parameter, SearchSpace, Value, takes_whole_numbers
+from clew.config.study import Parameter, SearchSpace, Value, takes_whole_numbers
 from clew.errors import ConfigError, Interrupted, ProtectedStop, described
 from clew.runs.base import Tracker
+from clew.training.optimizer import is_better
 from clew.training.progress import Watch
-from clew.training.schedule import is_better
 from clew.workflows.train import train
 
 STUDY_FILE, LOCK_FILE, NAME = "study.journal", "study.lock", "search"
@@ -94,9 +94,6 @@ class TrialStudy:
     def parent_run_id(self) -> str | None:
         """Id of the search's run, the parent of the trials' runs; None before the search begins."""
         return self.study.user_attrs.get(PARENT)
-
-    def set_parent(self, run_id: str) -> None:
-        self.study.set_user_attr(PARENT, run_id)
 
     def ask(self) -> optuna.Trial:
         """Begin a trial, and return it with the settings to try in its `params`."""
@@ -184,7 +181,11 @@ def opened_study(
             key: _distribution(parameter, whole=takes_whole_numbers(config, key))
             for key, parameter in space.parameters.items()
         }
-        yield TrialStudy(study, distributions, seed, _stop_running(study))
+        running = study.get_trials(states=[TrialState.RUNNING])
+        for trial in running:
+            study.tell(trial.number, state=TrialState.FAIL)
+        left = [trial.user_attrs[RUN] for trial in running if RUN in trial.user_attrs]
+        yield TrialStudy(study, distributions, seed, left)
 
 
 def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
@@ -204,13 +205,6 @@ def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
             f"{path}: not a file with trials of a search ({described(error)}); name another folder "
             "with --output-dir"
         ) from None
-
-
-def _stop_running(study: optuna.Study) -> list[str]:
-    running = study.get_trials(states=[TrialState.RUNNING])
-    for trial in running:
-        study.tell(trial.number, state=TrialState.FAIL)
-    return [trial.user_attrs[RUN] for trial in running if RUN in trial.user_attrs]
 
 
 def _distribution(parameter: Parameter, *, whole: bool) -> BaseDistribution:

@@ -20,9 +20,9 @@ from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import flatten, to_yaml, with_settings
 from clew.config.schema import RunConfig
-from clew.config.search_space import SearchSpace, Value, load_space
 from clew.config.services import TrackingConfig
-from clew.errors import ConfigError, Interrupted, UsageError
+from clew.config.study import SearchSpace, Value, load_space
+from clew.errors import ConfigError, Interrupted, UsageError, counted
 from clew.files import as_typed, write_whole
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
@@ -33,7 +33,7 @@ from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.outputs import check_folder
 from clew.workflows.resume import end_if_dead
 from clew.workflows.subjects import build_task, data_fingerprint
-from clew.workflows.trials import Ending, TrialRecord, TrialStudy, opened_study, train_trial
+from clew.workflows.trials import PARENT, Ending, TrialRecord, TrialStudy, opened_study, train_trial
 from clew.workflows.warm_start import with_named_start
 
 CHART_FILE = "chart.vl.json"
@@ -51,8 +51,8 @@ def shown(settings: dict[str, Value]) -> str:
 def write_best(path: Path, config: RunConfig, best: TrialRecord, num_trials: int) -> None:
     """Write the best configuration as YAML, with its metric and its run in a comment."""
     head = (
-        f"# Best of {num_trials} trials by {config.evaluation.metric}: {best.value!r} after epoch "
-        f"{best.epoch}, in run {best.run_id} (trial {best.number}).\n"
+        f"# Best of {counted(num_trials, 'trial')} by {config.evaluation.metric}: {best.value!r} "
+        f"after epoch {best.epoch}, in run {best.run_id} (trial {best.number}).\n"
         "# Chosen by the validation split; no trial was evaluated on the test split.\n"
     )
     write_whole(path, head + to_yaml(config))
@@ -62,25 +62,21 @@ def write_trials(path: Path, records: Sequence[TrialRecord]) -> None:
     """Write a table of the trials: one row per trial, one column per setting."""
     keys = list(dict.fromkeys(key for record in records for key in record.settings))
     rows = [
-        [*_cells(record), *(record.settings.get(key) for key in keys), record.problem]
-        for record in records
+        [
+            *(r.number, r.state, r.value, r.epoch, round(r.seconds, 1), r.run_id),  # TRIAL_COLUMNS
+            *(r.settings.get(key) for key in keys),
+            r.problem,
+        ]
+        for r in records
     ]
     write_whole(path, csv_text([*TRIAL_COLUMNS, *keys, "problem"], rows))
 
 
-def _cells(record: TrialRecord) -> list[object]:
-    """Return the first cells of a row, in the order of `TRIAL_COLUMNS`."""
-    seconds = round(record.seconds, 1)
-    return [record.number, record.state, record.value, record.epoch, seconds, record.run_id]
-
-
-def write_chart(path: Path, records: Sequence[TrialRecord], metric: str, *, maximize: bool) -> None:
-    """Write a Vega-Lite chart of each trial's validation metric and the best one so far."""
-    write_whole(path, json.dumps(chart(records, metric, maximize=maximize), indent=1) + "\n")
-
-
 def chart(records: Sequence[TrialRecord], metric: str, *, maximize: bool) -> dict[str, object]:
-    """Return the chart; a pruned trial is drawn at its last value."""
+    """Return a Vega-Lite chart of each trial's validation metric and the best one so far.
+
+    A pruned trial is drawn at its last value.
+    """
     measured = [record for record in records if record.value is not None]
     values = [
         {
@@ -274,8 +270,8 @@ class Search:
         """Write all files after each trial, because a search can be killed at any time."""
         config, best, records = self.request.config, self.study.best, self.study.records
         write_trials(self.folder / names.TRIALS_CSV, records)
-        maximize = config.evaluation.maximize
-        write_chart(self.folder / CHART_FILE, records, self._metric, maximize=maximize)
+        drawn = chart(records, self._metric, maximize=config.evaluation.maximize)
+        write_whole(self.folder / CHART_FILE, json.dumps(drawn, indent=1) + "\n")
         if best is not None:
             found = with_settings(config, best.settings)
             write_best(self.folder / names.BEST_YAML, found, best, len(self.study.decided))
@@ -449,7 +445,7 @@ def _parent_run(
         tags=tags,
         run_id=study.parent_run_id,
     )
-    study.set_parent(tracker.run_id)
+    study.study.set_user_attr(PARENT, tracker.run_id)
     tracker.params(flatten(request.config))
     tracker.params({"tune.seed": request.seed, "tune.space": space.model_dump(mode="json")})
     return tracker

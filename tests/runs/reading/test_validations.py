@@ -1,21 +1,25 @@
 """Measurements of a model's explanations are found even if they were made later."""
 
+import html
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clew import names
 from clew.runs.reading.explanation import html_report, open_explanation
-from clew.runs.reading.reports import read_head, report_files
+from clew.runs.reading.reports import ReportHead, read_head, report_files
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import (
     Ceiling,
     DatamodellingScore,
     DeletionEffect,
     Measured,
+    ScoreSettings,
     ValidationRecord,
     ValidationSummary,
+    label_of,
 )
 from tests.recorded import Recorded
 
@@ -29,19 +33,37 @@ def store(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return store
 
 
-def record(source_run: str, form: str, direction: str) -> ValidationRecord:
-    measured = Measured(mean=0.35, half_width=None)
+def settings_of(store: Recorded, folder: Path, **changes: Any) -> tuple[ReportHead, ScoreSettings]:
+    """Return the head of a recorded explanation, and the settings of its scores, or others."""
+    head = read_head(report_files(store.runs["trace"], folder))
+    checkpoints = [(c.step, c.weight) for c in head.checkpoints]
+    settings = ScoreSettings.of_report(head.settings, checkpoints)
+    assert settings is not None
+    return head, settings.model_copy(update=changes)
+
+
+def record(source_run: str, form: str, settings: ScoreSettings | None = None) -> ValidationRecord:
+    """Return a test of a form that beats one of two baselines beyond doubt."""
+
+    def score(form: str, mean: float, more: float | None) -> DatamodellingScore:
+        over = None if more is None else Measured(mean=more, half_width=0.04)
+        reached = Measured(mean=mean, half_width=0.06)
+        return DatamodellingScore(
+            form=form, drop=0.5, seeds="other", correlation=reached, over_baseline=over
+        )
+
+    scores = [(form, 0.35, 0.05), ("siblings", 0.2, -0.1), ("touching", 0.3, None)]
     return ValidationRecord(
         source_run=source_run,
-        direction=direction,  # type: ignore[arg-type]
+        settings=settings,
         data_fingerprint="f",
         config_hash="c",
-        num_tests=1,
-        num_subsets=2,
-        num_other_seeds=1,
+        num_tests=100,
+        num_subsets=40,
+        num_other_seeds=2,
         num_retrainings=4,
         largest_difference=0.0,
-        scores=(DatamodellingScore(form=form, drop=0.5, seeds="other", correlation=measured),),
+        scores=tuple(score(*each) for each in scores),
         ceilings=(Ceiling(drop=0.5, correlation=0.5),),
         deletions=(),
     )
@@ -57,30 +79,102 @@ def add_validation(store: Recorded, source_run: str, text: str) -> str:
     return str(run_id)
 
 
+def summary(
+    mean: float = 0.35, more: float = 0.05, half_width: float = 0.04, **changes: Any
+) -> ValidationSummary:
+    found = record("r", FORM).summary(FORM, "t")
+    assert found.score is not None
+    score = found.score.model_copy(
+        update={
+            "correlation": Measured(mean=mean, half_width=half_width),
+            "over_baseline": Measured(mean=more, half_width=half_width),
+        }
+    )
+    return found.model_copy(update={"score": score, **changes})
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (None, "not tested"),
+        (ValidationSummary(run_id="r"), "not tested"),  # of an earlier version
+        (summary(), "better"),
+        (summary(more=0.03), "alike"),
+        (summary(more=-0.05), "worse"),
+        (summary(mean=0.03, more=0.3), "no better than chance"),
+        (summary(mean=-0.3, more=0.3), "no better than chance"),
+        (summary(num_other_seeds=0), "better"),
+        (summary(num_subsets=3, num_tests=2), "too few to say"),
+        (summary(num_subsets=9), "too few to say"),
+        (summary(num_tests=9), "too few to say"),
+        (summary(num_subsets=10, num_tests=10), "better"),
+        (summary(mean=0.9, more=0.8, half_width=0.151), "too few to say"),
+    ],
+)
+def test_a_label_is_a_function_of_the_test(found: ValidationSummary | None, verdict: str) -> None:
+    label = label_of(found, FORM, "RUN-ID")
+    assert label.verdict == verdict
+    assert FORM in label.sentence
+    asks = verdict in {"not tested", "too few to say"}
+    assert ("clew validate-influence --model RUN-ID" in label.sentence) == asks
+    if found is not None and found.score is not None:
+        for said in (f"{found.num_subsets} subsets", f"{found.num_tests} test", "50%"):
+            assert said in label.sentence
+        about = "2 other seeds" if found.num_other_seeds else "this run"
+        assert about in label.sentence
+
+
+def test_the_strongest_baseline_is_compared() -> None:
+    found = record("r", FORM).summary(FORM, "t")
+    assert found.baseline is not None
+    assert found.baseline.form == "touching", "siblings are weaker"
+    assert ".30 by touching" in label_of(found, FORM, "m").sentence
+
+
+def test_text_and_frames_name_no_command_that_would_refuse_them() -> None:
+    assert "clew" not in label_of(None, "raw", None).sentence
+
+
 def test_a_report_says_of_a_test_that_came_later(store: Recorded, tmp_path: Path) -> None:
     trace = store.runs["trace"]
-    assert "not been tested on this model" in html_report(open_explanation(trace, 0))
-    head = read_head(report_files(trace, tmp_path))
-    form, direction = head.settings["score"], head.settings["direction"]
-    other = {"tail": "head"}.get(direction, "tail")
-    add_validation(store, head.run_id, record(head.run_id, form, other).model_dump_json())
-    assert "not been tested on this model" in html_report(open_explanation(trace, 0))
-    add_validation(store, head.run_id, record(head.run_id, form, direction).model_dump_json())
-    page = html_report(open_explanation(trace, 0))
-    assert "not been tested on this model" not in page
-    assert "predicts retraining with a rank correlation of .35" in page
+    head, settings = settings_of(store, tmp_path)
+    form = head.settings["score"]
+    assert open_explanation(trace, 0).head.label.verdict == "not tested"
+    for other in (
+        record(head.run_id, "preconditioned", settings),
+        record(head.run_id, form, settings.model_copy(update={"direction": "head"})),
+        record(head.run_id, form, settings.model_copy(update={"test_loss": "filtered"})),
+        record(head.run_id, form, settings.model_copy(update={"precision": "bfloat16"})),
+        record(head.run_id, form, settings.model_copy(update={"num_last_layers": 1})),
+        record(head.run_id, form, settings.model_copy(update={"checkpoints": ((1, 0.5),)})),
+        record(head.run_id, form, settings).model_copy(update={"ensemble": ("a", "b")}),
+        record(head.run_id, form),
+    ):
+        add_validation(store, head.run_id, other.model_dump_json())
+    assert open_explanation(trace, 0).head.label.verdict == "not tested"
+    add_validation(store, head.run_id, record(head.run_id, form, settings).model_dump_json())
+    explanation = open_explanation(trace, 0)
+    assert explanation.head.label.verdict == "better"
+    assert explanation.head.label.sentence in html.unescape(html_report(explanation))
 
 
-def test_a_later_test_of_another_form_does_not_hide_an_earlier_one(store: Recorded) -> None:
-    source = store.runs["fp32 1"]
-    earlier = record(source, FORM, "tail")
+def test_neither_another_form_nor_a_small_test_hides_an_earlier_one(
+    store: Recorded, tmp_path: Path
+) -> None:
+    head, settings = settings_of(store, tmp_path)
+    form, source = head.settings["score"], head.run_id
+    small = record(source, form, settings).model_copy(update={"num_subsets": 3, "num_tests": 2})
+    run_id = add_validation(store, source, small.model_dump_json())
+    assert find_validation(head.model, head.settings) == small.summary(form, run_id)
+    earlier = record(source, form, settings)
     run_id = add_validation(store, source, earlier.model_dump_json())
-    add_validation(store, source, record(source, "cosine", "tail").model_dump_json())
-    assert find_validation(source, {"score": FORM}) == earlier.summary(FORM, run_id)
+    add_validation(store, source, record(source, "raw", settings).model_dump_json())
+    add_validation(store, source, small.model_dump_json())
+    assert find_validation(head.model, head.settings) == earlier.summary(form, run_id)
 
 
 def test_tables_say_what_was_not_measured_and_of_how_many_triples() -> None:
-    with_ceiling = record("r", FORM, "tail")
+    with_ceiling = record("r", FORM)
     assert "| ceiling | 0.500 |" in list(with_ceiling.markdown())
     fall = Measured(mean=0.7, half_width=None)
     effect = DeletionEffect(form=FORM, num_facts=1, log_probability=fall, reciprocal_rank=fall)
@@ -98,23 +192,22 @@ def test_tables_say_what_was_not_measured_and_of_how_many_triples() -> None:
 
 
 def test_files_alone_claim_nothing_of_tests(recorded: Recorded) -> None:
-    page = html_report(open_explanation(str(recorded.files("trace", "influence")), 0))
-    assert "not been tested on this model" not in page
-    assert "do not say whether these scores predict" in page
+    explanation = open_explanation(str(recorded.files("trace", "influence")), 0)
+    assert explanation.head.label.verdict == "not tested"
+    assert explanation.head.label.sentence in html.unescape(html_report(explanation))
 
 
 @pytest.mark.parametrize("text", ['{"schema_version": 2}', "not JSON"])
 def test_a_result_that_cannot_be_read_is_left_out(
-    store: Recorded, caplog: pytest.LogCaptureFixture, text: str
+    store: Recorded, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    source = store.runs["fp32 1"]
-    good = record(source, FORM, "tail")
-    readable = add_validation(store, source, good.model_dump_json())
-    unreadable = add_validation(store, source, text)
+    head, settings = settings_of(store, tmp_path)
+    good = record(head.run_id, head.settings["score"], settings)
+    readable = add_validation(store, head.run_id, good.model_dump_json())
+    unreadable = add_validation(store, head.run_id, text)
     caplog.set_level(logging.WARNING)
-    found = find_validation(source, {"score": FORM})
-    assert isinstance(found, ValidationSummary)
-    assert found == good.summary(FORM, readable)
+    found = find_validation(head.model, head.settings)
+    assert found == good.summary(head.settings["score"], readable)
     (said,) = [message for message in caplog.messages if unreadable in message]
     assert said.endswith("; it is left out")
     assert "clew-validation-" not in said, "no folder that is gone"

@@ -15,7 +15,6 @@ from reasoner_pydantic import Response
 from clew.__main__ import run as clew
 from clew.biolink import as_curie
 from clew.errors import ConfigError, TrackingError
-from clew.runs.influence_forms import ESTIMATE
 from clew.runs.influence_report import FoundPaths
 from clew.runs.reading.explanation import (
     PREDICTION,
@@ -70,10 +69,9 @@ def test_a_page_says_what_was_found(explained: SharedExplanation) -> None:
         first["head"],
         first["relation"],
         "How far to trust it",
-        "not been tested",
+        explained.head.label.sentence,
         explained.head.form.heading,
         explained.head.form.meaning,
-        ESTIMATE,
         explained.model.run_id if explained.model else "?",
         "2026-01-02",
     ):

@@ -19,12 +19,14 @@ from clew import names
 from clew.files import replacing
 from clew.influence.link_prediction.paths import MAX_PATHS, MAX_STEPS, EntityPath
 from clew.influence.scores import Explanation, Scored, side_by_side
+from clew.link_prediction.leakage import COUNTERPARTS, RelationPair, marks
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_forms import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
+    COUNTERPART_COLUMN,
     CSV_COLUMNS,
     ENSEMBLE_CSV_COLUMNS,
     ID_COLUMNS,
@@ -73,6 +75,7 @@ class PairRows:
     parts: tuple[str, ...]
     steps: tuple[int, ...]
     """Step of each checkpoint."""
+    pairs: Sequence[RelationPair]
 
     def kept(self, test: int) -> np.ndarray:
         return np.flatnonzero(self.scored.train[test] >= 0)
@@ -182,9 +185,14 @@ def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice
     test, place = np.nonzero(scored.train[part] >= 0)
     train = scored.train[part][test, place]
     test_triples, train_triples = pairs.tests[part][test], graph.train[train]
+    each = np.split(train_triples, np.searchsorted(test, np.arange(1, len(pairs.tests[part]))))
+    marked = [marks(*its, pairs.pairs) for its in zip(pairs.tests[part], each, strict=True)]
     columns: dict[str, pa.Array | np.ndarray] = {
         TEST_INDEX_COLUMN: (test + part.start + pairs.first_test).astype(np.int32),
         TRAIN_INDEX_COLUMN: train.astype(np.int64),
+        COUNTERPART_COLUMN: pa.DictionaryArray.from_arrays(
+            np.concatenate(marked), list(COUNTERPARTS)
+        ),
         RANK_COLUMN: _ranks(test, scored.influence[part][test, place], pairs.candidates[part]),
         SCORE_COLUMN: scored.influence[part][test, place],
     }
@@ -296,6 +304,8 @@ class ReportSource:
     validation: ValidationSummary | None = None
     runs: tuple[str, ...] = ()
     """All runs of an ensemble; the weights of `checkpoints` are then means over these runs."""
+    pairs: Sequence[RelationPair] = ()
+    """The pairs of relations that say the same."""
     _terms: dict[tuple[str, int], Term] = field(default_factory=dict)
 
     @property
@@ -372,6 +382,7 @@ def pair_rows(source: ReportSource, findings: Findings) -> list[PairRows]:
                 findings.candidates[part],
                 explanation.parts,
                 steps,
+                source.pairs,
             )
         )
         first = part.stop
@@ -389,15 +400,18 @@ def _test(  # noqa: PLR0917
     proponents, opponents = _places(explanation, row, limit)
     candidates = int(findings.candidates[index])
     own = float(explanation.self_influence[row])
+    test = findings.tests[index]
     return ExplainedTriple(
-        test=source.triple(findings.tests[index]),
+        test=source.triple(test),
         score=float(findings.scores[index]),
         rank=float(findings.ranks[index]),
         self_influence=None if np.isnan(own) else own,
         candidates=candidates,
         truncated=len(proponents) + len(opponents) < candidates,
-        proponents=_entries(source, explanation.proponents, explanation.parts, row, proponents),
-        opponents=_entries(source, explanation.opponents, explanation.parts, row, opponents),
+        proponents=_entries(
+            source, test, explanation.proponents, explanation.parts, row, proponents
+        ),
+        opponents=_entries(source, test, explanation.opponents, explanation.parts, row, opponents),
         paths=_found_paths(source, findings.paths[index]) if findings.paths else None,
     )
 
@@ -431,8 +445,13 @@ def _places(explanation: Explanation, row: int, limit: int) -> tuple[np.ndarray,
     return np.flatnonzero(listed & (influence > 0)), np.flatnonzero(listed & (influence < 0))[::-1]
 
 
-def _entries(
-    source: ReportSource, scored: Scored, parts: tuple[str, ...], row: int, places: np.ndarray
+def _entries(  # noqa: PLR0917
+    source: ReportSource,
+    test: np.ndarray,
+    scored: Scored,
+    parts: tuple[str, ...],
+    row: int,
+    places: np.ndarray,
 ) -> tuple[InfluenceEntry, ...]:
     by_checkpoint = _rounded(scored.by_checkpoint[:, row, places]).T.tolist()
     by_part = _rounded(scored.by_part[:, row, places]).T.tolist()
@@ -443,6 +462,7 @@ def _entries(
     agree = None if agreeing is None else agreeing[row, places].tolist()
     train = scored.train[row, places].tolist()
     influence = scored.influence[row, places].tolist()
+    counterpart = marks(test, source.graph.train[train], source.pairs).tolist()
     return tuple(
         InfluenceEntry(
             rank=place + 1,
@@ -454,6 +474,7 @@ def _entries(
             train_index=index,
             spread=None if spreads is None else spreads[place],
             runs_agreeing=None if agree is None else agree[place],
+            counterpart=COUNTERPARTS[counterpart[place]] or None,
         )
         for place, index in enumerate(train)
     )

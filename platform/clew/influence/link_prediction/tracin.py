@@ -113,6 +113,10 @@ class Tracer:
         return self.runs[0].models
 
     @property
+    def precision(self) -> str:
+        return str(self.operand or self._dtype).removeprefix("torch.")
+
+    @property
     def operand(self) -> torch.dtype | None:
         return self.runs[0].operand
 

@@ -47,7 +47,7 @@ from clew.link_prediction.losses.score_tiles import (
     chunk_size,
 )
 from clew.link_prediction.models.base import EntityBias, EntityTable, Queries, QueryBias
-from clew.training.sharding.exchange import Exchange
+from clew.training.sharding import Exchange
 
 logger = logging.getLogger(__name__)
 

@@ -121,13 +121,19 @@ def expected_draws(weights: np.ndarray, num_draws: int) -> Float64[np.ndarray, "
         certain |= above
 
 
-def degree_weights(triples: Triples, num_entities: int) -> Float64[np.ndarray, " entity"]:
-    """Return (1 + n)^0.75 for each entity, where n is its number of triples as head or tail."""
+def degree_weights(
+    triples: Triples, num_entities: int, times: np.ndarray | None = None
+) -> Float64[np.ndarray, " entity"]:
+    """Return (1 + n)^0.75 for each entity, where n is its number of triples as head or tail.
+
+    `times` says how often each triple counts.
+    """
     degree = np.ones(num_entities)
     for start in range(0, len(triples), _BLOCK_TRIPLES):
         block = triples[start : start + _BLOCK_TRIPLES]
+        counts = None if times is None else times[start : start + _BLOCK_TRIPLES]
         for column in (HEAD, TAIL):
-            degree += np.bincount(block[:, column], minlength=num_entities)
+            degree += np.bincount(block[:, column], counts, num_entities)
     return np.power(degree, DEGREE_POWER, out=degree)
 
 

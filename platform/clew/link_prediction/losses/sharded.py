@@ -24,8 +24,7 @@ from clew.link_prediction.losses.sampled import (
 )
 from clew.link_prediction.models.base import GraphModel, Queries
 from clew.link_prediction.triple_batches import TripleBatch
-from clew.training.sharding.exchange import gathered, log_sum_of_all
-from clew.training.sharding.table import ShardedTable
+from clew.training.sharding import ShardedTable, gathered, log_sum_of_all
 
 
 def sharded_loss(

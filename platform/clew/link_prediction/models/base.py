@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from clew.config.graph_models import FactorizationSettings, GraphModelSettings
 from clew.layers.products import linear
-from clew.training.sharding.table import (
+from clew.training.sharding import (
     OwnRows,
     RowShard,
     ShardedTable,

@@ -36,7 +36,7 @@ from clew.config.graph_models import ConvEModel
 from clew.layers.products import is_vectorised, linear, product
 from clew.layers.training_mode import dropout, normalised, recomputed, report_statistics
 from clew.link_prediction.models.base import Embeddings, GraphModel, Queries
-from clew.training.sharding.table import draw_xavier_normal
+from clew.training.sharding import draw_xavier_normal
 
 _BLOCK_ROWS = 128
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from clew.config.graph_models import RotatEModel, RotEModel, TransEModel
 from clew.link_prediction.models.base import Embeddings, GraphModel, Queries, RelationEmbeddings
-from clew.training.sharding.table import draw_normal
+from clew.training.sharding import draw_normal
 
 
 class TransE(GraphModel, kind="transe"):

@@ -13,7 +13,7 @@ from clew.link_prediction.models.base import (
     Queries,
     RelationEmbeddings,
 )
-from clew.training.sharding.table import draw_normal, draw_xavier_normal, entity_table
+from clew.training.sharding import draw_normal, draw_xavier_normal, entity_table
 
 
 class DistMult(Factorization, kind="distmult"):

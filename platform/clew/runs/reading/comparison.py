@@ -114,7 +114,8 @@ def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
         return [Group(labels[run.run_id], (run.run_id,)) for run in runs]
     gathered: dict[tuple[object, ...], list[RunRecord]] = {}
     for run in runs:
-        gathered.setdefault(_alike(run), []).append(run)
+        alike = run.tags.get(names.TAG_VARIANT), *_setting(run), _settings(run)
+        gathered.setdefault(alike, []).append(run)
     firsts = [members[0] for members in gathered.values()]
     labels = distinct_labels(firsts)
     return [
@@ -125,12 +126,6 @@ def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
         )
         for first, members in zip(firsts, gathered.values(), strict=True)
     ]
-
-
-def _alike(run: RunRecord) -> tuple[object, ...]:
-    """Return a key that is equal for runs that differ only in their seed."""
-    variant = run.tags.get(names.TAG_VARIANT)
-    return (variant, *_setting(run), _settings(run))
 
 
 def _settings(run: RunRecord, *, without: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...]:
@@ -153,9 +148,8 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
     labels = {}
     for run in runs:
         start = plain[run.run_id]
-        settings = [
-            f"{setting_name(key)} {_file_name(differing[key][run.run_id]) or '–'}" for key in shown
-        ]
+        values = {key: re.sub("^/(.*/)?", "", differing[key][run.run_id]) for key in shown}
+        settings = [f"{setting_name(key)} {value or '–'}" for key, value in values.items()]
         labels[run.run_id] = " · ".join([start, *settings] if _shared(plain, start) else [start])
     for addition in ("seed", "id"):
         crowded = {run.run_id for run in runs if _shared(labels, labels[run.run_id])}
@@ -179,11 +173,6 @@ def _place_in_name(key: str, by_run: Mapping[str, str]) -> tuple[bool, ...]:
     because they follow from the kind.
     """
     return key != MODEL_KIND, not key.endswith(KIND), "" in by_run.values()
-
-
-def _file_name(value: str) -> str:
-    """Return the value; of an absolute path, return only the last part."""
-    return value.rpartition("/")[2] if value.startswith("/") else value
 
 
 def _shared(labels: Mapping[str, str], label: str) -> bool:

@@ -14,6 +14,7 @@ import json
 import math
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,6 @@ from clew.biolink import (
 )
 from clew.errors import ConfigError, TrackingError, extra, quoted
 from clew.files import expanded
-from clew.runs.influence_forms import ESTIMATE
 from clew.runs.reading.facts import (
     TRAIN_KEY,
     FactPath,
@@ -116,16 +116,20 @@ def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
 
 def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
     run = find_run(run_id)
-    model = _model_run(run)
+    model, kinds = None, dict[str, str]()
+    with suppress(TrackingError):  # the model's run may be deleted, or have no vocabulary
+        if source := run.tags.get(names.TAG_SOURCE_RUN, ""):
+            model = find_run(source)
+            kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
-    validation = head.validation or find_validation(head.run_id, head.settings, ensemble=head.runs)
+    validation = head.validation or find_validation(head.model, head.settings)
     reviews = read_reviews(run_id).records
     return replace(
         explanation,
         head=replace(head, validation=validation),
         run=run,
         model=model,
-        kinds={} if model is None else _kinds(model),
+        kinds=kinds,
         reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
         verified=said_of(read_kept(Verification, run_id), triple),
     )
@@ -145,21 +149,6 @@ def _files_at(path: Path) -> ReportFiles:
     return ReportFiles(json=json, parquet=parquet, csv=csv)
 
 
-def _model_run(run: RunRecord) -> RunRecord | None:
-    source = run.tags.get(names.TAG_SOURCE_RUN, "")
-    try:
-        return find_run(source) if source else None
-    except TrackingError:  # the run was deleted, but the explanation is still readable
-        return None
-
-
-def _kinds(model: RunRecord) -> Mapping[str, str]:
-    try:
-        return read_vocabulary(model.run_id).kinds
-    except TrackingError:  # a run without a vocabulary has no kinds
-        return {}
-
-
 def triple_of(test: pd.Series) -> tuple[str, str, str]:
     """Return the triple of a row of a report's tests, with the names in the data set."""
     return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))
@@ -172,14 +161,6 @@ NUM_FACTS = 25
 NO_PROOF = (
     "Influence estimates which training facts changed the model's prediction. It does not show why "
     "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
-)
-UNTESTED = (
-    "It has not been tested on this model whether these scores predict what happens when facts are "
-    "left out of the training. The command `clew validate-influence` runs this test."
-)
-NO_TEST_IN_FILES = (
-    "The files from which this page was made do not say whether these scores predict what happens "
-    "when facts are left out of the training. The command `clew validate-influence` tests this."
 )
 ONE_RUN = (
     "The scores come from one training run. With another random seed, some of the facts would be "
@@ -224,8 +205,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
 def _trust(explanation: SharedExplanation) -> list[str]:
     """Return sentences on how far to trust the explanation: tests, ensembles, limitations."""
     head, facts = explanation.head, explanation.facts
-    untested = UNTESTED if explanation.run else NO_TEST_IN_FILES
-    said = [NO_PROOF, ESTIMATE, head.validation.sentence if head.validation else untested]
+    said = [NO_PROOF, head.label.sentence]
     if head.runs and "runs_agreeing" in facts:
         top = facts[facts["influence"] > 0].head(NUM_FACTS)
         agreed = int((top["runs_agreeing"] == len(head.runs)).sum())

@@ -149,6 +149,10 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
         text += "."
     if _is_itself(test, facts).any():
         text += " The triple is itself a training fact."
+    leaking = facts[facts["counterpart"] != ""] if "counterpart" in facts else facts[:0]
+    for _, fact in leaking.head(1).iterrows():
+        told = " ".join(str(fact[key]) for key in ("head", "relation", "tail"))
+        text += f" Training contains its {fact['counterpart']}, {told}: it could be looked up."
     if paths.found:
         return f"{text} The most specific path from {head} to {tail}: {paths.found[0].sentence}."
     return f"{text} {paths.searched}"

@@ -17,8 +17,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from mlflow.utils.file_utils import local_file_uri_to_path
-from mlflow.utils.uri import is_local_uri
 
 from clew import names
 from clew.errors import DataError, TrackingError, described
@@ -28,6 +26,7 @@ from clew.runs.influence_forms import (
     AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
+    COUNTERPART_COLUMN,
     CSV_COLUMNS,
     ENSEMBLE_CSV_COLUMNS,
     PART_PREFIX,
@@ -44,16 +43,18 @@ from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_PICTURE,
     TEXT_INFLUENCE_JSON,
     CheckpointWeight,
+    ReportModel,
     ReportOutline,
     SequenceInfluenceReport,
     TextInfluenceReport,
+    numbers_of,
     read_explained_triple,
     read_influence_json,
     read_influence_outline,
 )
 from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, texts_of
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
-from clew.runs.validation_record import ValidationSummary
+from clew.runs.validation_record import Label, ValidationSummary, label_of
 from clew.spreadsheets import changed, restored
 from clew.untrusted import MAX_ANSWER_MIB, read_limited
 
@@ -114,16 +115,21 @@ class ReportHead:
     """All runs of an ensemble, including the first; empty for a single run."""
     checkpoints: tuple[CheckpointWeight, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    sign: str = ""
     train_size: int | None = None
-    seconds: float | None = None
-    device: str = ""
     validation: ValidationSummary | None = None
     problem: str = ""
 
     @property
     def form(self) -> Form:
         return form_of(self.settings)
+
+    @property
+    def model(self) -> ReportModel:
+        return ReportModel(self.run_id, "", self.checkpoints, self.runs)
+
+    @property
+    def label(self) -> Label:
+        return label_of(self.validation, self.form.key, self.model.reference)
 
 
 def read_head(files: ReportFiles) -> ReportHead:
@@ -143,7 +149,8 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     """Return the training facts of one test triple: those that helped, then those that opposed.
 
     The columns are `TRIPLE_COLUMNS`, `place`, `rank`, `influence`, and `part_*` and `checkpoint_*`
-    as in the Parquet file. `cosine`, `spread` and `runs_agreeing` are present if the file has them.
+    as in the Parquet file. `cosine`, `spread`, `runs_agreeing` and `counterpart` are present if the
+    file has them.
     Rows are in the order of `by_side`: `place` counts them from 1, and `rank` counts each side.
     """
     rows = _rows_of(files, test_index)
@@ -153,6 +160,7 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     split = [c for c in map(str, rows.columns) if c.startswith((PART_PREFIX, CHECKPOINT_PREFIX))]
     numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
     columns |= {column: rows[column].astype(float) for column in numbers}
+    columns |= {c: rows[c].astype(str) for c in [COUNTERPART_COLUMN] if c in rows}
     # Build the frame at once: pandas warns if hundreds of columns are added one by one.
     return ranked(pd.DataFrame(columns))
 
@@ -193,10 +201,7 @@ def _head_of(report: ReportOutline) -> ReportHead:
         runs=report.model.runs,
         checkpoints=report.model.checkpoints,
         settings=report.settings,
-        sign=report.sign,
         train_size=report.train_size,
-        seconds=report.seconds,
-        device=report.device,
         validation=report.validation,
     )
 
@@ -255,7 +260,10 @@ def _columns_of(path: Path) -> list[str]:
     present = columns_of(path, INFLUENCE_TABLE)
     if missing := [column for column in needed if column not in present]:
         raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
-    numbers, split = {RANK_COLUMN, *FURTHER_COLUMNS}, (PART_PREFIX, CHECKPOINT_PREFIX)
+    numbers, split = (
+        {RANK_COLUMN, COUNTERPART_COLUMN, *FURTHER_COLUMNS},
+        (PART_PREFIX, CHECKPOINT_PREFIX),
+    )
     return needed + [name for name in present if name in numbers or name.startswith(split)]
 
 
@@ -265,25 +273,24 @@ def _read_table(path: Path, columns: Sequence[str], where: tuple[str, int] | Non
 
 
 def _type_of(column: str) -> pa.DataType:
-    if column in TERM_COLUMNS:
+    if column in {*TERM_COLUMNS, COUNTERPART_COLUMN}:
         return pa.string()
     return pa.int64() if column in {TEST_INDEX_COLUMN, RANK_COLUMN} else pa.float64()
 
 
 def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
     report, test = read_explained_triple(path, test_index)
-    steps = [f"{CHECKPOINT_PREFIX}{checkpoint.step}" for checkpoint in report.model.checkpoints]
+    steps = [checkpoint.step for checkpoint in report.model.checkpoints]
     rows = []
     for entry in (*test.proponents, *reversed(test.opponents)):
         row: dict[str, object] = dict(
             zip(TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
         )
         row |= {SCORE_COLUMN: entry.influence, TEST_INDEX_COLUMN: test_index}
-        row |= {PART_PREFIX + part: value for part, value in entry.by_part.items()}
-        row |= dict(zip(steps, entry.by_checkpoint, strict=False))
-        further = (entry.cosine, entry.spread, entry.runs_agreeing)
-        row |= {c: v for c, v in zip(FURTHER_COLUMNS, further, strict=True) if v is not None}
-        rows.append(row)
+        row |= numbers_of(entry, steps)
+        further = {SPREAD_COLUMN: entry.spread, AGREEING_COLUMN: entry.runs_agreeing}
+        row |= {column: value for column, value in further.items() if value is not None}
+        rows.append(row | {COUNTERPART_COLUMN: entry.counterpart or ""})
     return pd.DataFrame(rows, columns=None if rows else [*TERM_COLUMNS, SCORE_COLUMN])
 
 
@@ -352,9 +359,8 @@ def _local_copy(run: RunRecord, path: str, size: int | None, folder: Path) -> Pa
 
     MLflow's own download makes a new copy each time, even of a local file.
     """
-    if run.artifact_uri and is_local_uri(run.artifact_uri):  # type: ignore[no-untyped-call]
-        local = local_file_uri_to_path(run.artifact_uri)  # type: ignore[no-untyped-call]
-        return Path(local) / path
+    if run.artifact_uri and (local := store.local_path(run.artifact_uri)) is not None:
+        return local / path
     target = folder / run.run_id / str(size)
     if not (target / path).is_file():
         download_artifact(run.run_id, path, target)

@@ -4,6 +4,7 @@ The lineage of a run is the runs that it is based on, and the runs and registere
 that are based on it.
 """
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +19,20 @@ from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import SHIPPED, STUDIES
-from clew.config.services import InfluenceConfig
 from clew.errors import DataError, TrackingError, described
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
+from clew.runs.influence_report import ReportModel
 from clew.runs.reading.models import Version, version_of
 from clew.runs.reading.runs import RunRecord, client, fetched
 from clew.runs.reading.search import RunQuery, find_runs, quoted, search_runs
-from clew.runs.validation_record import ValidationRecord, ValidationSummary, read_validation
+from clew.runs.validation_record import (
+    ScoreSettings,
+    ValidationRecord,
+    ValidationSummary,
+    read_validation,
+)
 from clew.spreadsheets import changed, restored
 
 MAX_FILES = 500
@@ -131,6 +137,24 @@ def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
 def read_log(run_id: str) -> str:
     with fetched(run_id, names.ARTIFACT_LOG) as path:
         return path.read_text(encoding="utf-8", errors="replace")
+
+
+def read_data_report(run_id: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what looks wrong in a run's data, and the pairs of relations that say the same."""
+    with fetched(run_id, names.ARTIFACT_DATA_REPORT) as path:
+        try:
+            content = json.loads(path.read_bytes())
+            findings = [(f["what"], f["count"], "; ".join(f["examples"]), f["mend"])
+                        for f in content["findings"]]  # fmt: skip
+            keys = ("first", "second", "kind", "common", "share")
+            pairs = [[pair[key] for key in keys] for pair in content["pairs"]]
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise TrackingError(
+                f"run {run_id}: {path.name} is not a report on data ({described(error)})"
+            ) from None
+    columns = ["What looks wrong", "Count", "Such as", "What to do"]
+    said = ["Relation", "Says the same as", "As", "Facts in common", "Share"]
+    return pd.DataFrame(findings, columns=columns), pd.DataFrame(pairs, columns=said)
 
 
 @dataclass(frozen=True)
@@ -272,34 +296,30 @@ NEWEST = 20
 """Number of newest tests that are read; a run can be tested alone and in several ensembles."""
 
 
-def find_validation(
-    source_run: str, settings: Mapping[str, Any], *, ensemble: Sequence[str] = ()
-) -> ValidationSummary | None:
-    """Return the newest test result for explanations of a run with the settings of a report.
+def find_validation(model: ReportModel, settings: Mapping[str, Any]) -> ValidationSummary | None:
+    """Return the newest test of a model's scores in exactly the form and settings of a report.
 
-    Return None if no test had this form of score, direction and loss. A result that cannot be read
-    is skipped with a warning. For an ensemble, `source_run` is its first run.
+    A test that is too small to say something counts only if there is no other. A result that cannot
+    be read is skipped with a warning.
     """
-    if not source_run or store.is_missing(store.tracking_uri()):
+    asked = ScoreSettings.of_report(settings, [(c.step, c.weight) for c in model.checkpoints])
+    if asked is None or not model.run_id or store.is_missing(store.tracking_uri()):
         return None
-    known = {key: settings[key] for key in ("score", "direction", "test_loss") if key in settings}
-    try:
-        asked = InfluenceConfig.model_validate(known)
-    except ValidationError:  # a report of another version, whose settings no test can have
-        return None
-    query = RunQuery(kind=names.KIND_VALIDATE, source_run=source_run, status="FINISHED")
+    small = None
+    query = RunQuery(kind=names.KIND_VALIDATE, source_run=model.run_id, status="FINISHED")
     for run in search_runs(query, limit=NEWEST).runs:
         try:
             record = read_result(run.run_id)
         except TrackingError as error:
             logger.warning("%s; it is left out", error)
             continue
-        explains = (record.direction, record.test_loss, set(record.ensemble))
-        if explains == (asked.direction, asked.test_loss, set(ensemble)):
-            summary = record.summary(asked.score, run.run_id)
-            if summary.sentence:
-                return summary
-    return None
+        if (record.settings, set(record.ensemble)) != (asked, set(model.runs)):
+            continue
+        summary = record.summary(str(settings["score"]), run.run_id)
+        if summary.counts:
+            return summary
+        small = small or (summary if summary.score else None)
+    return small
 
 
 def read_result(run_id: str) -> ValidationRecord:

@@ -14,16 +14,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
-
-from mlflow import MlflowClient
-from mlflow.entities import FileInfo, Run
-from mlflow.exceptions import MlflowException
+from typing import TYPE_CHECKING, Any, Literal
 
 from clew import names
 from clew.config.files import read_yaml
 from clew.errors import ConfigError, TrackingError, described
 from clew.runs import store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 HEARTBEAT_LIMIT_SECONDS = 120.0
 """A running run whose heartbeats stopped counts as stuck after this time; they come every 15 s."""
@@ -58,7 +58,7 @@ class RunRecord:
         return names.TAG_KIND not in self.tags
 
 
-def client() -> MlflowClient:
+def client() -> "MlflowClient":
     """Return a client of the store in use, without creating a store."""
     uri = store.tracking_uri()
     store.check_answers(uri)
@@ -72,11 +72,13 @@ def client() -> MlflowClient:
 
 
 @functools.lru_cache(maxsize=8)
-def _client(uri: str) -> MlflowClient:
+def _client(uri: str) -> "MlflowClient":
+    from mlflow import MlflowClient
+
     return MlflowClient(uri)
 
 
-def database_of(connected: MlflowClient) -> Any | None:
+def database_of(connected: "MlflowClient") -> Any | None:
     """Return MLflow's database store, or None for a tracking server.
 
     MLflow's client cannot count runs or list the values of a tag, and it needs one call for each
@@ -90,7 +92,7 @@ def find_run(run_id: str) -> RunRecord:
     return record_of(get_run(client(), run_id))
 
 
-def record_of(run: Run) -> RunRecord:
+def record_of(run: "Run") -> RunRecord:
     """Convert an MLflow run to a `RunRecord`."""
     is_foreign = names.TAG_KIND not in run.data.tags
     # The times of the last values are only in the message that the server would send.
@@ -181,12 +183,12 @@ def started_in(run_id: str) -> str:
 
 def list_artifacts(run_id: str, path: str = "") -> list[str]:
     """Return the names of files and folders directly under `path` of the run's artifacts."""
-    return [Path(info.path).name for info in _infos(run_id, path)]
+    return [name for name, _ in _entries(run_id, path)]
 
 
 def list_artifact_folders(run_id: str, path: str = "") -> list[str]:
     """Return the names of the folders directly under `path` of the run's artifacts."""
-    return [Path(info.path).name for info in _infos(run_id, path) if info.is_dir]
+    return [name for name, is_folder in _entries(run_id, path) if is_folder]
 
 
 @contextmanager
@@ -198,18 +200,29 @@ def fetched(run_id: str, path: str) -> Iterator[Path]:
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:
     """Copy a file or folder of the run's artifacts to `folder / path`, and return that path."""
+    here = _here(run_id, path)
+    folder.mkdir(parents=True, exist_ok=True)
+    # MLflow's layout of a download depends on the store; moving it makes the path the same.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
+        if here is None:
+            found = _downloaded(run_id, path, temporary)
+        else:
+            copy = shutil.copytree if here.is_dir() else shutil.copyfile
+            found = Path(copy(here, Path(temporary, here.name)))
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.is_dir():
+            shutil.rmtree(target)
+        return found.rename(target)
+
+
+def _downloaded(run_id: str, path: str, folder: str) -> Path:
+    from mlflow.exceptions import MlflowException
+
     connected = client()
     get_run(connected, run_id)
-    folder.mkdir(parents=True, exist_ok=True)
     try:
-        # MLflow's layout of a download depends on the store; moving it makes the path the same.
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as temporary:
-            found = Path(connected.download_artifacts(run_id, path, temporary))
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.is_dir():
-                shutil.rmtree(target)
-            return found.rename(target)
+        return Path(connected.download_artifacts(run_id, path, folder))
     except (MlflowException, OSError) as error:
         parent, _, name = path.rpartition("/")
         present = list_artifacts(run_id, parent)
@@ -230,14 +243,29 @@ def keep_folder(run_id: str, folder: Path, place: str) -> None:
         client().log_artifacts(run_id, str(folder), place)
 
 
-def _infos(run_id: str, path: str) -> list[FileInfo]:
+def _entries(run_id: str, path: str) -> list[tuple[str, bool]]:
+    """Return the names directly under `path`, and whether each is a folder."""
+    if (here := _here(run_id, path)) is not None and here.is_dir():
+        return [(entry.name, entry.is_dir()) for entry in sorted(here.iterdir())]
     connected = client()
     get_run(connected, run_id)
     with store.using(f"artifacts of run {run_id} under {path or 'its root'}"):
-        return list(connected.list_artifacts(run_id, path or None))
+        infos = connected.list_artifacts(run_id, path or None)
+    return [(Path(info.path).name, info.is_dir) for info in infos]
 
 
-def get_run(connected: MlflowClient, run_id: str, named_by: str = "") -> Run:
+def _here(run_id: str, path: str) -> Path | None:
+    """Return a file or folder of the run's artifacts if the store keeps it on this machine.
+
+    MLflow finds the same one; importing MLflow takes longer than reading a small model.
+    """
+    root = store.local_artifacts(run_id)
+    if root is None or Path(path).is_absolute() or ".." in Path(path).parts:
+        return None
+    return root / path if (root / path).exists() else None
+
+
+def get_run(connected: "MlflowClient", run_id: str, named_by: str = "") -> "Run":
     """Return a run as an MLflow object.
 
     Args:
@@ -246,6 +274,8 @@ def get_run(connected: MlflowClient, run_id: str, named_by: str = "") -> Run:
         named_by: Prefix for error messages that says where the id comes from, such as
             `MLFLOW_RUN_ID: `.
     """
+    from mlflow.exceptions import MlflowException
+
     with store.using(f"run {run_id}"):
         try:
             run = connected.get_run(run_id)

@@ -32,9 +32,10 @@ from clew.errors import (
 from clew.files import working_folder
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
-from clew.link_prediction.dictionaries import read_edge_map, read_labels
+from clew.link_prediction.descriptions import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
+from clew.runs.validation_record import label_of
 from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.trace_source import (
@@ -286,7 +287,8 @@ def batch_tracin(
         else:
             outcomes = run_on_cluster(nodes, request, batch, tests, progress)
         _record(tracker, request, batch, outcomes)
-        notes = tuple(names.average_notes(settings))
+        label = label_of(report.validation, settings["score"], report.model.reference)
+        notes = (*names.average_notes(settings), label.sentence)
         return BatchResult(tuple(outcomes), tracker.run_id, output.root, batch.seconds, notes)
 
 

@@ -31,7 +31,8 @@ from clew.influence.scores import Explanation
 from clew.influence.summation import all_steps
 from clew.influence.unrolling import load_average
 from clew.input_files import line_blocks
-from clew.link_prediction.dictionaries import fields_to_ids, read_dictionary
+from clew.link_prediction.descriptions import read_dictionary
+from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph, Triples
@@ -239,6 +240,11 @@ def _load(
     prepare_process(config)
     task = own_task(replace(model, config=config))
     assert isinstance(task, LinkPrediction)
+    if task.graph.weights is not None:
+        raise ConfigError(
+            f"{model.title} was trained with data.weights=use; influence does not know weights of "
+            "facts, so it explains models that were trained without"
+        )
     files.check(task.graph, model)
     tracer = Tracer(
         task,

@@ -28,7 +28,6 @@ from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling, generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
-from clew.runs.influence_forms import ESTIMATE
 from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
@@ -201,7 +200,7 @@ class WindowTrace(Generic[R]):
                 + f"  {self.report.shown(w)}"
                 for w in windows
             ]
-        said = [self.report.sign, form.sentence, ESTIMATE, *self.report.notes()]
+        said = [self.report.sign, form.sentence, *self.report.notes(), self.report.label.sentence]
         said += ["next: clew ui, page Influence, shows the windows in full"] if self.run_id else []
         return "\n".join([*lines, *said])
 

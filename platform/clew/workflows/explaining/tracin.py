@@ -6,14 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from clew import names
-from clew.errors import ConfigError, printable
+from clew.errors import ConfigError, counted, printable
 from clew.files import replacing, working_folder
 from clew.influence.link_prediction.report import (
     Findings,
@@ -26,7 +26,7 @@ from clew.influence.link_prediction.traced_run import MOMENTS
 from clew.influence.scores import Explanation
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.runs.influence_forms import ESTIMATE, form_of
+from clew.runs.influence_forms import form_of
 from clew.runs.influence_report import (
     InfluenceEntry,
     InfluenceReport,
@@ -150,6 +150,7 @@ class TraceResult:
                 lines += [
                     f"  {sign} {entry.influence:+.4g}  {in_words(entry.train, shared)}"
                     + self._agreement(entry)
+                    + (f"  [{entry.counterpart} of the triple]" if entry.counterpart else "")
                     for entry in entries[:SHOWN_PROPONENTS]
                 ]
             if test.paths is not None:
@@ -157,12 +158,9 @@ class TraceResult:
                 lines.append(f"  {test.paths.sentence}")
                 lines += [f"    {path.chain(test.test.head)}" for path in found]
         notes = names.average_notes(self.report.settings)
-        tested = [self.report.validation.sentence] if self.report.validation else [ESTIMATE]
-        said = [self.report.sign, form.sentence, *tested, *notes]
+        said = [self.report.sign, form.sentence, *notes, self.report.label.sentence]
         if self.run_id:
             said.append(f"next: clew report --explanation {self.run_id} --output why.html")
-        if not self.report.validation and self.report.model.run_id:
-            said.append(f"next: clew validate-influence --model {self.report.model.run_id}")
         return "\n".join([*lines, "", *said])
 
     def _agreement(self, entry: InfluenceEntry) -> str:
@@ -205,7 +203,7 @@ def in_words(triple: TripleRecord, shared: Collection[str] = ()) -> str:
 def run_name(graph: KnowledgeGraph, tests: Triples) -> str:
     """Return the name of an explanation's run, which has the triple, or how many there are."""
     if len(tests) > 1:
-        return f"tracin {graph.name}, {len(tests):,} triples"
+        return f"tracin {graph.name}, {counted(len(tests), 'triple')}"
     head, relation, tail = tests[0]
     labels = graph.entities.label(head), graph.relations.label(relation), graph.entities.label(tail)
     return printable(f"tracin {' · '.join(labels)}"[:NAME_CHARACTERS])
@@ -348,12 +346,11 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
     """Return all settings in effect, the automatically chosen values, and measured deviations."""
     tracer = source.tracer
     plan = tracer.plan(len(tests))
-    operand = str(tracer.operand or tracer.models[0].entity.weight.dtype).removeprefix("torch.")
     settings: dict[str, Any] = tracer.settings.model_dump(mode="json")
     settings |= {
         "tile_triples": plan.tile_triples,
         "tests_per_pass": plan.tests_per_pass,
-        "precision": operand,
+        "precision": tracer.precision,
         "loss": source.model.config.loss.model_dump(mode="json"),
         "inverse_relations": source.task.inverse_relations,
         "data_fingerprint": source.task.data_fingerprint,
@@ -373,16 +370,17 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
 
 def report_source(source: TraceSource, settings: Mapping[str, Any]) -> ReportSource:
     """Return the data that all tests of the report share."""
-    return ReportSource(
+    described = ReportSource(
         graph=source.task.graph,
         task=source.task.kind,
         run_id=source.model.run_id or "",
         checkpoints=source.checkpoints,
         settings=settings,
         device=device_name(source.tracer.device),
-        validation=find_validation(source.model.run_id or "", settings, ensemble=source.runs),
         runs=source.runs,
+        pairs=source.task.leakage.pairs,
     )
+    return replace(described, validation=find_validation(described.model, settings))
 
 
 @contextmanager

@@ -16,21 +16,19 @@ from clew.influence.outcomes import Examiner
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
-from clew.runs.validation_record import ValidationRecord, chart
+from clew.runs.validation_record import (
+    FEWEST_SUBSETS,
+    FEWEST_TESTS,
+    SIBLINGS,
+    Seeds,
+    ValidationRecord,
+)
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.validation_plan import (
-    DELETION_BASELINES,
-    FORMS,
-    NUM_DELETED,
-    TESTS_PER_GROUP,
     ValidationRequest,
     choose_tests,
-    expected_half_width,
     measure,
-    of_subsets,
     plan_experiment,
-    random_subsets,
-    seeds_of,
 )
 from clew.workflows.outputs import check_folder
 from clew.workflows.training_run import linked_run
@@ -53,10 +51,17 @@ class ValidationResult:
         note = (
             "Rank correlations (Spearman, no unit; 1 is perfect, 0 is chance) of a form's summed "
             "scores with the rise of the test triple's loss after training without the facts; in "
-            "brackets the difference to counting siblings. Log-probabilities are in nats. Means "
-            "over test triples with 95 % intervals by Student's t; see docs/trust.md."
+            "brackets the difference to the strongest baseline. Log-probabilities are in nats. "
+            "95 % intervals over test triples and subsets (deletions: over test triples); see "
+            "docs/trust.md."
         )
-        return "\n".join([*head, *self.record.markdown(), "", note])
+        again = (
+            "Trained again with the same seed and all facts, log-probabilities differ from the "
+            f"run's by up to {self.record.largest_difference:.2g}."
+        )
+        return "\n".join(
+            [*head, *self.record.markdown(), "", note, again, "", *self.record.labels()]
+        )
 
 
 def validate_influence(
@@ -77,9 +82,10 @@ def validate_influence(
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
         folder = KeptRetrainings(_folder(request, source), identity(source, tests))
-        seconds_each = _seconds_per_model(retrainer)
-        expected = _expected_retrainings(request, source, folder)
-        _forecast(request, retrainer, expected, seconds_each, say)
+        trained = examiner.examine(source.tracer.models[-1])
+        plan = plan_experiment(request, source, tests, trained)
+        missing = len({one.key for one in plan.retrainings if one not in folder})
+        _forecast(request, retrainer, missing, say)
         with linked_run(
             source.model,
             source.loaded,
@@ -87,61 +93,35 @@ def validate_influence(
             kind=names.KIND_VALIDATE,
             context="explanation",
         ) as tracker:
-            trained = examiner.examine(source.tracer.models[-1])
-            plan = plan_experiment(request, source, tests, trained)
-            left = len({one.key for one in plan.retrainings if one not in folder})
-            if left > expected:  # some files, counted as finished deletions, are of other requests
-                _forecast(request, retrainer, left, seconds_each, say)
             train_missing(plan.retrainings, folder, retrainer, examiner, progress)
             record = measure(plan, source, folder, trained)
             _store(tracker, record, source, time.perf_counter() - began)
         return ValidationResult(tracker.run_id, record)
 
 
-def _expected_retrainings(
-    request: ValidationRequest, source: TraceSource, folder: KeptRetrainings
-) -> int:
-    """Return how many models probably remain to be trained.
-
-    The facts to delete are known only after they have scores. Files in the folder that are not from
-    these subsets are therefore counted as finished deletions.
-    """
-    num_facts = len(source.task.graph.train)
-    subsets = [random_subsets(num_facts, share, request.subsets) for share in set(request.drop)]
-    known = {retraining.key for retraining in of_subsets(seeds_of(source, request.seeds), subsets)}
-    finished = {path.stem for path in folder.folder.glob("seed-*.npz")}
-    groups = -(-request.deletions // TESTS_PER_GROUP)
-    forms = len(set(request.scores or FORMS)) + len(DELETION_BASELINES)
-    deletions = len(NUM_DELETED) * groups * forms * request.seeds
-    return len(known - finished) + max(0, deletions - len(finished - known))
-
-
-def _forecast(
-    request: ValidationRequest, retrainer: Retrainer, count: int, seconds_each: float, say: Say
-) -> None:
-    """Report how long the retrainings take and how wide the intervals will be."""
-    seconds = count * seconds_each
-    width = expected_half_width(request.subsets, request.tests)
+def _forecast(request: ValidationRequest, retrainer: Retrainer, count: int, say: Say) -> None:
+    """Report how long the retrainings take, and whether they are too few to say something."""
+    seconds = count * _seconds_per_model(retrainer)
+    unit, length = next(
+        (unit, length)
+        for unit, length in (("hours", 3600), ("minutes", 60), ("seconds", 1))
+        if seconds >= 2 * length or length == 1
+    )
+    lasts = f"{seconds / length:.2g} {unit}"
     at_once = retrainer.models_at_once
     how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
-    say(
-        f"{count} retrainings ({how}), about {_in_words(seconds)}; expected half-width of a "
-        f"correlation's interval {width:.3f}"
-    )
+    say(f"{count} retrainings ({how}), about {lasts}")
+    if request.subsets < FEWEST_SUBSETS or request.tests < FEWEST_TESTS:
+        logger.warning(
+            "too few to say something: a test needs %d subsets and %d test triples",
+            FEWEST_SUBSETS,
+            FEWEST_TESTS,
+        )
     if seconds > 3600 * request.max_hours:
         raise ConfigError(
-            f"{count} retrainings of this graph take about {_in_words(seconds)}, more than "
-            f"--max-hours {request.max_hours:g}; lower --subsets, --seeds or --deletions, or "
-            "raise --max-hours"
+            f"{count} retrainings of this graph take about {lasts}, more than --max-hours "
+            f"{request.max_hours:g}; lower --subsets, --seeds or --deletions, or raise --max-hours"
         )
-
-
-def _in_words(seconds: float) -> str:
-    """Return a duration in hours, minutes or seconds."""
-    for unit, length in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def _seconds_per_model(retrainer: Retrainer) -> float:
@@ -184,7 +164,6 @@ def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seco
         for name, content in (
             (names.VALIDATION_JSON, record.model_dump_json(indent=1)),
             ("validation.md", "\n".join(record.markdown())),
-            ("chart.vl.json", json.dumps(chart(record), indent=1)),
         ):
             (folder / name).write_text(content + "\n", encoding="utf-8")
         tracker.artifact(folder)
@@ -194,17 +173,21 @@ def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seco
 
 
 def _metrics(record: ValidationRecord, default: str) -> dict[str, float]:
+    def mean(form: str, seeds: Seeds) -> float | None:
+        score = record.score(form, seeds)
+        return None if score is None else score.correlation.mean
+
     found: dict[str, float | None] = {}
     for form in dict.fromkeys([default, *(score.form for score in record.scores)]):
-        summary = record.summary(form, "")
         values = {
-            names.INFLUENCE_LDS_SAME_SEED: summary.lds_same_seed,
-            names.INFLUENCE_LDS_OTHER_SEEDS: summary.lds_other_seeds,
-            names.INFLUENCE_DELETION_DROP: summary.deletion_log_probability_drop,
+            names.INFLUENCE_LDS_SAME_SEED: mean(form, "same"),
+            names.INFLUENCE_LDS_OTHER_SEEDS: mean(form, "other"),
+            names.INFLUENCE_DELETION_DROP: record.fall(form),
         }
         if form == default:
             found |= values
-            found[names.INFLUENCE_LDS_SIBLINGS] = summary.lds_siblings
-            found[names.INFLUENCE_LDS_CEILING] = summary.lds_ceiling
+            seeds: Seeds = "other" if record.num_other_seeds else "same"
+            found[names.INFLUENCE_LDS_SIBLINGS] = mean(SIBLINGS, seeds)
+            found[names.INFLUENCE_LDS_CEILING] = record.summary(form, "").ceiling
         found |= {f"{key}/{form}": value for key, value in values.items()}
     return {key: value for key, value in found.items() if value is not None}

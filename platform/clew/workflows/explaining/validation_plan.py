@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,9 @@ from clew.influence.outcomes import (
     ceiling,
     datamodelling_scores,
     measured,
+    measured_over_both,
     random_scores,
+    resampled_scores,
     strongest,
     touching,
 )
@@ -33,6 +34,8 @@ from clew.runs.validation_record import (
     Ceiling,
     DatamodellingScore,
     DeletionEffect,
+    Measured,
+    ScoreSettings,
     Seeds,
     ValidationRecord,
 )
@@ -54,33 +57,23 @@ TESTS_PER_GROUP = 5
 NUM_DELETED = (1, 4, 20)
 """Numbers of strongest facts that are deleted for each test triple."""
 LARGEST_DROP = 0.9
-SPREAD_OF_TESTS = 0.1
-"""Standard deviation of the true correlation between test triples that the forecast assumes."""
 
 
 @dataclass(frozen=True)
 class ValidationRequest:
-    """The model to test, and the size of the test."""
+    """The model to test, and the size of the test; fields as the options of the command."""
 
     model: str
     subsets: int = 40
-    """Number of random subsets of facts for each share."""
     seeds: int = 2
-    """Number of other seeds for each subset."""
     drop: Sequence[float] = (0.05, 0.5)
-    """Shares of the facts that subsets drop."""
     tests: int = 100
-    """Number of test triples, which are chosen at random."""
     deletions: int = 30
-    """Number of test triples whose strongest facts are deleted, among those that rank first."""
     scores: Sequence[str] = ()
-    """Forms of score; empty: all forms that the run allows."""
     direction: Question = "tail"
-    """The question that the scores explain, and whose answer is measured after retraining."""
     test_loss: TestLoss = "trained"
     max_hours: float = 1.0
     output_dir: Path | None = None
-    """Folder for finished retrainings; None: one below `runs/validate_influence`."""
 
     def __post_init__(self) -> None:
         for share in self.drop:
@@ -132,19 +125,11 @@ class ValidationPlan:
     @property
     def retrainings(self) -> list[Retraining]:
         """All retrainings; some can be the same."""
-        seeds = (self.own_seed, *self.other_seeds)
+        every = [NOTHING, *(np.flatnonzero(row) for rows in self.subsets.values() for row in rows)]
         # Deletions use only the other seeds, whose randomness the scores could not know.
-        return of_subsets(seeds, self.subsets.values()) + [
-            Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions
-        ]
-
-
-def of_subsets(
-    seeds: Iterable[int], subsets: Iterable[Bool[np.ndarray, "subset fact"]]
-) -> list[Retraining]:
-    """Return the retrainings for each seed: without each random subset, and with all facts."""
-    dropped = [np.flatnonzero(row) for rows in subsets for row in rows]
-    return [Retraining(seed, facts) for seed in seeds for facts in (*dropped, NOTHING)]
+        return [
+            Retraining(s, facts) for s in (self.own_seed, *self.other_seeds) for facts in every
+        ] + [Retraining(s, d.facts) for s in self.other_seeds for d in self.deletions]
 
 
 def choose_tests(test: Triples, count: int) -> Triples:
@@ -166,7 +151,15 @@ def plan_experiment(
     baselines = {name: score(graph, tests) for name, score in BASELINES.items()}
     asked = trained.of(source.tracer.settings.direction)
     first = np.flatnonzero((asked.rank == 1.0).all(0))[: request.deletions].tolist()
-    _warn_of_fewer_deletions(request.deletions, len(first), request.seeds)
+    if not request.seeds and request.deletions:
+        logger.warning("no facts are deleted: deletions are trained with other seeds (--seeds)")
+    elif len(first) < request.deletions:
+        logger.warning(
+            "the model ranks only %d of the test triples first: their strongest facts are deleted, "
+            "not those of %d test triples (--deletions)",
+            len(first),
+            request.deletions,
+        )
     # Baselines score 0 or 1, so ties are common. Facts that touch the triple come first, the rest
     # is decided at random.
     ties = touching(graph, tests) + 1e-3 * random_scores(graph, tests)
@@ -181,18 +174,6 @@ def plan_experiment(
         subsets={d: random_subsets(num_facts, d, request.subsets) for d in sorted(request.drop)},
         deletions=tuple(deletions(deleted, first, ties)) if request.seeds else (),
     )
-
-
-def _warn_of_fewer_deletions(asked: int, found: int, num_seeds: int) -> None:
-    if not num_seeds and asked:
-        logger.warning("no facts are deleted: deletions are trained with other seeds (--seeds)")
-    elif found < asked:
-        logger.warning(
-            "the model ranks only %d of the test triples first: their strongest facts are deleted, "
-            "not those of %d test triples (--deletions)",
-            found,
-            asked,
-        )
 
 
 def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
@@ -274,31 +255,22 @@ def deletions(
                 yield Deletion(form, count, group, np.unique(np.concatenate(facts)))
 
 
-def expected_half_width(num_subsets: int, num_tests: int) -> float:
-    """Forecast the half-width of a datamodelling score's 95 % interval.
-
-    A rank correlation over n subsets has a standard error of about 1 / sqrt(n - 1). In addition,
-    test triples differ by `SPREAD_OF_TESTS`.
-    """
-    variance = 1.0 / max(1, num_subsets - 1) + SPREAD_OF_TESTS**2
-    return 1.96 * math.sqrt(variance / max(1, num_tests))
-
-
 def measure(
     plan: ValidationPlan, source: TraceSource, folder: KeptRetrainings, trained: Outcomes
 ) -> ValidationRecord:
     """Return how well the scores predict the retrainings."""
     direction = source.tracer.settings.direction
 
-    def loss_without(subset: np.ndarray, seed: int) -> np.ndarray:
-        retraining = Retraining(seed, np.flatnonzero(subset))
-        return folder.read(retraining).of(direction).total_loss
-
     scores: list[DatamodellingScore] = []
     ceilings: list[Ceiling] = []
     for drop, subsets in plan.subsets.items():
         by_seed = {
-            seed: np.stack([loss_without(subset, seed) for subset in subsets])
+            seed: np.stack(
+                [
+                    folder.read(Retraining(seed, np.flatnonzero(subset))).of(direction).total_loss
+                    for subset in subsets
+                ]
+            )
             for seed in (plan.own_seed, *plan.other_seeds)
         }
         scores += _datamodelling_scores(plan, drop, "same", by_seed[plan.own_seed])
@@ -314,6 +286,10 @@ def measure(
         ensemble=source.runs,
         direction=direction,
         test_loss=source.tracer.settings.test_loss,
+        settings=ScoreSettings.of_report(
+            source.tracer.settings.model_dump() | {"precision": source.tracer.precision},
+            [(record.step, record.learning_rate_weight) for record in source.checkpoints],
+        ),
         data_fingerprint=source.task.data_fingerprint,
         config_hash=source.model.manifest.config_hash,
         num_tests=len(plan.tests),
@@ -331,19 +307,27 @@ def measure(
 def _datamodelling_scores(
     plan: ValidationPlan, drop: float, seeds: Seeds, losses: Float[np.ndarray, "subset test"]
 ) -> list[DatamodellingScore]:
-    found = {
-        form: datamodelling_scores(values, plan.subsets[drop], losses)
-        for form, values in {**plan.forms, **plan.baselines}.items()
-    }
+    dropped, tests = plan.subsets[drop], losses.shape[1]
+    every = {**plan.forms, **plan.baselines}
+    means = {f: datamodelling_scores(s, dropped, losses).mean() for f, s in every.items()}
+    summed = [scores @ dropped.T.astype(scores.dtype) for scores in every.values()]
+    draws = dict(zip(every, resampled_scores(summed, losses).T, strict=True))
+    strongest = max(plan.baselines, key=lambda form: means[form])
+
+    def of(mean: float, drawn: np.ndarray) -> Measured:
+        return measured_over_both(mean, drawn, tests, len(dropped))
+
     return [
         DatamodellingScore(
             form=form,
             drop=drop,
             seeds=seeds,
-            correlation=measured(values),
-            over_siblings=measured(values - found[SIBLINGS]) if form != SIBLINGS else None,
+            correlation=of(means[form], draws[form]),
+            over_baseline=None
+            if form == strongest
+            else of(means[form] - means[strongest], draws[form] - draws[strongest]),
         )
-        for form, values in found.items()
+        for form in every
     ]
 
 

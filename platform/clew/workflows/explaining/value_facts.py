@@ -16,7 +16,7 @@ import numpy as np
 
 from clew import names
 from clew.config.services import Question
-from clew.errors import DataError, quoted
+from clew.errors import DataError, counted, quoted
 from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report import write_values_csv
 from clew.input_files import read_lines
@@ -41,20 +41,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ValueRequest:
-    """The model, the predictions and the output of a valuation."""
+    """The model, the predictions and the output; fields as the options of the command."""
 
     model: str
-    """A run id, `models:/name@alias`, or a folder of checkpoints."""
     test: str = ""
-    """A file of triples; empty: the validation triples of the model's data."""
     weights: Path | None = None
-    """File with a weight for each of these triples; None: equal weights that sum to one."""
     direction: Question = "both"
-    """The answers whose losses count; `both` is `tail` in a model without inverse relations."""
     worst: int = 100
-    """Largest number of facts in the list of the worst facts."""
     output_dir: Path | None = None
-    """A new folder for copies of the files."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +68,15 @@ class FactValues:
         best = np.argsort(-self.values, kind="stable")[:SHOWN]
         lines = [
             f"run {self.run_id or '(not recorded)'}",
-            f"values of {len(self.values)} facts for {self.num_tests} predictions together, in "
-            "nats of their loss for each unit of a fact's weight: "
+            f"values of {len(self.values)} facts for {counted(self.num_tests, 'prediction')} "
+            "together, in nats of their loss for each unit of a fact's weight: "
             f"{int((self.values > 0).sum())} lower the loss, "
             f"{int((self.values < 0).sum())} raise it",
         ]
-        for title, facts in (("best", best), ("worst", self.worst[:SHOWN])):
+        for title, facts in (("highest", best), ("lowest", self.worst[:SHOWN])):
             lines += ["", title, *(f"  {self.values[i]:+.4g}  {self._words(i)}" for i in facts)]
-        return "\n".join(lines)
+        said = "no retraining has confirmed these values: look facts up before leaving any out"
+        return "\n".join([*lines, "", said])
 
     def _words(self, fact: int) -> str:
         head, relation, tail = self.graph.train[fact].tolist()
@@ -154,7 +149,9 @@ def _record(
         folder.mkdir()
         write_values_csv(folder / names.VALUES_CSV, graph, found.values)
         origin = DataOrigin(graph.name, graph.fingerprint)
-        triples = [_names_of(graph, fact) for fact in found.worst]
+        name, relation = graph.entities.name, graph.relations.name
+        worst = graph.train[list(found.worst)].tolist()
+        triples = [(name(head), relation(r), name(tail)) for head, r, tail in worst]
         write_whole(folder / names.WORST_FACTS, exclusion_list(origin, triples))
         asked = {
             "test": request.test or "validation triples",
@@ -166,8 +163,3 @@ def _record(
         tracker.artifact(folder)
         if request.output_dir is not None:
             shutil.copytree(folder, request.output_dir, dirs_exist_ok=True)
-
-
-def _names_of(graph: KnowledgeGraph, fact: int) -> tuple[str, str, str]:
-    head, relation, tail = graph.train[fact].tolist()
-    return graph.entities.name(head), graph.relations.name(relation), graph.entities.name(tail)

@@ -1,0 +1,257 @@
+"""Facts of the parts that files hold: flags, qualifiers, identifiers, splits, times, weights."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clew.biolink import DENIED
+from clew.config.data import ImportSettings
+from clew.errors import DataError, quoted
+from clew.input_files import unpacked_name
+from clew.link_prediction.descriptions import NO_VALUE, Noticed
+from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
+from clew.link_prediction.formats import MEANINGS, QUALIFIER_ENDS, Part
+from clew.link_prediction.other_formats import FLAGS, QUALIFIERS
+from clew.link_prediction.tables import Texts
+from clew.link_prediction.triples import SPLITS, Split
+from clew.link_prediction.vocabulary import Kind, Vocabulary
+
+SPLIT_NAME = re.compile(r"(?:^|[^a-z])(train|valid|val|dev|test)(?:ing|ation)?(?:[^a-z]|$)")
+SPLIT_OF: dict[str, Split] = {
+    "train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test",
+}  # fmt: skip
+TRUE, FALSE = ("true", "t", "yes", "y", "1", "on"), ("false", "f", "no", "n", "0", "off")
+CONTROLS = r"[\x00-\x1f\x7f]"
+
+
+def facts_of(
+    parts: Sequence[Part],
+    settings: ImportSettings,
+    splits: Mapping[Path, Split],
+    found: Noticed,
+) -> tuple[list[pa.ChunkedArray], np.ndarray, np.ndarray, np.ndarray]:
+    """Return head, relation and tail of all facts, their split (-1: none), time and weight."""
+    dictionaries: dict[str, pa.StringArray] = {
+        part.holds: part.columns["name"].cast(pa.string()) for part in parts if "ids" in part.holds
+    }
+    for role in ("source", "group"):
+        _tell_apart(parts, role)
+    columns: dict[str, list[Texts]] = {"head": [], "relation": [], "tail": []}
+    given, times, weights = [], [], []
+    for part in (part for part in parts if part.holds == "facts"):
+        _replace_ids(part, dictionaries)
+        _check_names(part)
+        _use_flags(part, settings, found)
+        _use_qualifiers(part, settings, found)
+        for role, column in columns.items():
+            column.append(part.columns[role])
+        given.append(_splits_of(part, splits))
+        is_timed = settings.split == "time"
+        times.append(_numbers_of(part, "time") if is_timed else np.zeros(part.num_rows))
+        weights.append(_weights_of(part, settings, found, given[-1]))
+    joined = [pa.chunked_array(c) for c in columns.values()]
+    return joined, np.concatenate(given), np.concatenate(times), np.concatenate(weights)
+
+
+def _joined(columns: Sequence[Texts], name: Callable[[Sequence[str]], str]) -> Texts:
+    """Return one text for the values of several columns; `name` is called once for each kind."""
+    keys = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        keys = keys * max(len(column.dictionary), 1) + column.indices.to_numpy()
+        keys = pd.factorize(keys)[0]  # numbers by first occurrence
+    codes = keys
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
+    rows = [column.take(pa.array(first)).to_pylist() for column in columns]
+    texts = pa.array(
+        [name(row) for row in zip(*rows, strict=True)], pa.string()
+    ).dictionary_encode()
+    return texts.take(pa.array(codes))
+
+
+def _tell_apart(parts: Sequence[Part], by: str) -> None:
+    """Prefix identifiers with their source, if two sources use the same identifier.
+
+    `by` is `source` (PrimeKG's `x_source`) or `group` (Neo4j's `:ID(Group)`).
+    """
+    places = []
+    for part in parts:
+        for end in ("head", "tail", "id"):
+            if by == "group" and part.groups.get(end) and end in part.columns:
+                group = pa.array([part.groups[end]]).dictionary_encode()
+                places.append((part, end, group.take(pa.array(np.zeros(part.num_rows, np.int32)))))
+            name = "source" if end == "id" else f"{end}_source"
+            if by == "source" and name in part.columns and end in part.columns:
+                places.append((part, end, part.columns[name]))
+    pairs = {
+        pair
+        for part, end, sources in places
+        for pair in _joined([part.columns[end], sources], "\t".join).dictionary.to_pylist()
+    }
+    if len({pair.partition("\t")[0] for pair in pairs}) < len(pairs):
+        for part, end, sources in places:
+            part.columns[end] = _joined([sources, part.columns[end]], ":".join)
+
+
+def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
+    """Replace ids by the names that a dictionary in another file gives them."""
+    for role in ("head", "relation", "tail"):
+        kind: Kind = "relation" if role == "relation" else "entity"
+        names = dictionaries.get(f"{kind} ids")
+        if names is None:
+            continue
+        column = part.columns[role]
+        known = Vocabulary(kind, names, fields_may_be_ids=may_be_ids(names))
+        if part.are_ids:
+            known = replace(known, name_array=pa.array([""] * len(names)), fields_may_be_ids=True)
+        ids = fields_to_ids(column.dictionary, known)
+        if (unknown := np.flatnonzero(ids < 0)).size:
+            row = int(np.argmax(np.isin(column.indices.to_numpy(), unknown)))
+            name = column[row].as_py()
+            said = (
+                f"id {quoted(name)} has no name"
+                if part.are_ids
+                else known.unknown_name_message(name)
+            )
+            raise DataError(f"{part.path}, line {part.lines[row]}: {said}")
+        part.columns[role] = Texts.from_arrays(column.indices, names.take(pa.array(ids)))
+
+
+def _check_names(part: Part) -> None:
+    """Refuse what cannot be a name: nothing, tabs, line ends."""
+    for role in ("head", "relation", "tail"):
+        column = part.columns[role]
+        bad = pc.or_(
+            pc.equal(column.dictionary, ""), pc.match_substring_regex(column.dictionary, CONTROLS)
+        ).to_numpy(zero_copy_only=False)
+        if bad.any() and (rows := np.flatnonzero(bad[column.indices.to_numpy()])).size:
+            row = int(rows[0])
+            raise DataError(
+                f"{part.path}, line {part.lines[row]}: {role} is "
+                f"{quoted(column[row].as_py())}, which is not a name; expected text without tabs "
+                "and line ends"
+            )
+
+
+def _use_flags(part: Part, settings: ImportSettings, found: Noticed) -> None:
+    """Drop edges that are denied or not valid any more, or give denied ones their own relation."""
+    found.counts["edges"] += part.num_rows
+    flags = {flag: _flags(part, flag) for flag in FLAGS if flag in part.columns}
+    if "stated" in part.columns:
+        stated = part.columns["stated"]
+        flags["negated"] = np.isin(
+            stated.indices, np.flatnonzero(pc.not_equal(stated.dictionary, "1"))
+        )
+    for flag, word in (("deprecated", "deprecated"), ("negated", "denied")):
+        if flag not in flags or not flags[flag].any():
+            continue
+        found.counts[word] += int(flags[flag].sum())
+        rows = np.flatnonzero(flags[flag])[:3]
+        found.examples.setdefault(word, []).extend(_shown(part, row) for row in rows)
+        if word == "denied" and settings.negated == "relation":
+            codes = Texts.from_arrays(
+                pa.array(flags[flag].astype(np.int32)), pa.array(["", DENIED])
+            )
+            relations = [part.columns["relation"], codes]
+            part.columns["relation"] = _joined(relations, lambda row: ";".join(filter(None, row)))
+        else:
+            part.keep(~flags[flag])
+            flags = {name: values[~flags[flag]] for name, values in flags.items()}
+
+
+def _shown(part: Part, row: int) -> str:
+    return " ".join(
+        str(part.columns[role][int(row)].as_py()) for role in ("head", "relation", "tail")
+    )
+
+
+def _flags(part: Part, flag: str) -> np.ndarray:
+    """Return which rows a column of flags is true in; no value is false."""
+    column = part.columns[flag]
+    texts = [text.strip().lower() for text in column.dictionary.to_pylist()]
+    codes = column.indices.to_numpy()
+    wrong = [i for i, text in enumerate(texts) if text not in (*TRUE, *FALSE, *NO_VALUE)]
+    if wrong and (rows := np.flatnonzero(np.isin(codes, wrong))).size:
+        row = int(rows[0])
+        raise DataError(
+            f"{part.path}, line {part.lines[row]}: {flag} is {quoted(column[row].as_py())}; "
+            "expected true or false"
+        )
+    found: np.ndarray = np.array([text in TRUE for text in texts], bool)[codes]
+    return found
+
+
+def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> None:
+    """Make qualifiers part of the relation, or count them and the other columns with a meaning."""
+    names = sorted(n for n in part.columns if n == QUALIFIERS or n.endswith(QUALIFIER_ENDS))
+    if settings.qualifiers and names:
+        columns = [part.columns["relation"], *(part.columns[name] for name in names)]
+        part.columns["relation"] = _joined(
+            columns,
+            lambda row: ";".join(
+                [row[0], *(f"{k}={v}" for k, v in zip(names, row[1:], strict=True) if v)]
+            ),
+        )
+        names = []
+    for name in (*names, *(name for name in MEANINGS if name in part.columns)):
+        counts = pc.value_counts(part.columns[name].cast(pa.string())).to_pylist()
+        values = Counter({c["values"]: c["counts"] for c in counts if c["values"]})
+        if values:
+            listed = ", ".join(f"{n:,} {quoted(v)[1:-1]}" for v, n in values.most_common(5))
+            end = "" if name in MEANINGS else "; --qualifiers makes it part of the relation"
+            more = ", …" * (len(values) > 5)
+            found.note(name, f"not used, on {values.total():,} edges: {listed}{more}{end}")
+
+
+def _splits_of(part: Part, splits: Mapping[Path, Split]) -> np.ndarray:
+    """Return the number of each fact's split; -1 if nothing says it."""
+    if "split" in part.columns:
+        column = part.columns["split"]
+        known = [SPLIT_OF.get(text.strip().lower(), "") for text in column.dictionary.to_pylist()]
+        numbers = np.array([SPLITS.index(s) if s else -1 for s in known], np.int8)
+        return numbers[column.indices.to_numpy()] if len(numbers) else np.empty(0, np.int8)
+    match = SPLIT_NAME.search(unpacked_name(part.path).lower())
+    split = splits.get(part.path) or (SPLIT_OF[match[1]] if match else None)
+    return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
+
+
+def _weights_of(
+    part: Part, settings: ImportSettings, found: Noticed, split: np.ndarray
+) -> np.ndarray:
+    """Return how often each fact counts; only training facts need a weight."""
+    if "weight" in part.columns and settings.weights == "ignore":
+        found.note("weight", f"{part.num_rows:,} facts have one; not used: --weights use")
+    if settings.weights == "ignore" or ("weight" not in part.columns and (split > 0).all()):
+        return np.ones(part.num_rows)
+    return _numbers_of(part, "weight")
+
+
+def _numbers_of(part: Part, role: Literal["weight", "time"]) -> np.ndarray:
+    if role not in part.columns:
+        raise DataError(
+            f"{part.path}: no column of {role}s; name it, for example --columns "
+            f"head,relation,tail,{role}"
+        )
+    column = part.columns[role]
+    texts: pd.Series[Any] = pd.Series(column.dictionary.to_pylist(), dtype=object)
+    numbers = pd.to_numeric(texts, errors="coerce")
+    if role == "time" and numbers.isna().any():
+        times = pd.to_datetime(texts, errors="coerce", format="mixed")
+        numbers = times.astype("int64").where(times.notna())
+    found: np.ndarray = numbers.to_numpy(float)[column.indices.to_numpy()]
+    is_right = (found > 0) & (found < np.inf) if role == "weight" else ~np.isnan(found)
+    if not is_right.all():
+        row = int(np.argmin(is_right))
+        expected = "a number above 0" if role == "weight" else "a number or a date"
+        raise DataError(
+            f"{part.path}, line {part.lines[row]}: the {role} is {quoted(column[row].as_py())}; "
+            f"expected {expected}"
+        )
+    return found

@@ -1,0 +1,211 @@
+"""Reads Parquet, JSON Lines, OGB's arrays and RDF as columns of text."""
+
+import json
+import re
+import zipfile
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyoxigraph
+
+from clew.errors import DataError, described, quoted
+from clew.input_files import FREE_BYTES, BlockStream, check_is_file, check_ratio, line_blocks
+from clew.link_prediction.tables import MAX_COLUMNS, Texts, as_texts, single
+
+LIST_SEPARATOR = "|"
+QUALIFIERS, FLAGS = "qualifiers", ("negated", "deprecated")
+TEXTS_OF_JSON = {"subject", "predicate", "object", "id", "name"}
+MAX_NAMES_RATIO = 20
+RDF_NAMES = (
+    "http://www.w3.org/2000/01/rdf-schema#label",
+    "http://www.w3.org/2004/02/skos/core#prefLabel",
+    "http://schema.org/name",
+    "https://schema.org/name",
+    "http://xmlns.com/foaf/0.1/name",
+)
+RDF_TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
+RDF = {
+    ".nt": pyoxigraph.RdfFormat.N_TRIPLES,
+    ".nq": pyoxigraph.RdfFormat.N_QUADS,
+    ".ttl": pyoxigraph.RdfFormat.TURTLE,
+    ".trig": pyoxigraph.RdfFormat.TRIG,
+}
+
+
+def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
+    try:
+        with pq.ParquetFile(path) as file:
+            names, rows = file.schema_arrow.names, file.metadata.num_rows
+            groups = range(file.metadata.num_row_groups)
+            size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+        check_ratio(path, path.stat().st_size, max(size, rows * 4 * len(names)))
+        table = pq.read_table(path, read_dictionary=names)
+        return names, [_as_text(table.column(index)) for index in range(len(names))]
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not Parquet that can be read ({described(error)})") from None
+
+
+def _as_text(column: pa.ChunkedArray) -> Texts:
+    if not pa.types.is_dictionary(column.type):
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            column = pc.binary_join(column.cast(pa.list_(pa.string())), LIST_SEPARATOR)
+        column = column.cast(pa.string()).fill_null("").dictionary_encode()
+    elif column.null_count or column.type.value_type != pa.string():
+        column = column.cast(pa.string()).fill_null("").dictionary_encode()
+    return single(column)
+
+
+def read_json_lines(path: Path) -> tuple[list[str], list[Texts]]:
+    """Read objects, one on each line, as a table of text; lists are joined by `|`."""
+    codes: dict[str, dict[str, int]] = {}
+    columns: dict[str, array[int]] = {}
+    number = 0
+    for block in line_blocks(path):
+        for line in block.split(b"\n")[:-1]:
+            for key, text in _record(path, number + 1, line).items():
+                known, column = codes.setdefault(key, {"": 0}), columns.setdefault(key, array("i"))
+                column.extend([0] * (number - len(column)))
+                column.append(known.setdefault(text, len(known)))
+            if len(columns) > MAX_COLUMNS:
+                raise DataError(f"{path}, line {number + 1}: more than {MAX_COLUMNS:,} keys")
+            number += 1
+    for column in columns.values():
+        column.extend([0] * (number - len(column)))
+    return list(columns), [
+        Texts.from_arrays(pa.array(np.frombuffer(column, np.int32)), pa.array(list(codes[key])))
+        for key, column in columns.items()
+    ]
+
+
+def _record(path: Path, number: int, line: bytes) -> dict[str, str]:
+    try:
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            raise ValueError("not an object")
+        for entry in _listed(record.get(QUALIFIERS)):
+            if isinstance(entry, dict) and "qualifier_type_id" in entry:
+                key = str(entry["qualifier_type_id"]).removeprefix("biolink:")
+                record |= {key: entry.get("qualifier_value"), QUALIFIERS: None}
+        for key in record.keys() & {*TEXTS_OF_JSON, *FLAGS}:
+            if isinstance(record[key], list | dict if key in FLAGS else list | dict | bool):
+                raise ValueError(f"{key} is no text")
+        texts = {
+            key: LIST_SEPARATOR.join(str(part) for part in _listed(value) if part is not None)
+            for key, value in record.items()
+        }
+        "".join(texts.values()).encode()  # fails for a lone surrogate
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}, line {number}: not JSON Lines ({described(error)})") from None
+    return texts
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def npz_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return those of some arrays that an `.npz` file has; pickled objects are refused."""
+    check_is_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:  # NumPy would suggest to load others as a pickle
+            parts = archive.infolist()
+        check_ratio(path, sum(p.compress_size for p in parts), sum(p.file_size for p in parts))
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            return {name: content[name] for name in names if name in content}
+    except DataError:
+        raise
+    except Exception as error:  # malformed zip files and NumPy headers raise almost any error
+        raise DataError(f"{path}: not an .npz file of plain arrays ({described(error)})") from None
+
+
+def read_arrays(path: Path) -> dict[str, Texts]:
+    """Read OGB's arrays: head, relation and tail, with head_type and tail_type if there are any."""
+    found = npz_arrays(path, ("head", "relation", "tail", "head_type", "tail_type"))
+    arrays = {name: pa.array(values.astype(str).reshape(-1)) for name, values in found.items()}
+    names = arrays.keys()
+    if not {"head", "relation", "tail"} <= names or len(set(map(len, arrays.values()))) > 1:
+        raise DataError(f"{path}: expected arrays head, relation and tail of the same length")
+    for side in ("head", "tail"):
+        if (kind := arrays.pop(f"{side}_type", None)) is not None:
+            arrays[side] = pc.binary_join_element_wise(kind, arrays[side], ":")
+            arrays[f"{side}_kind"] = kind
+    return {name: array.dictionary_encode() for name, array in arrays.items()}
+
+
+def read_rdf(
+    path: Path, form: pyoxigraph.RdfFormat
+) -> tuple[dict[str, Texts], dict[str, Texts], dict[str, str]]:
+    """Read RDF: triples of resources are facts, labels are names, types are kinds too.
+
+    Returns:
+        The columns of facts and of nodes, and what was left out.
+    """
+    names: dict[str, int] = {}
+    facts = array("i")
+    nodes: dict[str, dict[str, tuple[int, str]]] = {}
+    others: Counter[str] = Counter()
+    num_bytes = num_characters = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal num_bytes
+        for block in line_blocks(path):
+            num_bytes += len(block)
+            yield block
+
+    try:
+        for quad in pyoxigraph.parse(input=cast("IO[bytes]", BlockStream(counted())), format=form):
+            predicate, value = quad.predicate.value, quad.object
+            if isinstance(quad.subject, pyoxigraph.Triple) or isinstance(value, pyoxigraph.Triple):
+                others["facts about facts"] += 1
+                continue
+            subject = _resource(quad.subject)
+            if isinstance(value, pyoxigraph.Literal):
+                if predicate in RDF_NAMES:
+                    rank = RDF_NAMES.index(predicate) + 9 * ((value.language or "en")[:2] != "en")
+                    node = nodes.setdefault(subject, {})
+                    node["name"] = min(node.get("name", (99, "")), (rank, value.value))
+                else:
+                    others[predicate] += 1
+                continue
+            if predicate == RDF_TYPE:
+                kind = 0, re.split(r"[#/]", _resource(value))[-1]
+                nodes.setdefault(subject, {}).setdefault("kind", kind)
+            for text in (subject, predicate, _resource(value)):
+                facts.append(names.setdefault(text, len(names)))
+                if facts[-1] == len(names) - 1:  # a prefix can be long, and used often
+                    num_characters += len(text)
+                    if num_characters > max(FREE_BYTES, MAX_NAMES_RATIO * num_bytes):
+                        raise DataError(
+                            f"{path}: its names take more than {MAX_NAMES_RATIO} times the size of "
+                            "the file; expected shorter prefixes"
+                        )
+    except (SyntaxError, ValueError, OSError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: not {form.name} ({described(error)})") from None
+    codes, values = (
+        np.frombuffer(facts, np.int32).reshape(-1, 3),
+        pa.array(list(names), pa.string()),
+    )
+    columns = {
+        role: Texts.from_arrays(pa.array(np.ascontiguousarray(codes[:, i])), values)
+        for i, role in enumerate(("head", "relation", "tail"))
+    }
+    shown = [f"{quoted(name)[1:-1]} ({n:,})" for name, n in others.most_common(5)]
+    described_nodes = {
+        role: as_texts([node.get(role, (0, ""))[1] for node in nodes.values()])
+        for role in ("name", "kind")
+    }
+    notes = {"literals": f"not used: {', '.join(shown)}"} if others else {}
+    return columns, {"id": as_texts(list(nodes)), **described_nodes}, notes
+
+
+def _resource(term: Any) -> str:
+    return str(term) if isinstance(term, pyoxigraph.BlankNode) else str(term.value)

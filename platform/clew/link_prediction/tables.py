@@ -1,0 +1,306 @@
+"""Reads tables of text: how a file separates its columns, and its values as codes of texts.
+
+A value is never anything but its text: `NA`, `1e5` and `01` stay what they are. Blank lines and
+lines of comments are left out, and every row keeps the number of its line; or nothing is left out,
+and every line is a row of values (Clew's own format).
+"""
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+
+from clew.errors import DataError, described, quoted
+from clew.input_files import BLOCK_BYTES, BlockStream, line_blocks
+
+SAMPLE_LINES, SAMPLE_BYTES = 200, 2**18
+MAX_COLUMNS = 1_000
+TEXT = pa.dictionary(pa.int32(), pa.string())
+Texts: TypeAlias = pa.DictionaryArray
+MERGED_BLOCKS = 16
+"""Number of blocks that are compared with all known values at once, which is slow for many."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a text is a table."""
+
+    delimiter: str
+    """A space stands for runs of spaces and tabs."""
+    num_columns: int
+    skip: int
+    """Number of lines before the first row: comments, a count, the header."""
+    header: tuple[str, ...]
+    """Names of the columns; empty if the text has none."""
+    count: int | None
+    """What the first line says about the number of rows, as in OpenKE."""
+    has_rows: bool
+    has_comments: bool
+    expected: str = ""
+    """What to say of a row with other columns."""
+
+    @property
+    def is_quoted(self) -> bool:
+        return self.delimiter in ",;|"
+
+    def __str__(self) -> str:
+        names = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar", " ": "space"}
+        return f"{names[self.delimiter]}-separated"
+
+
+def sniff(
+    path: Path, names_columns: Callable[[Sequence[str]], object], *, header: bool = False
+) -> Form:
+    """Return how a text is a table, from its first lines.
+
+    Args:
+        path: The file.
+        names_columns: Whether some words are names of columns.
+        header: Whether the first line names the columns, whatever its words are.
+    """
+    block = next(line_blocks(path))[:SAMPLE_BYTES]
+    if b"\0" in block[:1000] or block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path}: not UTF-8 text; save it as UTF-8, or as Parquet")
+    text = block.decode("utf-8", "replace")
+    lines = text.split("\n")[:-1][:SAMPLE_LINES] or [text]
+    comments = next((i for i, s in enumerate(lines) if s.strip() and s[0] not in "#%"), len(lines))
+    rest = [line for line in lines[comments:] if line.strip()]
+    has_count = len(rest) > 1 and re.fullmatch(r"\s*[0-9]{1,10}\s*", rest[0]) is not None
+    skip = comments + has_count
+    if not rest:
+        raise DataError(f"{path}: only comments; expected rows of a table")
+    count = int(rest[0]) if has_count else None
+    rest = rest[has_count:]
+    plain = [line for line in rest if not line.startswith(("#", "%"))]
+    delimiter, rows = _delimiter(path, plain or rest)
+    names: Sequence[str] = ()
+    last = _fields(lines[comments - 1].lstrip("#% "), delimiter) if comments else []
+    is_named = len(last) == len(rows[0]) and names_columns(last)
+    if is_named:
+        names = last
+    elif len(last) == len(rows[0]):  # a first name that begins with #
+        skip, comments = skip - 1, comments - 1
+    elif not has_count and (header or names_columns(rows[0])):
+        names, rows, skip = rows[0], rows[1:], skip + 1
+    if len(names or rows[0]) > MAX_COLUMNS:
+        raise DataError(f"{path}: more than {MAX_COLUMNS:,} columns; expected a table of facts")
+    return Form(
+        delimiter, len(names or rows[0]), skip, tuple(names),
+        count, bool(rows),
+        comments > bool(is_named),
+    )  # fmt: skip
+
+
+def _fields(line: str, delimiter: str) -> list[str]:
+    if delimiter == " ":
+        return line.split()
+    if delimiter == "\t":
+        return [part.strip('"') for part in line.split("\t")]
+    return next(csv.reader([line], delimiter=delimiter), [])
+
+
+def _delimiter(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
+    """Return the separator that gives most lines the same number of columns, and the rows."""
+    best: tuple[float, str, list[list[str]]] = (0.0, "", [])
+    for delimiter in "\t,;| ":
+        try:
+            rows = [_fields(line, delimiter) for line in lines]
+            if delimiter in ",;|":
+                rows = list(csv.reader([f"{line}\n" for line in lines], delimiter=delimiter))
+        except csv.Error:
+            continue
+        (width, number), *_ = Counter(map(len, rows)).most_common(1)
+        share = number / len(rows) - 0.05 * (delimiter == " ")
+        if width > 1 and share > best[0]:
+            best = share, delimiter, rows
+    if not best[1]:
+        raise DataError(
+            f"{path}: {quoted(lines[0])} is one column; expected columns between tabs, commas, "
+            "semicolons, bars or spaces, or JSON Lines (.jsonl), Parquet (.parquet), RDF (.nt, "
+            ".ttl), or OGB's arrays (.npz)"
+        )
+    return best[1], best[2]
+
+
+def read_table(path: Path, form: Form) -> tuple[list[Texts], np.ndarray]:
+    """Return the columns of a table, and the number of each row's line."""
+    skipped: list[int] = []
+    batches = list(_batches(path, form, skipped))
+    columns = [
+        single(pa.chunked_array([batch[i] for batch in batches], TEXT))
+        for i in range(form.num_columns)
+    ]
+    first = form.skip + 1
+    lines = np.arange(first, first + len(columns[0]) + len(skipped), dtype=np.int32)
+    lines = np.delete(lines, np.array(skipped, int) - first)
+    if pc.index(columns[0].dictionary, "").as_py() >= 0:
+        is_filled = np.logical_or.reduce([filled(column) for column in columns])
+        columns = [column.filter(pa.array(is_filled)) for column in columns]
+        lines = lines[is_filled]
+    return columns, lines
+
+
+def filled(column: Texts) -> np.ndarray:
+    """Return which values are no empty text, bool `(row,)`."""
+    is_text = pc.not_equal(column.dictionary, "").to_numpy(zero_copy_only=False)
+    found: np.ndarray = is_text[column.indices.to_numpy()]
+    return found
+
+
+def _batches(
+    path: Path, form: Form, skipped: list[int] | None, block_bytes: int = BLOCK_BYTES
+) -> Iterator[list[Texts]]:
+    """Yield the columns of some rows at a time.
+
+    Lines that begin with # and have other columns are comments: their numbers are added to
+    `skipped`. If this is None, they are refused, as are carriage returns.
+    """
+    faults: list[pa_csv.InvalidRow] = []
+
+    def other(row: pa_csv.InvalidRow) -> str:
+        if skipped is not None and row.text.startswith(("#", "%")):
+            skipped.append(row.number)
+            return "skip"
+        faults.append(row)
+        return "error"
+
+    names = [str(number) for number in range(form.num_columns)]
+    blocks = _checked(path, block_bytes, may_have_returns=skipped is not None)
+    if form.delimiter == " ":
+        blocks = (
+            re.sub(rb"[ \t]+", b"\t", re.sub(rb"(?m)^[ \t]+|[ \t]+$", b"", b)) for b in blocks
+        )
+    try:
+        yield from (
+            batch.columns
+            for batch in pa_csv.open_csv(
+                pa.PythonFile(BlockStream(blocks), "r"),
+                pa_csv.ReadOptions(
+                    column_names=names,
+                    skip_rows=form.skip,
+                    block_size=2 * block_bytes,
+                    use_threads=False,  # else rows have no numbers
+                ),
+                pa_csv.ParseOptions(
+                    delimiter="\t" if form.delimiter == " " else form.delimiter,
+                    quote_char='"' if form.is_quoted else False,
+                    newlines_in_values=form.is_quoted,
+                    ignore_empty_lines=False,
+                    invalid_row_handler=other,
+                ),
+                pa_csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, TEXT),
+                    null_values=[],
+                    strings_can_be_null=False,
+                ),
+            )
+        )
+    except pa.ArrowException as error:
+        if faults:
+            row = faults[0]
+            raise DataError(
+                f"{path}, line {row.number}: {row.actual_columns} columns in {quoted(row.text)}; "
+                f"expected {form.num_columns}, as in {form.expected or 'its first row'}"
+            ) from None
+        if "Empty CSV" not in str(error):
+            raise DataError(f"{path}: not a table in UTF-8 ({described(error)})") from None
+
+
+def _checked(path: Path, block_bytes: int, *, may_have_returns: bool) -> Iterator[bytes]:
+    """Yield a file's blocks, which are UTF-8: Arrow cannot show a row that is not."""
+    num_lines = 0
+    for block in line_blocks(path, block_bytes):
+        place, wrong = block.find(b"\r"), "a carriage return that ends no line"
+        try:
+            block.decode()
+        except UnicodeDecodeError as error:
+            place, wrong = error.start, f"byte 0x{block[error.start]:02x} is not UTF-8"
+        if place >= 0 and not (may_have_returns and block[place] == ord("\r")):
+            line = num_lines + block.count(b"\n", 0, place) + 1
+            raise DataError(f"{path}, line {line}: {wrong}; save the file as UTF-8 with line feeds")
+        num_lines += block.count(b"\n")
+        yield block
+
+
+def as_texts(values: Sequence[str]) -> Texts:
+    return pa.array(values, pa.string()).dictionary_encode()
+
+
+def single(column: pa.ChunkedArray) -> Texts:
+    """Return a column of dictionaries as one array with one dictionary."""
+    chunks = column.unify_dictionaries().chunks
+    if not chunks:
+        return as_texts([])
+    codes = pa.concat_arrays([chunk.indices for chunk in chunks])
+    return Texts.from_arrays(codes, chunks[0].dictionary)
+
+
+def own_form(*columns: str) -> Form:
+    """Return the form of Clew's own files: columns between tabs, nothing else."""
+    return Form("\t", len(columns), 0, (), None, True, False, expected="<TAB>".join(columns))
+
+
+TRIPLE = own_form("head", "relation", "tail")
+
+
+def read_coded(
+    paths: Sequence[Path], form: Form, *, block_bytes: int = BLOCK_BYTES
+) -> tuple[list[np.ndarray], pa.StringArray]:
+    """Read files of one form; return their fields as codes of one shared list of values.
+
+    Returns:
+        The codes of each file, int32 `(line, column)`, and the distinct values `(code,)`.
+    """
+    parts: list[list[np.ndarray]] = [[] for _ in paths]
+    values = stream_coded(
+        paths, form, lambda file, codes: parts[file].append(codes), block_bytes=block_bytes
+    )
+    return [np.concatenate(codes) for codes in parts], values
+
+
+def stream_coded(
+    paths: Sequence[Path],
+    form: Form,
+    write: Callable[[int, np.ndarray], object],
+    *,
+    block_bytes: int = BLOCK_BYTES,
+) -> pa.StringArray:
+    """Pass the codes that `read_coded` returns to a function, some blocks of lines at a time.
+
+    Only some blocks and the distinct values are in memory at a time, never all codes.
+
+    Returns:
+        The distinct values `(code,)`.
+    """
+    known = pa.array([], pa.string())
+    for number, path in enumerate(paths):
+        batches, num_lines = _batches(path, form, None, block_bytes), 0
+        while some := list(islice(batches, MERGED_BLOCKS)):
+            # Known values come first, so that they keep their codes.
+            chunks = [Texts.from_arrays(pa.array([], pa.int32()), known)]
+            chunks += [column for batch in some for column in batch]
+            merged = pa.chunked_array(chunks).unify_dictionaries()
+            known = merged.chunk(0).dictionary
+            empty = pc.index(known, "").as_py()
+            for start in range(1, len(chunks), form.num_columns):
+                columns = merged.chunks[start : start + form.num_columns]
+                codes = np.stack([column.indices.to_numpy() for column in columns], axis=1)
+                if empty >= 0 and len(rows := np.argwhere(codes == empty)):
+                    row, column = map(int, rows[0])
+                    shown = quoted([known[int(code)].as_py() for code in codes[row]])
+                    raise DataError(
+                        f"{path}, line {num_lines + row + 1}: no value in column {column + 1} of "
+                        f"{shown}; expected {form.expected}"
+                    )
+                num_lines += len(codes)
+                write(number, codes)
+    return known
