@@ -286,10 +286,10 @@ def verify(options: VerifyOptions) -> int:
     say = logger.info if options.as_json else click.echo
     progress = progress_bar("trainings", as_json=options.as_json)
     found = workflow.verify(request, say=say, progress=progress)
-    more = (
-        "report --output why.html --explanation" if found.is_whole else "verify whole=true seeds=3"
-    )
-    said = f"run {found.run_id}\n\n{found}\nnext: clew {more} {found.run_id}"
+    following = f"verify {found.run_id} --whole --seeds 3"
+    if found.is_whole:
+        following = f"report --explanation {found.run_id} --output why.html"
+    said = f"run {found.run_id}\n\n{found}\nnext: clew {following}"
     click.echo(found.model_dump_json() if options.as_json else said)
     return 0
 
