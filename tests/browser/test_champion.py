@@ -83,7 +83,7 @@ def test_a_drug_for_a_disease_is_found_and_explained(look: Look, champion_addres
     assert "for=head" in dashboard.page.url
     dashboard.page.get_by_role("link", name="Read the explanation").click()
     dashboard.page.get_by_role("heading", name="Influence", level=1).wait_for()
-    dashboard.settle().shows("The best path from")
+    dashboard.settle().shows("The most specific path from")
     chart = dashboard.page.get_by_test_id("stEChartsChart").bounding_box()
     assert chart is not None
     assert chart["height"] > 200

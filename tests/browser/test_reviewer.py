@@ -52,7 +52,7 @@ def test_reading_an_explanation(look: Look, filled: Recorded, filled_address: st
 
 def test_paths_come_first_on_one_screen(look: Look, filled: Recorded, filled_address: str) -> None:
     dashboard = look(filled_address, f"/influence?run={filled.runs['trace hostile']}")
-    dashboard.shows("The best path from")
+    dashboard.shows("The most specific path from")
     chart = dashboard.page.get_by_test_id("stEChartsChart").bounding_box()
     assert chart is not None
     assert chart["y"] + chart["height"] < 900, "the picture ends below the window"

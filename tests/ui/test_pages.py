@@ -356,13 +356,19 @@ def test_groups_say_that_they_sum_what_the_report_holds(page: Open, many: Record
     assert "are not in it" not in whole
 
 
-def test_paths_come_first_where_there_are_some(page: Open, many: Recorded) -> None:
+def test_paths_come_first_where_there_are_some(
+    page: Open, many: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clew.ui.components.explanations import paths_of, report_of_run
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", many.uri)
     app = page("influence", many.uri, run=many.runs["trace hostile"], path="1")
     assert app.button_group(key="view").value == "Paths"
     text = shown(app)
-    assert "The best path from" in text
+    assert "The most specific path from" in text
     table = app.dataframe[-1].value
-    assert list(table["Weakest"]) == sorted(table["Weakest"], reverse=True)
+    paths = paths_of(report_of_run(many.runs["trace hostile"]), 0).found
+    assert list(table["Influence"]) == [path.influence for path in paths]
     assert all(step in text for step in table["Path"][1].split("; "))
     single = page("influence", many.uri, run=many.runs["trace hostile"], fact="1")
     assert single.button_group(key="view").value == "Training facts"
@@ -479,7 +485,7 @@ def test_files_that_are_elsewhere_are_fetched_once(
     use: Callable[[str], None], many: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(many.uri)
-    monkeypatch.setattr("clew.runs.reading.reports.is_local_uri", lambda uri: False)
+    monkeypatch.setattr("clew.runs.store.local_path", lambda uri: None)
     first = report_files(many.runs["trace"], tmp_path)
     identity = first.identity
     assert len(identity) == 3

@@ -278,7 +278,7 @@ def test_command_line(
     ("arguments", "message"),
     [
         (["--frames=new"], "--frames is given without --output"),
-        (["--output=o.parquet"], "--output is given with"),
+        (["--output=o.parquet"], "ask this model with clew predict --frames and --output"),
         (["--frames=nothing", "--output=o.parquet"], "--frames nothing: no such file or folder"),
         (["--frames=new", "--output=new"], "--output new: is a folder; name a file"),
         (["--frames=new", "--output=o", "--confidence=1"], "--confidence is '1'"),
