@@ -201,7 +201,8 @@ class Verification(_Record):
         if found.half_width is None:
             return f"One seed, so without an interval: {said}."
         outcome = "Confirmed" if more > width else "Contradicted" if more < -width else "Open"
-        return f"{outcome}: {said} (± {width:.2f})."
+        how = "" if self.is_whole else " by fine-tuning"
+        return f"{outcome}{how}: {said} (± {width:.2f})."
 
     @property
     def method(self) -> str:
