@@ -99,7 +99,9 @@ class Dashboard:
 
     def _on_console(self, message: ConsoleMessage) -> None:
         where = message.location.get("url", "")
-        if message.type == "error" and not where.endswith(PROBES):
+        # Streamlit drops a picture in the run that replaces it; the browser may ask for it later.
+        is_dropped = "/media/" in where and "404" in message.text
+        if message.type == "error" and not where.endswith(PROBES) and not is_dropped:
             self.problems.append(f"console {message.text} ({where})")
 
     def _on_request(self, url: str) -> None:
