@@ -217,9 +217,9 @@ def test_what_a_dead_server_missed_is_sent_later(
 def test_a_server_that_hangs_does_not_hold_the_program(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tracker = start_run()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setattr(store, "PROBE_SECONDS", 0.5)
-    tracker = start_run()
     server.pause()
     try:
         train(tracker, 0, 100)
