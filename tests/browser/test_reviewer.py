@@ -55,7 +55,8 @@ def test_paths_come_first_on_one_screen(look: Look, filled: Recorded, filled_add
     dashboard.shows("The most specific path from")
     chart = dashboard.page.get_by_test_id("stEChartsChart").bounding_box()
     assert chart is not None
-    assert chart["y"] + chart["height"] < 900, "the picture ends below the window"
+    bottom = chart["y"] + chart["height"]
+    assert bottom < 900, f"the picture ends at {bottom:.0f}, below the window"
     first = dashboard.page.get_by_role("listitem").all_inner_texts()
     dashboard.tick(0, 1)
     assert "path=1" in dashboard.page.url

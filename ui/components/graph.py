@@ -29,7 +29,7 @@ from clew.runs.reading.picture import (
 from clew.ui.components import basics, tables
 from clew.ui.components.explanations import NO_KINDS
 
-HEIGHT = 440
+HEIGHT = 420
 MAX_EDGES = 60
 NUM_LABELLED = 3
 NUM_NAMED = 40
@@ -264,9 +264,9 @@ def show_paths(
     form: Form,
 ) -> None:
     """Show paths as a picture next to their sentences; a click on either selects one."""
-    basics.note(found.searched)
     paths = found.found
     if not paths:
+        basics.note(found.searched)
         return
     place = basics.address_number("path") or 0
     place = place if place < len(paths) else 0
@@ -291,6 +291,7 @@ def show_paths(
         )
     with right:
         _path_table(paths, place, form, key=f"{key}-sentences-{place}")
+        basics.note(found.searched.removesuffix(":") + ".")
 
 
 def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) -> None:
