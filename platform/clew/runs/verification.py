@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clew.config.services import Question
-from clew.errors import DataError, described
+from clew.errors import DataError, counted, described
 from clew.files import write_whole
 from clew.runs.influence_report import TripleRecord
 from clew.runs.reading.runs import fetched, keep_folder, list_artifacts
@@ -214,7 +214,7 @@ class Verification(_Record):
         trust = "On this model it was not compared with whole retraining."
         return (
             f"{'By training again from the start' if self.is_whole else how} without the facts, "
-            f"against the same with all facts, {self.seeds} seeds. "
+            f"against the same with all facts, {counted(self.seeds, 'seed')}. "
             f"{self.agreement.sentence if self.agreement else trust}"
         )
 
