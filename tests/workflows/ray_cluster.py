@@ -50,3 +50,10 @@ def kill_in_the_middle(patch: pytest.MonkeyPatch, doomed: str, sign: Path) -> No
         submit(self, key, die_once, doomed, str(sign), function, arguments)
 
     patch.setattr(Cluster, "submit", submitted)
+
+
+def raylet_of(node: str) -> int | None:
+    """Return the process id of Ray's process for a node, on that node; elsewhere None."""
+    import ray
+
+    return os.getppid() if ray.get_runtime_context().get_node_id() == node else None

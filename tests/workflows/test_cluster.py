@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from clew.workflows.compare import compare
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.train import train
 from clew.workflows.tune import TuneRequest, tune
-from tests.workflows.ray_cluster import FEW, die, kill_in_the_middle
+from tests.workflows.ray_cluster import FEW, die, kill_in_the_middle, raylet_of
 from tests.workflows.trained import ROOT, small_config
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'clew[cluster]')")
@@ -190,6 +191,15 @@ def test_trials_on_two_nodes_of_which_one_dies_are_decided_once(
         assert max(entry.value for entry in history) >= (record.value or 0)
     again = tune(request, cluster=ClusterRequest(ray_cluster.address))
     assert again.trials == result.trials, "all trials are there"
+
+
+def test_a_node_that_just_died_is_left_out(ray_cluster: Any, second: str) -> None:
+    with opened_cluster(ClusterRequest(ray_cluster.address)) as cluster:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[raylet_of.__module__])
+        (raylet,) = [ended for ended in cluster.on_each(raylet_of, second) if ended]
+    os.kill(raylet, signal.SIGKILL)
+    with opened_cluster(ClusterRequest(ray_cluster.address)) as cluster:
+        assert cluster.on_each(raylet_of, second) == [None], "only the other node answers"
 
 
 def test_a_unit_that_kills_node_after_node_is_lost_and_the_others_are_not(

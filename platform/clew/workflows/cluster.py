@@ -85,9 +85,12 @@ class Cluster:
     def on_each(self, function: Callable[..., Any], *arguments: object) -> list[Any]:
         """Return what a function returns on each node, without using its slots.
 
+        A node that died is left out from now on: Ray names it for some seconds after its death.
+
         Raises:
             ClusterError: A node does not answer or cannot run the function.
         """
+        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         free = {"num_cpus": 0, "num_gpus": 0, "memory": None}
@@ -95,10 +98,18 @@ class Cluster:
         tasks = [self._task.options(**free, scheduling_strategy=strategy) for strategy in pinned]
         asked = [task.remote(_conditions(), function, arguments) for task in tasks]
         outcomes = [_outcome(reference, LOOK_SECONDS) for reference in asked]
-        errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-        if errors:
-            raise ClusterError(f"a node cannot do its part: {errors[0]}")
-        return [outcome.result for outcome in outcomes]
+        alive = {node["NodeID"] for node in _alive(ray)}
+        answered = {
+            node: outcome
+            for node, outcome in zip(self._nodes, outcomes, strict=True)
+            if node in alive or not outcome.is_lost
+        }
+        errors = [outcome.error for outcome in answered.values() if outcome.error is not None]
+        if errors or not answered:
+            why = errors[0] if errors else "all of them died"
+            raise ClusterError(f"a node cannot do its part: {why}")
+        self._nodes = tuple(answered)
+        return [outcome.result for outcome in answered.values()]
 
     def require_same(self, what: str, function: Callable[..., str], *arguments: object) -> None:
         """Refuse a cluster if a function of this package returns another value on a node."""
@@ -121,7 +132,7 @@ def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> It
     """
     ray = _connected(request.address, shows_output=shows_output)
     try:
-        alive = [node for node in ray.nodes() if node["Alive"]]
+        alive = _alive(ray)
         needs, has = request.needs(alive), [node["Resources"] for node in alive]
         rooms = [min(int(had.get(kind, 0) / need) for kind, need in needs.items()) for had in has]
         if not any(rooms):
@@ -144,6 +155,10 @@ def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> It
         yield cluster
     finally:
         ray.shutdown()
+
+
+def _alive(ray: Any) -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _connected(address: str, *, shows_output: bool) -> Any:
