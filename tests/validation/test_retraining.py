@@ -24,7 +24,8 @@ from clew.influence.verify import (
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.verification import Pair, Recipe
+from clew.runs.validation_record import Recipe
+from clew.runs.verification import Pair
 from clew.training.manifest import Manifest
 from clew.training.task import Task
 from tests.oracles.plain_training import train_plainly
