@@ -169,9 +169,13 @@ class TunedTracer(UnrolledTracer):
         budget = self.config.influence.memory_budget_mib * MEBIBYTE
         at_once = max(1, int(budget / (COPIES_PER_TEST * numbers)))
         parts = [slice(i, i + at_once) for i in range(0, len(losses), at_once)]
-        passes, finished = len(self.seeds) * len(parts), 0
+        passes = len(self.seeds) * len(parts)
         found = np.zeros((len(self.checkpoints), len(losses), len(self.task.graph.train)))
-        files = []
+        files: list[Path] = []
+
+        def told(finished: int, done: int, total: int) -> None:
+            progress(finished * total + done, passes * total)
+
         for seed in self.seeds:
             with working_folder("tuning") as folder:
                 with own_process():
@@ -179,24 +183,14 @@ class TunedTracer(UnrolledTracer):
                 for part in parts:
                     files.append(self._file(checkpoints, explained + str(part).encode()))
                     by_interval = through_training(
-                        partial(
-                            Replay,
-                            config,
-                            self.task,
-                            checkpoints,
-                            self.device,
-                            start,
-                        ),
+                        partial(Replay, config, self.task, checkpoints, self.device, start),
                         TripleFacts(self.task, config),
                         losses[part],
                         kept=files[-1],
                         stays=True,
-                        progress=lambda done, total, before=finished: progress(
-                            before * total + done, passes * total
-                        ),
+                        progress=partial(told, len(files) - 1),
                     )
                     found[-1, part] += by_interval.sum(0) / len(self.seeds)
-                    finished += 1
         for file in files:
             file.unlink(missing_ok=True)
         return found
