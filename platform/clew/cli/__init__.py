@@ -20,7 +20,14 @@ UNDER_TORCHRUN = ("train",)
 
 
 GROUPS = {
-    "Train": (training.train, training.plan, training.tune, training.evaluate, training.compare),
+    "Train": (
+        training.train,
+        training.import_,
+        training.plan,
+        training.tune,
+        training.evaluate,
+        training.compare,
+    ),
     "Use": (models.predict, models.promote, models.export),
     "Explain": (
         explanations.tracin,
