@@ -257,8 +257,9 @@ def _train(
 
 
 def _start_of(config: RunConfig, imported: OtherModel | None) -> OtherModel | str | None:
-    is_graph = isinstance(config.model, GraphModelSettings)
-    return imported or (config.model.warm_start if is_graph else None) or None
+    if imported is None and isinstance(config.model, GraphModelSettings):
+        return config.model.warm_start or None
+    return imported
 
 
 def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> None:
