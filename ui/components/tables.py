@@ -221,8 +221,8 @@ def column_name(key: str) -> str:
 
 def values_of(runs: Sequence[RunRecord], key: str) -> list[Any]:
     """Return what each run recorded under a key, as numbers if all of it is numbers."""
-    parts = (lambda run: run.metrics, lambda run: run.params, lambda run: run.tags)
-    found = [next((part(run)[key] for part in parts if key in part(run)), None) for run in runs]
+    parts = [(run.metrics, run.params, run.tags) for run in runs]
+    found: list[Any] = [next((p[key] for p in each if key in p), None) for each in parts]
     try:
         return [None if value is None else float(value) for value in found]
     except ValueError:

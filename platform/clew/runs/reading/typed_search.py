@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mlflow.utils import mlflow_tags
 from pydantic import TypeAdapter, ValidationError
@@ -107,7 +108,7 @@ def _meaning(name: str, keys: Keys) -> tuple[str, str]:
     near = [key for key in sorted(every) if short in key] or [short]
     said = f"no run has a setting, metric or tag {name!r}"
     question = similar_name(near[0], sorted(every))
-    raise UsageError("; ".join(filter(None, (said, question, "names of runs go in quotes"))))
+    raise UsageError("; ".join(filter(None, (said, "names of runs go in quotes", question))))
 
 
 def _recorded(key: str, value: str) -> str:
@@ -116,7 +117,8 @@ def _recorded(key: str, value: str) -> str:
     for owner in section_classes(section) if key.startswith(names.PARAMETER_PREFIX) else []:
         if name in owner.model_fields:
             try:
-                read = TypeAdapter(owner.model_fields[name].annotation).validate_python(value)
+                field: Any = owner.model_fields[name].annotation
+                read = TypeAdapter(field).validate_python(value)
             except ValidationError:
                 continue
             return read if isinstance(read, str) else json.dumps(read)
