@@ -106,9 +106,7 @@ def test_stack_equals_the_products_trainer(kind: str, function: str, loss: str) 
     config = config_of(kind, loss__kind=loss, loss__function=function, training__max_steps=6)
     dropped = [NOTHING, np.arange(0, 60, 2), np.arange(45)]
     expected = one_by_one(config, dropped, seed=5)
-    stack = list(
-        train_stack(graph_of(), retrainer(config, graph_of()).configured(5), dropped)
-    )
+    stack = list(train_stack(graph_of(), retrainer(config, graph_of()).configured(5), dropped))
     for model, single in zip(stack, expected, strict=True):
         assert_equal(model.state_dict(), single)
     assert not torch.allclose(expected[0]["entity.weight"], expected[1]["entity.weight"])
