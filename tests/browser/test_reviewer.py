@@ -68,7 +68,7 @@ def test_paths_come_first_on_one_screen(look: Look, filled: Recorded, filled_add
 
 OVERLAPS = """() => {
     const names = [...document.querySelectorAll('[data-testid="stEChartsChart"] svg text')].filter(
-        name => !(name.getAttribute('transform') || '').startsWith('matrix')  // along a slanted line
+        name => !(name.getAttribute('transform') || '').startsWith('matrix')
     ).map(name => [name.textContent, name.getBoundingClientRect()]);
     if (names.length < 3) return ['too few names: ' + names.length];
     return names.flatMap(([one, a], place) => names.slice(place + 1).filter(([_, b]) =>

@@ -128,7 +128,7 @@ def judged(reviews: Iterable[Review]) -> set[About]:
     """Return the explanations that this person judged: under their name, or since they came."""
     name = access.person() or str(st.session_state.get("reviewer", "")).strip()
     named = {each.about for each in reviews if name and each.reviewer == name and not each.final}
-    return named | st.session_state.get(JUDGED, set())
+    return named.union(st.session_state.get(JUDGED, ()))
 
 
 def visible(reviews: Sequence[Review]) -> list[Review]:
@@ -278,10 +278,10 @@ def open_test(place: int | None) -> None:
 def next_to_judge(run_id: str, tests: pd.DataFrame, place: int) -> int | None:
     """Return the place of the next triple, after the last comes the first, that needs a verdict."""
     done = judged(reviews_of(run_id).records)
-    at = tests.index.get_loc(place)
-    later = [*tests.index[at + 1 :], *tests.index[:at]]
-    is_open = (int(p) for p in later if (run_id, fact_of(tests.loc[p]).triple) not in done)
-    return next(is_open, None)
+    places = [int(each) for each in tests.index]
+    at = places.index(place)
+    later = [*places[at + 1 :], *places[:at]]
+    return next((p for p in later if (run_id, fact_of(tests.loc[p]).triple) not in done), None)
 
 
 def earlier(run_id: str, test: pd.Series) -> None:
