@@ -5,7 +5,8 @@ serves pages on the machine could then control the dashboard. The guard compares
 
 A header of each page also lists the parts of Streamlit's front end that the first page needs.
 Otherwise the front end fetches a part only when it first draws it, and the table's megabyte last.
-With the header, the browser fetches them while this process imports the modules of the page.
+With the header, the browser fetches them while this process imports the modules of the page. It
+names the largest parts only: nginx answers 502 if the headers of a page do not fit into 4 KiB.
 """
 
 import re
@@ -27,6 +28,8 @@ HEADERS = (
 )
 ROOT = Path(st.__file__).parent / "static"
 SCRIPTS = "static/js"
+MOST_BYTES = 2_500
+"""Length of that header; all others together take some 400 bytes."""
 PARTS = ("DataFrame", "Html", "Metric", "Selectbox", "TextInput")
 """The parts of the front end that the page Overview uses."""
 IMPORTED = re.compile(r'(?:from|import)"\./([\w.\-]+\.js)"')
@@ -71,8 +74,11 @@ def _is_own(headers: Headers) -> bool:
 
 @cache
 def link_header() -> str:
-    how = "rel=modulepreload; fetchpriority=low"
-    return ", ".join(f"<./{SCRIPTS}/{name}>; {how}" for name in scripts())
+    largest = sorted(scripts(), key=lambda name: -(ROOT / SCRIPTS / name).stat().st_size)
+    links = [f"<./{SCRIPTS}/{name}>; rel=modulepreload; fetchpriority=low" for name in largest]
+    while len(", ".join(links)) > MOST_BYTES:
+        links.pop()
+    return ", ".join(links)
 
 
 def scripts() -> Iterator[str]:

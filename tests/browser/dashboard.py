@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ PROBES = ("/_stcore/health", "/_stcore/host-config")
 
 
 @contextmanager
-def serving(uri: str, *, wait: bool = True) -> Iterator[str]:
+def serving(uri: str, *, options: Sequence[str] = (), wait: bool = True) -> Iterator[str]:
     """Serve the dashboard over a store, and yield its address."""
     port = free_port()
     command = [sys.executable, "-m", "clew.ui.serve"]
@@ -46,7 +46,7 @@ def serving(uri: str, *, wait: bool = True) -> Iterator[str]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
     process = subprocess.Popen(
-        [*command, "--server.port", str(port)],
+        [*command, "--server.port", str(port), *options],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.DEVNULL,

@@ -17,3 +17,13 @@ def test_every_part_and_all_that_it_imports_is_named_once() -> None:
         assert name not in already
         for other in guarded.IMPORTED.findall((folder / name).read_text("utf-8")):
             assert other in found or other in already, f"{other}, which {name} imports"
+
+
+def test_the_header_names_the_largest_parts() -> None:
+    named = re.findall(r"<\./static/js/([^>]+)>", guarded.link_header())
+    sizes = {
+        name: (guarded.ROOT / guarded.SCRIPTS / name).stat().st_size for name in guarded.scripts()
+    }
+    left_out = [size for name, size in sizes.items() if name not in named]
+    assert min(sizes[name] for name in named) >= max(left_out, default=0)
+    assert len(guarded.link_header()) <= guarded.MOST_BYTES

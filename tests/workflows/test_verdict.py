@@ -11,7 +11,7 @@ from clew.config.schema import RunConfig
 from clew.image_sequences.subject import ImageSequences
 from clew.language_modeling.subject import frequency_loss
 from clew.link_prediction.sources import load_graph
-from clew.link_prediction.subject import most_frequent_mrr
+from clew.link_prediction.subject import Graphs, most_frequent_mrr
 from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
@@ -101,3 +101,12 @@ def test_a_network_that_persistence_beats_is_not_to_be_used(tmp_path: Path) -> N
     refused = "do not use"
     assert refused in worth()
     assert refused not in worth(mae=1.0)
+
+
+def test_what_seeds_differ_by_is_known_for_the_test_split_alone() -> None:
+    task: Any = build_task(small_config())
+    metrics = {
+        f"{s}/{m}": 0.5 for s in ("valid", "test") for m in ("mrr", "hits_at_1", "hits_at_10")
+    }
+    valid, test = (Graphs().summary(task, metrics, s) for s in ("valid", "test"))
+    assert len(test) == len(valid) + 1

@@ -189,6 +189,8 @@ class UiOptions(Options):
     """Port to listen on."""
     address: str = "127.0.0.1"
     """Address to listen on."""
+    base_path: str = Field(default="", pattern=r"^[\w.~/-]*$")
+    """Path that the pages begin with, behind a proxy that serves other things too: `/clew`."""
 
 
 @command(UiOptions, "clew ui --port 8080")
@@ -196,4 +198,6 @@ def ui(options: UiOptions) -> int:
     """Open the dashboard for the tracking store."""
     from clew.workflows.dashboard import serve_dashboard
 
-    return serve_dashboard(port=options.port, address=options.address)
+    return serve_dashboard(
+        port=options.port, address=options.address, base_path=options.base_path.strip("/")
+    )

@@ -9,7 +9,7 @@ from clew.processes import run_child
 from clew.runs.store import tracking_uri
 
 
-def serve_dashboard(*, port: int, address: str) -> int:
+def serve_dashboard(*, port: int, address: str, base_path: str = "") -> int:
     """Run Streamlit until it is stopped; return its exit code.
 
     Raises:
@@ -31,6 +31,7 @@ def serve_dashboard(*, port: int, address: str) -> int:
             ) from None
     command = [sys.executable, "-m", "clew.ui.serve"]
     command += ["--server.port", str(port), "--server.address", address]
+    command += ["--server.baseUrlPath", base_path] if base_path else []
     try:
         return run_child(command, environment={"MLFLOW_TRACKING_URI": tracking_uri()})[0]
     except KeyboardInterrupt:

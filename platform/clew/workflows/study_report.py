@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 from clew.config.study import Study
 from clew.runs.hardware import Machine
@@ -42,7 +42,7 @@ class Estimate:
         if count == 1:
             return cls(mean, -math.inf, math.inf, count)
         error = statistics.stdev(values) / math.sqrt(count)
-        half = error * float(student_t.ppf(0.975, count - 1))
+        half = error * float(stdtrit(count - 1, 0.975))
         return cls(mean, mean - half, mean + half, count)
 
     @classmethod
