@@ -36,8 +36,9 @@ NUM_NAMED = 40
 """How many entities have names, those of the strongest facts first; others show theirs on hover."""
 NUM_STACKED, NUM_BESIDE = 5, 8
 """In a column of more entities than these, names have one line, or are beside their entities."""
-BESIDE_PIXELS, BESIDE_NARROW, AROUND_PIXELS = 150, 110, 70
-"""Room for names beside a column, in a narrow window too, and for those above and below it."""
+BESIDE_PIXELS, BESIDE_NARROW, AROUND_PIXELS, BETWEEN_NARROW = 150, 110, 70, 180
+"""Room for names beside a column, in a narrow window too, for those above and below it, and in a
+narrow window from the first column to the last."""
 HEIGHTS, HEIGHT_NARROW = (0.66, 1.15, 1.7), 1.8
 """Height of the drawing in units of its width, by how many sides have names beside them, and in a
 narrow window."""
@@ -169,7 +170,7 @@ def _nodes(
 
     In a `long` column a name has one line; in a column of `beside` it is next to its entity.
     """
-    crowded = beside & {-1.0, 1.0}
+    crowded, columns = beside & {-1.0, 1.0}, len({x for x, _ in places.values()})
     styles = {key: _style(key in ends, PLAIN.symbol, "") for key in labels}
     for kind, look in looks(kinds, labels).items():
         for key in labels:
@@ -196,8 +197,9 @@ def _nodes(
         }
         if x in beside:
             position = "left" if x == -1 else "right"
-        if narrow and (x in beside or (is_end and crowded)):
-            label |= {"width": BESIDE_NARROW - 14, "overflow": "truncate"}
+        if narrow and (x in beside or crowded or columns > 3):
+            room = BESIDE_NARROW - 14 if x in beside or is_end else BETWEEN_NARROW // (columns - 1)
+            label |= {"width": room, "overflow": "truncate"}
         place = {"x": x * 300, "y": y * 300 * height}
         label["position"] = position
         nodes.append({"id": key, "name": text, **place, **styles[key], "label": label})
