@@ -198,7 +198,7 @@ def test_explanations_are_judged_and_exported(
     dashboard.settle().page.evaluate(
         "document.querySelector('[data-testid=stMain]').scrollTo(0, 0)"
     )
-    for name in ("plausible 1", "implausible 2", "unsure 3", "Next N"):
+    for name in ("✓ plausible", "✗ implausible", "? unsure", "Next"):
         place = dashboard.page.get_by_role("button", name=name).bounding_box()
         assert place is not None
         assert place["y"] + place["height"] < 900, f"{name} is below the window"
