@@ -281,7 +281,12 @@ def next_to_judge(run_id: str, tests: pd.DataFrame, place: int) -> int | None:
     places = [int(each) for each in tests.index]
     at = places.index(place)
     later = [*places[at + 1 :], *places[:at]]
-    return next((p for p in later if (run_id, fact_of(tests.loc[p]).triple) not in done), None)
+
+    def is_open(each: int) -> bool:
+        test: pd.Series = tests.loc[each]  # type: ignore[assignment]
+        return (run_id, fact_of(test).triple) not in done
+
+    return next(filter(is_open, later), None)
 
 
 def earlier(run_id: str, test: pd.Series) -> None:
