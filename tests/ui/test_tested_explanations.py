@@ -59,3 +59,4 @@ def test_a_person_starts_the_check_and_reads_what_happened(
     seen = shown(no_surprise(app.run()))
     assert all(line in seen for line in found.lines(test))
     assert not [button for button in app.button if button.label == "Check it"]
+    assert found.verdict(test) in shown(page("influence", store.uri, run=trace, view="Groups"))

@@ -1,5 +1,6 @@
 """Stacked retraining equals the product's trainer; without dropped facts it equals the run."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from clew.influence.verify import (
     Group,
     Queue,
     agreement_of,
+    effects_of,
     fine_tuning,
     groups_of,
     recipe_of,
@@ -239,7 +241,7 @@ def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
         model = train_plainly(own, task, weights, start).eval()
         return [plain_answer(model, graph, test) for test in tests]
 
-    for group, effect in zip(groups, queue.effects("tail"), strict=True):
+    for group, effect in zip(groups, effects_of([queue], "tail"), strict=True):
         before, after = (
             np.array([answers(facts, seed)[group.test] for seed in (7, 8)])
             for facts in (NOTHING, group.facts)
@@ -251,7 +253,11 @@ def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
         # Each explanation has one group here, so its interval is Student's t of two seeds.
         width = 12.7062 * falls.std(ddof=1) / 2**0.5
         assert effect.fall.half_width == pytest.approx(width, abs=2e-3)
-    assert max(abs(effect.fall.mean) for effect in queue.effects("tail")) > 0.05
+    assert max(abs(effect.fall.mean) for effect in effects_of([queue], "tail")) > 0.05
+
+    # An ensemble's effects are means over its members, each with its own seeds here.
+    members = [dataclasses.replace(queue, seeds=(seed,)) for seed in (7, 8)]
+    assert effects_of(members, "tail") == effects_of([queue], "tail")
 
 
 @torch.no_grad()

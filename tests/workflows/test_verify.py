@@ -13,11 +13,11 @@ from clew.errors import ConfigError, DataError, Interrupted
 from clew.influence.outcomes import Examiner
 from clew.influence.retraining import Retrainer
 from clew.runs.reading.explanation import html_report, open_explanation
-from clew.runs.reading.reports import report_files
 from clew.runs.reading.runs import download_artifact
 from clew.runs.verification import Agreement, Verification, names_of, read_kept
+from clew.workflows.train import train
 from clew.workflows.verify import VerifyRequest, verify
-from tests.workflows.trained import TrainedStore
+from tests.workflows.trained import TrainedStore, small_config
 
 pytestmark = pytest.mark.slow
 TRIPLE = "acquired_abnormality,location_of,experimental_model_of_disease"
@@ -118,16 +118,19 @@ def test_python_and_a_triple_that_is_explained_first(trained: TrainedStore) -> N
     assert made.tests == found.tests
 
 
-def test_what_cannot_be_checked_is_refused(trained: TrainedStore, tmp_path: Path) -> None:
+def test_what_cannot_be_checked_is_refused(trained: TrainedStore) -> None:
     with pytest.raises(DataError):
         verify(VerifyRequest(test="virus,location_of,nobody", model=trained.weak))
     with pytest.raises(ConfigError):
         verify(VerifyRequest("newest", test=TRIPLE))
-    run_id = explanation(trained.weak, {}, tuple(TRIPLE.split(",")))
-    path = report_files(run_id, tmp_path).json
-    assert path is not None
-    content = json.loads(path.read_text())
-    content["model"]["runs"] = [trained.weak, trained.strong]  # as of an ensemble
-    path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError):
-        verify(VerifyRequest(run_id))
+
+
+def test_an_ensemble_goes_on_from_each_member(trained: TrainedStore) -> None:
+    twin = train(small_config(training__seed=5)).run_id or ""
+    why = clew.attribute(f"{trained.strong},{twin}", [tuple(TRIPLE.split(","))])
+    found = why.verify(seeds=1)
+    assert (found.source_run, found.runs) == (trained.strong, 2)
+    (test,) = found.tests
+    assert test.model.rank == why.report.tests[0].rank, "the mean over both"
+    # Of one seed, but of two members, which differ.
+    assert all(removal.tuned.fall.half_width for removal in test.removals)

@@ -123,30 +123,40 @@ class Queue:
                     self.kept[test].write(one, found.only(test))
                 done()
 
-    def effects(self, direction: Question) -> list[Effect]:
-        """Return the effect of each group, in their order.
-
-        Two seeds alone would give no useful interval. So all groups of an explanation are assumed
-        to vary as much between seeds.
-        """
-        before = [self._answers(test, NOTHING, direction) for test in range(len(self.kept))]
-        after = [self._answers(group.test, group.facts, direction) for group in self.groups]
-        places = np.array([group.test for group in self.groups])
-        falls = np.array([before[test] - found for test, found in zip(places, after, strict=True)])
-        half_widths = [_half_width(falls[places == test, :, 0]) for test in range(len(self.kept))]
-        return [
-            Effect(
-                before=_mean(before[test]),
-                after=_mean(found),
-                fall=Measured(mean=float(fall[:, 0].mean()), half_width=half_widths[test]),
-            )
-            for test, found, fall in zip(places, after, falls, strict=True)
-        ]
-
-    def _answers(self, test: int, facts: Facts, direction: Question) -> np.ndarray:
+    def answers(self, test: int, facts: Facts, direction: Question) -> np.ndarray:
         """Return log-probability and rank after each seed's training, `(seed, 2)`."""
         read = (self.kept[test].read(Retraining(seed, facts)).of(direction) for seed in self.seeds)
         return np.array([[found.log_probability.mean(), found.rank.mean()] for found in read])
+
+
+def effects_of(members: Sequence[Queue], direction: Question) -> list[Effect]:
+    """Return the effect of each group, in their order, as means over seeds and members.
+
+    Two seeds alone would give no useful interval. So all groups of an explanation are assumed to
+    vary as much between seeds.
+
+    Args:
+        members: The same groups, going on from each member of an ensemble; one for a single run.
+        direction: The question whose answers are compared.
+    """
+    groups, tests = members[0].groups, range(len(members[0].kept))
+
+    def answers(test: int, facts: Facts) -> np.ndarray:
+        return np.concatenate([queue.answers(test, facts, direction) for queue in members])
+
+    before = [answers(test, NOTHING) for test in tests]
+    after = [answers(group.test, group.facts) for group in groups]
+    places = np.array([group.test for group in groups])
+    falls = np.array([before[test] - found for test, found in zip(places, after, strict=True)])
+    half_widths = [_half_width(falls[places == test, :, 0]) for test in tests]
+    return [
+        Effect(
+            before=_mean(before[test]),
+            after=_mean(found),
+            fall=Measured(mean=float(fall[:, 0].mean()), half_width=half_widths[test]),
+        )
+        for test, found, fall in zip(places, after, falls, strict=True)
+    ]
 
 
 def _mean(answers: np.ndarray) -> Answer:

@@ -153,6 +153,8 @@ class Verification(_Record):
     """Run of the model."""
     recipe: Recipe
     seeds: int
+    runs: int = 1
+    """Number of members of an ensemble, over which effects are means."""
     tests: tuple[VerifiedTriple, ...]
     agreement: Agreement | None = None
 
@@ -214,13 +216,15 @@ class Verification(_Record):
         trust = "On this model it was not compared with whole retraining."
         return (
             f"{'By training again from the start' if self.is_whole else how} without the facts, "
-            f"against the same with all facts, {counted(self.seeds, 'seed')}. "
+            f"against the same with all facts, {counted(self.seeds, 'seed')}"
+            f"{f' for each of {self.runs} runs' * (self.runs > 1)}. "
             f"{self.agreement.sentence if self.agreement else trust}"
         )
 
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
+        yield self.verdict(test)
         yield from (self.sentence(removal) for removal in test.removals)
-        yield from (self.verdict(test), self.method)
+        yield self.method
 
     def __str__(self) -> str:
         if len(self.tests) == 1:
@@ -240,7 +244,7 @@ class Verification(_Record):
 
 
 def said_of(found: Verification | None, triple: Sequence[str]) -> tuple[str, ...]:
-    """Return what is known of a triple in sentences; empty if it was not verified."""
+    """Return what is known of a triple in sentences, the verdict first; empty if nothing is."""
     for test in found.tests if found else ():
         if found and names_of(test.test) == tuple(triple):
             return tuple(found.lines(test))

@@ -1,6 +1,6 @@
 """Runs the demo: trains on one graph in two precisions, compares, explains and promotes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from clew import names
 from clew.config.data import TripleData
@@ -15,14 +15,18 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import value_at_best
 from clew.runs.store import PROJECT_FILE, project_root, shown, tracking_uri
+from clew.runs.verification import names_of
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.precision import resolve_device
 from clew.workflows.child import train_in_child
 from clew.workflows.explaining.tracin import SHOWN_PROPONENTS, in_words, tracin
 from clew.workflows.promote import PromotionRequest, promote
 from clew.workflows.train import TrainResult
+from clew.workflows.verify import VerifyRequest, verify
 
 NUM_EXPLAINED = 10
+CHECKED_EPOCHS = 3
+DASHBOARD = "http://127.0.0.1:8501"
 EXAMPLE = ("acquired_abnormality", "location_of")
 CONFIG = "umls"
 VALIDATION = "valid/mrr"
@@ -55,7 +59,7 @@ def run_demo(*, quick: bool = False) -> Iterator[str]:
         yield ""
         yield from comparison(results)
         yield ""
-        yield from explanation(configs[0], results)
+        checked = yield from explanation(configs[0], results)
         yield ""
         yield from promotion(results)
         yield ""
@@ -63,7 +67,8 @@ def run_demo(*, quick: bool = False) -> Iterator[str]:
         yield from fit_to_hardware(configs[-1], hardware)[1]
         yield f"runs are in {shown(tracking_uri())}"
         command = "make ui" if (project_root() / PROJECT_FILE).is_file() else "clew ui"
-        yield f"look at them with: {command}   (http://127.0.0.1:8501)"
+        yield f"look at them with: {command}   ({DASHBOARD})"
+        yield from checked
 
 
 def record(tracker: Tracker, configs: Sequence[RunConfig], results: Sequence[TrainResult]) -> None:
@@ -82,11 +87,16 @@ def record(tracker: Tracker, configs: Sequence[RunConfig], results: Sequence[Tra
     tracker.metrics(values | ratios, step=0)
 
 
-def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[str]:
-    """Explain ten test triples with the first model; show the proponents of the best-ranked."""
+def explanation(
+    config: RunConfig, results: Sequence[TrainResult]
+) -> Generator[str, None, Iterable[str]]:
+    """Explain ten test triples with the first model; show and check the best-ranked one.
+
+    Returns the last words: what the check says, and its page.
+    """
     model = results[0]
     if model.run_id is None or not isinstance(config.data, TripleData):
-        return
+        return ()
     graph = load_graph(config.data)
     with working_folder("demo") as folder:
         path = folder / "test.txt"
@@ -104,7 +114,13 @@ def explanation(config: RunConfig, results: Sequence[TrainResult]) -> Iterator[s
     for entry in shown_test.proponents[:SHOWN_PROPONENTS]:
         yield f"  {in_words(entry.train)}   ({entry.influence:+.3g})"
     yield f"in brackets: {form_of(result.report.settings).sentence}"
-    yield f"see what happens without them: clew verify {result.run_id}"
+    yield "checked, by training on without them for a short while:"
+    triple = names_of(shown_test.test)
+    found = verify(VerifyRequest(result.run_id or "", triple=triple, epochs=CHECKED_EPOCHS))
+    verdict, *details = found.lines(found.tests[0])
+    yield from (f"  {line}" for line in details)
+    page = f"influence?run={found.run_id}&test={result.report.tests.index(shown_test)}"
+    return f"the check of {fact}: {DASHBOARD}/{page}&view=Check%20it", f"  {verdict}"
 
 
 def promotion(results: Sequence[TrainResult]) -> Iterator[str]:

@@ -13,7 +13,15 @@ from clew.errors import ConfigError, Interrupted
 from clew.files import cache_folder, working_folder
 from clew.influence.outcomes import Examiner, Facts
 from clew.influence.retraining import KeptRetrainings, Retrainer
-from clew.influence.verify import SIZES, Queue, agreement_of, fine_tuning, groups_of, recipe_of
+from clew.influence.verify import (
+    SIZES,
+    Queue,
+    agreement_of,
+    effects_of,
+    fine_tuning,
+    groups_of,
+    recipe_of,
+)
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.triples import Triples
 from clew.runs.influence_report import ExplainedTriple, read_influence_json
@@ -88,12 +96,9 @@ def verify(
     with working_folder("verify") as work:
         path = report_files(run_id, work).json
         report = read_influence_json(path) if path else None
-        if report is None or report.model.runs:
-            raise ConfigError(
-                f"run {run_id} explains {'the mean of several runs' if report else 'no triples'}; "
-                "give one that explains triples of one run"
-            )
-        best_last = sorted(report.tests, key=lambda test: -test.rank)
+        if report is None:
+            raise ConfigError(f"run {run_id} explains no triples; give one that explains triples")
+        best_last = sorted(reversed(report.tests), key=lambda test: -test.rank)
         distinct = {names_of(test.test): test for test in best_last}
         explained = list(distinct.values())[::-1]
         if request.triple is not None:
@@ -101,19 +106,22 @@ def verify(
         elif not request.test or request.top_tests:
             explained = explained[: request.top_tests or 1]
         settings = {f"influence.{k}": report.settings[k] for k in SCORES if k in report.settings}
-        with open_trace_source(report.model.run_id, settings | LISTED) as source:
-            queues = _queues(request, source, explained)
-            _train(queues, say, progress)
-            tests = _effects(source, explained, queues)
+        with open_trace_source(report.model.reference, settings | LISTED) as source:
+            tuned, whole = _queues(request, source, explained)
+            _train(tuned, whole, say, progress)
+            tests = _effects(source, explained, tuned, whole)
         found = Verification(
             run_id=run_id,
             source_run=report.model.run_id,
             recipe=recipe_of(source.model.config, request.epochs, request.learning_rate),
             seeds=request.seeds,
+            runs=max(1, len(report.model.runs)),
             tests=tests,
         )
-        agreement, kept = _agreement(found), read_kept(Verification, run_id)
-        if agreement is not None and found.is_whole:
+        ensemble = bool(report.model.runs)
+        agreement = _agreement(found, None if ensemble else read_kept(Agreement, found.source_run))
+        kept = read_kept(Verification, run_id)
+        if agreement is not None and found.is_whole and not ensemble:
             keep(agreement, found.source_run, work)
         found = found.model_copy(update={"agreement": agreement})
         others = () if kept is None or kept.recipe != found.recipe else kept.tests
@@ -125,8 +133,8 @@ def verify(
 
 def _queues(
     request: VerifyRequest, source: TraceSource, explained: Sequence[ExplainedTriple]
-) -> list[Queue]:
-    """Return the fine-tunings and, if they are asked for, the whole trainings."""
+) -> tuple[list[Queue], list[Queue]]:
+    """Return the fine-tunings of each member, and the whole trainings if they are asked for."""
     graph, config, manifest = source.task.graph, source.model.config, source.model.manifest
     given = [of_fields(0, "", [*names_of(one.test)], graph) for one in explained]
     tests = usable(given, source.model.title)
@@ -145,9 +153,11 @@ def _queues(
         return Queue(retrainer, Examiner(graph, config, tests), groups, seeds, kept)
 
     tuning = fine_tuning(config, recipe_of(config, request.epochs, request.learning_rate))
-    begin = sha256(source.model.checkpoint / MODEL_FILE)
-    found = [queue(tuning, source.tracer.models[-1], begin)]
-    return [*found, queue(config, None, "")] if request.whole else found
+    tuned = [
+        queue(tuning, run.models[-1], sha256(run.checkpoints[-1].path / MODEL_FILE))
+        for run in source.tracer.runs
+    ]
+    return tuned, [queue(config, None, "")] if request.whole else []
 
 
 def _strongest(source: TraceSource, explained: ExplainedTriple, test: Triples) -> Facts:
@@ -162,22 +172,26 @@ def _strongest(source: TraceSource, explained: ExplainedTriple, test: Triples) -
 
 
 def _train(
-    queues: Sequence[Queue],
+    tuned: Sequence[Queue],
+    whole: Sequence[Queue],
     say: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> None:
     """Do the missing trainings of all queues."""
-    left = [len(queue.missing) for queue in queues]
-    for queue, number, what in zip(queues, left, ("fine-tunings", "whole trainings"), strict=False):
-        retrainer = queue.retrainer
+    queues = [*tuned, *whole]
+    left = sum(len(queue.missing) for queue in queues)
+    for several, what in ((tuned, "fine-tunings"), (whole, "whole trainings")):
+        if not several:
+            continue
+        retrainer, number = several[0].retrainer, sum(len(queue.missing) for queue in several)
         how = f"{retrainer.models_at_once} at once"
         if reason := retrainer.why_one_at_a_time:
             how = f"one at a time: {reason}"
         say(f"{number} {what} to do, {retrainer.config.training.num_epochs} epochs each ({how})")
 
     def done() -> int:
-        finished = sum(left) - sum(len(queue.missing) for queue in queues)
-        progress(finished, sum(left))
+        finished = left - sum(len(queue.missing) for queue in queues)
+        progress(finished, left)
         return finished
 
     done()
@@ -186,29 +200,32 @@ def _train(
             queue.run(done)
     except (KeyboardInterrupt, Interrupted):  # the second is from a training of one model
         raise Interrupted(
-            f"stopped by the user after {done()} of {sum(left)} trainings, which are kept; the "
+            f"stopped by the user after {done()} of {left} trainings, which are kept; the "
             "same command goes on"
         ) from None
 
 
 def _effects(
-    source: TraceSource, explained: Sequence[ExplainedTriple], queues: Sequence[Queue]
+    source: TraceSource,
+    explained: Sequence[ExplainedTriple],
+    tuned: Sequence[Queue],
+    whole: Sequence[Queue],
 ) -> tuple[VerifiedTriple, ...]:
-    direction, groups = source.tracer.settings.direction, queues[0].groups
-    own = queues[0].examiner.examine(source.tracer.models[-1].eval()).of(direction)
-    tuned, *again = (queue.effects(direction) for queue in queues)
-    whole = again[0] if again else [None] * len(groups)
+    direction, groups = source.tracer.settings.direction, tuned[0].groups
+    members = [run.models[-1].eval() for run in source.tracer.runs]
+    own = [tuned[0].examiner.examine(model).of(direction) for model in members]
+    again = effects_of(whole, direction) if whole else [None] * len(groups)
     removals = [
         (group.test, Removal(kind=group.kind, facts=group.facts.tolist(), tuned=t, whole=w))
-        for group, t, w in zip(groups, tuned, whole, strict=True)
+        for group, t, w in zip(groups, effects_of(tuned, direction), again, strict=True)
     ]
     return tuple(
         VerifiedTriple(
             test=one.test,
             direction=direction,
             model=Answer(
-                rank=own.rank[:, place].mean(),
-                log_probability=own.log_probability[:, place].mean(),
+                rank=np.mean([each.rank[:, place] for each in own]),
+                log_probability=np.mean([each.log_probability[:, place] for each in own]),
             ),
             removals=tuple(removal for test, removal in removals if test == place),
         )
@@ -216,9 +233,8 @@ def _effects(
     )
 
 
-def _agreement(found: Verification) -> Agreement | None:
+def _agreement(found: Verification, kept: Agreement | None) -> Agreement | None:
     """Return the agreement on the model, with what was measured now and before."""
-    kept = read_kept(Agreement, found.source_run)
     earlier = kept.pairs if kept is not None and kept.recipe == found.recipe else ()
     now = []
     for test in found.tests:
