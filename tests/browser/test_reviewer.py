@@ -66,6 +66,30 @@ def test_paths_come_first_on_one_screen(look: Look, filled: Recorded, filled_add
     assert look(filled_address, path).page.get_by_role("listitem").all_inner_texts() == steps
 
 
+OVERLAPS = """() => {
+    const names = [...document.querySelectorAll('[data-testid="stEChartsChart"] svg text')].filter(
+        name => !(name.getAttribute('transform') || '').startsWith('matrix')
+    ).map(name => [name.textContent, name.getBoundingClientRect()]);
+    if (names.length < 3) return ['too few names: ' + names.length];
+    return names.flatMap(([one, a], place) => names.slice(place + 1).filter(([_, b]) =>
+        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3  // less is empty line height
+    ).map(([other]) => `${one} over ${other}`));
+}"""
+
+
+@pytest.mark.parametrize("view", ["Paths", "Training+facts"])
+def test_no_name_is_over_another(
+    look: Look, filled: Recorded, filled_address: str, view: str
+) -> None:
+    for run, test in (("trace", 0), ("trace", 4), ("trace hostile", 1)):
+        path = f"/influence?run={filled.runs[run]}&test={test}&view={view}"
+        dashboard = look(filled_address, path)
+        for width in (1440, 1024, 768, 390):
+            dashboard.page.set_viewport_size({"width": width, "height": 900})
+            assert dashboard.settle().page.evaluate(OVERLAPS) == [], f"{path}, {width} wide"
+
+
 def test_a_row_and_an_edge_select_the_same_fact(
     look: Look, filled: Recorded, filled_address: str
 ) -> None:
@@ -170,6 +194,14 @@ def test_explanations_are_judged_and_exported(
     comment.press_sequentially("chance <b>only</b>, 1 of 2")
     dashboard.page.get_by_role("textbox", name="Your name").fill("Grace")
     assert not read_reviews(own.runs["trace"]).records, "a digit in a text is no verdict"
+    dashboard.page.set_viewport_size({"width": 1440, "height": 900})
+    dashboard.settle().page.evaluate(
+        "document.querySelector('[data-testid=stMain]').scrollTo(0, 0)"
+    )
+    for name in ("✓ plausible", "✗ implausible", "? unsure", "Next"):
+        place = dashboard.page.get_by_role("button", name=name).bounding_box()
+        assert place is not None
+        assert place["y"] + place["height"] < 900, f"{name} is below the window"
     dashboard.press("Groups").press("Review")
     assert comment.input_value() == "chance <b>only</b>, 1 of 2", "what is not saved is kept"
     dashboard.page.get_by_role("textbox", name="Your name").blur()
@@ -179,8 +211,9 @@ def test_explanations_are_judged_and_exported(
     assert (review.verdict, review.reviewer) == ("implausible", "Grace")
     assert len(review.wrong) + len(review.convincing) == 1
     for test, key, verdict in ((1, "1", "plausible"), (2, "3", "unsure")):
-        dashboard.open(f"/influence?run={own.runs['trace']}&view=Review&test={test}")
-        dashboard.page.keyboard.press(key)
+        dashboard.page.keyboard.press("n")
+        dashboard.page.wait_for_url(f"**test={test}*")
+        dashboard.settle().page.keyboard.press(key)
         dashboard.shows("Saved with the run")
         assert read_reviews(own.runs["trace"]).records[-1].verdict == verdict
     dashboard.open("/reviews")

@@ -37,14 +37,14 @@ def test_the_named_triples_go_and_all_others_stay(graph: KnowledgeGraph, write) 
 def test_the_list_of_the_dashboard_is_taken_for_its_own_data(tmp_path: Path) -> None:
     graph = load_graph(TripleData(name="umls"))
     fact = Fact(*line(graph, graph.train[7]).rstrip().split("\t"))
-    review = Review("run", fact, "implausible", "Ada", wrong=(fact,))
+    reviews = [Review("run", fact, "implausible", who, wrong=(fact,)) for who in ("Ada", "Bo")]
     path = tmp_path / "wrong.tsv"
-    path.write_text(wrong_facts_tsv([review], DataOrigin("umls", graph.fingerprint)), "utf-8")
+    path.write_text(wrong_facts_tsv(reviews, DataOrigin("umls", graph.fingerprint)), "utf-8")
     config = load("umls", {"data.exclude": str(path)})
     assert isinstance(config.data, TripleData)
     left = load_graph(config.data)
     assert left.train.tolist() == np.delete(graph.train, 7, axis=0).tolist()
-    path.write_text(wrong_facts_tsv([review], DataOrigin("umls", "0" * 16)), "utf-8")
+    path.write_text(wrong_facts_tsv(reviews, DataOrigin("umls", "0" * 16)), "utf-8")
     with pytest.raises(DataError, match=r"from umls with fingerprint 0{16}, but umls here has"):
         load_graph(config.data)
 

@@ -418,7 +418,7 @@ def test_a_large_graph_is_cut(explained: pd.Series) -> None:
 
 
 def test_names_of_a_crowded_column_stand_beside_it(explained: pd.Series) -> None:
-    names = [f"a name of several words {number}" for number in range(graph.NUM_STACKED + 1)]
+    names = [f"a name of several words {number}" for number in range(graph.NUM_BESIDE + 1)]
     ends = {"head_id": "H", "head": "head", "tail_id": names, "tail": names}
     facts = pd.DataFrame(ends).assign(relation="r", influence=1.0, place=range(1, len(names) + 1))
     spec = graph.spec(explained, facts, column="influence")
@@ -434,7 +434,7 @@ def test_names_of_a_crowded_column_stand_beside_it(explained: pd.Series) -> None
     assert {node["label"]["overflow"] for node in narrow["data"][2:]} == {"truncate"}
     assert (narrow["left"], narrow["right"]) == (graph.BESIDE_NARROW, graph.AROUND_PIXELS)
     assert not any(link["label"]["show"] for link in narrow["links"])
-    (few,) = graph.spec(explained, facts.head(graph.NUM_STACKED), column="influence")["series"]
+    (few,) = graph.spec(explained, facts.head(graph.NUM_BESIDE), column="influence")["series"]
     assert {node["label"]["position"] for node in few["data"]} <= {"top", "bottom"}
 
 

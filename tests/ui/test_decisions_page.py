@@ -3,10 +3,13 @@
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from clew.errors import AccessError
 from clew.runs.reading.disagreements import find_disagreements
 from clew.runs.reading.reviews import Fact, Review, Verdict, append_review, read_reviews
-from clew.ui.components.explanations import facts_of, report_head, report_of_run
-from clew.ui.components.reviews import add_review, fact_of, reviews_of
+from clew.ui import access
+from clew.ui.access import ACTIONS, Action
+from clew.ui.components.explanations import facts_of, paths_of, report_head, report_of_run, shared
+from clew.ui.components.reviews import add_decision, add_review, fact_of, reviews_of
 from clew.ui.components.runs import runs_by_id
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, no_surprise, shown
@@ -43,7 +46,8 @@ def final(store: Recorded) -> list[Review]:
 
 
 def states_of(app: AppTest) -> list[str]:
-    return [str(state) for state in app.dataframe[0].value["State"]]
+    (table,) = (each.value for each in app.dataframe if "State" in each.value)
+    return [str(state) for state in table["State"]]
 
 
 def key_of(app: AppTest) -> str:
@@ -72,7 +76,7 @@ def decide(app: AppTest, verdict: str, person: str = "Edsger") -> AppTest:
 def test_no_disagreement_no_list(page: Open, store: Recorded) -> None:
     judge(store, "Ada", "plausible")
     judge(store, "Grace", "plausible")
-    assert "Disagreements" not in shown(page("reviews", store.uri))
+    assert "to decide" not in shown(page("reviews", store.uri))
 
 
 def test_a_fact_is_decided_and_the_decision_revised(page: Open, store: Recorded) -> None:
@@ -85,10 +89,9 @@ def test_a_fact_is_decided_and_the_decision_revised(page: Open, store: Recorded)
     text = shown(app)
     for said in ("says &lt;b&gt;Ada&lt;/b&gt;", "says &lt;b&gt;Grace&lt;/b&gt;", "convincing"):
         assert said in text
-    assert "Reviews" in app.dataframe[-1].value.columns, "the fact is among those marked wrong"
+    assert "People" not in app.dataframe[-1].value.columns, "one person is not enough"
     app = decide(app, "right")
     assert sorted(states_of(app)) == ["? open", "✓ right"]
-    assert "Nobody has marked a training fact as wrong" in shown(app)
     app = decide(app, "wrong", "Barbara")
     assert sorted(states_of(app)) == ["? open", "✗ wrong"]
     assert list(app.dataframe[-1].value["Decided by"]) == ["Barbara"]
@@ -105,8 +108,77 @@ def test_an_explanation_is_decided_and_shown_with_the_reviews(page: Open, store:
     numbers = {metric.label: metric.value for metric in app.metric}
     assert numbers["? Unsure"] == "1 · 100%"
     assert numbers["Reviewers"] == "2"
-    influence = page("influence", store.uri, run=store.runs["trace"], view="Review", test="0")
-    assert "decided: unsure" in shown(influence)
+    address = {"run": store.runs["trace"], "view": "Review", "test": "0"}
+    app = page("influence", store.uri, **address)
+    assert "decided: unsure" not in shown(app), "before one's own verdict"
+    app.text_input(key="reviewer").set_value("Ada").run()
+    assert "decided: unsure" in shown(app)
+
+
+def sent(app: AppTest) -> str:
+    """Return all that the page sends to the browser."""
+    tables = (str(table.value.to_dict()) for table in app.dataframe)
+    return "".join((shown(app), *tables, *(str(each.proto) for each in app.get("html"))))
+
+
+def test_what_others_said_is_sent_after_ones_own_verdict(page: Open, store: Recorded) -> None:
+    disagree(store)
+    address = {"run": store.runs["trace"], "view": "Review", "test": "0"}
+    app = page("influence", store.uri, **address)
+    assert "Ada" not in sent(app)
+    files = report_of_run(store.runs["trace"])
+    told = (report_head(files), report_head(files).tests.loc[0], facts_of(files, 0))
+    assert shared(store.runs["trace"], *told, paths_of(files, 0)).reviews == ()
+    app.text_input(key="reviewer").set_value("Barbara")
+    key = f"review-{store.runs['trace']}-0"
+    app = no_surprise(app.button(key=f"{key}-unsure").click().run())
+    assert "says &lt;b&gt;Ada" in sent(app)
+    no_surprise(app.button(key=f"{key}-next").click().run())
+    assert app.query_params["test"] in ("1", ["1"])
+    assert "Ada" not in sent(app)
+
+
+def test_a_reviewer_who_signs_in_sees_no_verdict_before_their_own(
+    page: Open, store: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disagree(store)
+    assert "says <b>Ada" in sent(page("reviews", store.uri)), "who judged nothing reads"
+    monkeypatch.setattr(access, "may", lambda action: ACTIONS[action] != "promoter")
+    assert "Ada" not in sent(page("reviews", store.uri))
+    monkeypatch.setattr(access, "person", lambda: "Grace")
+    assert "says <b>Ada" in sent(page("reviews", store.uri))
+
+
+def test_a_promoter_who_reviews_can_still_see_all(page: Open, store: Recorded) -> None:
+    disagree(store)
+    run_id = store.runs["trace bf16"]
+    test = fact_of(report_head(report_of_run(run_id)).tests.loc[0])
+    add_review(Review(run_id, test, "unsure", "Barbara"))
+    app = page("reviews", store.uri)
+    app.session_state["reviewer"] = "Barbara"
+    app = no_surprise(app.run())
+    assert "says <b>Ada" not in sent(app)
+    app = no_surprise(app.toggle(key="unblind").set_value(True).run())
+    assert "says <b>Ada" in sent(app)
+
+
+def test_a_fact_that_one_person_marked_needs_a_promoter(
+    page: Open, store: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge(store, "Grace", "implausible", wrong=(a_fact(store),))
+    (alone,) = keys(page, store)
+    app = decide(page("reviews", store.uri, decide=alone), "wrong")
+    assert list(app.dataframe[-1].value["Decided by"]) == ["Edsger"]
+    allowed = access.authorize
+
+    def reviewer(action: Action) -> str:
+        if ACTIONS[action] == "promoter":
+            raise AccessError(action)
+        return allowed(action)
+
+    monkeypatch.setattr(access, "authorize", reviewer)
+    with pytest.raises(AccessError, match="confirm"):
+        add_decision(alone, "right", "Ada", "", runs_by_id([store.runs["trace"]]))
 
 
 @pytest.mark.parametrize("person", ["", "   "])
@@ -134,5 +206,5 @@ def test_one_run_lists_its_own_disagreements(page: Open, store: Recorded) -> Non
     run_id = store.runs["trace bf16"]
     test = fact_of(report_head(report_of_run(run_id)).tests.loc[0])
     add_review(Review(run_id, test, "unsure", "Ada"))
-    assert "Disagreements" not in shown(page("reviews", store.uri, run=run_id))
+    assert "to decide" not in shown(page("reviews", store.uri, run=run_id))
     assert "2 of 2" in shown(page("reviews", store.uri, run=store.runs["trace"]))

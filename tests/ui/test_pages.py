@@ -424,10 +424,11 @@ def test_the_review_can_tick_the_strongest_facts(page: Open, many: Recorded) -> 
     assert len(ticks) == 20
     assert not ticks["convincing"].any()
     assert ticks["Training fact"].str.contains(" → ").all()
-    assert [button.label for button in app.button[-3:]] == [
+    assert [button.label for button in app.button[-4:]] == [
         "✓ plausible",
         "✗ implausible",
         "? unsure",
+        "Next",
     ]
 
 

@@ -79,9 +79,10 @@ def store(recorded: Recorded, tmp_path: Path, use: Callable[[str], None]) -> Rec
     use(store.uri)
     run_id = store.runs["trace"]
     files = report_of_run(run_id)
-    test, fact = fact_of(report_head(files).tests.loc[0]), fact_of(facts_of(files, 0).iloc[0])
-    append_review(Review(run_id, test, "plausible", "Ada"))
-    append_review(Review(run_id, test, "implausible", "Grace", wrong=(fact,)))
+    test = fact_of(report_head(files).tests.loc[0])
+    first, second = (fact_of(facts_of(files, 0).iloc[place]) for place in (0, 1))
+    append_review(Review(run_id, test, "plausible", "Ada", wrong=(second,)))
+    append_review(Review(run_id, test, "implausible", "Grace", wrong=(first, second)))
     return store
 
 
@@ -102,7 +103,8 @@ def walk(visit: Visit, store: Recorded, running: Sequence[Job]) -> None:
     visit.press_all("influence", uploads=True, run=trace)
     visit.press_all("influence", run=trace, view="Review")
     visit.press_all("reviews", run=trace)
-    visit.press_all("reviews", run=trace, decide=disagreement(trace))
+    for key in disagreements(trace):
+        visit.press_all("reviews", run=trace, decide=key)
     visit.press_all("models", candidate=trained, job=running[0].job_id)
     visit.press_all("studies", machine="x")
     why = {"why": "gone", "for": "tail,steroid"}
@@ -110,9 +112,10 @@ def walk(visit: Visit, store: Recorded, running: Sequence[Job]) -> None:
     visit.press_all("ask", answer="gone", **question)
 
 
-def disagreement(run_id: str) -> str:
-    (first, *_) = find_disagreements(reviews_of(run_id).records, runs_by_id([run_id]))
-    return first.key
+def disagreements(run_id: str) -> list[str]:
+    found = find_disagreements(reviews_of(run_id).records, runs_by_id([run_id]))
+    assert len(found) == 2, "an explanation, and a fact that one person marked as wrong"
+    return [each.key for each in found]
 
 
 def contents(store: Recorded) -> dict[str, bytes]:

@@ -11,11 +11,11 @@ from streamlit.testing.v1 import AppTest
 
 from clew import names
 from clew.errors import DataError
-from clew.runs.reading.reviews import Fact, Review
+from clew.runs.reading.reviews import Fact, Review, append_review
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.ui import access
 from clew.ui.components.explanations import facts_of, report_head, report_of_run
-from clew.ui.components.reviews import NOISE, add_review, fact_of, train_without
+from clew.ui.components.reviews import NOISE, fact_of, train_without
 from clew.ui.components.runs import runs_by_id
 from clew.ui.work import Training
 from tests.recorded import UMLS, Recorded
@@ -35,7 +35,8 @@ def store(
     monkeypatch.chdir(tmp_path)
     run_id = store.runs["trace"]
     test = fact_of(report_head(report_of_run(run_id)).tests.loc[0])
-    add_review(Review(run_id, test, "implausible", "Ada", wrong=(wrong(store),)))
+    for name in ("Ada", "Grace"):
+        append_review(Review(run_id, test, "implausible", name, wrong=(wrong(store),)))
     return store
 
 

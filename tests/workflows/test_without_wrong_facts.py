@@ -42,7 +42,8 @@ def listed(trained: TrainedStore, wrong: Fact, tmp_path: Path) -> Path:
     """Return the dashboard's list of wrong facts, from a review of an explanation of `strong`."""
     traced = tracin(trained.strong, f"{wrong.head},{wrong.relation},{wrong.tail}", {}).run_id
     assert traced is not None
-    append_review(Review(traced, wrong, "implausible", "Ada", wrong=(wrong,)))
+    for name in ("Ada", "Grace"):
+        append_review(Review(traced, wrong, "implausible", name, wrong=(wrong,)))
     ((origin, reviews),) = by_data(read_reviews(traced).records, [find_run(traced)]).items()
     path = tmp_path / "wrong_facts.tsv"
     path.write_text(wrong_facts_tsv(reviews, origin), encoding="utf-8")

@@ -287,7 +287,7 @@ def link(page: PageName, label: str, **parameters: str) -> None:
 
 ROLES_HELP = (
     "A reader reads. A reviewer also asks, uploads and reviews. A promoter also promotes, rolls "
-    "back and trains."
+    "back, trains, and confirms a fact that one person marked wrong."
 )
 
 

@@ -31,7 +31,7 @@ from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
 from clew.runs.verification import Verification, read_kept, said_of
 from clew.ui import access
-from clew.ui.components.reviews import reviews_of
+from clew.ui.components.reviews import reviews_of, visible
 from clew.ui.components.runs import run_by_id, vocabulary
 
 Side = Literal["all", "proponents", "opponents"]
@@ -231,7 +231,7 @@ def shared(
     run = run_by_id(run_id)
     source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
     triple = triple_of(test)
-    reviews = reviews_of(run_id).records if run else ()
+    reviews = visible(reviews_of(run_id).records) if run else []
     return SharedExplanation(
         test,
         facts,

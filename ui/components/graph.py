@@ -34,10 +34,11 @@ MAX_EDGES = 60
 NUM_LABELLED = 3
 NUM_NAMED = 40
 """How many entities have names, those of the strongest facts first; others show theirs on hover."""
-NUM_STACKED = 8
-"""In a column of more entities than this, names have one line; in an outer one, beside them."""
-BESIDE_PIXELS, BESIDE_NARROW, AROUND_PIXELS = 150, 110, 70
-"""Room for names beside a column, in a narrow window too, and for those above and below it."""
+NUM_STACKED, NUM_BESIDE = 5, 8
+"""In a column of more entities than these, names have one line, or are beside their entities."""
+BESIDE_PIXELS, BESIDE_NARROW, AROUND_PIXELS, BETWEEN_NARROW = 150, 110, 70, 180
+"""Room for names beside a column, in a narrow window too, for those above and below it, and in a
+narrow window from the first column to the last."""
 HEIGHTS, HEIGHT_NARROW = (0.66, 1.15, 1.7), 1.8
 """Height of the drawing in units of its width, by how many sides have names beside them, and in a
 narrow window."""
@@ -70,15 +71,19 @@ def show(
         take(places[row - 1] if 0 < row <= len(places) else None)
 
     option = spec(test, facts, column=column, selected=selected, kinds=kinds)
-    st.echarts_chart(option, key=key, on_select=choose, height=HEIGHT, alt=alt)
+    st.echarts_chart(option, key=key, on_select=choose, height=HEIGHT, renderer="svg", alt=alt)
     entities = {str(test["head_id"]), str(test["tail_id"])}
     entities |= {str(key) for end in ("head_id", "tail_id") for key in facts[end]}
-    marks = [
-        basics.fill(_MARK, colour=look.colour, mark=look.mark, kind=kind)
-        for kind, look in looks(kinds, entities).items()
+    lines = [
+        (basics.HIGHLIGHT, "┅", f"{test['relation']}?"),
+        (basics.FOR, "━", "made it more likely"),
+        (basics.AGAINST, "━", "less likely"),
     ]
-    if marks:
-        basics.show('<p class="clew-legend clew-small">{marks}</p>', marks=basics.join(marks, " "))
+    lines += [(look.colour, look.mark, kind) for kind, look in looks(kinds, entities).items()]
+    marks = [
+        basics.fill(_MARK, colour=colour, mark=mark, kind=kind) for colour, mark, kind in lines
+    ]
+    basics.show('<p class="clew-legend clew-small">{marks}</p>', marks=basics.join(marks, " "))
 
 
 def spec(
@@ -102,18 +107,21 @@ def spec(
     # Where columns of many entities are: -1 is the left end of the picture, 1 the right.
     sizes = Counter(x for x, _ in places.values())
     long = {x for x, size in sizes.items() if size > NUM_STACKED}
-    crowded = long & {-1.0, 1.0}
-    nodes = partial(_nodes, labels, places, ends, kinds=kinds, long=long)
+    beside = {x for x, size in sizes.items() if size > NUM_BESIDE}
+    crowded = beside & {-1.0, 1.0}
+    nodes = partial(_nodes, labels, places, ends, kinds=kinds, long=long, beside=beside)
     # Curved: the straight line is for facts and for entities between the ends.
     line = {"color": basics.HIGHLIGHT, "width": 3, "type": "dashed", "opacity": 1}
     asked = {
         "source": ends[0],
         "target": ends[1],
         "value": f"{test['relation']}?",
-        "lineStyle": line | {"curveness": 0.25},
-        "label": {"show": True, "formatter": "{c}", "fontSize": 12, "fontWeight": "bold"},
+        "lineStyle": line | {"curveness": 0.25},  # the legend names it; names are in its way
     }
-    links = [asked, *_fact_edges(facts, places, column, selected, long)]
+    links = [
+        asked,
+        *_fact_edges(facts, places, ends=ends, column=column, selected=selected, long=long),
+    ]
     # No `labelLayout`: with it, names of edges are drawn at another size and place.
     series = {
         "type": "graph",
@@ -155,13 +163,14 @@ def _nodes(
     height: float,
     kinds: Mapping[str, str],
     long: set[float],
+    beside: set[float],
     narrow: bool,
 ) -> list[dict[str, Any]]:
     """Return the entities; `labels` starts with the ends, followed by those of strong facts.
 
-    In a long column a name has one line; in a long outer column it is beside its entity.
+    In a `long` column a name has one line; in a column of `beside` it is next to its entity.
     """
-    crowded = long & {-1.0, 1.0}
+    crowded, columns = beside & {-1.0, 1.0}, len({x for x, _ in places.values()})
     styles = {key: _style(key in ends, PLAIN.symbol, "") for key in labels}
     for kind, look in looks(kinds, labels).items():
         for key in labels:
@@ -170,9 +179,9 @@ def _nodes(
     nodes = []
     for number, (key, text) in enumerate(labels.items()):
         (x, y), is_end = places[key], key in ends
-        # Next to crowded columns the ends are close together. Above them is the name of the
-        # triple's relation, so their names are below. In a narrow window, the name of the tail is
-        # above; names of the head and of entities behind the tail are below.
+        # Next to crowded columns the ends are close together, so their names are below. In a narrow
+        # window, the name of the tail is above; names of the head and of entities behind the tail
+        # are below.
         below = is_end and bool(crowded)
         if narrow:
             below = key == ends[0] or x > places[ends[1]][0]
@@ -186,10 +195,11 @@ def _nodes(
             "lineHeight": 15 if is_end else 12,
             "fontWeight": "bold" if is_end else "normal",
         }
-        if x in crowded:
-            position = "right" if x > 0 else "left"
-            if narrow:
-                label |= {"width": BESIDE_NARROW - 14, "overflow": "truncate"}
+        if x in beside:
+            position = "left" if x == -1 else "right"
+        if narrow and (x in beside or crowded or columns > 3):
+            room = BESIDE_NARROW - 14 if x in beside or is_end else BETWEEN_NARROW // (columns - 1)
+            label |= {"width": room, "overflow": "truncate"}
         place = {"x": x * 300, "y": y * 300 * height}
         label["position"] = position
         nodes.append({"id": key, "name": text, **place, **styles[key], "label": label})
@@ -210,6 +220,8 @@ def _style(is_end: bool, symbol: str, colour: str) -> dict[str, Any]:
 def _fact_edges(
     facts: pd.DataFrame,
     places: dict[str, Position],
+    *,
+    ends: list[str],
     column: str,
     selected: Collection[int],
     long: set[float],
@@ -225,8 +237,8 @@ def _fact_edges(
         colour = basics.FOR if value > 0 else basics.AGAINST if value < 0 else basics.NEUTRAL
         chosen = fact["place"] in selected
         (x, y), (end_x, end_y) = places[source], places[target]
-        # Names of lines that meet, or that run side by side, would overlap.
-        is_apart = seen[pair] == 1 and not long & {x, end_x}
+        # Names of lines that meet, that run side by side, or between the ends, would overlap.
+        is_apart = seen[pair] == 1 and not long & {x, end_x} and pair != {*ends}
         # A line within a column would cross its entities, so it is curved towards the middle.
         bent = math.copysign(0.3, (end_y - y) * -x) if x == end_x and y != end_y else 0.0
         edges.append(

@@ -16,7 +16,12 @@ from clew.config.load import from_mapping
 from clew.errors import DataError, described
 from clew.files import expanded, write_whole
 from clew.runs import store
-from clew.runs.reading.disagreements import CHOICES, decision_on, find_disagreements
+from clew.runs.reading.disagreements import (
+    CHOICES,
+    Disagreement,
+    decision_on,
+    find_disagreements,
+)
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reviews import (
     VERDICTS,
@@ -41,6 +46,9 @@ from clew.ui.work import Training
 NUM_LATEST = 50
 NUM_PER_PAGE = 200
 MAX_CACHED = 1024
+JUDGED = "judged"
+About = tuple[str, tuple[str, str, str]]
+"""An explanation: the run, and the names of the triple."""
 
 
 def explains_triples(run: RunRecord) -> bool:
@@ -81,21 +89,21 @@ def reviews_of_all(run_ids: Iterable[str]) -> Kept:
 def add_decision(
     key: str, verdict: str, person: str, comment: str, runs: Sequence[RunRecord]
 ) -> Review:
-    """Write a person's final review of a disagreement, after reading the store again.
+    """Write a person's final review of what is to be decided, after reading the store again.
 
     `person` counts if nobody has to sign in; the disagreement is searched in reviews of `runs`.
 
     Raises:
-        AccessError: The person may not decide.
-        DataError: The reviewers no longer disagree, the verdict is invalid, or `person` is empty.
+        AccessError: The person may not decide, or not about a fact that one person has marked.
+        DataError: There is nothing to decide, the verdict is invalid, or `person` is empty.
     """
-    person = access.authorize("decide") or person
     for run in runs:
         reviews_of.clear(run.run_id)
     found = find_disagreements(reviews_of_all(run.run_id for run in runs).records, runs)
     about = next((each for each in found if each.key == key), None)
     if about is None:
         raise DataError(f"no reviewers disagree about {key} any more; there is nothing to decide")
+    person = access.authorize(decided_as(about)) or person
     if verdict not in CHOICES[about.about]:
         expected = ", ".join(CHOICES[about.about])
         raise DataError(f"the decision is {verdict!r}; expected one of {expected}")
@@ -104,12 +112,30 @@ def add_decision(
     return written
 
 
+def decided_as(about: Disagreement) -> access.Action:
+    return "confirm" if about.needs_promoter else "decide"
+
+
 def add_review(review: Review) -> Review:
     """Write a review to its run; a signed-in person is its reviewer."""
     person = access.authorize("review")
     written = append_review(replace(review, reviewer=person or review.reviewer))
     reviews_of.clear(review.run_id)
     return written
+
+
+def judged(reviews: Iterable[Review]) -> set[About]:
+    """Return the explanations that this person judged: under their name, or since they came."""
+    name = access.person() or str(st.session_state.get("reviewer", "")).strip()
+    named = {each.about for each in reviews if name and each.reviewer == name and not each.final}
+    return named.union(st.session_state.get(JUDGED, ()))
+
+
+def visible(reviews: Sequence[Review]) -> list[Review]:
+    """Return the reviews that may be shown: to reviewers what they have judged themselves."""
+    mine = judged(reviews)
+    is_reader = not access.may("review")
+    return [review for review in reviews if is_reader or review.about in mine]
 
 
 def fact_of(row: pd.Series) -> Fact:
@@ -123,7 +149,7 @@ _SAID = (
     '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
     '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
 )
-NUM_FACTS = 20
+NUM_FACTS, EDITOR_HEIGHT, COMMENT_HEIGHT = 20, 214, 68
 CONVINCING = "convincing"
 WRONG = "wrong"
 MEANINGS = {
@@ -134,8 +160,10 @@ MEANINGS = {
 Said = TypeVar("Said", bound=str)
 
 
-def form(run_id: str, test: pd.Series, shown: pd.DataFrame) -> None:
+def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | None) -> None:
     """Let a person record a verdict, tick facts and comment; write it to the run.
+
+    `following` is the place of the next explanation to judge, None if there is none.
 
     Input that is not saved yet is restored when the person returns to the form.
     `shown` are the training facts that can be ticked.
@@ -147,16 +175,30 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame) -> None:
         unticked = pd.DataFrame(columns, index=range(len(shown)))
         st.session_state[f"{key}-begun"] = st.session_state.get(f"{key}-ticked", unticked)
     with st.container(border=True):
-        st.caption("Tick the facts that convinced you, and those that look wrong.")
+        st.markdown("**Is this a plausible reason to believe the triple?**")
+        # First, so that they are in view; a verdict saves what is ticked and written below.
+        with st.container(horizontal=True):
+            verdict = verdict_buttons(VERDICTS, MEANINGS, key, "review", by_number=True)
+            st.button(
+                "Next",
+                key=f"{key}-next",
+                shortcut="n",
+                disabled=following is None,
+                help="The next explanation of this run that you have not judged.",
+                on_click=open_test,
+                args=(following,),
+            )
+        st.caption("A verdict saves the facts that you ticked and your comment.")
         ticked = st.data_editor(
             st.session_state[f"{key}-begun"],
             key=f"{key}-facts",
             alt="The strongest facts, to be ticked as convincing or wrong",
             hide_index=True,
+            height=min(EDITOR_HEIGHT, 38 + 35 * len(shown)),
             disabled=["±", "Training fact"],
             column_config={
-                CONVINCING: CheckboxColumn(width=100),
-                WRONG: CheckboxColumn(width=80),
+                CONVINCING: CheckboxColumn(width=90),
+                WRONG: CheckboxColumn(width=65),
                 "±": TextColumn(width=30),
                 "Training fact": TextColumn(width=760),
             },
@@ -164,10 +206,6 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame) -> None:
         st.session_state[f"{key}-ticked"] = ticked
         comment = comment_box("Comment", key)
         reviewer = basics.name_box()
-        st.markdown(
-            "**Is this a plausible reason to believe the triple?** A verdict saves the review."
-        )
-        verdict = verdict_buttons(VERDICTS, MEANINGS, key, "review", by_number=True)
     if verdict is None:
         return
     convincing, wrong = (
@@ -179,7 +217,7 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame) -> None:
         for column in (CONVINCING, WRONG)
     )
     with basics.guarded("The review", done="saved"):
-        add_review(
+        saved = add_review(
             Review(
                 run_id=run_id,
                 test=fact_of(test),
@@ -190,11 +228,18 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame) -> None:
                 wrong=wrong,
             )
         )
+        st.session_state[JUDGED] = {*st.session_state.get(JUDGED, ()), saved.about}
         st.success("Saved with the run. A later review of yours counts instead of this one.")
 
 
 def comment_box(label: str, key: str) -> str:
-    given = st.text_area(label, key=f"{key}-comment", max_chars=10_000, persist_state="session")
+    given = st.text_area(
+        label,
+        key=f"{key}-comment",
+        height=COMMENT_HEIGHT,
+        max_chars=10_000,
+        persist_state="session",
+    )
     return (given or "").strip()
 
 
@@ -206,32 +251,55 @@ def verdict_buttons(
     *,
     by_number: bool = False,
 ) -> Said | None:
-    """Show a button for each verdict; return the verdict that was given.
+    """Show a button for each verdict, in the container in use; return the one that was given.
 
     `by_number` lets the keys 1, 2, 3 press them too.
     """
     pressed = None
-    with st.container(horizontal=True):
-        for number, verdict in enumerate(verdicts, start=1):
-            if st.button(
-                f"{basics.OPINION_SYMBOLS[verdict]} {verdict}",
-                key=f"{key}-{verdict}",
-                help=meanings[verdict],
-                disabled=not access.may(action),
-                shortcut=str(number) if by_number else None,
-            ):
-                pressed = verdict
+    for number, verdict in enumerate(verdicts, start=1):
+        if st.button(
+            f"{basics.OPINION_SYMBOLS[verdict]} {verdict}",
+            key=f"{key}-{verdict}",
+            help=meanings[verdict],
+            disabled=not access.may(action),
+            shortcut=str(number) if by_number else None,
+        ):
+            pressed = verdict
     return pressed
 
 
+def open_test(place: int | None) -> None:
+    """Put an explained triple into the address, without what is selected in another one."""
+    basics.write_address("test", place)
+    for key in ("fact", "path", "check"):
+        basics.write_address(key, None)
+
+
+def next_to_judge(run_id: str, tests: pd.DataFrame, place: int) -> int | None:
+    """Return the place of the next triple, after the last comes the first, that needs a verdict."""
+    done = judged(reviews_of(run_id).records)
+    places = [int(each) for each in tests.index]
+    at = places.index(place)
+    later = [*places[at + 1 :], *places[:at]]
+
+    def is_open(each: int) -> bool:
+        test: pd.Series = tests.loc[each]  # type: ignore[assignment]
+        return (run_id, fact_of(test).triple) not in done
+
+    return next(filter(is_open, later), None)
+
+
 def earlier(run_id: str, test: pd.Series) -> None:
-    """Show earlier reviews of this explanation, and the decision, if there is one."""
+    """Show earlier reviews of this explanation and the decision, after the person's own verdict."""
     triple, reviews = fact_of(test).triple, reviews_of(run_id).records
-    shown = [each for each in latest_of_each(reviews) if each.test.triple == triple]
+    given = [each for each in latest_of_each(reviews) if each.test.triple == triple]
+    shown = visible(given)
     items = [said(each, each.said) for each in shown]
     if shown and (made := decision_on(triple, reviews)) is not None:
         items.append(said(made, f"decided: {made.said}"))
     basics.show_list(items)
+    if len(shown) < len(given):
+        basics.note("What others said of it is shown after your own verdict.")
 
 
 def said(review: Review, words: str) -> Markup:

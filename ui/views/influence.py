@@ -120,10 +120,16 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
             case "Check it":
                 facts.check(run_id, test)
             case "Review":
-                above = st.container()  # filled last, so that it counts the review just saved
-                reviews.form(run_id, test, strongest(found, "influence", reviews.NUM_FACTS))
-                with above:
-                    reviews.earlier(run_id, test)
+                left, right = basics.columns([1, 1.15], key="review")
+                with left:
+                    graph.show_paths(test, paths, key=key, kinds=kinds, form=head.form)
+                with right:
+                    above = st.container()  # filled last, so that it counts the review just saved
+                    following = reviews.next_to_judge(run_id, head.tests, place)
+                    told = strongest(found, "influence", reviews.NUM_FACTS)
+                    reviews.form(run_id, test, told, following)
+                    with above:
+                        reviews.earlier(run_id, test)
 
 
 def _facts(
@@ -269,8 +275,8 @@ def _run(
 
     def write() -> None:
         basics.write_address(key, st.session_state[box])
-        for place in ("test", "fact", "path", "check") if key == "run" else ():
-            basics.write_address(place, None)
+        if key == "run":
+            reviews.open_test(None)
 
     chosen = st.selectbox(
         label,
@@ -309,9 +315,7 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
     place = linked if linked in places else places[0]
 
     def take(ticked: int | None) -> None:
-        basics.write_address("test", place if ticked is None else ticked)
-        for key in ("fact", "path", "check"):
-            basics.write_address(key, None)
+        reviews.open_test(place if ticked is None else ticked)
 
     columns: dict[str, tuple[str, Any]] = {
         "Head": ("head", None),

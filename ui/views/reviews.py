@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import cast, get_args
 
 import pandas as pd
 import streamlit as st
@@ -11,6 +12,7 @@ from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 from clew.runs.reading.disagreements import (
     CHOICES,
     Disagreement,
+    agreement_by,
     find_disagreements,
     reviewer_agreement,
     settled,
@@ -19,22 +21,27 @@ from clew.runs.reading.disagreements import (
 )
 from clew.runs.reading.reviews import (
     VERDICTS,
+    Group,
     Review,
     VerdictCount,
     by_data,
     count_verdicts,
     latest_of_each,
+    origins_of,
     reviews_csv,
 )
 from clew.runs.reading.runs import RunRecord
+from clew.ui import access
 from clew.ui.components import basics, charts, tables
 from clew.ui.components.explanations import report_head, report_of_run, same_test
 from clew.ui.components.reviews import (
     MEANINGS,
     add_decision,
     comment_box,
+    decided_as,
     explained_runs,
     explains_triples,
+    judged,
     offer_training,
     retrained,
     reviewable_runs,
@@ -42,6 +49,7 @@ from clew.ui.components.reviews import (
     said,
     triple_text,
     verdict_buttons,
+    visible,
 )
 from clew.ui.components.runs import run_by_id
 from clew.ui.components.tables import ALL, run_labels
@@ -87,21 +95,17 @@ def render() -> None:
             )
             basics.link("influence", "Read explanations", run=chosen[0].run_id)
             return
-        _summary(found.records, chosen)
-        # A final review of a fact counts for all explanations of the same data, not only for those
-        # of the run that stores it.
         everything = reviews_of_all(run.run_id for run in runs).records
-        with basics.guarded("The disagreements"):
-            _disagreements(everything, runs, ids)
-        _table(found.records, chosen)
-        spoken = {fact.triple for each in found.records for fact in (*each.wrong, *each.convincing)}
-        elsewhere = [
-            each
-            for each in everything
-            if each.final and each.run_id not in ids
-            if spoken & {fact.triple for fact in (*each.wrong, *each.convincing)}
-        ]
-        _wrong([*found.records, *elsewhere], runs)
+        allowed = _allowed(everything)
+        if shown := [review for review in allowed if review.run_id in ids]:
+            _summary(shown, chosen)
+            with basics.guarded("The disagreements"):
+                _disagreements(allowed, runs, ids)
+            _table(shown, chosen)
+        # What is said of a fact counts for all explanations of the same data, in whatever run.
+        origins = origins_of(runs)
+        data = {origins[run_id] for run_id in ids}
+        _wrong([review for review in everything if origins[review.run_id] in data], runs)
         with basics.guarded("The training without these facts"):
             retrained()
 
@@ -119,6 +123,21 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     else:
         basics.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
     return runs
+
+
+def _allowed(reviews: Sequence[Review]) -> Sequence[Review]:
+    """Leave out what others said of explanations that a reviewer has yet to judge.
+
+    A promoter who has judged nothing only reads and decides, and sees everything.
+    """
+    shown, promoter = visible(reviews), access.may("confirm")
+    hidden = len(reviews) - len(shown)
+    if not hidden or (promoter and not judged(reviews)):
+        return reviews
+    basics.note(f"Hidden until you have judged the same explanations: {hidden:,} reviews.")
+    if promoter and st.toggle("Show them", key="unblind"):
+        return reviews
+    return shown
 
 
 def _run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -178,11 +197,20 @@ def _summary(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     )
     st.header("Verdicts", anchor=False)
     about = "relation: of the explained triple. run: the explanations that were judged."
-    chosen = basics.choice("Verdicts by", ["relation", "run"], "by", help=about)
-    found = count_verdicts(counted, "run" if chosen == "run" else "relation")
-    frame = verdict_frame(found, run_labels(runs))
-    alt = f"Bars: number of reviews of each verdict, by {chosen}"
-    st.vega_lite_chart(charts.verdict_bars(frame), width="stretch", alt=alt)
+    by = cast(Group, basics.choice("Verdicts by", get_args(Group), "by", help=about))
+    labels = run_labels(runs)
+    frame = verdict_frame(count_verdicts(given if by == "reviewer" else counted, by), labels)
+    agreed = [found for found in agreement_by(given, by).items() if found[1].num_explanations]
+    left, right = basics.columns([1.5, 1], key="verdicts")
+    alt = f"Bars: number of reviews of each verdict, by {by}"
+    left.vega_lite_chart(charts.verdict_bars(frame), width="stretch", alt=alt)
+    rows = [(labels.get(name, name), each.alpha, each.num_explanations) for name, each in agreed]
+    if rows:
+        table = pd.DataFrame(
+            rows, columns=[by.capitalize(), "Agreement α", "Judged by two or more"]
+        )
+        with right:
+            tables.show(table.round(2), alt=f"Agreement by {by}", placeholder="–")
 
 
 def verdict_frame(counts: Sequence[VerdictCount], labels: Mapping[str, str]) -> pd.DataFrame:
@@ -208,14 +236,15 @@ def _disagreements(
     wanted = basics.address("decide")
     if found:
         num_open = sum(not each.decisions for each in found)
-        st.header("Disagreements", anchor=False)
+        st.header("To settle", anchor=False)
         basics.note(
-            f"{num_open} of {len(found)} to decide. Tick one to see what each reviewer says. A "
-            "decision counts instead of their verdicts; their reviews are kept."
+            f"{num_open} of {len(found)} to decide: disagreements, and facts that only one person "
+            "has marked wrong, which a promoter confirms. Tick one to see what each reviewer says. "
+            "A decision counts instead of their verdicts; their reviews are kept."
         )
         opinions = (
             [
-                f"{basics.OPINION_SYMBOLS[said.said]} {said.review.reviewer}"
+                f"{basics.OPINION_SYMBOLS[said.said]} {said.review.reviewer or 'somebody'}"
                 for said in each.opinions
             ]
             for each in found
@@ -269,7 +298,7 @@ def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
                     _OPINION,
                     symbol=basics.OPINION_SYMBOLS[opinion.said],
                     said=opinion.said,
-                    who=review.reviewer,
+                    who=review.reviewer or "somebody",
                     when=basics.minute(review.created),
                     about=(explained if found.about == "fact" else "") + since,
                     comment=review.comment or "no comment",
@@ -286,7 +315,10 @@ def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
         person = basics.name_box()
         if found.decision is not None:
             st.caption("A new decision counts instead of the last one, which is kept.")
-        pressed = verdict_buttons(CHOICES[found.about], DECISION_MEANINGS, key, "decide")
+        with st.container(horizontal=True):
+            pressed = verdict_buttons(
+                CHOICES[found.about], DECISION_MEANINGS, key, decided_as(found)
+            )
     if pressed is not None:
         with basics.guarded("The decision", done="saved"):
             add_decision(found.key, pressed, person, comment, runs)
@@ -355,14 +387,14 @@ def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
         origin: found for origin, found in by_data(reviews, runs).items() if wrong_facts(found)
     }
     if not marked:
-        basics.note("Nobody has marked a training fact as wrong.")
+        basics.note("No fact counts as wrong: two people mark it, or a promoter confirms it.")
         return
     for origin, found in marked.items():
         if len(marked) > 1:
             basics.note(f"From {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
         rows = [
             {
-                "Reviews": wrong.num_reviews,
+                "People": wrong.num_people,
                 "Decided by": wrong.decision.reviewer if wrong.decision else "",
                 "Training fact": triple_text(wrong.fact),
                 "Head": wrong.fact.head,

@@ -10,7 +10,9 @@ import pytest
 from clew.errors import DataError, TrackingError
 from clew.runs.reading.disagreements import (
     Disagreement,
+    agreement_by,
     find_disagreements,
+    reviewer_agreement,
     settled,
     wrong_facts,
     wrong_facts_tsv,
@@ -63,7 +65,9 @@ def listed(store: Recorded) -> str:
 
 
 def test_disagreements_are_found_with_what_each_says(store: Recorded) -> None:
-    explanation, fact = found(store)
+    explanation, fact, alone = found(store)
+    assert (alone.triple, [each.said for each in alone.opinions]) == (OTHER, ["wrong"])
+    assert [each.needs_promoter for each in (explanation, fact, alone)] == [False, False, True]
     assert [(each.said, each.review.reviewer) for each in explanation.opinions] == [
         ("plausible", "Ada"),
         ("implausible", "Grace"),
@@ -81,10 +85,10 @@ def test_a_decision_counts_in_place_of_the_verdicts_and_nothing_is_overwritten(
     store: Recorded,
 ) -> None:
     before = read_reviews(store.runs["trace"]).records
-    assert listed(store) == "D1\tinhibits\tP1\nD2\ttreats\tX1\n"
-    explanation, fact = found(store)
+    assert listed(store) == "", "one person is not enough"
+    explanation, fact, _ = found(store)
     written = decide(fact, "right", comment="ünï <b>")
-    assert listed(store) == "D2\ttreats\tX1\n"
+    assert listed(store) == ""
     decide(explanation, "unsure")
     kept = read_reviews(store.runs["trace"]).records
     assert kept[:2] == before
@@ -96,21 +100,65 @@ def test_a_decision_counts_in_place_of_the_verdicts_and_nothing_is_overwritten(
 
 def test_a_decision_is_revised_and_the_last_one_counts(store: Recorded) -> None:
     decide(found(store)[1], "right")
-    decide(found(store)[1], "wrong", "Barbara")
-    assert listed(store) == "D1\tinhibits\tP1\nD2\ttreats\tX1\n"
-    decided = next(each for each in found(store) if each.about == "fact")
+    (decided,) = [each for each in found(store) if each.triple == FACT]
+    decide(decided, "wrong", "Barbara")
+    assert listed(store) == "D1\tinhibits\tP1\n"
+    (decided,) = [each for each in found(store) if each.triple == FACT]
     assert [each.said for each in decided.decisions] == ["right", "wrong"]
     assert decided.decision is not None
     assert decided.decision.reviewer == "Barbara"
-    (first, _) = wrong_facts(read_reviews(store.runs["trace"]).records)
-    assert (first.num_reviews, first.decision) == (1, decided.decision)
+    (first,) = wrong_facts(read_reviews(store.runs["trace"]).records)
+    assert (first.num_people, first.decision) == (1, decided.decision)
+
+
+def test_two_named_people_make_a_fact_wrong(store: Recorded) -> None:
+    run_id, bf16 = store.runs["trace"], store.runs["trace bf16"]
+
+    def counted() -> list[Fact]:
+        reviews = [r for run in (run_id, bf16) for r in read_reviews(run).records]
+        return [each.fact for each in wrong_facts(reviews)]
+
+    append_review(Review(bf16, TEST, "unsure", "Grace", wrong=(OTHER,)))
+    append_review(Review(bf16, TEST, "unsure", "", wrong=(OTHER,)))
+    append_review(Review(bf16, OTHER, "unsure", "", wrong=(OTHER,)))
+    assert counted() == []
+    append_review(Review(bf16, TEST, "unsure", "Barbara", wrong=(OTHER,)))
+    assert counted() == [OTHER]
+
+
+def test_a_fact_that_nobody_named_marked_waits_for_a_promoter(store: Recorded) -> None:
+    run_id = store.runs["trace hostile"]
+    for _ in range(2):
+        append_review(Review(run_id, TEST, "unsure", "", wrong=(FACT,)))
+    (alone,) = find_disagreements(read_reviews(run_id).records, find_runs([run_id]))
+    assert (alone.triple, alone.needs_promoter) == (FACT, True)
+
+
+def test_agreement_by_relation_run_and_reviewer() -> None:
+    other = replace(TEST, relation="causes", relation_label="causes")
+    said = {
+        TEST: {"Ada": "plausible", "Grace": "implausible", "Barbara": "implausible"},
+        OTHER: {"Ada": "unsure", "Grace": "unsure"},
+        other: {"Barbara": "unsure", "": "plausible"},
+    }
+    reviews = [
+        Review("r", test, verdict, reviewer)  # type: ignore[arg-type]
+        for test, verdicts in said.items()
+        for reviewer, verdict in verdicts.items()
+    ]
+    assert agreement_by(reviews, "run") == {"r": reviewer_agreement(reviews)}
+    by_relation = agreement_by(reviews, "relation")
+    assert [each.num_explanations for each in by_relation.values()] == [2, 0]
+    by_reviewer = agreement_by(reviews, "reviewer")
+    assert by_reviewer["Ada"] == by_relation["treats"]
+    assert by_reviewer["Barbara"] == reviewer_agreement(reviews[:3])
 
 
 def test_a_decision_stands_when_reviewers_speak_again(store: Recorded) -> None:
     decide(found(store)[1], "right")
     run_id = store.runs["trace"]
     append_review(Review(run_id, TEST, "implausible", "Ada", wrong=(FACT,)))
-    (fact,) = found(store)
+    (fact,) = [each for each in found(store) if each.triple == FACT]
     assert {each.said for each in fact.opinions} == {"wrong"}
     assert [each.review.reviewer for each in fact.newer] == ["Ada"]
     assert "inhibits" not in listed(store)
@@ -142,13 +190,14 @@ def test_what_is_no_disagreement(store: Recorded) -> None:
     append_review(Review(run_id, TEST, "plausible", "Ada"))
     append_review(Review(run_id, TEST, "unsure", "Ada"))
     append_review(Review(run_id, TEST, "implausible", ""))
-    append_review(Review(run_id, TEST, "unsure", "Grace", wrong=(FACT,)))
+    for name in ("Grace", "Barbara"):
+        append_review(Review(run_id, TEST, "unsure", name, wrong=(FACT,)))
     reviews = read_reviews(run_id).records
     assert find_disagreements(reviews, find_runs([run_id])) == []
 
 
 def test_what_is_refused(store: Recorded) -> None:
-    explanation, fact = found(store)
+    explanation, fact, _ = found(store)
     for about, verdict, changes in (
         (explanation, "wrong", {}),
         (fact, "right", {"reviewer": "  "}),
@@ -192,7 +241,7 @@ def test_decisions_of_earlier_versions_still_count(store: Recorded) -> None:
     }.items():
         text = json.dumps(OLDER | {"run_id": run_id} | changes)
         store.client.log_text(run_id, text, f"{DECISIONS_FOLDER}/{name}.json")
-    assert listed(store) == "D2\ttreats\tX1\n"
+    assert listed(store) == ""
     decided = [each.decision for each in found(store)]
     assert [(each.said, each.reviewer) for each in decided if each is not None] == [
         ("unsure", "Edsger"),

@@ -2,8 +2,8 @@
 
 Reviewers disagree about an explanation if their last verdicts differ. They disagree about a
 training fact if one reviewer marks it as wrong and another as convincing, in any explanations of
-models of the same data. Reviews without a name are left out, because two of them may be from the
-same person.
+models of the same data. A fact that only one person marks as wrong is to be decided too. Reviews
+without a name count as those of one person, because two of them may be.
 """
 
 import hashlib
@@ -18,7 +18,9 @@ from clew.runs.reading.reviews import (
     VERDICTS,
     DataOrigin,
     Fact,
+    Group,
     Review,
+    group_of,
     latest_of_each,
     origins_of,
 )
@@ -57,6 +59,11 @@ class Disagreement:
         return self.decisions[-1] if self.decisions else None
 
     @property
+    def needs_promoter(self) -> bool:
+        """Whether it is a fact that fewer than two people have spoken about."""
+        return self.about == "fact" and len(self.opinions) < 2
+
+    @property
     def newer(self) -> tuple[Opinion, ...]:
         """Opinions that reviewers gave after the decision."""
         decided = self.decision
@@ -84,7 +91,7 @@ class Disagreement:
 
 
 def find_disagreements(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[Disagreement]:
-    """Return what named reviewers disagree about and what was decided, open disagreements first.
+    """Return what is to be decided and what was decided, what is open first.
 
     `runs` are the runs of the reviews. Reviews of other runs are ignored.
     """
@@ -93,7 +100,7 @@ def find_disagreements(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> 
     said: dict[Key, dict[str, Opinion]] = {}
     decided: dict[Key, list[Review]] = {}
     things: dict[Key, tuple[About, Fact]] = {}
-    last = latest_of_each(review for review in reviews if review.reviewer)
+    last = latest_of_each(reviews)
     final = [review for review in reviews if review.final]
     for review in sorted((*last, *final), key=lambda review: review.created):
         for about, triple, opinion in _spoken_of(review):
@@ -105,16 +112,16 @@ def find_disagreements(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> 
             else:
                 said.setdefault(key, {}).pop(review.reviewer, None)
                 said[key][review.reviewer] = Opinion(opinion, review)
-    disagreements = [
-        Disagreement(
-            *things[key],
-            opinions=tuple(said.get(key, {}).values()),
-            decisions=tuple(decided.get(key, ())),
-            key=hashlib.sha256("\n".join(key).encode()).hexdigest()[:12],
-        )
-        for key in things
-        if key in decided or len({each.said for each in said[key].values()}) > 1
-    ]
+    disagreements = []
+    for key, (about, triple) in things.items():
+        spoken = said.get(key, {})
+        named = [opinion for name, opinion in spoken.items() if name]
+        opinions = tuple(named or (spoken.values() if about == "fact" else ()))
+        is_alone = about == "fact" and [each.said for each in opinions] == ["wrong"]
+        if key in decided or is_alone or len({each.said for each in named}) > 1:
+            short = hashlib.sha256("\n".join(key).encode()).hexdigest()[:12]
+            made = tuple(decided.get(key, ()))
+            disagreements.append(Disagreement(about, triple, opinions, made, short))
     return sorted(disagreements, key=lambda each: (bool(each.decisions), each.about == "fact"))
 
 
@@ -139,12 +146,9 @@ def settled(reviews: Iterable[Review]) -> list[Review]:
     """Return the last review of each person, and of a decided explanation only the final one."""
     reviews = list(reviews)
     decided = {
-        (review.run_id, review.test.triple): review
-        for review in _last_final(reviews)
-        if review.verdict is not None
+        review.about: review for review in _last_final(reviews) if review.verdict is not None
     }
-    latest = latest_of_each(reviews)
-    kept = [review for review in latest if (review.run_id, review.test.triple) not in decided]
+    kept = [review for review in latest_of_each(reviews) if review.about not in decided]
     return kept + list(decided.values())
 
 
@@ -153,32 +157,38 @@ class WrongFact:
     """A training fact that counts as wrong."""
 
     fact: Fact
-    num_reviews: int
-    """Number of reviews that mark the fact as wrong."""
+    num_people: int
+    """Number of named people whose reviews mark the fact as wrong."""
     decision: Review | None = None
-    """The final review of the fact, if reviewers disagreed and somebody decided."""
+    """The final review of the fact, if somebody decided."""
 
 
 def wrong_facts(reviews: Iterable[Review]) -> list[WrongFact]:
-    """Return the facts of one data set that count as wrong, those with the most reviews first.
+    """Return the facts of one data set that count as wrong, those that most people marked first.
 
-    A final review overrides the others: a fact that was decided to be right is left out.
+    A fact counts if two named people marked it, and none has decided that it is right; or if the
+    last final review of it says so.
     """
     reviews = list(reviews)
     facts: dict[tuple[str, str, str], Fact] = {}
-    votes: Counter[tuple[str, str, str]] = Counter()
+    people: dict[tuple[str, str, str], set[str]] = {}
     for review in latest_of_each(reviews):
-        marked = {fact.triple: fact for fact in review.wrong}
-        facts = marked | facts
-        votes.update(marked.keys())
+        for fact in review.wrong:
+            facts[fact.triple] = fact
+            people.setdefault(fact.triple, set()).update({review.reviewer} - {""})
     decided = {}
     for review in _last_final(reviews):
         for fact in (*review.wrong, *review.convincing):
             facts.setdefault(fact.triple, fact)
             decided[fact.triple] = review
-    order = sorted(facts, key=lambda triple: -votes[triple])
-    found = [WrongFact(facts[triple], votes[triple], decided.get(triple)) for triple in order]
-    return [each for each in found if each.decision is None or each.decision.wrong]
+    found = [
+        WrongFact(fact, len(people.get(triple, ())), decided.get(triple))
+        for triple, fact in facts.items()
+    ]
+    counted = [
+        each for each in found if (each.decision.wrong if each.decision else each.num_people > 1)
+    ]
+    return sorted(counted, key=lambda each: -each.num_people)
 
 
 def wrong_facts_tsv(reviews: Iterable[Review], origin: DataOrigin) -> str:
@@ -216,11 +226,23 @@ def reviewer_agreement(reviews: Iterable[Review]) -> ReviewerAgreement:
 
     Reviews without a name are left out, because two of them may be from the same person.
     """
-    verdicts: dict[tuple[str, Fact], Counter[str]] = {}
+    verdicts: dict[object, Counter[str]] = {}
     for review in latest_of_each(review for review in reviews if review.reviewer):
-        verdicts.setdefault((review.run_id, review.test), Counter())[review.said] += 1
+        verdicts.setdefault(review.about, Counter())[review.said] += 1
     judged = [counts for counts in verdicts.values() if counts.total() > 1]
     return ReviewerAgreement(_alpha(judged), len(judged))
+
+
+def agreement_by(reviews: Iterable[Review], by: Group) -> dict[str, ReviewerAgreement]:
+    """Return the agreement within each relation or run, or on what each reviewer judged."""
+    reviews = [review for review in reviews if review.reviewer]
+    judged: dict[str, set[object]] = {}
+    for review in reviews:
+        judged.setdefault(group_of(review, by), set()).add(review.about)
+    return {
+        group: reviewer_agreement(review for review in reviews if review.about in judged[group])
+        for group in judged
+    }
 
 
 def _alpha(judged: Sequence[Counter[str]]) -> float | None:

@@ -75,6 +75,11 @@ class Review:
         """The verdict in a word; of a final review about a training fact, `wrong` or `right`."""
         return self.verdict or ("wrong" if self.wrong else "right")
 
+    @property
+    def about(self) -> tuple[str, tuple[str, str, str]]:
+        """The explanation that was judged: its run, and the names of its triple."""
+        return (self.run_id, self.test.triple)
+
 
 @dataclass(frozen=True)
 class _Decision:
@@ -104,7 +109,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class VerdictCount:
-    """Number of reviews with each verdict, for one relation or one run."""
+    """Number of reviews with each verdict, for one relation, run or reviewer."""
 
     group: str
     plausible: int
@@ -230,19 +235,23 @@ def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
     for review in sorted(reviews, key=lambda review: review.created):
         if not review.final:
             author = review.reviewer or review.review_id
-            latest[review.run_id, author, review.test.triple] = review
+            latest[review.about, author] = review
     return list(latest.values())
 
 
-def count_verdicts(
-    reviews: Iterable[Review], by: Literal["relation", "run"] = "relation"
-) -> list[VerdictCount]:
-    """Count the verdicts for each relation of the test triples or each run, most reviews first."""
+Group = Literal["relation", "run", "reviewer"]
+
+
+def group_of(review: Review, by: Group) -> str:
+    relation = review.test.relation_label or review.test.relation
+    return {"relation": relation, "run": review.run_id, "reviewer": review.reviewer}[by]
+
+
+def count_verdicts(reviews: Iterable[Review], by: Group = "relation") -> list[VerdictCount]:
+    """Count the verdicts in each group, most reviews first."""
     counters: dict[str, Counter[str]] = {}
     for review in reviews:
-        relation = review.test.relation_label or review.test.relation
-        group = relation if by == "relation" else review.run_id
-        counters.setdefault(group, Counter())[review.said] += 1
+        counters.setdefault(group_of(review, by), Counter())[review.said] += 1
     counts = [
         VerdictCount(group, *(counter[verdict] for verdict in VERDICTS))
         for group, counter in counters.items()
