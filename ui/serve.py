@@ -19,7 +19,7 @@ from streamlit.components.v2 import manifest_scanner
 from streamlit.web import cli
 
 from clew.errors import ClewError, ConfigError
-from clew.processes import collect_garbage_rarely
+from clew.processes import collect_garbage_rarely, end_with_parent
 from clew.ui import access
 
 APP = Path(__file__).parent / "guarded.py"
@@ -59,6 +59,7 @@ def skip_what_pages_do_not_need() -> None:
 
 def main() -> None:
     """Serve until stopped; do not start with secrets that would let the wrong people in."""
+    end_with_parent()
     try:
         access.settings()
     except ConfigError as error:

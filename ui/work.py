@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from clew.processes import PARENT_VARIABLE, end_with_parent
+
 WORK = "clew.warm"
 """The module whose `run` does the work; it is named, because the dashboard never imports torch."""
 EXIT_CODE_FILE = "exit_code"
@@ -111,6 +113,8 @@ def start_work(
 ) -> None:
     """Do the work in a process group of its own; its output goes to files in the folder."""
     os.setsid()
+    os.environ[PARENT_VARIABLE] = str(os.getppid())  # it ends with the server
+    end_with_parent()
     os.environ.pop("MLFLOW_RUN_ID", None)  # the run that `mlflow run` opened for the dashboard
     os.environ.update(environment)
     os.chdir(root)

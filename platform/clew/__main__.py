@@ -35,9 +35,12 @@ By then, the destructor or callback that lost the KeyboardInterrupt has returned
 def main() -> None:
     """Run the command line and exit with the code that `clew.errors` lists.
 
-    A SIGTERM stops a command like Ctrl-C does, so that its run is closed and does not look alive.
+    A SIGTERM, or the end of its terminal, stops a command like Ctrl-C does, so that its run is
+    closed and does not look alive. `nohup` keeps it going.
     """
     signal.signal(signal.SIGTERM, _end_once)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _end_once)
     sys.unraisablehook = _end_nevertheless
     end_with_parent()
     end_at_second_signal()
@@ -71,12 +74,13 @@ class _OneLine(logging.Formatter):
 
 
 def _end_once(_number: int, _frame: FrameType | None) -> None:
-    """Stop the command at the first SIGTERM; later ones do not interrupt cleanup.
+    """Stop the command at the first such signal; later ones do not interrupt cleanup.
 
     When a parent process is killed, Linux sends one SIGTERM for each of the parent's threads (see
     `end_with_parent`).
     """
-    signal.signal(signal.SIGTERM, _ends_already)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _ends_already)
     raise KeyboardInterrupt
 
 

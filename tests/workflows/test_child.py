@@ -48,10 +48,12 @@ from pathlib import Path
 from clew.__main__ import main
 from clew.cli import cli
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
+
 @cli.command()
 def wait():
     try:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.Signals[os.environ["SENT"]])
         while True:
             time.sleep(0.1)
     finally:
@@ -69,8 +71,11 @@ def test_a_kill_of_the_study_ends_its_training(tmp_path: Path) -> None:
     assert "training ended with exit code 130" in said
 
 
-def test_a_kill_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
-    exit_code, said = run(COMMAND, tmp_path)
+@pytest.mark.parametrize("sent", ["SIGTERM", "SIGHUP"])
+def test_a_kill_or_the_end_of_the_terminal_ends_a_command_as_ctrl_c_does(
+    tmp_path: Path, sent: str
+) -> None:
+    exit_code, said = run(COMMAND, tmp_path, SENT=sent)
     assert exit_code == 130
     assert said.strip() == "clew: error: interrupted"
     assert (tmp_path / "closed").exists()
@@ -122,12 +127,12 @@ def test_a_study_that_is_killed_takes_its_training_with_it(
     assert (tmp_path / "closed").exists()
 
 
-def run(script: str, folder: Path) -> tuple[int, str]:
-    """Run a script that gets SIGTERM while it waits, and return its exit code and errors."""
+def run(script: str, folder: Path, **environment: str) -> tuple[int, str]:
+    """Run a script that gets a signal while it waits, and return its exit code and errors."""
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=folder,
-        env={"PYTHONPATH": str(Path(child.__file__).parents[2])},
+        env={"PYTHONPATH": str(Path(child.__file__).parents[2])} | environment,
         stderr=subprocess.PIPE,
         text=True,
         check=False,

@@ -1,10 +1,17 @@
 """The command that serves the dashboard, before the server starts."""
 
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
+import psutil
 import pytest
 
 from clew.__main__ import run
+from tests.browser.dashboard import wait_for
+from tests.ports import free_port
 
 
 def test_a_port_in_use_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,3 +24,19 @@ def test_a_port_in_use_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]
     assert said.count("\n") == 1
     assert f"--port {port} at 127.0.0.1 cannot be used" in said
     assert "give another --port" in said
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_no_server(tmp_path: Path) -> None:
+    port = free_port()
+    environment = os.environ | {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    command = [sys.executable, "-m", "clew", "ui", "--port", str(port)]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path) as started:
+        wait_for(f"http://127.0.0.1:{port}")
+        servers = psutil.Process(started.pid).children(recursive=True)
+        started.kill()
+    _, alive = psutil.wait_procs(servers, timeout=60)
+    for server in alive:
+        server.kill()
+    assert servers
+    assert not alive

@@ -15,8 +15,8 @@ Only batches of 1, 2, 4, 8, … examples are tried, and the need of other sizes 
 linearly. This hides how losses split their work into chunks, so the predicted need grows with the
 batch, and the largest batch that fits can be found by halving the range. A step of more than
 `MOST_OPERATIONS` repeats its work for groups of examples: its need continues the line through the
-two sizes below. With gradient checkpointing this can be a fifth too low, because the peak moves
-from the backward to the forward pass as batches grow.
+two sizes below. Each kind of operation has a line of its own, because the peak moves from one to
+another as batches grow, such as from recomputed activations to their sum.
 """
 
 import ctypes
@@ -155,8 +155,9 @@ class LiveBytes(TorchDispatchMode):
         """The purpose of new storages."""
         self.now: Counter[str] = Counter()
         """Live bytes by purpose."""
-        self.peak: Counter[str] = Counter()
-        """Live bytes by purpose when their total was largest; clear it to measure a new peak."""
+        self.peaks: dict[str, Counter[str]] = {}
+        """Live bytes by purpose when their total was largest, after each kind of operation for each
+        purpose; clear it to measure new peaks."""
         self.num_operations = 0
         self.sparse_bytes = 0
         """Bytes of the indices and values of all sparse tensors created so far."""
@@ -181,9 +182,14 @@ class LiveBytes(TorchDispatchMode):
             # The indices and values of a sparse tensor were counted when they were created.
             if isinstance(leaf, Tensor) and not leaf.is_sparse:
                 self._see(leaf.untyped_storage())
-        if self.now.total() > self.peak.total():
-            self.peak = self.now.copy()
+        phase = f"{self.purpose}, {func}"
+        if phase not in self.peaks or self.now.total() > self.peaks[phase].total():
+            self.peaks[phase] = self.now.copy()
         return result
+
+    @property
+    def peak(self) -> Counter[str]:
+        return max(self.peaks.values(), key=Counter.total, default=Counter())
 
     def _see(self, storage: UntypedStorage) -> None:
         address, num_bytes = storage._cdata, storage.nbytes()
@@ -249,6 +255,15 @@ class StepMemory:
     def total_gib(self) -> float:
         return sum(self.parts_gib.values())
 
+    def towards(self, other: "StepMemory", share: float) -> "StepMemory":
+        """Return what lies on the line to another step; a share above 1 goes beyond it."""
+        return StepMemory(
+            {
+                part: max(0.0, here + share * (other.parts_gib[part] - here))
+                for part, here in self.parts_gib.items()
+            }
+        )
+
 
 @dataclass
 class MemoryPlanner:
@@ -260,7 +275,8 @@ class MemoryPlanner:
     those of CPU kernels."""
     world_size: int = 1
     """Number of processes of a data-parallel run; the prediction is for each process."""
-    _tried: dict[RunConfig, StepMemory] = field(default_factory=dict)
+    _tried: dict[RunConfig, dict[str, StepMemory]] = field(default_factory=dict)
+    """The peak at each phase of a step, which is a kind of operation for a purpose."""
     _too_large: float = math.inf
     """The smallest batch whose step has more than `MOST_OPERATIONS`."""
 
@@ -278,9 +294,8 @@ class MemoryPlanner:
         below = 1 << (size.bit_length() - 1)
         if size == below:
             return self._try(config, size)
-        low, high = (self._try(config, n).parts_gib for n in (below, 2 * below))
-        share = (size - below) / below
-        return StepMemory({part: low[part] + share * (high[part] - low[part]) for part in PARTS})
+        low, high = (self._try(config, n) for n in (below, 2 * below))
+        return low.towards(high, (size - below) / below)
 
     def largest_batch(self, config: RunConfig, limit_gib: float, *, most: int) -> int:
         """Return the largest microbatch size up to `most` that should fit, or 0 if none fits."""
@@ -297,27 +312,33 @@ class MemoryPlanner:
         return min(most, size + int(size * (limit_gib - here) / (there - here)))
 
     def _try(self, config: RunConfig, size: int) -> StepMemory:
+        return max(self._phases(config, size).values(), key=lambda memory: memory.total_gib)
+
+    def _phases(self, config: RunConfig, size: int) -> dict[str, StepMemory]:
         training = config.training.model_copy(update={"batch_size": size})
         config = config.model_copy(update={"training": training})
         if config not in self._tried:
             self._tried[config] = self._step_or_line(config, size)
         return self._tried[config]
 
-    def _step_or_line(self, config: RunConfig, size: int) -> StepMemory:
+    def _step_or_line(self, config: RunConfig, size: int) -> dict[str, StepMemory]:
         if size < self._too_large:
             try:
                 return self._take_step(config)
             except TookTooLong:
                 self._too_large = size
-        low, high = (self._try(config, n).parts_gib for n in (size // 4, size // 2))
-        return StepMemory({part: high[part] + 2 * (high[part] - low[part]) for part in PARTS})
+        low, high = (self._phases(config, n) for n in (size // 4, size // 2))
+        return {phase: low[phase].towards(high[phase], 3) for phase in low}
 
-    def _take_step(self, config: RunConfig) -> StepMemory:
+    def _take_step(self, config: RunConfig) -> dict[str, StepMemory]:
         process = self.process_gib if self.device.type == "cpu" else 0.0  # planning enlarges it
         # The smallest sizes are tried in any case, because a line needs two of them.
         is_small = config.training.batch_size <= 4 * config.smallest_batch_size
         most = math.inf if is_small else MOST_OPERATIONS
         live = live_bytes_of_step(config, self.task, self.device, self.world_size, most=most)
+        return {phase: self._memory(config, peak, process) for phase, peak in live.peaks.items()}
+
+    def _memory(self, config: RunConfig, live: Counter[str], process: float) -> StepMemory:
         gib = {part: live[part] / GIB for part in PARTS}
         if self.device.type == "cpu":
             training = config.training
@@ -336,8 +357,8 @@ def live_bytes_of_step(
     world_size: int = 1,
     *,
     most: float = math.inf,
-) -> Counter[str]:
-    """Return the live bytes by purpose at the peak of an optimizer step.
+) -> LiveBytes:
+    """Return the live bytes by purpose at the peaks of an optimizer step.
 
     Raises:
         TookTooLong: The step has more than `most` operations.
@@ -398,7 +419,7 @@ def live_bytes_of_step(
             held_bytes = (config.training.gradient_accumulation - 1) * live.sparse_bytes
         with live.making("gradients"):
             held = torch.empty(held_bytes, dtype=torch.uint8)
-        live.peak.clear()
+        live.peaks.clear()
         backpropagate()
         with live.making("gradients"):
             gradients = [p.grad for p in trained if p.grad is not None]
@@ -407,7 +428,7 @@ def live_bytes_of_step(
         with live.making("optimizer"):
             optimizer.step()
         del average, held
-    return live.peak
+    return live
 
 
 def _batch_without_content(task: Task[Any], size: int, device: torch.device) -> Batch:

@@ -1,11 +1,12 @@
 """Serves the dashboard in a child process that uses the same tracking store."""
 
+import os
 import socket
 import sys
 from importlib.util import find_spec
 
 from clew.errors import UsageError, described
-from clew.processes import run_child
+from clew.processes import PARENT_VARIABLE, run_child
 from clew.runs.store import tracking_uri
 
 
@@ -32,7 +33,8 @@ def serve_dashboard(*, port: int, address: str, base_path: str = "") -> int:
     command = [sys.executable, "-m", "clew.ui.serve"]
     command += ["--server.port", str(port), "--server.address", address]
     command += ["--server.baseUrlPath", base_path] if base_path else []
+    environment = {"MLFLOW_TRACKING_URI": tracking_uri(), PARENT_VARIABLE: str(os.getpid())}
     try:
-        return run_child(command, environment={"MLFLOW_TRACKING_URI": tracking_uri()})[0]
+        return run_child(command, environment=environment)[0]
     except KeyboardInterrupt:
         return 130
