@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "ask", "run")
 WORDS = """
-    answer candidate change columns config cosine curve data decide edges equal experiment fact
-    factfind find for frames group h id ignore job kind log machine metric model more
+    answer candidate change columns config cosine curve data decide edges experiment fact
+    factfind find for frames group h id job kind log machine metric model more
     order other over path pick picture plan prompt quality queue r ref rel rows run runs search
     seeds set shares siblings side smooth state step t temperature test testorder testrel
     tokens top top_p variant view why

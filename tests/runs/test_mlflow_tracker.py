@@ -56,6 +56,17 @@ def test_a_run_says_what_it_is(open_run: Open, tracking_store: Path) -> None:
     assert run.info.artifact_uri.startswith((tracking_store / "mlartifacts" / "clew").as_uri())
 
 
+def test_a_note_that_a_person_wrote_stays(open_run: Open) -> None:
+    client, first, second = MlflowClient(), open_run(), open_run()
+    client.set_tag(first.run_id, names.TAG_NOTE, "do not use")
+    for tracker in (first, second):
+        tracker.tags({names.TAG_NOTE: "quality", "other": "value"})
+        tracker.finish("FINISHED")
+    tags = [client.get_run(str(tracker.run_id)).data.tags for tracker in (first, second)]
+    assert [each[names.TAG_NOTE] for each in tags] == ["do not use", "quality"]
+    assert [each["other"] for each in tags] == ["value", "value"]
+
+
 def test_the_experiment_is_the_configured_one_or_the_environments(
     open_run: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

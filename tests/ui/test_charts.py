@@ -93,7 +93,7 @@ def test_costs_begin_at_zero_at_least_and_names_stay_in_the_picture(points: pd.D
     ],
 )
 def test_front_and_marks_go_by_what_is_better(key: str, front: list[str], mark: str) -> None:
-    groups = [comparison.Group("a", ("a", "a2")), comparison.Group("b", ("b", "b2"))]
+    groups = [comparison.Group(name, (name, f"{name}2"), ("0", "1")) for name in "ab"]
     values = {
         names.TIME_EPOCH_SECONDS: {"a": 2.0, "a2": 2.0, "b": 1.0, "b2": 1.0},
         key: {"a": 3.0, "a2": 3.0, "b": 5.0, "b2": 5.0},
@@ -106,7 +106,7 @@ def test_front_and_marks_go_by_what_is_better(key: str, front: list[str], mark: 
 
 
 def test_a_doubtful_difference_is_grey_and_says_why() -> None:
-    groups = [comparison.Group("a", ("a",)), comparison.Group("b", ("b", "b2"))]
+    groups = [comparison.Group("a", ("a",), ("0",)), comparison.Group("b", ("b", "b2"), ("0", "1"))]
     values = {"test/mrr": {"a": 3.0, "b": 5.0, "b2": 5.0}}
     found = comparison.compare(groups, values, reference="b")
     cells = comparison_table.html(found, "ratio", {})

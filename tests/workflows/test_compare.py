@@ -16,9 +16,10 @@ from clew.config.study import load_study
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.runs.base import check_key
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.estimate import Estimate
 from clew.workflows import compare as study_cells
 from clew.workflows import compare as workflow
-from clew.workflows.study_report import Estimate, metric_name
+from clew.workflows.study_report import metric_name
 from clew.workflows.train import TrainResult
 
 ROOT = Path(__file__).parents[2]

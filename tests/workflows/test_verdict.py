@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from clew import names
 from clew.config.schema import RunConfig
 from clew.image_sequences.subject import ImageSequences
 from clew.language_modeling.subject import frequency_loss
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.subject import Graphs, most_frequent_mrr
+from clew.runs.reading.runs import find_run
 from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
@@ -50,6 +52,8 @@ def test_the_last_words_have_eight_lines(
     assert f"{tmp_path / 'kept'}" in result.table()
     for verb in verbs:
         assert f"clew {verb} --model {result.run_id}" in result.table()
+    written = find_run(str(result.run_id)).tags[names.TAG_NOTE].split("\n\n")
+    assert written == [line for line in short[1:] if not line.startswith("files:")]
     everything = result.table(everything=True).splitlines()
     assert everything[: len(short)] == short
     named = [line.split()[0] for line in everything[len(short) :] if line.startswith("  ")]

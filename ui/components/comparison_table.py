@@ -18,7 +18,6 @@ from clew.runs.reading.comparison import (
     Group,
     Preset,
     Statistic,
-    all_parameters,
     compare,
     delta_text,
     differing_parameters,
@@ -159,22 +158,13 @@ def _value(comparison: Comparison, group: Group, key: str) -> Statistic | None:
     return value if value is not None and math.isfinite(value.mean) else None
 
 
-def parameter_table(
-    runs: Sequence[RunRecord],
-    groups: Sequence[Group],
-    *,
-    ignore: Sequence[str],
-    everything: bool,
-) -> pd.DataFrame:
-    """Return the parameters that differ, or all: one row each, and one column per group."""
+def parameter_table(runs: Sequence[RunRecord], groups: Sequence[Group]) -> pd.DataFrame:
+    """Return the parameters that differ: one row each, and one column per group."""
     by_id = {run.run_id: run for run in runs}
     firsts = {group.label: by_id[group.run_ids[0]] for group in groups}
-    shown = differing_parameters(list(firsts.values()), ignore=ignore)
-    if everything:
-        shown = all_parameters(list(firsts.values()), ignore=ignore)
-    frame = pd.DataFrame(
-        {label: [run.params.get(key, "") for key in shown] for label, run in firsts.items()}
-    )
+    shown = differing_parameters(list(firsts.values()))
+    columns = {label: [row[run.run_id] for row in shown.values()] for label, run in firsts.items()}
+    frame = pd.DataFrame(columns)
     frame.insert(0, "parameter", [key.removeprefix(names.PARAMETER_PREFIX) for key in shown])
     return frame
 
@@ -250,7 +240,7 @@ def _cell(cell: Cell, change: Change, *, reference: bool) -> Markup:
         "both": f"{ratio_text(cell)}  {delta_text(cell)}".strip(),
     }[change]
     if cell.doubt:
-        doubtful = f"{shown} · {cell.doubt}"
+        doubtful = " · ".join(filter(None, (shown, cell.doubt)))
         return basics.fill(_CELL, value=value, kind="clew-muted", change=doubtful)
     better = cell.better
     symbol = "" if better is None else "✓ " if better else "✗ "

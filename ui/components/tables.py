@@ -15,6 +15,7 @@ from streamlit.elements.arrow import DataframeStateInput
 from clew import names
 from clew.errors import UsageError
 from clew.runs.reading.comparison import (
+    COST_METRICS,
     Group,
     group_runs,
     statistic,
@@ -157,8 +158,6 @@ def download(label: str, content: str | bytes | Callable[[], str], name: str, ki
 
 
 MAX_HEIGHT = 560
-MOST_APART = 4
-"""How many settings the names of runs hold at most."""
 NAME_PIXELS = 280
 """Wide enough for the name of an explanation: a triple of usual length."""
 ORDERS = {
@@ -179,12 +178,6 @@ SEARCH_HELP = (
     f"`promote` ...), `user:`, `note:`, `parent:` a run's id, `state:` {', '.join(STATES)}. `:` is "
     "a part of the value, `=` all of it; quotes keep words together."
 )
-NUMBERS = {
-    names.TIME_EPOCH_SECONDS: "Epoch [s]",
-    names.EXAMPLES_PER_SECOND: "Examples/s",
-    names.GPU_PEAK_ALLOCATED_GIB: "GPU [GiB]",
-    names.PROCESS_PEAK_GIB: "Process [GiB]",
-}
 
 
 def experiment() -> tuple[str, ...]:
@@ -234,7 +227,7 @@ def run_table(
     lines: Mapping[str, Sequence[float]] | None = None,
     chosen: Sequence[str] = (),
 ) -> Columns:
-    """Return the table of the runs, without columns that have no value; `chosen` come early."""
+    """Return the table of the runs with the `chosen` columns, without those that have no value."""
     variants, states, keys = variants_of(runs), [*map(state_of, runs)], [*map(headline_key, runs)]
     headlines = [
         f"{glossary.words(key).label.split(',')[0]} {number_text(run.metrics[key])}"
@@ -243,7 +236,7 @@ def run_table(
         for run, key in zip(runs, keys, strict=True)
     ]
 
-    apart = told_apart(runs, most=MOST_APART)
+    apart = told_apart(runs, most=4)
 
     def small(meaning: str = "") -> Any:
         return TextColumn(width="small", help=meaning or None)
@@ -259,7 +252,7 @@ def run_table(
         ),
         "Run": ([name_of(run) for run in runs], TextColumn(width=NAME_PIXELS)),
         "Differs in": (
-            [" · ".join(apart[run.run_id]) for run in runs],
+            [" · ".join(s for s in apart[run.run_id] if not s.endswith(" –")) for run in runs],
             TextColumn(width="medium", help="Settings that differ among these runs."),
         ),
         "Kind": (
@@ -277,7 +270,6 @@ def run_table(
             ),
         ),
         "Data": ([run.tags.get(names.TAG_DATASET, "") for run in runs], small()),
-        **{column_name(key): (values_of(runs, key), None) for key in chosen},
         "Quality, last": (
             headlines,
             small("Last value of the task's main metric. Compare shows the best value by default."),
@@ -287,10 +279,10 @@ def run_table(
         about = "That metric on the validation data, from the first value to the last."
         trends = [list(lines.get(run.run_id, [])) for run in runs]
         columns["Trend"] = (trends, LineChartColumn(width="small", help=about))
-    for key, header in NUMBERS.items():
-        about = glossary.words(key).help
-        values = pd.Series([run.metrics.get(key) for run in runs], dtype=float)
-        columns[header] = (values, NumberColumn(format="%.4g", help=about, width="small"))
+    for key in chosen:
+        found = values_of(runs, key)
+        number = NumberColumn(format="%.4g", help=glossary.words(key).help)
+        columns[column_name(key)] = (found, number if float in map(type, found) else None)
     times = [utc(run.started_ms) if run.started_ms else None for run in runs]
     columns["Started (UTC)"] = (
         pd.Series(times, dtype="datetime64[ns]"),
@@ -337,9 +329,9 @@ def group_table(
         "Seeds": ([len(set(group.seeds)) for group in groups], NumberColumn(width="small")),
         "Data": ([run.tags.get(names.TAG_DATASET, "") for run in firsts], None),
     }
-    for key in dict.fromkeys([*chosen, *map(headline_key, firsts), *NUMBERS]):
+    for key in dict.fromkeys([*map(headline_key, firsts), *chosen]):
         by_run = {run_id: run.metrics[key] for run_id, run in runs.items() if key in run.metrics}
-        means = [statistic_text(statistic(group.values(by_run))) for group in groups]
+        means = [statistic_text(statistic(group.by_seed(by_run).values())) for group in groups]
         shown = means if by_run else values_of(firsts, key)
         columns[column_name(key)] = (shown, TextColumn(help=glossary.words(key).help))
     return with_values(columns)
@@ -351,15 +343,15 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
     If no run matches, or the search cannot be understood, show a message and return None.
     """
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    with left:
-        keys = known_keys()
-        chosen = st.multiselect(
-            "Columns",
-            sorted(keys.metrics | keys.params | keys.tags),
-            key="columns",
-            bind="query-params",
-            placeholder="any metric, setting or tag",
-        )
+    keys = known_keys()
+    chosen = left.multiselect(
+        "Columns",
+        sorted(keys.metrics | keys.params | keys.tags),
+        default=[key for key in COST_METRICS if key in keys.metrics],
+        key="columns",
+        bind="query-params",
+        placeholder="any metric, setting or tag",
+    )
     about = "Runs that differ only in seed are one row: mean ± standard deviation over the seeds."
     grouped = right.toggle("Seeds in one row", key="rows", bind="query-params", help=about)
     state, size = f"{key}-page", GROUP_PAGE if grouped else PAGE_SIZE

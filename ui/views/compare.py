@@ -6,12 +6,11 @@ import streamlit as st
 
 from clew import names
 from clew.runs.reading.comparison import (
-    IGNORED_PARAMETERS,
     MODEL_KIND,
     Comparison,
     Preset,
     distinct_labels,
-    setting_name,
+    unequal_budgets,
 )
 from clew.runs.reading.metrics import Pick
 from clew.runs.reading.runs import RunRecord
@@ -89,7 +88,7 @@ def _preset_text(found: Preset) -> str:
     first = found.runs[0]
     called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(MODEL_KIND, "")]
     called += [first.tags.get(names.TAG_DEVICE, "")]
-    called += [f"{setting_name(key)} {value or 'unset'}" for key, value in found.apart.items()]
+    called += found.apart
     variants = list(dict.fromkeys(run.tags[names.TAG_VARIANT] for run in found.runs))
     each = len(found.runs) // len(variants)
     seeds = f"{each} of each, no seed in common"
@@ -119,22 +118,16 @@ def _take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
-    data = {
-        run.tags[names.TAG_DATA_FINGERPRINT]: run.tags.get(names.TAG_DATASET, "")
-        for run in runs
-        if names.TAG_DATA_FINGERPRINT in run.tags
-    }
-    if len(data) > 1:
-        called = ", ".join(sorted(set(data.values())))
-        basics.note(f"These runs use different data ({called}): compare only their costs.")
+    if unequal := unequal_budgets(runs):
+        basics.warning(" ".join(unequal))
     setting = _setting(runs)
     comparison = compared(runs, setting)
     change = basics.choice(
         "Change against the reference",
         list(CHANGES),
         "change",
-        help="✓ marks a better value, ✗ a worse one. Grey: the change is no larger than the "
-        "variation over seeds, or that variation is unknown because one side has a single seed. "
+        help="Over the seeds that both have. ✓ marks a better value, ✗ a worse one. Grey: the 95 % "
+        "interval of the change contains zero, or there are fewer than two such seeds. "
         "A metric such as bias, which should be neither large nor small, has no mark.",
     )
     comparison_table.show(comparison, CHANGES[change], picked_texts(setting))
@@ -200,19 +193,7 @@ def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
 @basics.guarded("The parameters")
 def _parameters(runs: Sequence[RunRecord], comparison: Comparison) -> None:
     st.header("Parameters that differ", anchor=False)
-    first, second = st.columns([4, 1], vertical_alignment="bottom")
-    keys = sorted({key for run in runs for key in run.params})
-    ignored = first.multiselect(
-        "Ignore",
-        keys,
-        default=[key for key in IGNORED_PARAMETERS if key in keys],
-        key="ignore",
-        bind="query-params",
-        format_func=lambda key: key.removeprefix("cfg."),
-        help="Parameters that are left out of the table.",
-    )
-    everything = second.toggle("Equal ones too", key="equal", bind="query-params")
-    frame = parameter_table(runs, comparison.groups, ignore=ignored, everything=everything)
+    frame = parameter_table(runs, comparison.groups)
     if frame.empty:
         basics.note("All of the chosen runs have the same parameters.")
         return

@@ -37,17 +37,9 @@ def _numbers(experiment_ids: tuple[str, ...]) -> None:
         [
             ("Runs", f"{number.total:,}", "All runs of the chosen experiments."),
             ("▶ Running", f"{number.running:,}", "Not ended, and not known to be silent."),
-            (
-                "⚠ Stuck",
-                f"{number.stuck:,}",
-                "Sent heartbeats, but is silent for over two minutes.",
-            ),
+            ("⚠ Stuck", f"{number.stuck:,}", "Its heartbeats stopped over two minutes ago."),
             ("✓ Finished", f"{number.finished:,}", "Ended as planned."),
-            (
-                "■ Stopped",
-                f"{number.stopped:,}",
-                "Stopped by a person, or by the search they belong to.",
-            ),
+            ("■ Stopped", f"{number.stopped:,}", "Stopped by a person, or by their search."),
             ("✗ Failed", f"{number.failed:,}", "Ended by an error, or its process died."),
         ]
     )

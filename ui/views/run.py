@@ -95,14 +95,16 @@ def _run(run: RunRecord) -> None:
             basics.link("influence", "Read the explanations", run=run.run_id)
         if kind == names.KIND_COMPARE:
             basics.link("studies", "Studies")
+    found, *more = map(basics.markdown, run.tags.get(names.TAG_NOTE, "").split("\n\n"))
+    st.markdown("\n\n".join([f"**{found}**" if found else "", *more]))
+    _results(run)
+    st.header("Metrics", anchor=False)
+    _metrics(run)
     left, right = st.columns([1, 1.15], gap="large")
     with left:
         _summary(run)
     with right:
         commands(run)
-    _results(run)
-    st.header("Metrics", anchor=False)
-    _metrics(run)
     _relations(run)
     _data(run)
     left, right = st.columns(2, gap="large")
@@ -226,9 +228,12 @@ def _metrics(run: RunRecord) -> None:
     order = list(dict.fromkeys([*GROUPS.values(), "Other"]))
 
     def place(key: str) -> tuple[int, bool, bool, str]:
-        """In each group the headline comes first, single sides last."""
+        """In each group the metric that decides comes first, single sides last."""
         is_side = key.endswith(("_head", "_tail"))
-        return order.index(group_of(key)), key != headline_key(run), is_side, key
+        return order.index(group_of(key)), key != decides, is_side, key
+
+    chosen_by = run.params.get(f"{names.PARAMETER_PREFIX}evaluation.metric", "")
+    decides = chosen_by if chosen_by in curves else headline_key(run)
 
     keys = sorted(curves, key=place)
     several = (key for key in keys if len(curves[key]) > 1 and group_of(key) != GROUPS["system"])

@@ -204,6 +204,8 @@ class Delivery:
                     params |= dict.fromkeys(texts.items())
                 case Tags(values=texts):
                     tags |= texts
+        if names.TAG_NOTE in tags and names.TAG_NOTE in self.client.get_run(self.run_id).data.tags:
+            del tags[names.TAG_NOTE]  # a person wrote one meanwhile
         for some_params in _parts([Param(*pair) for pair in params], TEXTS_PER_REQUEST):
             self.client.log_batch(self.run_id, params=some_params, synchronous=True)
         for some_tags in _parts([RunTag(*pair) for pair in tags.items()], TEXTS_PER_REQUEST):

@@ -28,7 +28,7 @@ from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
 from clew.workflows.outputs import check_file
 from clew.workflows.study_report import StudyReport, draw, in_words
 from clew.workflows.subjects import data_fingerprint
-from clew.workflows.verdict import of_study
+from clew.workflows.verdict import as_note, of_study
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +103,12 @@ def compare(
         cells.sort(key=lambda cell: turns.index((cell.seed, cell.variant)))
         report = _report(study, cells, nodes.machines if nodes else ())
         _store(report, tracker)
+        kept = f"; {obstacle}" if obstacle else f" and {output}" if output else ""
+        said = of_study(report, typed or study.name, run_id=tracker.run_id, kept=kept)
+        tracker.tags(as_note(said))
     if output is not None and not obstacle:
         write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
-    kept = f"; {obstacle}" if obstacle else f" and {output}" if output else ""
-    yield from of_study(report, typed or study.name, run_id=tracker.run_id, kept=kept)
+    yield from said
     yield from ["", *report.markdown()] if everything else []
 
 

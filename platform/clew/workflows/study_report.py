@@ -1,17 +1,14 @@
 """The report of a study: medians, and ratios to the reference with intervals."""
 
-import math
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
-
-from scipy.special import stdtrit
 
 from clew.config.study import Study
 from clew.runs.hardware import Machine
+from clew.runs.reading.estimate import Estimate
 
 METHOD = (
     "Variants take turns in rounds, one seed per round. A ratio is the geometric mean of the "
@@ -21,43 +18,6 @@ METHOD = (
 
 Values = Mapping[tuple[str, str], Mapping[int, float]]
 """Measured values: (variant, metric) to {seed: value}."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A ratio or another mean over rounds, with its 95 % interval."""
-
-    value: float
-    low: float
-    """Lower end of the interval; minus infinity after a single round."""
-    high: float
-    rounds: int
-
-    @classmethod
-    def of_values(cls, values: Sequence[float]) -> Self | None:
-        """Return the mean of the values; None if there are no values."""
-        if not values:
-            return None
-        mean, count = statistics.fmean(values), len(values)
-        if count == 1:
-            return cls(mean, -math.inf, math.inf, count)
-        error = statistics.stdev(values) / math.sqrt(count)
-        half = error * float(stdtrit(count - 1, 0.975))
-        return cls(mean, mean - half, mean + half, count)
-
-    @classmethod
-    def of_ratios(cls, values: Mapping[int, float], base: Mapping[int, float]) -> Self | None:
-        """Return the geometric mean of the ratios of the rounds that both have.
-
-        Returns None if one of the values is zero or negative, because such a ratio has no meaning.
-        """
-        seeds = values.keys() & base.keys()
-        if any(values[seed] <= 0 or base[seed] <= 0 for seed in seeds):
-            return None
-        found = cls.of_values([math.log(values[seed] / base[seed]) for seed in sorted(seeds)])
-        if found is None:
-            return None
-        return cls(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.rounds)
 
 
 def metric_name(variant: str) -> str:

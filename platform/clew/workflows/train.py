@@ -349,6 +349,7 @@ def _run(
     if trainer.world.is_main and trainer.world.exchange is None:
         kind, run_id = config.data.kind, tracker.run_id
         said = verdict.of_training(trainer.task, kind, latest, run_id=run_id, output_dir=output_dir)
+        tracker.tags(verdict.as_note(said))
     return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest, said)
 
 

@@ -67,6 +67,11 @@ def of_training(
     return [printable(line) for line in lines]  # a name can contain any character
 
 
+def as_note(lines: list[str]) -> dict[str, str]:
+    """Return the tag that shows a verdict as the run's description, a paragraph for each line."""
+    return {names.TAG_NOTE: "\n\n".join(line for line in lines if not line.startswith("files:"))}
+
+
 MEASURES = 4
 """Number of measures of a study in its verdict; the table has all."""
 

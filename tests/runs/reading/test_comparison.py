@@ -10,6 +10,8 @@ from clew import names
 from clew.runs.reading import comparison, metrics
 from clew.runs.reading.runs import RunRecord
 
+SEEDS = ("0", "1")
+
 
 def run(
     run_id: str, variant: str = "fp32", *, seed: int = 0, status: str = "FINISHED", **params: object
@@ -122,7 +124,11 @@ def test_changes_against_the_reference() -> None:
     found = comparison.compare(groups, values, reference="fp16")
     assert [group.label for group in found.groups] == ["fp16", "fp32"]
     seconds = found.cells["fp32", "time/epoch_seconds"]
-    assert (seconds.ratio, seconds.delta, seconds.better) == (2.0, 20.0, False)
+    assert (seconds.ratio, seconds.delta, seconds.better) == (
+        pytest.approx(2, rel=1e-3),
+        20.0,
+        False,
+    )
     speed = found.cells["fp32", "throughput/examples_per_second"]
     assert speed.ratio == pytest.approx(100 / 90)
     assert speed.better is True
@@ -132,7 +138,10 @@ def test_changes_against_the_reference() -> None:
 
 
 def test_a_change_within_the_scatter_is_neither_good_nor_bad() -> None:
-    groups = [comparison.Group("fp32", ("a", "b")), comparison.Group("fp16", ("c", "d"))]
+    groups = [
+        comparison.Group("fp32", ("a", "b"), SEEDS),
+        comparison.Group("fp16", ("c", "d"), SEEDS),
+    ]
     values = {"valid/mrr": {"a": 0.30, "b": 0.32, "c": 0.305, "d": 0.306}}
     cell = comparison.compare(groups, values, reference="fp32").cells["fp16", "valid/mrr"]
     assert cell.delta == pytest.approx(-0.0045)
@@ -143,7 +152,7 @@ def test_a_change_within_the_scatter_is_neither_good_nor_bad() -> None:
 def test_a_difference_from_one_run_is_not_judged(alone: str) -> None:
     members = {"fp32": ("a", "b"), "fp16": ("c", "d")}
     groups = [
-        comparison.Group(label, ids[:1] if label == alone else ids)
+        comparison.Group(label, *(v[:1] if label == alone else v for v in (ids, SEEDS)))
         for label, ids in members.items()
     ]
     values = {"valid/mrr": {"a": 0.30, "b": 0.32, "c": 0.505, "d": 0.506}}
@@ -152,8 +161,36 @@ def test_a_difference_from_one_run_is_not_judged(alone: str) -> None:
     assert (cell.better, cell.doubt) == (None, "one seed")
 
 
+def test_only_common_seeds_are_compared() -> None:
+    """What seeds that only one side has add is no difference between the sides."""
+    runs = [run("a"), run("b", seed=1), run("c", "fp16", seed=1), run("d", "fp16", seed=2)]
+    values = {"valid/mrr": {"a": 0.1, "b": 0.4, "c": 0.5, "d": 0.9}}
+    groups = comparison.group_runs(runs, by_seed=True)
+    cell = comparison.compare(groups, values, reference="fp32").cells["fp16", "valid/mrr"]
+    assert (cell.ratio, cell.delta) == (pytest.approx(1.25), pytest.approx(0.1))
+    assert cell.doubt == "one seed"
+    apart = comparison.group_runs([runs[0], runs[3]], by_seed=True)
+    cell = comparison.compare(apart, values, reference="fp32").cells["fp16", "valid/mrr"]
+    assert (cell.ratio, cell.delta, cell.doubt) == (None, None, "no common seed")
+
+
+def test_unequal_budgets_are_named() -> None:
+    first, second = run("a", **{"training.num_epochs": 5}), run("b", **{"training.num_epochs": 5})
+    assert comparison.unequal_budgets([first, second]) == []
+    other = {names.TAG_HARDWARE: "H100", names.TAG_COMMIT: "abc", names.TAG_DATA_FINGERPRINT: "f"}
+    second = dataclasses.replace(second, tags=second.tags | other)
+    assert comparison.unequal_budgets([first, second]) == [], "what is not known is not said"
+    third = dataclasses.replace(
+        run("c", **{"training.num_epochs": 9}), tags=second.tags | dict.fromkeys(other, "other")
+    )
+    assert len(comparison.unequal_budgets([second, third])) == 4
+
+
 def test_errors_are_better_when_smaller_and_a_bias_is_neither() -> None:
-    groups = [comparison.Group("fp32", ("a", "a2")), comparison.Group("fp16", ("b", "b2"))]
+    groups = [
+        comparison.Group("fp32", ("a", "a2"), SEEDS),
+        comparison.Group("fp16", ("b", "b2"), SEEDS),
+    ]
     keys = ("test/mean_rank_head", "test/ridge_mae", "test/abs_error_q90", "test/bias")
     values = {key: {"a": 2.0, "a2": 2.0, "b": 1.0, "b2": 1.0} for key in keys}
     cells = comparison.compare(groups, values, reference="fp32").cells
@@ -183,7 +220,7 @@ def test_pareto_front() -> None:
 
 def test_only_what_differs() -> None:
     runs = [run("a", depth=1), run("b", seed=5, depth=2, width=3)]
-    found = comparison.differing_parameters(runs, ignore=["cfg.training.seed"])
+    found = comparison.differing_parameters(runs)
     assert found == {"cfg.depth": {"a": "1", "b": "2"}, "cfg.width": {"a": "", "b": "3"}}
 
 
@@ -200,7 +237,7 @@ def test_the_preset_takes_the_newest_setting_with_two_variants() -> None:
     assert found is not None
     assert [run.run_id for run in found.runs] == ["new32", "new16"]
     assert found.seeds == ()
-    assert found.apart == {"cfg.width": "5"}
+    assert found.apart == ("width 5",)
     assert comparison.find_preset(runs[:1], limit=24) is None
 
 
@@ -289,8 +326,11 @@ LABELS = {"time/epoch_seconds": "Time per epoch [s]"}
 
 @pytest.fixture
 def small() -> comparison.Comparison:
-    groups = [comparison.Group("fp32_a & b|c", ("a", "b")), comparison.Group("=cmd()", ("c",))]
-    values = {"time/epoch_seconds": {"a": 40.0, "b": 42.0, "c": 20.5}}
+    groups = [
+        comparison.Group("fp32_a & b|c", ("a", "b"), SEEDS),
+        comparison.Group("=cmd()", ("c",), SEEDS[:1]),
+    ]
+    values = {"time/epoch_seconds": {"a": 40.0, "b": 42.0, "c": 20.0}}
     return comparison.compare(groups, values, reference="fp32_a & b|c")
 
 
@@ -298,14 +338,14 @@ def test_csv_is_safe_for_spreadsheets(small: comparison.Comparison) -> None:
     header, first, second = comparison.to_csv(small, LABELS).splitlines()
     assert header.startswith("group,runs,run_ids,Time per epoch [s] mean,")
     assert first == "fp32_a & b|c,2,a b,41.0,1.4142135623730951,,"
-    assert second.startswith("'=cmd(),1,c,20.5,,0.5,-20.5")
+    assert second.startswith("'=cmd(),1,c,20.0,,0.5,-20.0")
 
 
 def test_markdown_escapes_cells(small: comparison.Comparison) -> None:
     text = comparison.to_markdown(small, LABELS)
     assert r"fp32\_a & b\|c" in text
     assert text.startswith(r"| variant | runs | Time per epoch \[s\] |")
-    assert "20.50 (×0.500)" in text
+    assert "20.00 (×0.500)" in text
     assert len({line.replace(r"\|", "").count("|") for line in text.splitlines()}) == 1
 
 

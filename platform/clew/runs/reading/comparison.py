@@ -8,18 +8,20 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pandas as pd
 
 from clew import names
 from clew.names import direction_of
+from clew.runs.reading.estimate import Estimate
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.runs import RunRecord
 from clew.spreadsheets import csv_text
 
 SEED = f"{names.PARAMETER_PREFIX}training.seed"
+EPOCHS = f"{names.PARAMETER_PREFIX}training.num_epochs"
 MODEL_KIND = f"{names.PARAMETER_PREFIX}model.kind"
 KIND = ".kind"
 """Suffix of parameters that select a kind, which determines the other settings of a section."""
@@ -48,10 +50,9 @@ COST_METRICS = (
     names.GPU_PEAK_ALLOCATED_GIB,
     names.PROCESS_PEAK_GIB,
 )
-Doubt = Literal["", "one seed", "within the noise"]
-"""Why a difference cannot be judged. `one seed`: one of the groups has a single seed, so its
-variation is unknown. `within the noise`: the difference is not larger than the variation over
-seeds."""
+Doubt = Literal["", "no common seed", "one seed", "within the noise"]
+"""Why a difference cannot be judged. `one seed`: both have only one seed in common, so the
+variation is unknown. `within the noise`: the 95 % interval of the difference contains zero."""
 PRESET_ORDER = ("fp32", "fp16", "bf16")
 
 
@@ -73,21 +74,22 @@ class Group:
     seeds: tuple[str, ...] = ()
     """The seed of each run; runs with the same seed are averaged. Empty if all seeds differ."""
 
-    def values(self, by_run: Mapping[str, float]) -> list[float]:
+    def by_seed(self, by_run: Mapping[str, float]) -> dict[str, float]:
         """Return one value per seed, from the runs that have one."""
         by_seed: dict[str, list[float]] = {}
         for run_id, seed in zip(self.run_ids, self.seeds or self.run_ids, strict=True):
             if run_id in by_run:
                 by_seed.setdefault(seed, []).append(by_run[run_id])
-        found = [_finite_or_first(values) for values in by_seed.values()]
-        return [math.fsum(values) / len(values) for values in found]
+        found = {seed: _finite_or_first(values) for seed, values in by_seed.items()}
+        return {seed: math.fsum(values) / len(values) for seed, values in found.items()}
 
 
 @dataclass(frozen=True)
 class Cell:
     """A group's value of a metric, compared with the reference.
 
-    `ratio` is value / reference, and `delta` is value - reference. `better` says whether the change
+    `ratio` is value / reference, the geometric mean over the seeds that both have, and `delta` the
+    mean of value - reference over them. `better` says whether the change
     is an improvement; it is None if `doubt` says why this cannot be judged, or if neither direction
     of the metric is better. All three are None for the reference itself and if one of the two
     values is missing or not finite.
@@ -119,15 +121,18 @@ class Preset:
     runs: tuple[RunRecord, ...]
     seeds: tuple[str, ...]
     """The seeds that all variants have; empty if there is no common seed."""
-    apart: Mapping[str, str]
-    """Parameters, with their values, that differ from other settings with several variants."""
+    apart: tuple[str, ...]
+    """The settings that differ from other settings with several variants."""
 
 
 def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
     """Return groups of runs that differ only in their seed, or one group per run."""
     if not by_seed:
         labels = distinct_labels(runs)
-        return [Group(labels[run.run_id], (run.run_id,)) for run in runs]
+        return [
+            Group(labels[run.run_id], (run.run_id,), (run.params.get(SEED, run.run_id),))
+            for run in runs
+        ]
     gathered: dict[tuple[object, ...], list[RunRecord]] = {}
     for run in runs:
         alike = run.tags.get(names.TAG_VARIANT), *_setting(run), _settings(run)
@@ -178,7 +183,7 @@ def told_apart(runs: Sequence[RunRecord], *, most: int) -> dict[str, list[str]]:
 
     The variant names the optimizations, so these are left out.
     """
-    differing = differing_parameters(runs, ignore=IGNORED_PARAMETERS)
+    differing = differing_parameters(runs)
     telling = [key for key in differing if not key.startswith((OPTIMIZATIONS, *NO_TRAINING))]
     shown = sorted(telling, key=lambda key: _place_in_name(key, differing[key]))[:most]
     values = {
@@ -242,27 +247,50 @@ def compare(
     ordered = sorted(groups, key=lambda group: group.label != reference)
     cells: dict[tuple[str, str], Cell] = {}
     for key, by_run in values.items():
-        base = statistic(ordered[0].values(by_run))
-        for group in ordered:
-            found = statistic(group.values(by_run))
-            itself = group.label == ordered[0].label
-            cells[group.label, key] = Cell(found) if itself else _against(found, base, key)
+        base = ordered[0].by_seed(by_run)
+        cells[ordered[0].label, key] = Cell(statistic(base.values()))
+        for group in ordered[1:]:
+            cells[group.label, key] = _against(group.by_seed(by_run), base, key)
     return Comparison(tuple(ordered), tuple(values), cells, ordered[0].label)
 
 
-def _against(value: Statistic | None, base: Statistic | None, key: str) -> Cell:
-    if value is None or base is None or not math.isfinite(value.mean - base.mean):
-        return Cell(value)
-    delta = value.mean - base.mean
-    ratio = value.mean / base.mean if base.mean else None
+def _against(own: Mapping[str, float], base: Mapping[str, float], key: str) -> Cell:
+    value = statistic(own.values())
+    finite = [seed for seed in own if seed in base and math.isfinite(own[seed] - base[seed])]
+    delta = Estimate.of_values([own[seed] - base[seed] for seed in finite])
+    if delta is None:
+        apart = own and base and not own.keys() & base.keys()
+        return Cell(value, doubt="no common seed" if apart else "")
+    ratio = Estimate.of_ratios({s: own[s] for s in finite}, {s: base[s] for s in finite})
+    changed = Cell(value, ratio.value if ratio else None, delta.value)
     direction = direction_of(key)
     if direction is None:
-        return Cell(value, ratio, delta)
-    if value.deviation is None or base.deviation is None:
-        return Cell(value, ratio, delta, doubt="one seed")
-    if abs(delta) <= max(value.deviation, base.deviation):
-        return Cell(value, ratio, delta, doubt="within the noise")
-    return Cell(value, ratio, delta, better=(delta > 0) == (direction == "larger"))
+        return changed
+    if delta.rounds == 1:
+        return replace(changed, doubt="one seed")
+    if delta.low <= 0 <= delta.high:
+        return replace(changed, doubt="within the noise")
+    return replace(changed, better=(delta.value > 0) == (direction == "larger"))
+
+
+def unequal_budgets(runs: Sequence[RunRecord]) -> list[str]:
+    """Say what differs between runs besides their settings, and what it does to a comparison."""
+
+    def data(run: RunRecord) -> str:
+        whole = run.tags.get(names.TAG_DATA_FINGERPRINT, "")
+        return whole and f"{run.tags.get(names.TAG_DATASET, '')} {whole[:6]}"
+
+    facts: list[tuple[str, Callable[[RunRecord], str], str]] = [
+        ("trained for different numbers of epochs", lambda run: run.params.get(EPOCHS, ""),
+         "longer training can be all that is better"),
+        ("use different data", data, "compare only their costs"),
+        ("ran on different hardware", lambda run: run.tags.get(names.TAG_HARDWARE, ""),
+         "compare only their quality"),
+        ("ran different code", lambda run: run.tags.get(names.TAG_COMMIT, "")[:8],
+         "a difference can come from it"),
+    ]  # fmt: skip
+    found = [(what, sorted({*map(read, runs)} - {""}), so) for what, read, so in facts]
+    return [f"These runs {what} ({', '.join(v)}): {so}." for what, v, so in found if len(v) > 1]
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
@@ -279,23 +307,14 @@ def pareto_front(points: Mapping[str, tuple[float, float]]) -> list[str]:
     return front
 
 
-def differing_parameters(
-    runs: Sequence[RunRecord], *, ignore: Iterable[str] = ()
-) -> dict[str, dict[str, str]]:
+def differing_parameters(runs: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
     """Return the parameters that differ between runs: name -> run id -> value.
 
     The value is empty for a run without the parameter.
     """
-    rows = all_parameters(runs, ignore=ignore)
+    keys = sorted({key for run in runs for key in run.params} - {*IGNORED_PARAMETERS})
+    rows = {key: {run.run_id: run.params.get(key, "") for run in runs} for key in keys}
     return {key: row for key, row in rows.items() if len(set(row.values())) > 1}
-
-
-def all_parameters(
-    runs: Sequence[RunRecord], *, ignore: Iterable[str] = ()
-) -> dict[str, dict[str, str]]:
-    """Return all parameters: name -> run id -> value; empty for a run without the parameter."""
-    keys = sorted({key for run in runs for key in run.params} - set(ignore))
-    return {key: {run.run_id: run.params.get(key, "") for run in runs} for key in keys}
 
 
 def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
@@ -324,13 +343,8 @@ def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
     common = [seed for seed in ordered[0] if all(seed in seeds for seeds in ordered)][:each]
     chosen = [seeds[seed] for seeds in ordered for seed in common or itertools.islice(seeds, each)]
     firsts = [next(iter(next(iter(variants.values())).values())) for variants in several]
-    differing = differing_parameters(firsts, ignore=IGNORED_PARAMETERS)
-    apart = {
-        key: by_run[firsts[0].run_id]
-        for key, by_run in differing.items()
-        if not key.startswith((OPTIMIZATIONS, TRACKING))
-    }
-    return Preset(tuple(chosen), tuple(sorted(common)), apart)
+    apart = told_apart(firsts, most=3)[firsts[0].run_id]
+    return Preset(tuple(chosen), tuple(sorted(common)), tuple(apart))
 
 
 def _setting(run: RunRecord) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ which offsets are past the end, starting near the previous number.
 import logging
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -240,13 +241,7 @@ def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
     else:
         while beyond < MAX_COUNT and reaches(beyond):
             reached, beyond, step = beyond, beyond + step, 2 * step
-    while beyond - reached > 1:
-        middle = (reached + beyond) // 2
-        if reaches(middle):
-            reached = middle
-        else:
-            beyond = middle
-    return beyond
+    return bisect_left(range(beyond), True, reached + 1, key=lambda offset: not reaches(offset))
 
 
 def known_keys() -> Keys:

@@ -21,7 +21,7 @@ from clew.errors import UsageError, similar_name, valid_names
 TAGS = {
     "data": names.TAG_DATASET,
     "parent": mlflow_tags.MLFLOW_PARENT_RUN_ID,
-    "note": mlflow_tags.MLFLOW_RUN_NOTE,
+    "note": names.TAG_NOTE,
 }
 """Tags that have another name here; `variant` is `clew.variant`, and `user` is `mlflow.user`."""
 STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
