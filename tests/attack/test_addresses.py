@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 
 PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "ask", "run")
 WORDS = """
-    answer candidate change config cosine curve data decide edges equal experiment fact
+    answer candidate change columns config cosine curve data decide edges equal experiment fact
     factfind find for frames group h id ignore job kind log machine metric model more
-    order other over path pick picture plan prompt quality queue r ref rel run runs search
+    order other over path pick picture plan prompt quality queue r ref rel rows run runs search
     seeds set shares siblings side smooth state step t temperature test testorder testrel
     tokens top top_p variant view why
 """
@@ -28,6 +28,7 @@ KEYS = WORDS.split()
 KNOWN = (
     "virus", "location_of", "valid/mrr", "train/loss", "tail", "all", "best", "graph", "text",
     "1", "0", "7", "true", "umls", "Review", "Graph", "data.name=umls", "[1", "model.kind=conve",
+    "mrr>.1", "lr=1e400", "data:x'", "params.`=1", "metrics.a`b>1", 'state:"',
 )  # fmt: skip
 
 

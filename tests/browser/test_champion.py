@@ -25,7 +25,7 @@ def test_two_runs_are_watched_and_compared_and_one_is_promoted_and_rolled_back(
         let_go()
         running = page.get_by_test_id("stMetric").filter(has_text="▶ Running")
         expect(running).to_have_text(re.compile(r"\D0$"), timeout=SECONDS * 1000)
-    finished = "/?kind=train&state=finished"
+    finished = "/?search=kind:train+state:finished"
     dashboard.open(finished).tick(0, 0).tick(0, 1)
     page.get_by_role("link", name="Compare 2 runs").click()
     page.get_by_role("heading", name="Compare", level=1).wait_for()

@@ -11,8 +11,11 @@ def test_from_the_overview_to_a_comparison(
 ) -> None:
     dashboard = look(filled_address)
     dashboard.shows(f"of {len(filled.client.search_runs(['1']))} runs")
-    dashboard.choose("State", "finished").choose("Kind", "train")
-    assert "state=finished" in dashboard.page.url
+    box = dashboard.page.get_by_role("searchbox", name="Search")
+    box.fill("state:finished kind:train")
+    box.press("Enter")
+    dashboard.settle()
+    assert "search=" in dashboard.page.url
     dashboard.tick(0, 1).tick(0, 2)
     dashboard.page.get_by_role("link", name="Compare 2 runs").click()
     dashboard.page.get_by_role("heading", name="Compare").wait_for()

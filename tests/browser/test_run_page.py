@@ -7,7 +7,7 @@ from tests.recorded import Recorded
 
 
 def test_from_the_overview_to_a_run(look: Look, filled: Recorded, filled_address: str) -> None:
-    dashboard = look(filled_address, "/?kind=train&state=finished")
+    dashboard = look(filled_address, "/?search=kind:train+state:finished")
     dashboard.tick(0, 0)
     dashboard.page.get_by_role("link", name="Open this run").click()
     dashboard.page.get_by_role("heading", name="Metrics").wait_for()

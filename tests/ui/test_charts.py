@@ -167,17 +167,6 @@ def test_many_groups_reuse_colours() -> None:
     assert scale["range"] == [*basics.CATEGORIES, *basics.CATEGORIES[:3]]
 
 
-def test_memory_bars_are_in_the_order_of_the_table() -> None:
-    order = ["fp32", "fp16", "fp16+ckpt"]
-    frame = pd.DataFrame(
-        {"group": order * 2, "kind": ["GPU"] * 3 + ["process"] * 3, "gib": [3.0, 2, 1, 5, 5, 4]}
-    )
-    spec = checked(charts.memory_bars(frame, order=order))
-    assert spec["encoding"]["y"]["sort"] == order
-    assert spec["encoding"]["yOffset"]["field"] == "kind"
-    assert sorted(row["gib"] for row in spec["data"]["values"] if row["kind"] == "GPU") == [1, 2, 3]
-
-
 @pytest.fixture
 def explained() -> pd.Series:
     return pd.Series(

@@ -105,10 +105,25 @@ def test_the_progress_of_a_run_moves_with_its_epochs(page: Open, many: Recorded)
 
 
 def test_the_overview_filters_by_the_address(page: Open, many: Recorded) -> None:
-    app = page("overview", many.uri, variant="bf16+ckpt")
+    app = page("overview", many.uri, search="variant=bf16+ckpt", columns="cfg.training.seed")
     (table,) = app.dataframe
     assert set(table.value["Variant"]) == {"bf16+ckpt"}
-    assert len(table.value) == 2
+    assert sorted(table.value["training.seed"]) == [0, 1]
+
+
+def test_the_overview_groups_seeds(page: Open, many: Recorded) -> None:
+    (table,) = page("overview", many.uri, search="use_mixed_precision=true", rows="true").dataframe
+    seeds = dict(zip(table.value["Setting"], table.value["Seeds"], strict=True))
+    assert seeds == {"bf16": 2, "bf16+ckpt": 2}
+    assert table.value["MRR, validation"].str.contains(" ± ").all()
+    by_one = page("overview", many.uri, search="kind:train", rows="true")
+    assert sum(by_one.dataframe[0].value["Seeds"]) > 4
+
+
+def test_a_search_that_is_wrong_says_so(page: Open, many: Recorded) -> None:
+    app = page("overview", many.uri, search="dim=3")
+    assert "embedding_dim" in shown(app)
+    assert not app.dataframe
 
 
 def test_a_search_that_finds_nothing_says_so(page: Open, many: Recorded) -> None:
@@ -123,7 +138,7 @@ def test_the_overview_turns_pages(page: Open, recorded: Recorded, tmp_path: Path
     app.button(key="overview-older").click().run()
     assert "101 to 130 of 130 runs" in shown(app)
     assert app.button(key="overview-older").disabled
-    app.selectbox(key="variant").set_value("bf16").run()
+    app.text_input(key="search").set_value("variant=bf16").run()
     found = sum(MODELS[number % len(MODELS)].startswith("bf16 ") for number in range(130))
     assert f"1 to {found} of {found} runs" in shown(app)
 
@@ -243,7 +258,7 @@ def test_an_explanation_is_listed_with_the_variant_of_its_model(
             "UPDATE tags SET value = ? WHERE run_uuid = ? AND key = ?",
             (store.runs["bf16 1"], store.runs["trace"], names.TAG_SOURCE_RUN),
         )
-    table = page("overview", store.uri, kind="trace").dataframe[0].value
+    table = page("overview", store.uri, search="kind:trace").dataframe[0].value
     variants = dict(zip(table.index, table["Variant"], strict=True))
     assert sorted(set(variants.values())) == [
         "bf16, traced in fp32",

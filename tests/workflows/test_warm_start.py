@@ -1,26 +1,41 @@
 """Training that starts from an earlier run: rows by name, counted new rows, refused models."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from clew.config.data import TripleData
 from clew.config.load import load
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError
+from clew.link_prediction.other_models import OtherModel
+from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
+from clew.link_prediction.triples import KnowledgeGraph
+from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import RunQuery, run_meant, search_runs
+from clew.workflows.explaining.tracin import tracin
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import open_predictor
+from clew.workflows.run_checkpoints import open_checkpoints
 from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from clew.workflows.tune import TuneRequest, tune
 from clew.workflows.warm_start import start_warm
 from tests.workflows.conftest import stored_run
-from tests.workflows.trained import ROOT, StoredRun, use_store, write_other_split
+from tests.workflows.trained import (
+    ROOT,
+    StoredRun,
+    copy_store,
+    dispose_of,
+    use_store,
+    write_other_split,
+)
 
 NEW_FACTS = "clay\tcauses\tvirus\nclay\tshapes\tpot\n"
 
@@ -103,6 +118,54 @@ def test_training_goes_on_from_there_and_says_so(earlier, tmp_path):
     assert tags["clew.warm_start.entities_new"] == "2"
     assert tags["clew.warm_start.relations_taken"] == "46"
     assert earlier in tags["clew.warm_start.source"]
+
+
+@pytest.fixture
+def own_store(
+    store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    uri = copy_store(store_template, tmp_path)
+    use_store(monkeypatch, uri)
+    yield
+    dispose_of(uri)
+
+
+def other_model(graph: KnowledgeGraph) -> OtherModel:
+    """A DistMult of another library, which numbers entities backwards."""
+    torch.manual_seed(0)
+    tables = {"entity": torch.randn(graph.num_entities, 4), "relation": torch.randn(92, 4)}
+    entities = Vocabulary.from_names("entity", list(graph.entities)[::-1])
+    settings = {"model.kind": "distmult", "model.embedding_dim": 4, "model.entity_bias": False}
+    parameters = {f"{name}.weight": table for name, table in tables.items()}
+    return OtherModel("PyKEEN's weights.pt", settings, parameters, entities, graph.relations)
+
+
+def test_a_model_of_another_library_is_a_run_that_can_be_asked_and_explained(own_store):
+    graph = load_graph(TripleData(name="umls"))
+    other = other_model(graph)
+    given = {"training.num_epochs": 1, "training.batch_size": 10, "optimizer.learning_rate": 0.5}
+    run_id = str(train(config_of(**other.settings, **given), imported=other).run_id)
+    tags = find_run(run_id).tags
+    assert tags["clew.warm_start.source"] == other.source
+    with open_checkpoints(run_id, {}) as (_, records):
+        assert [record.learning_rate_weight for record in records] == [0.05]
+    with open_model(run_id) as source:
+        predictor, _ = open_predictor(source)
+    assert torch.equal(predictor.model.entity.weight.flip(0), other.parameters["entity.weight"])
+    assert torch.equal(predictor.model.relation.weight, other.parameters["relation.weight"])
+    triple = ",".join((graph.entities.name(0), graph.relations.name(0), graph.entities.name(1)))
+    report = tracin(run_id, triple, {"influence.top_k": "3"}).report
+    assert len(report.tests[0].proponents) == 3
+
+
+def test_a_model_of_another_library_needs_a_row_for_every_name(earlier):
+    graph = load_graph(TripleData(name="umls"))
+    other = other_model(graph)
+    fewer = replace(other, entities=Vocabulary.from_names("entity", list(other.entities)[1:]))
+    before = len(search_runs(RunQuery(), limit=100).runs)
+    with pytest.raises(ConfigError):
+        train(config_of(**other.settings), imported=fewer)
+    assert len(search_runs(RunQuery(), limit=100).runs) == before
 
 
 def test_newest_is_recorded_as_the_run_that_it_meant(earlier):

@@ -238,10 +238,12 @@ def choice(
     return chosen or first
 
 
-def search_box(label: str, key: str, *, placeholder: str = "part of a name or id") -> str:
+def search_box(
+    label: str, key: str, *, placeholder: str = "part of a name or id", help: str | None = None
+) -> str:
     """Let a person type what to search for; it is in the address."""
     return st.text_input(
-        label, key=key, bind="query-params", type="search", placeholder=placeholder
+        label, key=key, bind="query-params", type="search", placeholder=placeholder, help=help
     )
 
 

@@ -175,20 +175,6 @@ def _bars(frame: pd.DataFrame, field: str, step: int, **encoding: object) -> Spe
     }
 
 
-def memory_bars(frame: pd.DataFrame, *, order: list[str]) -> Spec:
-    """Return bars of peak memory; rows `group, kind, gib`."""
-    colours = {"range": [basics.CATEGORIES[0], basics.CATEGORIES[5]]}
-    return _bars(
-        frame.sort_values("group", key=lambda groups: groups.map(order.index), kind="stable"),
-        "group",
-        40,
-        yOffset=name("kind"),
-        x=number("gib", title="Peak memory [GiB]"),
-        color=name("kind", scale=colours, legend=ABOVE),
-        tooltip=_tooltip({"group": "Variant", "kind": "Memory"}, gib=("GiB", ".2f")),
-    )
-
-
 def _with_signs(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(sign=["helps" if value > 0 else "opposes" for value in frame["value"]])
 

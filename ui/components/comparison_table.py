@@ -152,18 +152,6 @@ def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFr
     return frame.assign(front=frame["group"].isin(pareto_front(places)))
 
 
-def memory(comparison: Comparison) -> pd.DataFrame:
-    """Return peak memory by group and kind; rows `group, kind, gib`."""
-    kinds = {names.GPU_PEAK_ALLOCATED_GIB: "GPU", names.PROCESS_PEAK_GIB: "process"}
-    rows = [
-        (group.label, kind, value.mean)
-        for group in comparison.groups
-        for key, kind in kinds.items()
-        if (value := _value(comparison, group, key)) is not None
-    ]
-    return pd.DataFrame(rows, columns=["group", "kind", "gib"])
-
-
 def _value(comparison: Comparison, group: Group, key: str) -> Statistic | None:
     """Return what a picture can show, a finite value."""
     cell = comparison.cells.get((group.label, key))

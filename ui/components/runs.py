@@ -12,6 +12,7 @@ import streamlit as st
 from clew import names
 from clew.errors import ClewError, TrackingError
 from clew.runs import store
+from clew.runs.reading import search
 from clew.runs.reading.metrics import (
     headline_key,
     metric_histories,
@@ -37,12 +38,10 @@ from clew.runs.reading.search import (
     find_runs,
     list_experiments,
     search_runs,
-    values_of_tag,
 )
+from clew.runs.reading.typed_search import Keys
 
 PAGE_SIZE = 50
-NUM_RECENT = 100
-"""How many runs of a server give the choices of filters; few, because each is read whole."""
 
 for_seconds = st.cache_data(ttl=5, max_entries=256, show_spinner=False)
 for_a_minute = st.cache_data(ttl=60, max_entries=64, show_spinner=False)
@@ -109,8 +108,6 @@ def _last_count(query: RunQuery) -> list[int]:
 
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
 def number_of_runs(query: RunQuery) -> int:
-    if not store_exists():
-        return 0
     last = _last_count(query)
     if not last[0] and query == RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
         last[0] = _last_count(RunQuery(query.experiment_ids))[0]  # most runs are trainings
@@ -210,18 +207,9 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     return lines
 
 
-@st.cache_data(ttl=60, max_entries=64, show_spinner=False, refresh_mode="background")
-def choices(experiment_ids: tuple[str, ...], tag: str) -> list[str]:
-    """Return the values of a tag, for filters: from all runs, or from a server's latest runs."""
-    if not store_exists():
-        return []
-    found = values_of_tag(experiment_ids, tag)
-    if found is None:
-        pages = [  # the first one is shown anyway
-            runs_page(RunQuery(experiment_ids), number) for number in range(NUM_RECENT // PAGE_SIZE)
-        ]
-        found = {run.tags.get(tag, "") for page in pages for run in page.runs}
-    return sorted(filter(None, found))
+@st.cache_data(ttl=60, max_entries=2, show_spinner=False, refresh_mode="background")
+def known_keys() -> Keys:
+    return search.known_keys()
 
 
 @for_seconds

@@ -3,7 +3,7 @@
 Where a person ticks rows, each row represents a value, such as a run's id.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -13,14 +13,24 @@ from streamlit.column_config import DatetimeColumn, LineChartColumn, NumberColum
 from streamlit.elements.arrow import DataframeStateInput
 
 from clew import names
+from clew.errors import UsageError
+from clew.runs.reading.comparison import (
+    Group,
+    group_runs,
+    statistic,
+    statistic_text,
+    told_apart,
+)
 from clew.runs.reading.metrics import headline_key, number_text
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.search import RunQuery
+from clew.runs.reading.typed_search import STATES, condition
 from clew.spreadsheets import csv_text
 from clew.ui.components import basics, glossary
 from clew.ui.components.runs import (
-    choices,
+    PAGE_SIZE,
     experiments,
+    known_keys,
     name_of,
     number_of_runs,
     runs_page,
@@ -147,7 +157,9 @@ def download(label: str, content: str | bytes | Callable[[], str], name: str, ki
 
 
 MAX_HEIGHT = 560
-NAME_PIXELS = 320
+MOST_APART = 4
+"""How many settings the names of runs hold at most."""
+NAME_PIXELS = 280
 """Wide enough for the name of an explanation: a triple of usual length."""
 ORDERS = {
     "newest first": "attributes.start_time DESC",
@@ -158,18 +170,15 @@ ORDERS = {
     "fastest epoch": "metrics.`time/epoch_seconds` ASC",
     "least GPU memory": "metrics.`memory/gpu_peak_allocated_gib` ASC",
 }
-KINDS = (
-    names.KIND_TRAIN,
-    names.KIND_TRACE,
-    names.KIND_EVALUATE,
-    names.KIND_PROMOTE,
-    names.KIND_COMPARE,
-    names.KIND_VALIDATE,
-    names.KIND_TUNE,
-    names.KIND_VALUE,
-)
-STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 ALL = "all"
+GROUP_PAGE = 300
+"""How many runs are grouped at once."""
+SEARCH_HELP = (
+    "Settings by their short names, metrics, tags, and parts of names, all of which must hold: "
+    "`embedding_dim=400 mrr>.9 data:umls conve`. Others: `variant:`, `kind:` (`train`, `trace`, "
+    f"`promote` ...), `user:`, `note:`, `parent:` a run's id, `state:` {', '.join(STATES)}. `:` is "
+    "a part of the value, `=` all of it; quotes keep words together."
+)
 NUMBERS = {
     names.TIME_EPOCH_SECONDS: "Epoch [s]",
     names.EXAMPLES_PER_SECOND: "Examples/s",
@@ -191,32 +200,41 @@ def experiment() -> tuple[str, ...]:
     return (found[chosen],) if chosen in found else ()
 
 
-def run_query(experiment_ids: tuple[str, ...], *, kinds: bool = True) -> RunQuery:
-    places = st.columns([2.4, 1.2, 1.3, 1.3, 1.7, 1.2][: 6 if kinds else 5])
+def run_query(experiment_ids: tuple[str, ...], *, kind: str = "") -> RunQuery:
+    """Let a person search for runs and order them."""
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    with left:
+        text = basics.search_box(
+            "Search", "search", placeholder="embedding_dim=400 mrr>.9 data:umls", help=SEARCH_HELP
+        )
+    order = right.selectbox("Order", list(ORDERS), key="order", bind="query-params")
+    try:
+        condition(text, known_keys)
+    except UsageError as error:
+        basics.show('<p class="clew-against" role="alert">{said}</p>', said=error)
+    return RunQuery(experiment_ids, text=text, kind=kind, order_by=ORDERS[order])
 
-    def chosen(place: int, label: str, options: Iterable[str]) -> str:
-        key = label.lower()
-        found = places[place].selectbox(label, [ALL, *options], key=key, bind="query-params")
-        return "" if found == ALL else found
 
-    with places[0]:
-        text = basics.search_box("Search", "search", placeholder="part of a name, or a run id")
-    order = places[4].selectbox("Order", list(ORDERS), key="order", bind="query-params")
-    return RunQuery(
-        experiment_ids=experiment_ids,
-        text=text,
-        kind=chosen(5, "Kind", KINDS) if kinds else names.KIND_TRAIN,
-        dataset=chosen(3, "Data", choices(experiment_ids, names.TAG_DATASET)),
-        variant=chosen(2, "Variant", choices(experiment_ids, names.TAG_VARIANT)),
-        status=STATES.get(chosen(1, "State", STATES), ""),
-        order_by=ORDERS[order],
-    )
+def column_name(key: str) -> str:
+    return glossary.label(key).removeprefix(names.PARAMETER_PREFIX)
+
+
+def values_of(runs: Sequence[RunRecord], key: str) -> list[Any]:
+    """Return what each run recorded under a key, as numbers if all of it is numbers."""
+    parts = [(run.metrics, run.params, run.tags) for run in runs]
+    found: list[Any] = [next((p[key] for p in each if key in p), None) for each in parts]
+    try:
+        return [None if value is None else float(value) for value in found]
+    except ValueError:
+        return found
 
 
 def run_table(
-    runs: Sequence[RunRecord], lines: Mapping[str, Sequence[float]] | None = None
+    runs: Sequence[RunRecord],
+    lines: Mapping[str, Sequence[float]] | None = None,
+    chosen: Sequence[str] = (),
 ) -> Columns:
-    """Return the table of the runs, without columns that have no value."""
+    """Return the table of the runs, without columns that have no value; `chosen` come early."""
     variants, states, keys = variants_of(runs), [*map(state_of, runs)], [*map(headline_key, runs)]
     headlines = [
         f"{glossary.words(key).label.split(',')[0]} {number_text(run.metrics[key])}"
@@ -224,6 +242,8 @@ def run_table(
         else ""
         for run, key in zip(runs, keys, strict=True)
     ]
+
+    apart = told_apart(runs, most=MOST_APART)
 
     def small(meaning: str = "") -> Any:
         return TextColumn(width="small", help=meaning or None)
@@ -238,6 +258,10 @@ def run_table(
             ),
         ),
         "Run": ([name_of(run) for run in runs], TextColumn(width=NAME_PIXELS)),
+        "Differs in": (
+            [" · ".join(apart[run.run_id]) for run in runs],
+            TextColumn(width="medium", help="Settings that differ among these runs."),
+        ),
         "Kind": (
             [run.tags.get(names.TAG_KIND, "") for run in runs],
             small(
@@ -253,6 +277,7 @@ def run_table(
             ),
         ),
         "Data": ([run.tags.get(names.TAG_DATASET, "") for run in runs], small()),
+        **{column_name(key): (values_of(runs, key), None) for key in chosen},
         "Quality, last": (
             headlines,
             small("Last value of the task's main metric. Compare shows the best value by default."),
@@ -302,28 +327,65 @@ def seconds_text(seconds: float) -> str:
     return f"{whole // 86400} days"
 
 
-def choose_runs(
-    query: RunQuery, *, key: str, trends: bool = False, several: bool = True
-) -> list[str] | None:
+def group_table(
+    groups: Sequence[Group], runs: Mapping[str, RunRecord], chosen: Sequence[str]
+) -> Columns:
+    """Return the table of the groups: of each metric its mean and deviation over the seeds."""
+    firsts = [runs[group.run_ids[0]] for group in groups]
+    columns: Columns = {
+        "Setting": ([group.label for group in groups], TextColumn(width=NAME_PIXELS)),
+        "Seeds": ([len(set(group.seeds)) for group in groups], NumberColumn(width="small")),
+        "Data": ([run.tags.get(names.TAG_DATASET, "") for run in firsts], None),
+    }
+    for key in dict.fromkeys([*chosen, *map(headline_key, firsts), *NUMBERS]):
+        by_run = {run_id: run.metrics[key] for run_id, run in runs.items() if key in run.metrics}
+        means = [statistic_text(statistic(group.values(by_run))) for group in groups]
+        shown = means if by_run else values_of(firsts, key)
+        columns[column_name(key)] = (shown, TextColumn(help=glossary.words(key).help))
+    return with_values(columns)
+
+
+def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str] | None:
     """Show the runs that match, a page at a time; return the ids of those that are ticked.
 
-    If no run matches, show a message and return None.
+    If no run matches, or the search cannot be understood, show a message and return None.
     """
-    state = f"{key}-page"
-    if st.session_state.get(f"{key}-filters") != query:  # new filters start at the first page
-        st.session_state[f"{key}-filters"] = query
+    left, right = st.columns([3, 1], vertical_alignment="bottom")
+    with left:
+        keys = known_keys()
+        chosen = st.multiselect(
+            "Columns",
+            sorted(keys.metrics | keys.params | keys.tags),
+            key="columns",
+            bind="query-params",
+            placeholder="any metric, setting or tag",
+        )
+    about = "Runs that differ only in seed are one row: mean ± standard deviation over the seeds."
+    grouped = right.toggle("Seeds in one row", key="rows", bind="query-params", help=about)
+    state, size = f"{key}-page", GROUP_PAGE if grouped else PAGE_SIZE
+    if st.session_state.get(f"{key}-filters") != (query, size):  # a new search: the first page
+        st.session_state[f"{key}-filters"] = query, size
         st.session_state[state] = 0
-    page = runs_page(query, st.session_state.setdefault(state, 0))
-    if not page.runs:
-        basics.nothing("Nothing matches", "No run matches these filters; clear one of them.")
+    try:
+        page = runs_page(query, st.session_state.setdefault(state, 0), size=size)
+    except UsageError:  # it is said below the search box
         return None
-    ids = [run.run_id for run in page.runs]
-    chosen = ticked(
-        run_table(page.runs, sparklines(page.runs) if trends else None),
-        ids,
+    if not page.runs:
+        basics.nothing("Nothing matches", "No run matches this search; shorten it.")
+        return None
+    rows = [[run.run_id] for run in page.runs]
+    if grouped:
+        groups = group_runs(page.runs, by_seed=True)
+        rows = [list(group.run_ids) for group in groups]
+        table = group_table(groups, {run.run_id: run for run in page.runs}, chosen)
+    else:
+        table = run_table(page.runs, sparklines(page.runs) if trends else None, chosen)
+    marked = ticked(
+        table,
+        rows,
         alt="Runs",
-        key=f"{key}-{hash(tuple(ids))}",
-        several=several,
+        key=f"{key}-{hash(str(rows))}",
+        several=True,
         placeholder="–",
         most=MAX_HEIGHT,
     )
@@ -331,7 +393,8 @@ def choose_runs(
     def turn(by: int) -> None:
         st.session_state[state] = max(0, st.session_state.get(state, 0) + by)
 
-    begin, end, total = page.offset + 1, page.offset + len(page.runs), number_of_runs(query)
+    begin, end = page.offset + 1, page.offset + len(page.runs)
+    total = number_of_runs(query) if page.more else end
     with st.container(horizontal=True, vertical_alignment="center"):
         for label, name, by, is_there in (
             ("◀ Newer", "newer", -1, page.offset > 0),
@@ -339,7 +402,7 @@ def choose_runs(
         ):
             st.button(label, f"{key}-{name}", on_click=turn, args=(by,), disabled=not is_there)
         st.caption(f"{begin:,} to {end:,} of {total:,} runs", width="content")
-    return chosen
+    return [run_id for row in marked for run_id in row]
 
 
 def run_labels(runs: Sequence[RunRecord], *, linked: str = "") -> dict[str, str]:

@@ -21,7 +21,6 @@ from clew.ui.components.comparison_table import (
     Setting,
     compared,
     curves,
-    memory,
     parameter_table,
     picked_texts,
     points,
@@ -79,7 +78,7 @@ def _choose(runs: Sequence[RunRecord]) -> None:
         if found is not None:
             basics.note(_preset_text(found))
     with st.expander("Choose runs", expanded=not runs):
-        query = tables.run_query(tables.experiment(), kinds=False)
+        query = tables.run_query(tables.experiment(), kind=names.KIND_TRAIN)
         ticked = tables.choose_runs(query, key="compare")
         if ticked is not None:
             _take_over(ticked, [run.run_id for run in runs])
@@ -163,12 +162,6 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
             spec = charts.quality_against_cost(shown, cost_key=key, quality_key=setting.quality)
             alt = f"Points: {title[0].lower()}{title[1:]}"
             st.vega_lite_chart(spec, width="stretch", alt=alt)
-    bars = memory(comparison)
-    if not bars.empty:
-        st.header("Peak memory", anchor=False)
-        order = [group.label for group in comparison.groups]
-        alt = "Bars: peak memory of each variant"
-        st.vega_lite_chart(charts.memory_bars(bars, order=order), width="stretch", alt=alt)
 
 
 @basics.guarded("The curves")

@@ -80,11 +80,7 @@ def render() -> None:
             return
         if wanted:
             basics.warning(f"No run {wanted} is in the store; it may have been deleted.")
-        query = tables.run_query(tables.experiment())
-        chosen = tables.choose_runs(query, key="run", several=False)
-        if chosen:
-            basics.write_address("id", chosen[0])
-            st.rerun()
+        basics.link("overview", "All runs")
 
 
 def _run(run: RunRecord) -> None:

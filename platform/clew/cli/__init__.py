@@ -20,7 +20,14 @@ UNDER_TORCHRUN = ("train",)
 
 
 GROUPS = {
-    "Train": (training.train, training.plan, training.tune, training.evaluate, training.compare),
+    "Train": (
+        training.train,
+        training.import_,
+        training.plan,
+        training.tune,
+        training.evaluate,
+        training.compare,
+    ),
     "Use": (models.predict, models.promote, models.export),
     "Explain": (
         explanations.tracin,
@@ -32,8 +39,14 @@ GROUPS = {
         explanations.validate_influence,
         explanations.value_facts,
     ),
-    "Data": (project.data, project.pretokenize),
-    "Project": (project.runs, project.sync, project.demo, project.ui),
+    "Data and project": (
+        project.data,
+        project.pretokenize,
+        project.runs,
+        project.sync,
+        project.demo,
+        project.ui,
+    ),
 }
 
 EPILOG = "clew COMMAND --help shows its options, clew --version the version."

@@ -332,7 +332,7 @@ class Verb(click.Command):
     def __init__(
         self, options: type[Options], function: Callable[[Any], int | None], example: str = ""
     ) -> None:
-        name = function.__name__
+        name = function.__name__.rstrip("_")  # `import` is a word of Python
         self.declared = declared_options(name, options)
         self.is_configured = issubclass(options, Configured)
         self.first = next((option for option in self.declared if option.first), None)

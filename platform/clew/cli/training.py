@@ -12,6 +12,7 @@ import click
 from pydantic import Field, field_validator
 
 from clew.cli.options import (
+    DEFAULT_CONFIG,
     HIDDEN,
     ClusterOptions,
     ConfigOptions,
@@ -74,6 +75,34 @@ def train(options: TrainOptions) -> None:
         content = json.dumps(dataclasses.asdict(result))
         options.result_file.write_text(content, encoding="utf-8")
     click.echo(result.table(everything=options.all))
+
+
+class ImportOptions(ConfigOptions, Spoken):
+    weights: Annotated[Path, Option(first=True)]
+    """State dict of PyKEEN or LibKGE (.pt, .safetensors), or LibKGE's checkpoint or package."""
+    config: str = DEFAULT_CONFIG
+    """YAML file, or the name of a configuration that ships with Clew: data, loss and learning
+    rate."""
+    names: Path | None = None
+    """Folder with the dictionaries of the model's entities and relations (default: WEIGHTS's)."""
+    norm: float | None = None
+    """Norm of the distances of TransE or RotatE, if the file does not say it; only 2 fits."""
+    output_dir: Path | None = None
+    """Also keep configuration and checkpoint in this new folder."""
+
+
+@command(ImportOptions, "clew import weights.pt model.kind=complex data.path=my_graph")
+def import_(options: ImportOptions) -> None:
+    """Record a model of PyKEEN or LibKGE as a run. It can be asked, explained and promoted."""
+    from clew.link_prediction.other_models import read_other_model
+    from clew.workflows.train import train
+
+    path, given = options.weights, options.overrides
+    other = read_other_model(path, options.names or path.parent, given, options.norm)
+    settings = other.settings | {"training.num_epochs": 1} | given
+    config = options.model_copy(update={"overrides": settings}).configuration()
+    result = train(config, output_dir=options.output_dir, imported=other)
+    click.echo(result.table())
 
 
 def _resumed(options: TrainOptions) -> "TrainResult":

@@ -115,6 +115,18 @@ class Trainer(Generic[B]):
         self.checkpointer.send_best()
         return self.progress
 
+    def adopt(self) -> Progress:
+        """Record the model as it is: as the result of one epoch with one step.
+
+        TracIn gets the configured learning rate, divided by the batch size, as its weight.
+        """
+        rate, count = self.config.optimizer.learning_rate, self.settings.batch_size
+        self.progress.count_step(rate=rate, count=count, momentum=0.0)
+        self.progress.cursor = self.batches_per_epoch
+        self._close_epoch()
+        self.checkpointer.send_best()
+        return self.progress
+
     @property
     def settings(self) -> TrainingConfig:
         return self.config.training

@@ -17,6 +17,7 @@ from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.files import working_folder
+from clew.link_prediction.other_models import OtherModel
 from clew.link_prediction.task import LinkPrediction
 from clew.runs.hardware import process_peak_gib, reset_process_peak
 from clew.training.checkpoints import load_model, load_training_values
@@ -93,6 +94,7 @@ def train(
     tags: Mapping[str, str] | None = None,
     watch: Watch | None = None,
     strict: bool = False,
+    imported: OtherModel | None = None,
 ) -> TrainResult:
     """Train, evaluate and record one run.
 
@@ -105,6 +107,7 @@ def train(
         tags: More tags of the run.
         watch: Watches the training, and can stop it.
         strict: Refuse options that cannot pay on this machine, instead of switching them off.
+        imported: A model of another library, which is recorded in place of a training.
 
     Raises:
         UsageError: Configuration, data or tracking store cannot be used; nothing is left running.
@@ -128,6 +131,7 @@ def train(
             tags=tags or {},
             watch=watch,
             strict=strict,
+            imported=imported,
         )
 
 
@@ -188,6 +192,7 @@ def _train(
     tags: Mapping[str, str] | None = None,
     watch: Watch | None = None,
     strict: bool = False,
+    imported: OtherModel | None = None,
 ) -> TrainResult:
     config = with_named_start(config, is_part=parent_run_id is not None)
     device = resolve_device(config.training.device, world.local_rank)
@@ -209,8 +214,8 @@ def _train(
     _require_same_in_all(world, config, task)
     if point is not None:
         point.check_data(task.data_fingerprint)
-    elif isinstance(config.model, GraphModelSettings) and config.model.warm_start:
-        check_start(task, config.model.warm_start)
+    elif (earlier := _start_of(config, imported)) is not None:
+        check_start(task, earlier)
     tracker = open_training_run(
         config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
     )
@@ -248,7 +253,13 @@ def _train(
             watch=watch,
             reports=reports,
         )
-        return _run(trainer, point, output_dir, memory)
+        return _run(trainer, point, output_dir, memory, imported)
+
+
+def _start_of(config: RunConfig, imported: OtherModel | None) -> OtherModel | str | None:
+    if imported is None and isinstance(config.model, GraphModelSettings):
+        return config.model.warm_start or None
+    return imported
 
 
 def _require_same_in_all(world: World, config: RunConfig, task: Task[Any]) -> None:
@@ -293,14 +304,15 @@ def _run(
     point: ResumePoint | None,
     output_dir: Path | None,
     memory: MemoryBefore,
+    imported: OtherModel | None,
 ) -> TrainResult:
     config, tracker = trainer.config, trainer.history.tracker
     folder = trainer.checkpointer.folder
     parameters = count_parameters(trainer.model)
     tracker.tags({names.TAG_PARAMETERS: str(parameters)})
     _write_run_files(trainer)
-    if point is None and isinstance(config.model, GraphModelSettings) and config.model.warm_start:
-        tracker.tags(start_warm(trainer.model, trainer.task, config.model.warm_start).tags())
+    if point is None and (earlier := _start_of(config, imported)) is not None:
+        tracker.tags(start_warm(trainer.model, trainer.task, earlier).tags())
     before = memory.predicted | measure_before_training(trainer)
     if point is not None:
         _require_equal_batches(trainer, point)
@@ -314,7 +326,7 @@ def _run(
     reset_process_peak()
     trainer.history.start()
     trainer.record(before)
-    progress = trainer.train()
+    progress = trainer.train() if imported is None else trainer.adopt()
     trainer.reports.doing = "evaluating the test split and storing the run"
     peak = process_peak_gib()
     metrics = gpu_peaks(trainer.precision.device) | {

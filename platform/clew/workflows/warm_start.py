@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from clew import names
 from clew.config.graph_models import GraphModelSettings
 from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError
-from clew.link_prediction.models.base import GraphModel
-from clew.link_prediction.prediction import Predictor
+from clew.link_prediction.other_models import OtherModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.search import run_meant
@@ -84,77 +83,73 @@ def with_named_start(config: RunConfig, *, is_part: bool) -> RunConfig:
     return with_settings(config, {KEY: run_meant(names.NEWEST, names.KIND_TRAIN)})
 
 
-def check_start(task: Task[Any], reference: str) -> None:
+def check_start(task: Task[Any], earlier: str | OtherModel) -> None:
     """Refuse a model from which training cannot start, before a run is opened.
 
     Raises:
         UsageError: When `start_warm` raises it.
     """
     with torch.device("meta"):
-        model = task.build_model()
-    _Start.find(model, task, reference)
+        _find(task.build_model(), task, earlier)
 
 
-def start_warm(model: nn.Module, task: Task[Any], reference: str) -> WarmStart:
-    """Copy the parameters of an earlier model into a new model, in place.
+def start_warm(model: nn.Module, task: Task[Any], earlier: str | OtherModel) -> WarmStart:
+    """Copy the parameters of an earlier model, or of another library's, into a model, in place.
 
     Raises:
-        ConfigError: The models have different kinds or sizes, or no entity in common.
+        ConfigError: The models have different kinds or sizes, or no entity in common; or another
+            library's model lacks a name.
         UsageError: There is no such model.
     """
-    start = _Start.find(model, task, reference)
-    _copy(start.earlier, model, start.rows)
+    before, rows, found = _find(model, task, earlier)
+    _copy(before, model, rows)
     logger.info(
         "started from %s: %d entities taken over, %d new; %d relations taken over, %d new",
-        *vars(start.found).values(),
+        *vars(found).values(),
     )
-    return start.found
+    return found
 
 
-@dataclass(frozen=True)
-class _Start:
-    """An earlier model, and the rows of its tables to copy into a new model."""
-
-    earlier: GraphModel
-    rows: dict[str, Matches]
-    found: WarmStart
-
-    @classmethod
-    def find(cls, model: nn.Module, task: Task[Any], reference: str) -> "_Start":
-        assert isinstance(model, GraphModel)
-        assert isinstance(task, LinkPrediction)
-        graph = task.graph
-        try:
-            with open_model(reference) as source:
-                earlier, _ = open_predictor(source)
-        except UsageError as error:
-            raise type(error)(f"{KEY}: {error}") from None
-        title = f"{KEY} is {source.title}"
-        _check_fits(earlier, model, task, title)
-        entities = Matches.by_name(earlier.entities, graph.entities)
-        relations = Matches.by_name(earlier.relations, graph.relations)
-        if not len(entities.now):
-            raise ConfigError(
-                f"{title}, which has no entity of {graph.name}: its names are like "
-                f"{earlier.entities.name(0)!r}, here they are like {graph.entities.name(0)!r}"
-            )
-        found = WarmStart(
-            source=source.title,
-            entities_taken=len(entities.now),
-            entities_new=graph.num_entities - len(entities.now),
-            relations_taken=len(relations.now),
-            relations_new=graph.num_relations - len(relations.now),
+def _find(
+    model: nn.Module, task: Task[Any], earlier: str | OtherModel
+) -> tuple[dict[str, Tensor], dict[str, Matches], WarmStart]:
+    """Return earlier parameters, the rows of their tables to copy into a model, and the counts."""
+    assert isinstance(task, LinkPrediction)
+    graph, is_other = task.graph, isinstance(earlier, OtherModel)
+    if isinstance(earlier, str):
+        earlier = _of_run(earlier, task)
+    _check_fits(earlier, model)
+    entities = Matches.by_name(earlier.entities, graph.entities)
+    relations = Matches.by_name(earlier.relations, graph.relations)
+    found = WarmStart(
+        source=earlier.source,
+        entities_taken=len(entities.now),
+        entities_new=graph.num_entities - len(entities.now),
+        relations_taken=len(relations.now),
+        relations_new=graph.num_relations - len(relations.now),
+    )
+    if not len(entities.now) or (is_other and found.entities_new + found.relations_new):
+        raise ConfigError(
+            f"{earlier.source} has {found.entities_taken:,} of the {graph.num_entities:,} entities "
+            f"and {found.relations_taken:,} of the {graph.num_relations:,} relations of "
+            f"{graph.name}: its names are like {earlier.entities.name(0)!r}, here they are like "
+            f"{graph.entities.name(0)!r}; give the data that it was trained on"
         )
-        if task.inverse_relations:
-            relations = relations.with_inverses(len(earlier.relations), graph.num_relations)
-        rows = dict.fromkeys(ENTITY_TABLES, entities) | {RELATION_TABLE: relations}
-        return cls(earlier.model, rows, found)
+    if task.inverse_relations:
+        relations = relations.with_inverses(len(earlier.relations), graph.num_relations)
+    rows = dict.fromkeys(ENTITY_TABLES, entities) | {RELATION_TABLE: relations}
+    return earlier.parameters, rows, found
 
 
-def _check_fits(earlier: Predictor, model: GraphModel, task: LinkPrediction, title: str) -> None:
-    """Refuse a model of another kind, with or without inverse relations, or of other sizes."""
-    kind, now = earlier.model.config.kind, model.config.kind
-    if kind != now:
+def _of_run(reference: str, task: LinkPrediction) -> OtherModel:
+    """Return the model of a run; refuse one of another kind, or with other inverse relations."""
+    try:
+        with open_model(reference) as source:
+            earlier, _ = open_predictor(source)
+    except UsageError as error:
+        raise type(error)(f"{KEY}: {error}") from None
+    title, now = f"{KEY} is {source.title}", task.model_config.kind
+    if (kind := earlier.model.config.kind) != now:
         raise ConfigError(
             f"{title}, a {kind} model, but model.kind is {now}; start from a run of the same kind"
         )
@@ -163,22 +158,26 @@ def _check_fits(earlier: Predictor, model: GraphModel, task: LinkPrediction, tit
         raise ConfigError(
             f"{title}, trained with data.inverse_relations={trained}; set the same here"
         )
+    state = earlier.model.state_dict()
+    return OtherModel(source.title, {}, state, earlier.entities, earlier.relations)
+
+
+def _check_fits(earlier: OtherModel, model: nn.Module) -> None:
     before, after = (
         {k: tuple(v.shape[k in (*ENTITY_TABLES, RELATION_TABLE) :]) for k, v in parameters}
-        for parameters in (earlier.model.state_dict().items(), model.state_dict().items())
+        for parameters in (earlier.parameters.items(), model.state_dict().items())
     )
     for name in before | after:
         if before.get(name) != after.get(name):
             raise ConfigError(
-                f"{title}, whose {name} has shape {before.get(name, '(no such parameter)')}, but "
-                f"here {after.get(name, '(no such parameter)')}; use that run's settings in the "
-                "section model"
+                f"{earlier.source}, whose {name} has shape "
+                f"{before.get(name, '(no such parameter)')}, but here "
+                f"{after.get(name, '(no such parameter)')}; use its settings in the section model"
             )
 
 
 @torch.no_grad()
-def _copy(earlier: GraphModel, model: nn.Module, rows: dict[str, Matches]) -> None:
-    before = earlier.state_dict()
+def _copy(before: dict[str, Tensor], model: nn.Module, rows: dict[str, Matches]) -> None:
     for name, tensor in model.state_dict().items():
         if name in rows:
             source, target = (

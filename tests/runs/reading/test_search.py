@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from clew.errors import TrackingError
+from clew.errors import TrackingError, UsageError
 from clew.runs.reading import search
 from clew.runs.reading.metrics import metric_histories
 from clew.runs.reading.runs import RunRecord, state_of
@@ -71,24 +71,51 @@ def test_counting_agrees_with_reading(
     assert search.count_runs(query) == len(everything.runs)
 
 
-def test_the_values_of_a_tag_are_those_of_all_active_runs(
-    store: Recorded, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_database", [True, False])
+def test_the_keys_of_a_store_are_those_of_its_runs(
+    large: None, is_database: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = search.search_runs(RunQuery(), limit=1000).runs
-    variants = {run.tags["clew.variant"] for run in runs if "clew.variant" in run.tags}
-    assert len(variants) > 2
-    assert search.values_of_tag((), "clew.variant") == variants
-    (alone, *_) = (each for each in variants if each != "fp32")
-    for run in runs:
-        if run.tags.get("clew.variant") == alone:
-            store.client.delete_run(run.run_id)
-    assert search.values_of_tag((), "clew.variant") == variants - {alone}
-    for experiment_id in {run.experiment_id for run in runs}:
-        left = search.search_runs(RunQuery((experiment_id,)), limit=1000).runs
-        expected = {run.tags["clew.variant"] for run in left if "clew.variant" in run.tags}
-        assert search.values_of_tag((experiment_id,), "clew.variant") == expected
-    monkeypatch.setattr(search, "database_of", lambda connected: None)
-    assert search.values_of_tag((), "clew.variant") is None
+    if not is_database:
+        monkeypatch.setattr(search, "database_of", lambda connected: None)
+    run = search.search_runs(RunQuery(), limit=1).runs[0]
+    keys = search.known_keys()
+    assert run.metrics.keys() <= keys.metrics
+    assert run.params.keys() <= keys.params
+    assert run.tags.keys() <= keys.tags
+
+
+def setting(run: RunRecord, key: str) -> str:
+    return run.params[f"cfg.{key}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("seed=12", lambda run: setting(run, "training.seed") == "12"),
+        ("lr=5e-3 state:failed", lambda run: run.status == "FAILED"),
+        ("embedding-dim=24.0 mrr>.15", lambda run: run.metrics["valid/mrr"] > 0.15),
+        ("test/mrr<=.15", lambda run: run.metrics["test/mrr"] <= 0.15),
+        ("data:uml variant=bf16", lambda run: run.tags["clew.variant"] == "bf16"),
+        ("variant!=bf16", lambda run: run.tags["clew.variant"] != "bf16"),
+        ("use_mixed_precision=True", lambda run: "bf16" in run.tags["clew.variant"]),
+        ("model.kind=distmult", lambda run: False),
+    ],
+)
+def test_what_is_typed_is_what_is_found(
+    large: None, text: str, holds: Callable[[RunRecord], bool]
+) -> None:
+    """The slow way: read every run, and keep those that fit."""
+    every = search.search_runs(RunQuery(), limit=1000).runs
+    found = search.search_runs(RunQuery(text=text), limit=1000).runs
+    assert [run.run_id for run in found] == [run.run_id for run in every if holds(run)]
+
+
+@pytest.mark.parametrize(
+    "text", ["mrr>high", "mrr>nan", "seed>3", "state=done", "dim=3", "decay=0", "x:'"]
+)
+def test_what_cannot_be_understood_is_refused(large: None, text: str) -> None:
+    with pytest.raises(UsageError):
+        search.search_runs(RunQuery(text=text))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 63, 64, 65, 129, 1000])

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import pandas as pd
+
 from clew import names
 from clew.names import direction_of
 from clew.runs.reading.metrics import number_text
@@ -25,6 +27,20 @@ IGNORED_PARAMETERS = (SEED, f"{names.PARAMETER_PREFIX}tracking.run_name")
 OPTIMIZATIONS = f"{names.PARAMETER_PREFIX}optimizations."
 TRACKING = f"{names.PARAMETER_PREFIX}tracking."
 """Prefix of the parameters about how a run is recorded, which do not change the training."""
+_UNLEARNED = (
+    "checkpoint_",
+    "log_",
+    "num_threads",
+    "num_workers",
+    "persistent_",
+    "pin_",
+    "prefetch_",
+)
+NO_TRAINING = (
+    *(f"{names.PARAMETER_PREFIX}{section}." for section in ("tracking", "evaluation", "influence")),
+    *(f"{names.PARAMETER_PREFIX}training.{key}" for key in _UNLEARNED),
+)
+"""Prefixes of parameters that do not change what is learned."""
 COST_METRICS = (
     names.TIME_TOTAL_SECONDS,
     names.TIME_EPOCH_SECONDS,
@@ -142,15 +158,12 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
     """
     several = len({run.tags.get(names.TAG_DATASET) for run in runs}) > 1
     plain = {run.run_id: _plain_label(run, several=several) for run in runs}
-    differing = differing_parameters(runs, ignore=IGNORED_PARAMETERS)
-    telling = [key for key in differing if not key.startswith((OPTIMIZATIONS, TRACKING))]
-    shown = sorted(telling, key=lambda key: _place_in_name(key, differing[key]))[:2]
+    apart = told_apart(runs, most=2)
     labels = {}
     for run in runs:
         start = plain[run.run_id]
-        values = {key: re.sub("^/(.*/)?", "", differing[key][run.run_id]) for key in shown}
-        settings = [f"{setting_name(key)} {value or '–'}" for key, value in values.items()]
-        labels[run.run_id] = " · ".join([start, *settings] if _shared(plain, start) else [start])
+        settings = apart[run.run_id] if _shared(plain, start) else []
+        labels[run.run_id] = " · ".join([start, *settings])
     for addition in ("seed", "id"):
         crowded = {run.run_id for run in runs if _shared(labels, labels[run.run_id])}
         for run in runs:
@@ -158,6 +171,23 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
                 seed = f"seed {run.params.get(SEED, '?')}"
                 labels[run.run_id] += f" · {seed if addition == 'seed' else run.run_id[:6]}"
     return labels
+
+
+def told_apart(runs: Sequence[RunRecord], *, most: int) -> dict[str, list[str]]:
+    """Return, for each run, the settings of the training that differ, the most telling first.
+
+    The variant names the optimizations, so these are left out.
+    """
+    differing = differing_parameters(runs, ignore=IGNORED_PARAMETERS)
+    telling = [key for key in differing if not key.startswith((OPTIMIZATIONS, *NO_TRAINING))]
+    shown = sorted(telling, key=lambda key: _place_in_name(key, differing[key]))[:most]
+    values = {
+        key: {i: re.sub("^/(.*/)?", "", v) for i, v in differing[key].items()} for key in shown
+    }
+    return {
+        run.run_id: [f"{setting_name(key)} {values[key][run.run_id] or '–'}" for key in shown]
+        for run in runs
+    }
 
 
 def setting_name(key: str) -> str:
@@ -314,25 +344,6 @@ def _variant_order(variant: str) -> tuple[int, int, str]:
     return (place, len(variant), variant)
 
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "·": r"$\cdot$",
-}
-
-
 def statistic_text(value: Statistic | None) -> str:
     """Return `mean ± deviation`, or only the mean if the values do not vary."""
     if value is None:
@@ -384,11 +395,11 @@ def to_markdown(comparison: Comparison, labels: Mapping[str, str]) -> str:
 
 def to_latex(comparison: Comparison, labels: Mapping[str, str]) -> str:
     """Return a LaTeX table (booktabs) of values, each followed by its ratio to the reference."""
-    rows = _text_rows(comparison, labels, escape_latex)
-    lines = [" & ".join(row) + r" \\" for row in rows]
-    columns = "l" + "r" * (len(rows[0]) - 1)
-    inner = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-    return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *inner, r"\end{tabular}"]) + "\n"
+    header, *rows = _text_rows(comparison, labels, str)
+    widths = "l" + "r" * (len(header) - 1)
+    return pd.DataFrame(rows).to_latex(
+        index=False, header=header, escape=True, column_format=widths
+    )
 
 
 def _text_rows(
@@ -404,10 +415,6 @@ def _text_rows(
         ]
         rows.append([escape(text) for text in (group.label, str(len(group.run_ids)), *texts)])
     return rows
-
-
-def escape_latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def _escape_markdown(text: str) -> str:

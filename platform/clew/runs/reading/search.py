@@ -24,6 +24,7 @@ from clew.names import maximizes
 from clew.runs import store
 from clew.runs.reading.metrics import HEADLINES, whole_number
 from clew.runs.reading.runs import RunRecord, client, database_of, record_of
+from clew.runs.reading.typed_search import Keys, condition, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class RunQuery:
 
     experiment_ids: tuple[str, ...] = ()
     text: str = ""
-    """Part of the run's name, or a whole run id."""
+    """What a person typed, see `typed_search`."""
     kind: str = ""
     task: str = ""
     dataset: str = ""
@@ -165,18 +166,9 @@ def filter_string(query: RunQuery) -> str:
     clauses = [f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value]
     if query.status:
         clauses.append(f"attributes.status = {quoted(query.status)}")
-    if re.fullmatch(r"[0-9a-f]{32}", query.text.strip()):
-        clauses.append(f"attributes.run_id = '{query.text.strip()}'")
-    elif query.text.strip():
-        clauses.append(f"attributes.run_name ILIKE {quoted(f'%{query.text.strip()}%')}")
+    if typed := condition(query.text, known_keys):
+        clauses.append(typed)
     return " AND ".join(clauses)
-
-
-def quoted(text: str) -> str:
-    """Return a string literal for MLflow's filter language, which cannot escape quotes."""
-    if "'" not in text:
-        return f"'{text}'"
-    return '"' + text.replace('"', "_") + '"'
 
 
 def experiment_ids_of(connected: MlflowClient, query: RunQuery) -> list[str]:
@@ -216,7 +208,14 @@ def count_runs(query: RunQuery, *, near: int = 0) -> int:
         ids, text = experiment_ids_of(connected, query), filter_string(query)
         base = database_of(connected)
         if base is not None and text == filter_string(RunQuery(status=query.status)):
-            return _count(base, ids, query.status)
+            from mlflow.store.tracking.dbmodels.models import SqlRun
+            from sqlalchemy import func
+
+            wanted: list[Any] = [SqlRun.lifecycle_stage == LifecycleStage.ACTIVE]
+            wanted += [SqlRun.status == query.status] if query.status else []
+            wanted += [SqlRun.experiment_id.in_(map(int, ids))]
+            with base.ManagedSessionMaker() as session:
+                return int(session.query(func.count(SqlRun.run_uuid)).filter(*wanted).scalar())
 
         def reaches(offset: int) -> bool:
             page = connected.search_runs(
@@ -225,23 +224,6 @@ def count_runs(query: RunQuery, *, near: int = 0) -> int:
             return len(page) > 0
 
         return first_unreached(reaches, near)
-
-
-def _count(base: Any, experiment_ids: Sequence[str], status: str) -> int:
-    """Count the active runs of experiments in a database; an empty status means any status."""
-    from mlflow.store.tracking.dbmodels.models import SqlRun
-    from sqlalchemy import func
-
-    with base.ManagedSessionMaker() as session:
-        counted = session.query(func.count()).select_from(SqlRun).filter(*_active(experiment_ids))
-        return int((counted.filter(SqlRun.status == status) if status else counted).scalar())
-
-
-def _active(experiment_ids: Sequence[str]) -> tuple[Any, Any]:
-    from mlflow.store.tracking.dbmodels.models import SqlRun
-
-    is_active: Any = SqlRun.lifecycle_stage == LifecycleStage.ACTIVE
-    return SqlRun.experiment_id.in_(map(int, experiment_ids)), is_active
 
 
 def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
@@ -267,23 +249,28 @@ def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
     return beyond
 
 
-def values_of_tag(experiment_ids: tuple[str, ...], key: str) -> set[str] | None:
-    """Return the values of a tag in the runs of experiments, or of all experiments if none given.
-
-    Return None if the store is not a database, because all runs would have to be read.
-    """
-    with store.using(f"the values of {key}"):
+def known_keys() -> Keys:
+    """Return the names of what the runs of the store recorded; of a server, its latest runs."""
+    with store.using("the names of metrics and settings"):
         connected = client()
         base = database_of(connected)
         if base is None:
-            return None
-        from mlflow.store.tracking.dbmodels.models import SqlRun, SqlTag
+            found = connected.search_runs(
+                experiment_ids_of(connected, RunQuery()), max_results=RUNS_PER_PAGE
+            )
+            metrics, params, tags = (
+                frozenset(key for run in found for key in getattr(run.data, part))
+                for part in ("metrics", "params", "tags")
+            )
+            return Keys(metrics, params, tags)
+        from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlParam, SqlTag
 
-        ids = experiment_ids_of(connected, RunQuery(experiment_ids))
         with base.ManagedSessionMaker() as session:
-            tags = session.query(SqlTag.value).join(SqlRun, SqlRun.run_uuid == SqlTag.run_uuid)
-            rows = tags.filter(SqlTag.key == key, *_active(ids)).distinct()
-            return {value for (value,) in rows}
+            metrics, params, tags = (
+                frozenset(key for (key,) in session.query(table.key).distinct())
+                for table in (SqlLatestMetric, SqlParam, SqlTag)
+            )
+            return Keys(metrics, params, tags)
 
 
 HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
