@@ -364,3 +364,48 @@ def test_training_takes_the_same_files(tmp_path: Path) -> None:
         )
     )
     assert list(graph.entities) == ENTITIES
+
+
+SOME = [(f"a{i % 7}", f"r{i % 3}", f"b{i % 5}") for i in range(30)]
+JSON_EXPORT = [
+    {"type": "node", "id": "0", "labels": ["Gene"], "properties": {"name": "first"}},
+    {"type": "node", "id": "1", "labels": ["Drug"], "properties": {"name": "second"}},
+    {"type": "relationship", "id": "0", "label": "BINDS", "start": {"id": "1", "labels": ["Drug"]},
+     "end": {"id": "0", "labels": ["Gene"]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "row"),
+    [
+        ("nell.tsv", "Entity\tRelation\tValue\tIteration of Promotion\tProbability", "{h}\t{r}\t{t}\t9\t0.5"),
+        ("pharm.csv", "Entity1_name,relationship_type,Entity2_name,PubMed_ID", "{h},{r},{t},7"),
+        ("ctd.csv", "# Fields:\n# ChemicalID,Interaction,GeneID\n#", "{h},{r},{t}"),
+    ],
+)  # fmt: skip
+def test_the_header_of_a_published_table_is_no_fact(name, header, row, tmp_path):
+    text = "\n".join([header, *(row.format(h=h, r=r, t=t) for h, r, t in SOME)]) + "\n"
+    columns = "head=ChemicalID,relation=Interaction,tail=GeneID" if name == "ctd.csv" else ""
+    assert facts(read(tmp_path, {name: text}, columns=columns)) == sorted(set(SOME))
+
+
+def test_ids_of_facts_are_no_heads(tmp_path):
+    text = "".join(f"/a/{i}\t{r}\t{h}\t{t}\t{{}}\n" for i, (h, r, t) in enumerate(SOME))
+    with pytest.raises(DataError):
+        read(tmp_path, {"assertions.tsv": text})
+    found = read(tmp_path, {"assertions.tsv": text}, columns="relation=2,head=3,tail=4")
+    assert facts(found) == sorted(set(SOME))
+
+
+def test_neo4j_json_export_is_read_as_its_csv(tmp_path):
+    text = "".join(json.dumps(record) + "\n" for record in JSON_EXPORT)
+    found = read(tmp_path, {"all.jsonl": text})
+    assert facts(found) == [("1", "BINDS", "0")]
+    assert [found.graph.entities.label(i) for i in range(2)] == ["first", "second"]
+    assert found.graph.entities.category_array.to_pylist() == ["Gene", "Drug"]
+
+
+def test_numbered_copies_beside_triples_are_left_out(tmp_path):
+    files = {"train.txt": lines(SOME), "train.del": "0\t0\t1\n", "entity_ids.del": "0\ta0\n",
+             "train.del-True-t-False.pckl": b"\0\1", "dataset.yaml": "dataset:"}  # fmt: skip
+    assert facts(read(tmp_path, files)) == sorted(set(SOME))

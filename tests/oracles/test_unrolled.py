@@ -4,22 +4,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from clew.config.load import from_mapping
+from clew.config.load import from_mapping, with_settings
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.influence.linearization import ExampleFacts
-from clew.influence.link_prediction.unrolled import TripleFacts, UnrolledTracer, triples_loss
+from clew.influence.link_prediction.unrolled import (
+    TripleFacts,
+    TunedTracer,
+    UnrolledTracer,
+    triples_loss,
+)
+from clew.influence.outcomes import Examiner
+from clew.influence.retraining import NOTHING, Retrainer
 from clew.influence.unrolling import KeptInFile, Unrolling
+from clew.influence.verify import fine_tuning
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
+from clew.runs.validation_record import Recipe
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints
 from clew.training.replay import Replay, State
@@ -316,6 +326,104 @@ def test_parameters_that_never_had_a_gradient_have_no_derivative(tmp_path):
     seconds = run.trainer.optimizer.state[run.trainer.model.relation.weight]["exp_avg_sq"]
     assert (seconds == 0).any()
     assert np.isfinite(unroll(run)).all()
+
+
+TUNED = {
+    "conve, 1-vs-all": {},
+    "conve, k-vs-all": KVS | BCE,
+    "complex, k-vs-all": CASES["complex"],
+    "rotate, 1-vs-all": {"model__kind": "rotate"},
+    "average, accumulation and clipping": CASES["average"] | CASES["accumulation and clipping"],
+}
+SEEDS = (3, 8)
+
+
+def tuned(run: SimpleNamespace, folder: Path, **influence: object) -> TunedTracer:
+    settings = {"influence.direction": "both", "influence.top_k": 0}
+    config = with_settings(run.config, settings | influence)
+    recipe = Recipe(epochs=3, learning_rate=0.01)
+    origin = Manifest(0, 0, 0.0, run.task.kind, {}, "", run.task.data_fingerprint)
+    model = run.trainer.model.eval()
+    retrainer = Retrainer(run.task.graph, fine_tuning(config, recipe), origin, CPU, model)
+    return TunedTracer(run.task, config, run.records, CPU, folder, retrainer, SEEDS)
+
+
+def scores_of(tracer: TunedTracer, tests: Triples, **further: Any) -> np.ndarray:
+    (found,) = tracer.explain(tests, **further)
+    order = np.argsort(found.proponents.train, axis=1)
+    return np.take_along_axis(found.proponents.influence, order, 1)
+
+
+@pytest.mark.parametrize("case", TUNED)
+def test_tuned_equals_central_differences_of_whole_fine_tunings(case, tmp_path):
+    run = train(tmp_path / "run", **TUNED[case])
+    tracer, tests = tuned(run, tmp_path / "kept"), run.task.graph.test[:2]
+    found = scores_of(tracer, tests)
+
+    def losses(seed: int, fact: int, change: float) -> np.ndarray:
+        weights = torch.ones(FACTS)
+        weights[fact] += change
+        config = tracer.retrainer.configured(seed)
+        model = train_plainly(config, run.task, weights, run.trainer.model)
+        with torch.no_grad():
+            return np.array([float(explained_loss(config, run.task, model, t)) for t in tests])
+
+    for fact in (*np.argsort(-np.abs(found[0]))[:2], 3):
+        slopes = [losses(seed, fact, -STEP) - losses(seed, fact, STEP) for seed in SEEDS]
+        expected = np.mean(slopes, axis=0) / (2 * STEP)
+        np.testing.assert_allclose(
+            found[:, fact], expected, rtol=1e-6, atol=1e-6 * np.abs(found).max()
+        )
+
+
+def test_what_is_differentiated_is_the_fine_tuning_that_takes_facts_away(tmp_path):
+    run = train(tmp_path / "run")
+    tracer, folder = tuned(run, tmp_path / "kept"), tmp_path / "tuning"
+    config, records = tracer.retrainer.record(SEEDS[0], folder)
+    (model,) = tracer.retrainer.train(SEEDS[0], [NOTHING])
+    replay = Replay(config, run.task, records, CPU)
+    replay.begin(len(records))
+    examiner = Examiner(run.task.graph, config, run.task.graph.test)
+    here, there = (examiner.examine(each.eval()) for each in (replay.trainer.model, model))
+    np.testing.assert_allclose(here.loss, there.loss, rtol=1e-9)
+    assert len(records) == 3
+
+
+def test_tests_in_parts_and_candidates_change_no_score(tmp_path):
+    run = train(tmp_path / "run")
+    tests = run.task.graph.test[:3]
+    whole = scores_of(tuned(run, tmp_path), tests)
+    told: list[float] = []
+    parts = tuned(run, tmp_path, **{"influence.memory_budget_mib": 1e-3})
+    found = scores_of(parts, tests, progress=lambda done, total: told.append(done / total))
+    np.testing.assert_allclose(found, whole, rtol=1e-9)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    few = np.zeros((3, FACTS), bool)
+    few[:, [2, 7]] = True
+    top = tuned(run, tmp_path, **{"influence.top_k": 5})
+    (listed,) = top.explain(tests, candidates=few)
+    for side in (listed.proponents, listed.opponents):
+        assert set(side.train.ravel()) <= {-1, 2, 7}
+    assert (listed.proponents.train >= 0).sum() + (listed.opponents.train >= 0).sum() == 6
+
+
+def test_a_killed_fine_tuning_goes_on_where_it_was(tmp_path):
+    run = train(tmp_path / "run")
+    tracer, tests = tuned(run, tmp_path / "kept"), run.task.graph.test[:1]
+    total = scores_of(tracer, tests)
+
+    def kill(done: int, total: int) -> None:
+        if done > 0.8 * total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scores_of(tracer, tests, progress=kill)
+    told: list[float] = []
+    again = scores_of(tracer, tests, progress=lambda done, total: told.append(done / total))
+    assert told[0] > 0.5
+    np.testing.assert_array_equal(again, total)
+    assert not list((tmp_path / "kept").iterdir())
 
 
 @dataclass(frozen=True)

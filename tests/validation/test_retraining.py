@@ -26,7 +26,8 @@ from clew.influence.verify import (
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.verification import Pair, Recipe
+from clew.runs.validation_record import Recipe
+from clew.runs.verification import Pair
 from clew.training.manifest import Manifest
 from clew.training.task import Task
 from tests.oracles.plain_training import train_plainly
@@ -80,7 +81,7 @@ def retrainer(config: RunConfig, graph: KnowledgeGraph) -> Retrainer:
 def one_by_one(config: RunConfig, dropped: list[np.ndarray], seed: int) -> list[dict[str, Any]]:
     graph = graph_of()
     source = retrainer(config, graph)
-    own = source._configured(seed, None)
+    own = source.configured(seed)
     return [source._train_one(own, facts).state_dict() for facts in dropped]
 
 
@@ -107,9 +108,7 @@ def test_stack_equals_the_products_trainer(kind: str, function: str, loss: str) 
     config = config_of(kind, loss__kind=loss, loss__function=function, training__max_steps=6)
     dropped = [NOTHING, np.arange(0, 60, 2), np.arange(45)]
     expected = one_by_one(config, dropped, seed=5)
-    stack = list(
-        train_stack(graph_of(), retrainer(config, graph_of())._configured(5, None), dropped)
-    )
+    stack = list(train_stack(graph_of(), retrainer(config, graph_of()).configured(5), dropped))
     for model, single in zip(stack, expected, strict=True):
         assert_equal(model.state_dict(), single)
     assert not torch.allclose(expected[0]["entity.weight"], expected[1]["entity.weight"])
@@ -143,7 +142,7 @@ def test_dropping_nothing_is_the_products_own_training(loss: str) -> None:
     source = retrainer(config, graph)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("clew.influence.retraining.WithoutFacts", Plain)
-        plain = source._train_one(source._configured(3, None), NOTHING).state_dict()
+        plain = source._train_one(source.configured(3), NOTHING).state_dict()
     assert all(torch.equal(without[name], plain[name]) for name in plain)
 
 

@@ -16,6 +16,7 @@ from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_report import read_influence_json
 from clew.training.checkpoints import OPTIMIZER_FILE, TRAINING_STATE_FILE
 from clew.training.manifest import MANIFEST_FILE
+from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.explaining.trace_source import open_trace_source, prepare
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validation_plan import EVERY_FORM, FORMS
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 TEST = (BUNDLED / "umls" / "test.txt").read_text().splitlines()[0].replace("\t", ",")
 UNROLLED = {"influence.score": "unrolled"}
+TUNED = {"influence.score": "tuned"}
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +159,55 @@ def test_the_filtered_loss_is_refused(trained: TrainedStore):
         tracin(trained.strong, TEST, UNROLLED | {"influence.test_loss": "filtered"})
 
 
+def test_tuned_alone_in_a_batch_and_averaged(trained: TrainedStore, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    settings = TUNED | {"influence.top_k": 0}
+    result = tracin(
+        trained.strong, TEST, settings, progress=lambda done, total: told.append((done, total))
+    )
+    (alone,) = result.report.tests
+    assert told[-1][0] == told[-1][1]
+    assert result.report.settings["tuning"] == {"epochs": 1, "learning_rate": pytest.approx(0.002)}
+    assert result.report.label.verdict == "not tested"
+    assert sum(alone.proponents[0].by_checkpoint) == pytest.approx(alone.proponents[0].influence)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+    path = tmp_path / "triples.txt"
+    path.write_text(TEST.replace(",", "\t") + "\n")
+    near = {"influence.n_hops": 1, "influence.top_k": 5}
+    batch_tracin(
+        BatchRequest(trained.strong, str(path), output_dir=tmp_path / "out", overrides=TUNED | near)
+    )
+    (listed,) = read_influence_json(next((tmp_path / "out").rglob("influence.json"))).tests
+    scores = {entry.train_index: entry.influence for entry in (*alone.proponents, *alone.opponents)}
+    assert listed.candidates < alone.candidates
+    for entry in (*listed.proponents, *listed.opponents):
+        assert {entry.train.head.id, entry.train.tail.id} & {alone.test.head.id, alone.test.tail.id}
+        assert entry.influence == pytest.approx(scores[entry.train_index])
+
+    seeds = [
+        tracin(trained.strong, TEST, TUNED | {"influence.tuning_seeds": count}).report.tests[0]
+        for count in (1, 2)
+    ]
+    assert seeds[1].proponents[0].influence == pytest.approx(alone.proponents[0].influence)
+    assert seeds[0].proponents[0].influence != seeds[1].proponents[0].influence
+
+
+def test_tuned_serves_a_run_that_no_replay_could_reach(trained, folder):
+    without_states(folder)
+    two_processes(folder)
+    in_config("model", warm_start="RUN")(folder)
+    assert tracin(str(folder), TEST, TUNED).report.tests
+
+
+@pytest.mark.parametrize("change", [without_dropout, optimization("use_mixed_precision")])
+def test_what_cannot_be_tuned_is_one_line(trained, folder, change):
+    change(folder)
+    with pytest.raises(ConfigError) as caught:
+        tracin(str(folder), TEST, TUNED)
+    assert "\n" not in str(caught.value)
+
+
 def test_several_runs_are_refused(trained: TrainedStore):
     with open_trace_source(trained.strong, UNROLLED) as source:
         several = replace(source, runs=("one", "other"))
@@ -165,7 +216,7 @@ def test_several_runs_are_refused(trained: TrainedStore):
 
 
 def test_explanations_are_tested_in_the_other_forms():
-    assert (*FORMS, "unrolled") == EVERY_FORM
+    assert (*FORMS, "unrolled", "tuned") == EVERY_FORM
     assert FORMS == ("raw", "cosine", "deflated", "kronecker", "preconditioned")
 
 

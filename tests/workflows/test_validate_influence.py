@@ -284,16 +284,17 @@ def find_newest(kind: str) -> str:
     return search_runs(RunQuery(kind=kind), limit=1).runs[0].run_id
 
 
-def test_unrolled_is_tested_where_it_is_asked_for(trained: TrainedStore, tmp_path: Path) -> None:
-    request = request_of(
-        trained, tmp_path, model=trained.strong, scores=("unrolled",), tests=2, seeds=0
-    )
+@pytest.mark.parametrize("form", ["unrolled", "tuned"])
+def test_costly_forms_are_tested_where_they_are_asked_for(
+    trained: TrainedStore, tmp_path: Path, form: str
+) -> None:
+    request = request_of(trained, tmp_path, model=trained.strong, scores=(form,), tests=2, seeds=0)
     plan = planned(request)
     triple = (BUNDLED / "umls" / "test.txt").read_text().splitlines()
     place = np.random.default_rng(0).permutation(len(triple))[0]
-    settings = {"influence.score": "unrolled", "influence.top_k": 3}
+    settings = {"influence.score": form, "influence.top_k": 3}
     (explained,) = tracin(trained.strong, triple[place].replace("\t", ","), settings).report.tests
-    strongest = np.sort(plan.forms["unrolled"][0])[::-1][:3]
+    strongest = np.sort(plan.forms[form][0])[::-1][:3]
     assert [entry.influence for entry in explained.proponents] == pytest.approx(strongest.tolist())
 
 

@@ -118,7 +118,7 @@ def batch_tracin(options: BatchTracinOptions) -> None:
 
 def _unit(options: Configured, facts: str) -> str:
     """Return what the progress bar counts."""
-    return "steps" if options.overrides.get("influence.score") == "unrolled" else facts
+    return "steps" if options.overrides.get("influence.score") in {"unrolled", "tuned"} else facts
 
 
 class TraceWindowsOptions(Configured, Spoken):
@@ -222,7 +222,7 @@ class ValidateInfluenceOptions(Options):
     """Number of test triples with rank 1 whose strongest facts are deleted."""
     scores: str = ""
     """Forms of score to test, separated by commas (default: all that the run allows, except
-    unrolled, which costs several trainings)."""
+    unrolled and tuned, which take longer)."""
     direction: Question = "tail"
     """Which answer is explained, and checked after retraining."""
     test_loss: TestLoss = "trained"

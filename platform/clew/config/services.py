@@ -43,7 +43,9 @@ class InfluenceConfig(Section):
     top_k: Annotated[int, ANY_EXPLAIN_FLAG] = Field(default=10, ge=0)
     """Number of proponents and of opponents to keep for each test example; 0: keep every score."""
     score: Annotated[
-        Literal["auto", "raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled"],
+        Literal[
+            "auto", "raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled", "tuned"
+        ],
         ANY_EXPLAIN_FLAG,
     ] = "auto"
     """`auto`: `kronecker`, which predicted retraining best when it was measured; `cosine` for
@@ -57,7 +59,15 @@ class InfluenceConfig(Section):
     Adam's second moments (needs checkpoints with the optimizer's state); it predicted retraining
     worst when it was measured. `unrolled`: the exact derivative of the prediction's loss through
     the whole training, whose steps are repeated (of one run; needs all checkpoints with their
-    training states). For text and frames, only `raw` and `unrolled` are available."""
+    training states). `tuned`: the same derivative through a short fine-tuning of the finished
+    model, the one of `clew verify`, instead of the training (of one run of a graph model). For text
+    and frames, only `raw` and `unrolled` are available."""
+    tuning_epochs: int | None = Field(default=None, ge=1)
+    """`tuned`: epochs of the fine-tuning; unset: a sixth of the training's."""
+    tuning_learning_rate: float | None = Field(default=None, gt=0)
+    """`tuned`: learning rate of the fine-tuning; unset: .4 of the training's."""
+    tuning_seeds: int | None = Field(default=None, ge=1)
+    """`tuned`: fine-tunings whose derivatives are averaged, with the next seeds; unset: 2."""
     direction: Annotated[Question, EXPLAIN_FLAG] = "tail"
     """Which answer is explained: the tail, the head (needs `data.inverse_relations`), or both, by
     the sum of their losses. The score and rank of the test triple are for the same answer."""
@@ -86,8 +96,8 @@ class InfluenceConfig(Section):
     """Number of training triples computed at once; unset: chosen from `memory_budget_mib`."""
     memory_budget_mib: float = Field(default=512.0, gt=0)
     """Memory that explaining can use in addition to models and results, in MiB; it sets how much is
-    computed at once. For `unrolled`, memory for the states between two checkpoints; if they do not
-    fit, the steps are repeated a second time."""
+    computed at once. For `unrolled` and `tuned`, memory for the states between two checkpoints; if
+    they do not fit, the steps are repeated a second time."""
     use_mixed_precision: Annotated[bool, ANY_EXPLAIN_FLAG] = False
     """Compute large matrix products with half-precision operands; the deviation from float32 on a
     sample is measured and recorded."""
@@ -113,6 +123,11 @@ class InfluenceConfig(Section):
     tests_per_group: int = Field(default=100, ge=1)
     """`batch_tracin`: number of tests computed together; a killed run continues after the last
     complete group."""
+
+    @property
+    def goes_through_steps(self) -> bool:
+        """Whether scores are derivatives through training steps, not sums over checkpoints."""
+        return self.score in {"unrolled", "tuned"}
 
 
 class TrackingConfig(Section):

@@ -24,10 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from clew.config.graph_models import GraphModelSettings
+from clew.config.load import with_settings
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.training import Adagrad
@@ -42,12 +43,13 @@ from clew.link_prediction.triples import KnowledgeGraph
 from clew.runs.base import Tracker
 from clew.training.distributed import World
 from clew.training.loaders import BatchLoader
-from clew.training.manifest import Manifest
+from clew.training.manifest import CheckpointRecord, Manifest, list_checkpoints
 from clew.training.optimizer import build_optimizer, build_schedule
 from clew.training.seeding import seed_everything
 from clew.training.setup import build_trainer, total_steps
 
 STACK_SIZE = 16
+KEPT_CHECKPOINTS = 4
 FOLLOWED = {"kind", "function", "label_smoothing", "implementation", "chunk_mib"}
 """Settings of the loss that a stack supports, or that do not change the result."""
 LARGEST_STACKED = 600_000
@@ -246,7 +248,7 @@ class Retrainer:
         self, seed: int, dropped: Sequence[Facts], *, max_steps: int | None = None
     ) -> Iterator[GraphModel]:
         """Train a model for each set of dropped facts, and yield it in evaluation mode."""
-        config = self._configured(seed, max_steps)
+        config = self.configured(seed, max_steps)
         if self.why_one_at_a_time:
             for facts in dropped:
                 yield self._train_one(config, facts)
@@ -255,7 +257,7 @@ class Retrainer:
             several = dropped[start : start + STACK_SIZE]
             yield from train_stack(self.graph, config, several, self.start)
 
-    def _configured(self, seed: int, max_steps: int | None) -> RunConfig:
+    def configured(self, seed: int, max_steps: int | None = None) -> RunConfig:
         """Return the run's configuration without settings that do not affect its parameters."""
         content = self.config.model_dump(mode="json")
         limits = [n for n in (max_steps, self.config.training.max_steps) if n is not None]
@@ -272,22 +274,34 @@ class Retrainer:
         return RunConfig.model_validate(content)
 
     def _train_one(self, config: RunConfig, facts: Facts) -> GraphModel:
-        task = WithoutFacts(self.graph, config, facts)
         with working_folder("retraining") as folder:
-            trainer = build_trainer(
-                config,
-                task,
-                Tracker(),
-                device=self.device,
-                world=World(),
-                folder=folder,
-                origin=self.origin,
-            )
-            if self.start is not None:
-                trainer.model.load_state_dict(self.start.state_dict())
-            trainer.train()
-        assert isinstance(trainer.model, GraphModel)
-        return trainer.model.eval()
+            model = self._train_in(folder, config, WithoutFacts(self.graph, config, facts))
+        assert isinstance(model, GraphModel)
+        return model.eval()
+
+    def record(self, seed: int, folder: Path) -> tuple[RunConfig, list[CheckpointRecord]]:
+        """Train with all facts, and keep checkpoints in a folder, from which it can be repeated."""
+        config = self.configured(seed)
+        every = -(-config.training.num_epochs // KEPT_CHECKPOINTS)
+        config = with_settings(config, {"training.checkpoint_frequency": every})
+        self._train_in(folder, config, LinkPrediction(self.graph, config))
+        return config, list_checkpoints(folder / "checkpoints")
+
+    def _train_in(self, folder: Path, config: RunConfig, task: LinkPrediction) -> nn.Module:
+        trainer = build_trainer(
+            config,
+            task,
+            Tracker(),
+            device=self.device,
+            world=World(),
+            folder=folder,
+            origin=self.origin,
+            keep_all_checkpoints=True,
+        )
+        if self.start is not None:
+            trainer.model.load_state_dict(self.start.state_dict())
+        trainer.train()
+        return trainer.model
 
 
 class KeptRetrainings:

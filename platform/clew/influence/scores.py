@@ -203,7 +203,14 @@ def side_by_side(*parts: Scored) -> Scored:
     return Scored(**columns)
 
 
-def strongest(by_interval: np.ndarray, count: int, *, sign: int, every: bool = False) -> Scored:
+def strongest(
+    by_interval: np.ndarray,
+    count: int,
+    *,
+    sign: int,
+    every: bool = False,
+    candidates: np.ndarray | None = None,
+) -> Scored:
     """Return the strongest unrolled scores of one sign for each test.
 
     Equal scores are ordered by index.
@@ -213,11 +220,13 @@ def strongest(by_interval: np.ndarray, count: int, *, sign: int, every: bool = F
         count: Facts to keep.
         sign: 1 for proponents, -1 for opponents.
         every: Whether to also keep facts of the other sign.
+        candidates: Pairs to include, `(test, fact)`; None: all.
     """
     whole = by_interval.sum(0)
-    order = np.argsort(-sign * whole, axis=1, kind="stable")[:, :count]
+    signed = sign * whole if candidates is None else np.where(candidates, sign * whole, -np.inf)
+    order = np.argsort(-signed, axis=1, kind="stable")[:, :count]
     influence = np.take_along_axis(whole, order, 1)
-    missing = np.zeros_like(order, bool) if every else sign * influence <= 0
+    missing = np.take_along_axis(signed, order, 1) <= (-np.inf if every else 0.0)
     kept = np.take_along_axis(by_interval, order[None], 2).astype(np.float32)
     return Scored(
         train=np.where(missing, -1, order),

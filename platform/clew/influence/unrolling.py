@@ -46,16 +46,14 @@ from clew.training.replay import Replay, ReplayedStep, State
 from clew.training.seeding import own_process
 from clew.training.task import B
 
-NEEDS = "--score unrolled and clew value-facts"
+NEEDS = "--score unrolled, --score tuned and clew value-facts"
 OTHERWISE = "explain with --score raw or cosine, or train again"
 logger = logging.getLogger(__name__)
 GROUPS = ("parameters", "buffers", "moments", "average")
 
 
-def require_replayable(
-    config: RunConfig, checkpoints: Sequence[CheckpointRecord], device: torch.device
-) -> None:
-    """Raise an error if the steps of a run cannot be repeated exactly."""
+def require_replayable(config: RunConfig, device: torch.device) -> None:
+    """Raise an error if the steps of a training cannot be repeated exactly."""
     optimizations, influence = config.optimizations, config.influence
     settings = {
         "optimizations.use_mixed_precision": optimizations.use_mixed_precision,
@@ -81,13 +79,13 @@ def require_replayable(
     for name in ("use_mixed_precision", "use_last_layers_only"):
         if getattr(influence, name):
             raise ConfigError(
-                f"influence.score is unrolled and influence.{name} is true; unrolled scores use "
-                f"the whole model in the precision of the training; leave {name} out"
+                f"influence.{name} is true; {NEEDS} use the whole model in the precision of the "
+                "training; leave it out"
             )
-    _require_states(checkpoints)
 
 
-def _require_states(checkpoints: Sequence[CheckpointRecord]) -> None:
+def require_states(checkpoints: Sequence[CheckpointRecord]) -> None:
+    """Raise an error if a run's checkpoints do not hold one training of one process."""
     first = checkpoints[0]
     if first.previous_step:
         raise CheckpointError(
@@ -133,6 +131,8 @@ class KeptInFile:
 
     path: Path
     device: torch.device
+    stays: bool = False
+    """Whether the file of a finished pass is left, for whoever needs several passes."""
 
     def read(self) -> Unfinished | None:
         """Return the pass that an earlier process left; None if there is none or it is damaged."""
@@ -209,13 +209,14 @@ def through_training(
     losses: Sequence[Objective],
     *,
     kept: Path,
+    stays: bool = False,
     progress: Callable[[int, int], None],
 ) -> Float[np.ndarray, "interval loss fact"]:
     """Differentiate losses through a training; a pass that was stopped continues from `kept`."""
     with own_process():
         replay = replayed()  # building the trainer sets seeds and threads of the process
         budget = replay.config.influence.memory_budget_mib * MEBIBYTE
-        unrolling = Unrolling(replay, facts, budget, KeptInFile(kept, replay.device))
+        unrolling = Unrolling(replay, facts, budget, KeptInFile(kept, replay.device, stays))
         by_interval: np.ndarray = unrolling.explain(losses, progress=progress).astype(np.float64)
     if not np.isfinite(by_interval).all():
         raise NonFiniteLossError(
@@ -279,7 +280,7 @@ class Unrolling(Generic[B]):
             unfinished.intervals_left = number
             if self.kept:
                 self.kept.write(unfinished)
-        if self.kept:
+        if self.kept and not self.kept.stays:
             self.kept.remove()
         return -unfinished.totals.cpu().numpy()
 

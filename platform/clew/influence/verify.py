@@ -25,8 +25,8 @@ from clew.influence.outcomes import (
 )
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, Retraining
 from clew.link_prediction.triples import KnowledgeGraph, Triples
-from clew.runs.validation_record import Measured
-from clew.runs.verification import Agreement, Answer, Effect, Kind, Pair, Recipe
+from clew.runs.validation_record import Measured, Recipe
+from clew.runs.verification import Agreement, Answer, Effect, Kind, Pair
 
 SIZES = (1, 5, 20)
 """Numbers of strongest facts that are taken away."""

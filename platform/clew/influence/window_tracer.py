@@ -39,7 +39,13 @@ from clew.influence.linearization import ExampleFacts
 from clew.influence.projections import IndexOf, WindowIndex, find_index, index_of
 from clew.influence.scores import Scored, Strongest, Tile, deviation, require_finite, strongest
 from clew.influence.summation import Products, checked_weights
-from clew.influence.unrolling import load_average, pass_name, require_replayable, through_training
+from clew.influence.unrolling import (
+    load_average,
+    pass_name,
+    require_replayable,
+    require_states,
+    through_training,
+)
 from clew.influence.window_index import (
     Estimates,
     Searched,
@@ -382,7 +388,8 @@ class UnrolledWindowTracer(WindowTracer[B]):
         device: torch.device,
         cache: Path,
     ) -> None:
-        require_replayable(config, checkpoints, device)
+        require_replayable(config, device)
+        require_states(checkpoints)
         super().__init__(task, task.train_examples(), checkpoints, device=device, with_cosine=False)
         self._config, self._cache = config, cache
 

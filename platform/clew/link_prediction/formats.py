@@ -32,6 +32,8 @@ from clew.link_prediction.tables import Form, Texts, filled, read_table, sniff
 
 Holds = Literal["facts", "nodes", "relations", "entity ids", "relation ids"]
 NUMBER = re.compile(r"missing|[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+LEAST_FACTS = 20
+"""Number of facts from which a column without repeats is noticed."""
 DATE = re.compile(r"\d{4}-\d\d(-\d\d.*)?")
 QUALIFIER_ENDS = ("_qualifier", "qualified_predicate")
 MEANINGS = ("knowledge_level", "agent_type", "logical_interpretation", "clinical_approval_status")
@@ -42,8 +44,9 @@ ENDS = [
     ("source", "target"), ("src", "dst"), ("from", "to"), ("node1", "node2"), ("node_1", "node_2"),
     ("entity1", "entity2"), ("entity_1", "entity_2"), ("e1", "e2"), ("id1", "id2"), ("s", "o"),
     ("sub", "obj"), ("subj", "obj"), ("head_entity", "tail_entity"),
+    ("entity", "value"), ("start_node", "end_node"),
 ]  # fmt: skip
-END_FORMS = ("_id", "_curie", "id", "", "_index")
+END_FORMS = ("_id", "_curie", "id", "", "_index", "_name")
 OF_AN_END = {"name": ("name", "label"), "kind": ("type", "kind", "category"), "source": ("source",)}
 CHOICES = (
     "head", "relation", "tail", "weight", "time", "split", "negated", "stated", "head_name",
@@ -140,7 +143,12 @@ def read_file(
         return _by_name(path, *read_parquet(path), columns, "Parquet")
     if suffix in (".jsonl", ".ndjson"):
         return _by_name(path, *read_json_lines(path), columns, "JSON Lines")
-    form = sniff(path, roles_of, header=header or re.search(r"=\s*[^\d\s]", columns) is not None)
+    chosen = {name.strip() for name in re.findall(r"=\s*([^\d\s,][^,]*)", columns)}
+
+    def are_names(words: Sequence[str]) -> bool:
+        return bool(roles_of(words)) or (bool(chosen) and chosen <= set(words))
+
+    form = sniff(path, are_names, header=header or bool(chosen))
     if form.header and not (columns or names or roles_of(form.header)):  # as without --header
         columns = "head,relation,tail"
     table, lines = read_table(path, form)
@@ -243,6 +251,12 @@ def _by_number(
             others.append(str(index + 1))
         else:
             roles[role] = index
+    if "4" in others and len(lines) >= LEAST_FACTS and len(table[0].dictionary) == len(lines):
+        raise DataError(
+            f"{path}: column 1 differs on each of {len(lines):,} lines, as ids of facts do; say by "
+            "role and number what the columns hold: --columns head=2,relation=3,tail=4, or "
+            "head=1,relation=2,tail=3"
+        )
     what = "OpenBioLink's triples" if width > 4 and "weight" in roles else f"{form} triples"
     found = part(f"{what}, {width} columns", "facts", roles)
     for role in ("weight", "time", "stated"):

@@ -46,7 +46,9 @@ from clew.link_prediction.triples import (
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 EDGE_MAPS = ("edge_map.json", "relations.en.json")
-IGNORED = re.compile(r"(?i)readme|licen[cs]e|\.(md|json|pdf|py|html|yaml|yml|log|png)$|^\.")
+IGNORED = re.compile(
+    r"(?i)readme|licen[cs]e|\.(md|json|pdf|py|html|yaml|yml|log|png|npy|pckl|del)$|^\."
+)
 INVISIBLE = re.compile("[\u200b\u200c\u200d\u2060\ufeff]")
 
 

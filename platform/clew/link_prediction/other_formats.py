@@ -89,6 +89,8 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, str]:
         record = json.loads(line)
         if not isinstance(record, dict):
             raise ValueError("not an object")
+        if record.get("type") in ("node", "relationship"):
+            record = _of_neo4j(record)
         for entry in _listed(record.get(QUALIFIERS)):
             if isinstance(entry, dict) and "qualifier_type_id" in entry:
                 key = str(entry["qualifier_type_id"]).removeprefix("biolink:")
@@ -101,9 +103,16 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, str]:
             for key, value in record.items()
         }
         "".join(texts.values()).encode()  # fails for a lone surrogate
-    except (ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {number}: not JSON Lines ({described(error)})") from None
     return texts
+
+
+def _of_neo4j(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of Neo4j's JSON export (APOC) under the names of its CSV export."""
+    ends = {f"_{end}": record[end]["id"] for end in ("start", "end") if end in record}
+    own = {"_type": record.get("label")} if ends else {"_id": record.get("id")}
+    return {**record.get("properties", {}), **ends, **own, "_labels": record.get("labels")}
 
 
 def _listed(value: object) -> list[Any]:

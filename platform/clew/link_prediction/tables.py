@@ -82,14 +82,15 @@ def sniff(
     rest = rest[has_count:]
     plain = [line for line in rest if not line.startswith(("#", "%"))]
     delimiter, rows = _delimiter(path, plain or rest)
-    names: Sequence[str] = ()
     last = _fields(lines[comments - 1].lstrip("#% "), delimiter) if comments else []
-    is_named = len(last) == len(rows[0]) and names_columns(last)
-    if is_named:
-        names = last
-    elif len(last) == len(rows[0]):  # a first name that begins with #
+    said = (_fields(line.lstrip("#% "), delimiter) for line in reversed(lines[:comments]))
+    names: Sequence[str] = next(
+        (f for f in said if len(f) == len(rows[0]) and names_columns(f)), ()
+    )
+    is_named = bool(names)
+    if not is_named and len(last) == len(rows[0]):  # a first name that begins with #
         skip, comments = skip - 1, comments - 1
-    elif not has_count and (header or names_columns(rows[0])):
+    elif not is_named and not has_count and (header or names_columns(rows[0])):
         names, rows, skip = rows[0], rows[1:], skip + 1
     if len(names or rows[0]) > MAX_COLUMNS:
         raise DataError(f"{path}: more than {MAX_COLUMNS:,} columns; expected a table of facts")

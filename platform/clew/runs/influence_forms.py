@@ -138,6 +138,13 @@ FORMS = {
             "through the whole training: what this run's prediction would lose for each unit of "
             "weight taken away, to first order.",
         ),
+        Form(
+            "tuned",
+            NATS,
+            "minus the derivative of the prediction's loss by the fact's weight through a short "
+            "fine-tuning of the finished model, the mean over fine-tunings: what the prediction "
+            "would lose there for each unit of weight taken away, to first order.",
+        ),
     )
 }
 UNKNOWN = Form("", "", "the file does not say in which form; only the order means something.")

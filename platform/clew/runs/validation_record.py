@@ -35,6 +35,13 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Recipe(_Record):
+    """How a finished model is trained on; the rest is as in its own training."""
+
+    epochs: int
+    learning_rate: float
+
+
 class Measured(_Record):
     """A mean, and the half-width of its 95 % interval.
 
@@ -64,6 +71,9 @@ class ScoreSettings(_Record):
     """None: all layers."""
     checkpoints: tuple[tuple[int, float], ...]
     """Step and weight of each."""
+    tuning: Recipe | None = None
+    """Of tuned scores, with the number of fine-tunings; None if the form is not tuned."""
+    tuning_seeds: int | None = None
 
     @classmethod
     def of_report(
@@ -78,6 +88,8 @@ class ScoreSettings(_Record):
                 precision=settings["precision"],
                 num_last_layers=settings["num_last_layers"] if some else None,
                 checkpoints=tuple(checkpoints),
+                tuning=settings.get("tuning"),
+                tuning_seeds=settings["tuning_seeds"] if "tuning" in settings else None,
             )
         except (KeyError, ValidationError):
             return None

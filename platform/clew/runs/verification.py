@@ -17,7 +17,7 @@ from clew.errors import DataError, counted, described
 from clew.files import write_whole
 from clew.runs.influence_report import TripleRecord
 from clew.runs.reading.runs import fetched, keep_folder, list_artifacts
-from clew.runs.validation_record import Measured
+from clew.runs.validation_record import Measured, Recipe
 
 Kind = Literal["strongest", "siblings", "touching"]
 Names = tuple[str, str, str]
@@ -72,13 +72,6 @@ class Removal(_Record):
     def named(self) -> str:
         one, several = CALLED[self.kind]
         return one if len(self.facts) == 1 else several.format(len(self.facts))
-
-
-class Recipe(_Record):
-    """How a finished model is trained on; the rest is as in its own training."""
-
-    epochs: int
-    learning_rate: float
 
 
 class Pair(_Record):

@@ -16,7 +16,7 @@ from typing import Any, Generic
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError
@@ -87,6 +87,8 @@ class Replay(Generic[B]):
     task: Task[B]
     checkpoints: Sequence[CheckpointRecord]
     device: torch.device
+    start: nn.Module | None = None
+    """The model that the run began with; None: new parameters."""
     trainer: Trainer[B] = field(init=False)
     _validations: Mapping[int, float] = field(init=False)
     _moved: frozenset[str] = frozenset()
@@ -101,6 +103,8 @@ class Replay(Generic[B]):
             folder=Path(tempfile.gettempdir()),  # nothing is written: no checkpoint is due
             origin=Manifest(0, 0, 0.0, self.task.kind, {}, "", self.task.data_fingerprint),
         )
+        if self.start is not None:
+            self.trainer.model.load_state_dict(self.start.state_dict())
         self._initial = self.capture()
         self.trainer.optimizer.register_step_pre_hook(self._see_gradients)
         history = load_training_values(self.checkpoints[-1].path).history

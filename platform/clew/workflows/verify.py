@@ -44,11 +44,11 @@ from clew.workflows.explaining.trace_source import (
     TraceSource,
     of_fields,
     open_trace_source,
+    seeds_of,
     usable,
 )
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import identity
-from clew.workflows.explaining.validation_plan import seeds_of
 
 logger = logging.getLogger(__name__)
 SCORES = ("score", "direction", "test_loss", "use_last_layers_only", "num_last_layers")
@@ -164,7 +164,7 @@ def _strongest(source: TraceSource, explained: ExplainedTriple, test: Triples) -
     """Return the strongest proponents; those that the report does not list are scored again."""
     listed = [entry.train_index for entry in explained.proponents]
     complete = not explained.truncated or explained.candidates < len(source.task.graph.train)
-    if len(listed) >= max(SIZES) or complete or source.tracer.settings.score == "unrolled":
+    if len(listed) >= max(SIZES) or complete or source.tracer.settings.goes_through_steps:
         return np.array(listed[: max(SIZES)], np.int64)
     (found,) = source.tracer.explain(test)
     top: Facts = found.proponents.train[0][found.proponents.influence[0] > 0].astype(np.int64)

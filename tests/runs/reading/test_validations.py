@@ -195,6 +195,23 @@ def test_neither_another_form_nor_a_small_test_hides_an_earlier_one(
     assert find_validation(head.model, head.settings) == earlier.summary(form, run_id)
 
 
+def test_a_test_of_tuned_scores_counts_for_its_fine_tuning_only(
+    store: Recorded, tmp_path: Path
+) -> None:
+    tuning = {"tuning": {"epochs": 10, "learning_rate": 0.002}, "tuning_seeds": 2}
+    head, plain = settings_of(store, tmp_path)
+    tested = ScoreSettings.of_report(head.settings | tuning, plain.checkpoints)
+    for form in ("tuned", "cosine"):
+        found = record(head.run_id, form, tested).model_dump_json()
+        add_validation(store, head.run_id, found)
+    asked = head.settings | tuning | {"score": "tuned"}
+    assert find_validation(head.model, asked) is not None
+    assert find_validation(head.model, asked | {"tuning_seeds": 3}) is None
+    other = {"tuning": {"epochs": 5, "learning_rate": 0.002}}
+    assert find_validation(head.model, asked | other) is None
+    assert find_validation(head.model, head.settings | {"score": "cosine"}) is not None
+
+
 def test_tables_say_what_was_not_measured_and_of_how_many_triples() -> None:
     with_ceiling = record("r", FORM)
     assert "| ceiling | 0.500 |" in list(with_ceiling.markdown())

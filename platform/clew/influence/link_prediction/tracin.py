@@ -179,7 +179,7 @@ class Tracer:
         return results
 
     def prepare(self) -> None:
-        if self.settings.score != "unrolled":
+        if not self.settings.goes_through_steps:
             for run in self.runs:
                 run.kernels(self._rows(self.graph.train[:1]))
 
@@ -200,7 +200,7 @@ class Tracer:
 
         If `half`, half precision is used when the settings ask for it.
         """
-        assert self.settings.score != "unrolled"  # no sum over checkpoints: see `unrolled`
+        assert not self.settings.goes_through_steps  # no sum over checkpoints: see `unrolled`
         rows = self._rows(tests)
         sums = [
             Summation(

@@ -15,6 +15,7 @@ one weight.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +27,18 @@ from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.errors import ConfigError
+from clew.files import working_folder
 from clew.influence.linearization import WeightedLoss
 from clew.influence.link_prediction.rows import Directions, LossForm
-from clew.influence.scores import Explanation, Scored, strongest
+from clew.influence.retraining import Retrainer
+from clew.influence.scores import Explanation, strongest
 from clew.influence.unrolling import (
+    MEBIBYTE,
     NEEDS,
     Objective,
     pass_name,
     require_replayable,
+    require_states,
     through_training,
 )
 from clew.link_prediction.models.base import GraphModel
@@ -42,6 +47,11 @@ from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
 from clew.training.manifest import CheckpointRecord
 from clew.training.replay import Replay
+from clew.training.seeding import own_process
+
+COPIES_PER_TEST = 4
+"""Numbers of a test's adjoint for each parameter: its own, two moments', and its gradient's."""
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,25 +65,39 @@ class UnrolledTracer:
     cache: Path
 
     def __post_init__(self) -> None:
-        require_replayable(self.config, self.checkpoints, self.device)
+        require_replayable(self.config, self.device)
+        require_states(self.checkpoints)
         self._refuse_other_losses()
+        if (start := self.task.model_config.warm_start) is not None:
+            raise ConfigError(
+                f"training began from model.warm_start={start}, but --score unrolled and clew "
+                "value-facts repeat its steps from random parameters; explain with --score raw, "
+                "cosine or tuned"
+            )
 
     def explain(
         self,
         tests: Triples,
         *,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        candidates: np.ndarray | None = None,
+        progress: Progress = lambda done, total: None,
     ) -> list[Explanation]:
         losses = [self._loss(test[None], np.ones(1)) for test in tests]
         explained = tests.astype(np.int64).tobytes()
-        return [self._explanation(self._by_interval(losses, explained, progress))]
+        by_interval = self._by_interval(losses, explained, progress)
+        top_k, nothing = self.config.influence.top_k, np.full(len(tests), np.nan)
+        kept = partial(strongest, by_interval, candidates=candidates)
+        if top_k == 0:
+            everything = kept(by_interval.shape[2], sign=1, every=True)
+            return [Explanation(everything, everything, True, nothing, ())]
+        return [Explanation(kept(top_k, sign=1), kept(top_k, sign=-1), False, nothing, ())]
 
     def values(
         self,
         tests: Triples,
         weights: np.ndarray,
         *,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Progress = lambda done, total: None,
     ) -> Float[np.ndarray, "fact"]:
         """Score all training triples for a weighted sum of losses, at the cost of one test triple.
 
@@ -92,52 +116,84 @@ class UnrolledTracer:
         return triples_loss(self.task, tests, weights, self.device, direction=direction)
 
     def _by_interval(
-        self,
-        losses: Sequence[Objective],
-        explained: bytes,
-        progress: Callable[[int, int], None],
+        self, losses: Sequence[Objective], explained: bytes, progress: Progress
     ) -> Float[np.ndarray, "interval loss fact"]:
-        direction = self.config.influence.direction.encode()
-        name = pass_name(self.checkpoints, self.task.data_fingerprint, direction, explained)
         return through_training(
             lambda: Replay(self.config, self.task, self.checkpoints, self.device),
             TripleFacts(self.task, self.config),
             losses,
-            kept=self.cache / f"{name}.safetensors",
+            kept=self._file(self.checkpoints, explained),
             progress=progress,
         )
 
+    def _file(self, checkpoints: Sequence[CheckpointRecord], explained: bytes) -> Path:
+        direction = self.config.influence.direction.encode()
+        name = pass_name(checkpoints, self.task.data_fingerprint, direction, explained)
+        return self.cache / f"{name}.safetensors"
+
     def _refuse_other_losses(self) -> None:
-        """Raise an error for losses and initial parameters without unrolled scores."""
-        model = self.task.model_config
+        """Raise an error for losses without unrolled scores."""
         if self.task.terms is not None:
             raise ConfigError(
                 f"{NEEDS} are not defined for loss terms per triple (loss.regularizer, "
                 "loss.relation_prediction_weight); explain with --score raw or cosine"
             )
-        if model.warm_start is not None:
-            raise ConfigError(
-                f"training began from model.warm_start={model.warm_start}, but {NEEDS} repeat "
-                "its steps from random parameters; explain with --score raw or cosine"
-            )
         if self.config.influence.test_loss != "trained":
             raise ConfigError(
-                f"influence.score is unrolled and influence.test_loss is "
-                f"{self.config.influence.test_loss}; only the trained loss is differentiated "
-                "through training: leave test_loss out"
+                f"influence.test_loss is {self.config.influence.test_loss}; only the trained loss "
+                f"is differentiated through training ({NEEDS}): leave test_loss out"
             )
 
-    def _explanation(self, by_interval: np.ndarray) -> Explanation:
-        top_k = self.config.influence.top_k
-        if top_k == 0:
-            everything = strongest(by_interval, by_interval.shape[2], sign=1, every=True)
-            return self._of(everything, everything, by_interval)
-        best, worst = (strongest(by_interval, top_k, sign=sign) for sign in (1, -1))
-        return self._of(best, worst, by_interval)
 
-    def _of(self, best: Scored, worst: Scored, by_interval: np.ndarray) -> Explanation:
-        nothing = np.full(by_interval.shape[1], np.nan)  # a test triple is not a training fact
-        return Explanation(best, worst, best is worst, nothing, ())
+@dataclass(frozen=True, eq=False)
+class TunedTracer(UnrolledTracer):
+    """Explains predictions by differentiating through fine-tunings of the finished model.
+
+    Their mean is the share of the last checkpoint, from which they go on.
+    """
+
+    retrainer: Retrainer
+    """The fine-tuning, as `clew verify` does it to see what happens without some facts."""
+    seeds: Sequence[int]
+
+    def __post_init__(self) -> None:
+        require_replayable(self.retrainer.configured(self.seeds[0]), self.device)
+        self._refuse_other_losses()
+
+    def _by_interval(
+        self, losses: Sequence[Objective], explained: bytes, progress: Progress
+    ) -> Float[np.ndarray, "checkpoint loss fact"]:
+        start = self.retrainer.start
+        assert start is not None
+        numbers = sum(p.numel() * p.element_size() for p in start.parameters())
+        budget = self.config.influence.memory_budget_mib * MEBIBYTE
+        at_once = max(1, int(budget / (COPIES_PER_TEST * numbers)))
+        parts = [slice(i, i + at_once) for i in range(0, len(losses), at_once)]
+        passes = len(self.seeds) * len(parts)
+        found = np.zeros((len(self.checkpoints), len(losses), len(self.task.graph.train)))
+        files: list[Path] = []
+
+        def told(finished: int, done: int, total: int) -> None:
+            progress(finished * total + done, passes * total)
+
+        for seed in self.seeds:
+            with working_folder("tuning") as folder:
+                with own_process():
+                    config, checkpoints = self.retrainer.record(seed, folder)
+                for part in parts:
+                    files.append(self._file(checkpoints, explained + str(part).encode()))
+                    by_interval = through_training(
+                        partial(Replay, config, self.task, checkpoints, self.device, start),
+                        TripleFacts(self.task, config),
+                        losses[part],
+                        kept=files[-1],
+                        stays=True,
+                        progress=partial(told, len(files) - 1),
+                    )
+                    found[-1, part] += by_interval.sum(0) / len(self.seeds)
+        for file in files:
+            file.unlink(missing_ok=True)
+        return found
 
 
 class TripleFacts:

@@ -314,7 +314,10 @@ def find_validation(model: ReportModel, settings: Mapping[str, Any]) -> Validati
         except TrackingError as error:
             logger.warning("%s; it is left out", error)
             continue
-        if (record.settings, set(record.ensemble)) != (asked, set(model.runs)):
+        tested = record.settings
+        if tested is not None and asked.tuning is None:
+            tested = tested.model_copy(update={"tuning": None, "tuning_seeds": None})
+        if (tested, set(record.ensemble)) != (asked, set(model.runs)):
             continue
         summary = record.summary(str(settings["score"]), run.run_id)
         if summary.counts:

@@ -4,6 +4,7 @@ The triples are `head,relation,tail`, or a file. A line that cannot be used does
 reading: each triple has its own problem field.
 """
 
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,17 +27,20 @@ from clew.errors import CheckpointError, ConfigError, DataError, quoted
 from clew.files import cache_folder
 from clew.influence.link_prediction.paths import PathFinder
 from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.link_prediction.unrolled import UnrolledTracer
+from clew.influence.link_prediction.unrolled import TunedTracer, UnrolledTracer
+from clew.influence.retraining import Retrainer
 from clew.influence.scores import Explanation
 from clew.influence.summation import all_steps
 from clew.influence.unrolling import load_average
+from clew.influence.verify import fine_tuning, recipe_of
 from clew.input_files import line_blocks
 from clew.link_prediction.descriptions import read_dictionary
 from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_files import read_triples
 from clew.link_prediction.triples import KnowledgeGraph, Triples
-from clew.training.manifest import CheckpointRecord
+from clew.runs.validation_record import Recipe
+from clew.training.manifest import CheckpointRecord, read_manifest
 from clew.training.precision import device_name
 from clew.training.setup import prepare_process
 from clew.workflows.model_source import (
@@ -48,6 +52,7 @@ from clew.workflows.model_source import (
 from clew.workflows.open_run import references_in
 from clew.workflows.run_checkpoints import open_checkpoints
 
+TUNING_SEEDS = 2
 SHOWN_PROBLEMS = 5
 NUM_FIELDS = 3
 MAX_PIECES = 32
@@ -323,32 +328,56 @@ def _learned(config: RunConfig) -> dict[str, Any]:
 
 
 def explain_unrolled(
-    source: TraceSource, tests: Triples, progress: Callable[[int, int], None]
+    source: TraceSource,
+    tests: Triples,
+    candidates: np.ndarray | None,
+    progress: Callable[[int, int], None],
 ) -> list[Explanation]:
-    """Explain test triples through the whole training.
+    """Explain test triples through the whole training, or through fine-tunings.
 
-    If the run keeps an average of the parameters, the loss of the averaged model is explained. The
-    average is then loaded into the last model, so that the report shows its score and rank.
+    If the run keeps an average of the parameters, the whole training explains the loss of the
+    averaged model. The average is then loaded into the last model, so that the report shows its
+    score and rank.
     """
-    explanations = prepare(source).explain(tests, progress=progress)
-    if source.model.config.training.ema_decay is not None:
+    form = source.tracer.settings.score
+    found = prepare(source, form).explain(tests, candidates=candidates, progress=progress)
+    if form == "unrolled" and source.model.config.training.ema_decay is not None:
         load_average(source.tracer.models[-1], source.checkpoints[-1].path)
-    return explanations
+    return found
 
 
-def prepare(source: TraceSource) -> UnrolledTracer:
-    """Return the tracer of unrolled scores, after all checks that can refuse the run."""
+def prepare(source: TraceSource, form: str = "unrolled") -> UnrolledTracer:
+    """Return the tracer of unrolled or tuned scores, after all checks that can refuse the run."""
     if source.runs:
         raise ConfigError(
-            f"influence.score is unrolled, which explains one run, but {len(source.runs)} are "
+            f"influence.score is {form}, which explains one run, but {len(source.runs)} are "
             "given; explain each run separately, or choose raw or cosine"
         )
-    _refuse_rounding_noise(source.model.config)
-    device = source.tracer.device
-    require_same_device(source.model, device)
-    return UnrolledTracer(
-        source.task, source.model.config, source.checkpoints, device, cache_folder("unrolled")
-    )
+    _refuse_rounding_noise(source.model.config, form)
+    model, device = source.model, source.tracer.device
+    of_run = (source.task, model.config, source.checkpoints, device, cache_folder(form))
+    if form == "unrolled":
+        require_same_device(model, device)
+        return UnrolledTracer(*of_run)
+    tuning = fine_tuning(model.config, tuning_of(model.config))
+    start = source.tracer.models[-1]
+    retrainer = Retrainer(source.task.graph, tuning, model.manifest, device, start)
+    count = model.config.influence.tuning_seeds or TUNING_SEEDS
+    return TunedTracer(*of_run, retrainer, seeds_of(source, count)[1:])
+
+
+def tuning_of(config: RunConfig) -> Recipe:
+    """Return the recipe of the fine-tuning that tuned scores differentiate."""
+    influence = config.influence
+    return recipe_of(config, influence.tuning_epochs, influence.tuning_learning_rate)
+
+
+def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
+    """Return the own seed, and the next seeds that no run of the ensemble was trained with."""
+    runs, own = source.tracer.runs, source.model.config.training.seed
+    taken = {read_manifest(run.checkpoints[-1].path).config["training"]["seed"] for run in runs}
+    following = (seed for seed in itertools.count(own + 1) if seed not in taken)
+    return (own, *itertools.islice(following, count))
 
 
 def require_same_device(model: ModelSource, device: torch.device) -> None:
@@ -361,7 +390,7 @@ def require_same_device(model: ModelSource, device: torch.device) -> None:
         )
 
 
-def _refuse_rounding_noise(config: RunConfig) -> None:
+def _refuse_rounding_noise(config: RunConfig, form: str) -> None:
     """Refuse a ConvE model whose float32 derivative would be mostly rounding error.
 
     Without dropout, batch normalisation cancels the gradients of the biases before it. Only the
@@ -376,7 +405,7 @@ def _refuse_rounding_noise(config: RunConfig) -> None:
         model.input_dropout or model.feature_map_dropout or model.projection_dropout or penalty
     ):
         raise ConfigError(
-            f"influence.score is unrolled, but this conve was trained by {optimizer.kind} without "
+            f"influence.score is {form}, but this conve was trained by {optimizer.kind} without "
             "dropout and without a penalty in the gradient: rounding in float32 would change its "
             "scores by up to 63 %; use raw or cosine, or train with dropout"
         )
@@ -384,8 +413,16 @@ def _refuse_rounding_noise(config: RunConfig) -> None:
 
 def unrolled_settings(source: TraceSource) -> dict[str, Any]:
     """Return the replay settings for a report, after checking that the run can be replayed."""
-    prepare(source)
+    form = source.tracer.settings.score
+    prepare(source, form)
+    if form == "tuned":
+        return tuned_settings(source.model.config)
     return replay_settings(source.model.config, source.checkpoints[-1].step)
+
+
+def tuned_settings(config: RunConfig) -> dict[str, Any]:
+    seeds = config.influence.tuning_seeds or TUNING_SEEDS
+    return {"tuning": tuning_of(config).model_dump(), "tuning_seeds": seeds}
 
 
 def replay_settings(config: RunConfig, steps: int) -> dict[str, Any]:

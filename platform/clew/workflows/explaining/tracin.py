@@ -261,8 +261,8 @@ def explain(
     """Compute all results for the report of these test triples."""
     tracer = source.tracer
     began = time.perf_counter()
-    if tracer.settings.score == "unrolled":
-        explanations = explain_unrolled(source, tests, progress)
+    if tracer.settings.goes_through_steps:
+        explanations = explain_unrolled(source, tests, candidates, progress)
     else:
         explanations = tracer.explain(tests, candidates=candidates, progress=progress)
     scores, ranks = tracer.scores_and_ranks(tests)
@@ -287,7 +287,7 @@ def _score_paths(
     facts = [
         sorted({fact for path in paths for step in path.steps for fact in step}) for paths in found
     ]
-    if source.tracer.settings.score == "unrolled":  # scores come from one backward pass for all
+    if source.tracer.settings.goes_through_steps:  # scores come from one backward pass for all
         influence = [scores for each in explanations for scores in _scores_of(each)]
     else:
         influence = []
@@ -331,7 +331,7 @@ def write_first_answer(
     ends = train[:, [HEAD, TAIL]]
     near = np.stack([np.isin(ends, test[[HEAD, TAIL]]).any(1) for test in tests])
     share = float(near.any(0).mean())
-    if source.tracer.settings.score == "unrolled" or not 0 < share <= LARGEST_SHARE:
+    if source.tracer.settings.goes_through_steps or not 0 < share <= LARGEST_SHARE:
         logger.info(
             "no first answer: %d of %d training triples share an entity with the test triples",
             near.any(0).sum(),
@@ -356,7 +356,7 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
         "data_fingerprint": source.task.data_fingerprint,
         "config_hash": source.model.manifest.config_hash,
     }
-    if tracer.settings.score == "unrolled":
+    if tracer.settings.goes_through_steps:
         return settings | unrolled_settings(source)
     settings |= average_setting(source.model.config)
     if tracer.settings.score == "preconditioned":

@@ -1,6 +1,5 @@
 """Plans the validation of a model's explanations, and measures it with the stored retrainings."""
 
-import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,17 +39,20 @@ from clew.runs.validation_record import (
     Seeds,
     ValidationRecord,
 )
-from clew.training.manifest import read_manifest
-from clew.workflows.explaining.trace_source import TraceSource, prepare
+from clew.workflows.explaining.trace_source import (
+    TraceSource,
+    prepare,
+    seeds_of,
+    tuned_settings,
+)
 
 logger = logging.getLogger(__name__)
 
-UNROLLED = "unrolled"
 EVERY_FORM = tuple(
     form for form in get_args(InfluenceConfig.model_fields["score"].annotation) if form != "auto"
 )
-FORMS = tuple(form for form in EVERY_FORM if form != UNROLLED)
-"""Forms that are tested by default, without `unrolled`, which costs several trainings."""
+FORMS = tuple(form for form in EVERY_FORM if form not in {"unrolled", "tuned"})
+"""Forms that are tested by default, without those that cost several trainings."""
 DELETION_BASELINES = ("touching", SIBLINGS)
 Matrix = Float[np.ndarray, "test fact"]
 TESTS_PER_GROUP = 5
@@ -177,14 +179,6 @@ def plan_experiment(
     )
 
 
-def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
-    """Return the own seed, and the next seeds that no run of the ensemble was trained with."""
-    runs, own = source.tracer.runs, source.model.config.training.seed
-    taken = {read_manifest(run.checkpoints[-1].path).config["training"]["seed"] for run in runs}
-    following = (seed for seed in itertools.count(own + 1) if seed not in taken)
-    return (own, *itertools.islice(following, count))
-
-
 def scores_by_form(forms: Sequence[str], source: TraceSource, tests: Triples) -> dict[str, Matrix]:
     """Return the scores of all training facts by form, `(test, fact)`.
 
@@ -202,13 +196,13 @@ def scores_by_form(forms: Sequence[str], source: TraceSource, tests: Triples) ->
 
 
 def _explanations(form: str, source: TraceSource, tests: Triples) -> Iterable[Explanation]:
-    if form == UNROLLED:
-        if source.model.config.training.ema_decay is not None:
+    if form in {"unrolled", "tuned"}:
+        if form == "unrolled" and source.model.config.training.ema_decay is not None:
             raise ConfigError(
                 "--scores unrolled explains the average of the parameters (training.ema_decay), "
                 "but retrainings are compared by the last parameters; test a run without an average"
             )
-        return prepare(source).explain(tests)
+        return prepare(source, form).explain(tests)
     settings = source.tracer.settings.model_copy(update={"score": form, "with_cosine": False})
     checkpoints, *further_runs = (run.checkpoints for run in source.tracer.runs)
     tracer = Tracer(
@@ -288,7 +282,9 @@ def measure(
         direction=direction,
         test_loss=source.tracer.settings.test_loss,
         settings=ScoreSettings.of_report(
-            source.tracer.settings.model_dump() | {"precision": source.tracer.precision},
+            source.tracer.settings.model_dump()
+            | {"precision": source.tracer.precision}
+            | (tuned_settings(source.model.config) if "tuned" in plan.forms else {}),
             [(record.step, record.learning_rate_weight) for record in source.checkpoints],
         ),
         data_fingerprint=source.task.data_fingerprint,
