@@ -5,9 +5,11 @@ import pytest
 from scipy.stats import spearmanr, ttest_1samp
 
 from clew.influence.outcomes import (
+    Outcomes,
     adamic_adar,
     ceiling,
     datamodelling_scores,
+    fall_for_each_unit,
     measured,
     measured_over_both,
     random_scores,
@@ -17,11 +19,13 @@ from clew.influence.outcomes import (
     strongest,
     touching,
 )
-from clew.influence.retraining import Retraining
+from clew.influence.retraining import KeptRetrainings, Retraining
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.validation_record import Measured
 from clew.workflows.explaining.validation_plan import (
+    ValidationPlan,
+    deletion_effects,
     deletions,
     random_subsets,
 )
@@ -202,3 +206,42 @@ def test_a_cell_is_named_after_what_is_trained() -> None:
     assert (
         len({Retraining(0, facts).key, Retraining(1, facts).key, Retraining(0, facts[:1]).key}) == 3
     )
+
+
+class LinearModel(KeptRetrainings):
+    """Retrainings in which each unit of the deleted facts' scores costs a known amount."""
+
+    def __init__(self, scores: np.ndarray, cost: float, noise: float) -> None:
+        self.scores, self.cost, self.noise = scores, cost, noise
+
+    def read(self, retraining: Retraining) -> Outcomes:
+        generator = np.random.default_rng([retraining.seed, *retraining.dropped])
+        noise = self.noise * generator.normal(size=len(self.scores))
+        fall = self.cost * self.scores[:, retraining.dropped].sum(1) + noise
+        values = (-1.0 - fall)[None]
+        return Outcomes(values, values, np.ones_like(values))
+
+
+@pytest.mark.parametrize(("noise", "known"), [(0.0, True), (0.3, True), (1000.0, False)])
+def test_what_a_unit_of_score_is_worth_is_found_again(noise: float, known: bool) -> None:
+    generator = np.random.default_rng(0)
+    scores, ties = generator.normal(size=(40, 200)), np.zeros((40, 200))
+    plan = ValidationPlan(
+        tests=np.zeros((40, 3), np.int32),
+        own_seed=0,
+        other_seeds=(1, 2),
+        forms={"raw": scores},
+        baselines={},
+        subsets={},
+        deletions=tuple(deletions({"raw": scores}, range(40), ties)),
+    )
+    found = deletion_effects(plan, LinearModel(scores, 0.03, noise), "tail")
+    assert [effect.num_facts for effect in found] == [1, 4, 20]
+    for effect in found:
+        each = effect.for_each_unit
+        assert each is not None
+        assert each.half_width is not None
+        assert abs(each.mean - 0.03) <= each.half_width + 1e-12
+        assert (each.half_width < 1e-9) == (noise == 0.0)
+    assert any(e.for_each_unit and e.for_each_unit.above(0.0) for e in found) == known
+    assert fall_for_each_unit(np.zeros(3), np.ones(3)) is None

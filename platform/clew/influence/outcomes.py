@@ -245,6 +245,19 @@ def measured(values: Float[np.ndarray, " test"]) -> Measured:
     return Measured(mean=float(values.mean()), half_width=half_width)
 
 
+def fall_for_each_unit(
+    summed: Float[np.ndarray, " test"], falls: Float[np.ndarray, " test"]
+) -> Measured | None:
+    """Return the slope of falls by summed scores (least squares through zero); None without one.
+
+    Its interval is that of a mean: each test triple moves the slope by its residual.
+    """
+    if not summed.any():
+        return None
+    slope = summed @ falls / (summed @ summed)
+    return measured(slope + summed * (falls - slope * summed) / np.mean(summed**2))
+
+
 def rank_correlations(
     first: Float[np.ndarray, "test subset"], second: Float[np.ndarray, "test subset"]
 ) -> Correlations:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clew.config.services import Question, TestLoss
-from clew.errors import DataError, described
+from clew.errors import DataError, counted, described
 
 SIBLINGS = "siblings"
 BASELINES = {
@@ -127,6 +127,8 @@ class DeletionEffect(_Record):
     """Decrease of the answer's log-probability; the mean of both answers if both are explained."""
     reciprocal_rank: Measured
     """Decrease of the answer's reciprocal rank."""
+    for_each_unit: Measured | None = None
+    """Decrease of the log-probability for each unit of the deleted facts' summed score."""
 
 
 class ValidationSummary(_Record):
@@ -144,6 +146,8 @@ class ValidationSummary(_Record):
     num_other_seeds: int = 0
     """0: the test trained with the run's own seed, so it is about this run only."""
     ceiling: float | None = None
+    deletion: DeletionEffect | None = None
+    """That of the fewest facts whose scores have a unit; None: too little was deleted."""
 
     @property
     def counts(self) -> bool:
@@ -206,13 +210,18 @@ def label_of(found: ValidationSummary | None, form: str, model: str | None) -> L
         verdict = "worse"
     said = {"alike": "not clearly better"}.get(verdict, verdict)
     compared = "" if verdict == "no better than chance" else " than the strongest baseline"
+    unit = "expected fall of the log-probability not known"
+    if found.deletion and (fall := found.deletion.for_each_unit):
+        facts = counted(found.deletion.num_facts, "fact")
+        size = f"{fall.mean:.2g} ± {fall.half_width:.1g} for each unit of score ({facts} deleted)"
+        unit = f"expected fall of the log-probability {size}"
     ceiling = "" if found.ceiling is None else f"; ceiling {_short(found.ceiling)}"
     return Label(
         verdict,
         f"Tested about {about}: {form} predicts retraining {said}{compared}, rank correlation "
         f"{_with_interval(reached)} against {_short(baseline.correlation.mean)} by "
         f"{BASELINES.get(baseline.form, baseline.form)} (difference {_with_interval(more)}"
-        f"{ceiling}); {extent}, intervals over both.",
+        f"{ceiling}); {extent}, intervals over both; {unit}.",
     )
 
 
@@ -256,6 +265,12 @@ class ValidationRecord(_Record):
 
     def summary(self, form: str, run_id: str) -> ValidationSummary:
         """Return the short result of one form of score."""
+        enough = (self.num_deletions or 0) >= FEWEST_TESTS
+        own = [
+            d
+            for d in self.deletions
+            if enough and d.form == form and d.for_each_unit and d.for_each_unit.above(0.0)
+        ]
         seeds: Seeds = "other" if self.num_other_seeds else "same"
         baselines = [found for name in BASELINES if (found := self.score(name, seeds))]
         return ValidationSummary(
@@ -266,6 +281,7 @@ class ValidationRecord(_Record):
             num_subsets=self.num_subsets,
             num_other_seeds=self.num_other_seeds,
             ceiling=next(c.correlation for c in self.ceilings if c.drop == self.drop),
+            deletion=min(own, key=lambda effect: effect.num_facts, default=None),
         )
 
     def fall(self, form: str) -> float | None:

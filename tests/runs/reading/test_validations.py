@@ -131,6 +131,28 @@ def test_the_strongest_baseline_is_compared() -> None:
     assert ".30 by touching" in label_of(found, FORM, "m").sentence
 
 
+def test_scores_have_a_unit_of_effect_only_where_enough_was_deleted() -> None:
+    def effect(form: str, num_facts: int, mean: float) -> DeletionEffect:
+        fall = Measured(mean=mean, half_width=0.02)
+        return DeletionEffect(
+            form=form,
+            num_facts=num_facts,
+            log_probability=fall,
+            reciprocal_rank=fall,
+            for_each_unit=fall,
+        )
+
+    one, four, other = effect(FORM, 1, 0.01), effect(FORM, 4, 0.03), effect("cosine", 1, 0.5)
+    known = record("r", FORM).model_copy(
+        update={"deletions": (one, four, other), "num_deletions": 10}
+    )
+    assert known.summary(FORM, "t").deletion == four, "one fact says nothing beyond chance"
+    assert "0.03 ± 0.02" in label_of(known.summary(FORM, "t"), FORM, "m").sentence
+    for changes in ({"num_deletions": 9}, {"deletions": (one, other)}, {"deletions": ()}):
+        found = known.model_copy(update=changes).summary(FORM, "t")
+        assert found.deletion is None
+
+
 def test_text_and_frames_name_no_command_that_would_refuse_them() -> None:
     assert "clew" not in label_of(None, "raw", None).sentence
 

@@ -18,6 +18,7 @@ from clew.influence.outcomes import (
     Outcomes,
     ceiling,
     datamodelling_scores,
+    fall_for_each_unit,
     measured,
     measured_over_both,
     random_scores,
@@ -118,8 +119,8 @@ class ValidationPlan:
     tests: Triples
     own_seed: int
     other_seeds: tuple[int, ...]
-    forms: Mapping[str, Matrix]
-    baselines: Mapping[str, Matrix]
+    forms: dict[str, Matrix]
+    baselines: dict[str, Matrix]
     subsets: Mapping[float, Bool[np.ndarray, "subset fact"]]
     """Share of dropped facts to the random subsets."""
     deletions: tuple[Deletion, ...]
@@ -296,7 +297,7 @@ def measure(
         largest_difference=float(abs(again.log_probability - trained.log_probability).max()),
         scores=tuple(scores),
         ceilings=tuple(ceilings),
-        deletions=tuple(_effects(plan, folder, direction)),
+        deletions=tuple(deletion_effects(plan, folder, direction)),
     )
 
 
@@ -327,7 +328,7 @@ def _datamodelling_scores(
     ]
 
 
-def _effects(
+def deletion_effects(
     plan: ValidationPlan, folder: KeptRetrainings, direction: Question
 ) -> list[DeletionEffect]:
     nothing = {
@@ -341,16 +342,19 @@ def _effects(
             probability = before.log_probability - after.log_probability
             rank = 1.0 / before.rank - 1.0 / after.rank
             differences.append([probability.mean(0)[places], rank.mean(0)[places]])
-        falls.setdefault((deletion.form, deletion.num_facts), []).append(np.mean(differences, 0))
+        scores = (plan.forms | plan.baselines)[deletion.form][places][:, deletion.facts]
+        found = np.stack([*np.mean(differences, 0), scores.sum(1)])
+        falls.setdefault((deletion.form, deletion.num_facts), []).append(found)
     effects = []
     for (form, num_facts), parts in falls.items():
-        probability, rank = np.concatenate(parts, axis=1)
+        probability, rank, summed = np.concatenate(parts, axis=1)
         effects.append(
             DeletionEffect(
                 form=form,
                 num_facts=num_facts,
                 log_probability=measured(probability),
                 reciprocal_rank=measured(rank),
+                for_each_unit=fall_for_each_unit(summed, probability),
             )
         )
     return effects
