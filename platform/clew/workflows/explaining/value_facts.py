@@ -1,8 +1,8 @@
 """Value training facts by their effect on many predictions together, and record it as a run.
 
 One backward pass through the training differentiates the weighted sum of the predictions' losses.
-The facts with the lowest values made these predictions worse. They are also written as a list for
-`data.exclude`.
+By this estimate, the facts with the lowest values made these predictions worse. They are also
+written as a list that `data.exclude` can read, to confirm them by training without them.
 """
 
 import math
