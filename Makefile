@@ -45,7 +45,7 @@ help:
 	@echo "make studies the studies that the guides' claims are about, about 35 minutes (estimate): JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
-	@echo "The demo took 93 s on 2 cores."
+	@echo "The demo took 2 to 4 minutes on 2 cores."
 	@$(BIN)/clew demo
 
 install: $(INSTALLED)
@@ -57,7 +57,7 @@ install: $(INSTALLED)
 	@echo "zsh too, if ~/.zshrc has, before compinit: fpath+=$(COMPLETIONS)/zsh/site-functions"
 
 test: $(INSTALLED_FOR_TESTS)
-	@echo "The tests took 5 to 7 minutes on 2 cores."
+	@echo "The tests took 16 minutes on 2 cores."
 	@$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(INSTALLED_FOR_TESTS)
