@@ -158,7 +158,7 @@ def download(label: str, content: str | bytes | Callable[[], str], name: str, ki
 
 
 MAX_HEIGHT = 560
-NAME_PIXELS = 280
+NAME_PIXELS = 320
 """Wide enough for the name of an explanation: a triple of usual length."""
 ORDERS = {
     "newest first": "attributes.start_time DESC",
