@@ -30,6 +30,8 @@ NOTHING_MISSING = """() => ![...document.querySelectorAll(
     '[data-testid="stSkeleton"], [data-testid="stAppSkeleton"]'
 )].some(found => found.offsetParent !== null)"""
 HEADER_HEIGHT = 36
+PATIENCE = 240_000
+"""Milliseconds; the first job of a server imports torch and MLflow before a page can go on."""
 # Streamlit's front end looks for the server's base path from the page's own, then above it; the
 # first attempt is a 404 that the browser itself reports.
 PROBES = ("/_stcore/health", "/_stcore/host-config")
@@ -115,18 +117,18 @@ class Dashboard:
     def open(self, path: str = "/") -> "Dashboard":
         """Open a page by its address and wait until it is drawn."""
         self.page.goto(self.address + path)
-        self.page.locator("h1").first.wait_for(timeout=60_000)
+        self.page.locator("h1").first.wait_for(timeout=PATIENCE)
         return self.settle()
 
     def settle(self, milliseconds: int = 250) -> "Dashboard":
         """Wait until the page is drawn and stays unchanged for a moment."""
         for _ in range(2):
             self.page.wait_for_timeout(milliseconds)
-            self.page.locator(SETTLED).wait_for(timeout=60_000)
+            self.page.locator(SETTLED).wait_for(timeout=PATIENCE)
         # Parts of the front end are fetched when they are first drawn. Until then the page has a
         # placeholder instead of their texts and tables.
-        self.page.wait_for_load_state("networkidle")
-        self.page.wait_for_function(NOTHING_MISSING, timeout=60_000)
+        self.page.wait_for_load_state("networkidle", timeout=PATIENCE)
+        self.page.wait_for_function(NOTHING_MISSING, timeout=PATIENCE)
         return self
 
     def shows(self, *texts: str, seconds: float = 20) -> str:

@@ -11,7 +11,7 @@ from mlflow.entities import Metric, Run
 from clew import names
 from clew.runs.reading.metrics import progress_of
 from clew.runs.reading.runs import find_run, last_sign_of_life, state_of
-from clew.ui.components.runs import counts, curves_of
+from clew.ui.components.runs import counts, curves_of, live_runs
 from clew.ui.views.run import repeating_commands
 from clew.workflows.list_runs import list_runs
 from tests.ui.conftest import Open, shown
@@ -72,7 +72,7 @@ def test_a_run_without_a_heartbeat_is_never_called_dead(
     tags = {} if beat is None else {names.TAG_HEARTBEAT: beat}
     run = made(tags=tags, metrics={"loss": [1.0]}, age=HOUR)
     assert state_of(find_run(run.info.run_id)) == "running"
-    number = counts(())
+    number = counts((), live_runs(()))
     assert (number.running, number.stuck) == (1, 0)
     app = page("overview", empty)
     text = shown(app)
@@ -147,7 +147,7 @@ def test_a_metric_that_is_no_number_is_shown_as_it_is(
 
 def test_ctrl_c_is_stopped_not_failed(made: Callable[..., Run], page: Open, empty: str) -> None:
     run_id = made("KILLED", tags={names.TAG_STOPPED_BECAUSE: "stopped by the user"}).info.run_id
-    number = counts(())
+    number = counts((), live_runs(()))
     assert (number.stopped, number.failed, number.finished) == (1, 0, 0)
     assert [run.state for run in list_runs().runs] == ["stopped"]
     text = shown(page("run", empty, id=run_id))

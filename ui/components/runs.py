@@ -148,13 +148,12 @@ def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
     return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
 
 
-def counts(experiment_ids: tuple[str, ...]) -> Counts:
-    """Return how many runs of the experiments are in which state."""
+def counts(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> Counts:
+    """Return how many runs of the experiments are in which state; `alive` are `live_runs`."""
 
     def number(status: str) -> int:
         return number_of_runs(RunQuery(experiment_ids, status=status))
 
-    alive = live_runs(experiment_ids)
     stuck = sum(state_of(run) == "stuck" for run in alive)
     total = number_of_runs(RunQuery(experiment_ids))
     running = len(alive) if len(alive) < PAGE_SIZE else number("RUNNING")

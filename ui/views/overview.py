@@ -1,6 +1,7 @@
 """Overview: how many runs in which state, what is running now, and the latest runs."""
 
 import time
+from collections.abc import Sequence
 
 import streamlit as st
 
@@ -22,8 +23,10 @@ def render() -> None:
             return
         with experiment:
             experiment_ids = tables.experiment()
-        _numbers(experiment_ids)
-        running_now(experiment_ids)
+        # Read once: a run that ends between two readings would be counted as running for good.
+        alive = live_runs(experiment_ids)
+        _numbers(experiment_ids, alive)
+        running_now(experiment_ids, alive)
         st.header("Runs", anchor=False)
         query = tables.run_query(experiment_ids)
         chosen = tables.choose_runs(query, key="overview", trends=True)
@@ -31,8 +34,8 @@ def render() -> None:
             _actions(chosen)
 
 
-def _numbers(experiment_ids: tuple[str, ...]) -> None:
-    number = counts(experiment_ids)
+def _numbers(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> None:
+    number = counts(experiment_ids, alive)
     basics.tiles(
         [
             ("Runs", f"{number.total:,}", "All runs of the chosen experiments."),
@@ -68,22 +71,21 @@ SECONDS_BETWEEN = 5
 MAX_SHOWN = 8
 
 
-def running_now(experiment_ids: tuple[str, ...]) -> None:
+def running_now(experiment_ids: tuple[str, ...], runs: Sequence[RunRecord]) -> None:
     """Show the runs that are marked as running; nothing if there are none."""
-    runs = live_runs(experiment_ids)
     if not runs:
         return
     st.header("Now", anchor=False)
     alive = any(state_of(run) == "running" for run in runs)
-    known = frozenset(run.run_id for run in runs)
+    known = frozenset((run.run_id, state_of(run)) for run in runs)
     st.fragment(_runs, run_every=SECONDS_BETWEEN if alive else None)(experiment_ids, known)
 
 
-def _runs(experiment_ids: tuple[str, ...], known: frozenset[str]) -> None:
-    """Show the runs; once one of the `known` runs has ended, reload the whole page."""
+def _runs(experiment_ids: tuple[str, ...], known: frozenset[tuple[str, str]]) -> None:
+    """Show the runs; once one of the `known` ones has ended or is stuck, reload the whole page."""
     with basics.guarded("The progress of runs"):
         runs = sorted(live_runs(experiment_ids), key=lambda run: state_of(run) == "stuck")
-        if known - {run.run_id for run in runs}:
+        if known - {(run.run_id, state_of(run)) for run in runs}:
             st.rerun()
         for run in runs[:MAX_SHOWN]:
             _running(run)
