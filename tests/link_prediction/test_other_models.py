@@ -115,6 +115,7 @@ def packaged(
 def test_scores_equal_those_of_libkge(kind, tmp_path, monkeypatch):
     state = packaged(tmp_path / "model.pt", monkeypatch, kind, 2.0)
     other = read_other_model(tmp_path / "model.pt", tmp_path, {})
+    assert other.settings["model.kind"] == kind
     for sign, ours in zip((1, -1), both_sides(other), strict=True):
         theirs = [
             [libkge_score(kind, state, r, *(given, other)[::sign]) for other in range(4)]
