@@ -7,6 +7,7 @@ same specification, and takes longer to import than the page Compare should take
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from clew import names
@@ -99,6 +100,63 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
         ),
     ]
     return {"data": points, "height": HEIGHT, "layer": layers}
+
+
+def trials(frame: pd.DataFrame, settings: Sequence[str], title: str) -> Spec:
+    """Return the trials of a search in parallel coordinates: a line each, an axis for a setting.
+
+    Numbers over two orders of magnitude or more are placed by their logarithm.
+    """
+    frame = frame[frame["value"].notna()].rename(columns={"value": title})
+    axes = [*settings, title]
+    rows, ends = [], []
+    for axis in axes:
+        shown, places = frame[axis].astype(str), pd.to_numeric(frame[axis], errors="coerce")
+        if places.isna().any():
+            places = shown.rank(method="dense")
+        elif places.min() > 0 and places.max() >= 100 * places.min():
+            places = np.log10(places)
+        width = float(places.max() - places.min()) or 1.0
+        for trial, value, text, place in zip(
+            frame["trial"], frame[title], shown, places, strict=True
+        ):
+            at = (place - places.min()) / width
+            rows.append({"trial": trial, "result": value, "axis": axis, "at": at, "text": text})
+        ends += [
+            {"axis": axis, "at": at, "text": shown[places.idxmin() if at == 0 else places.idxmax()]}
+            for at in (0, 1)
+        ]
+    across = name("axis", sort=axes, title=None, axis={"labelAngle": 0, "labelLimit": 140})
+    up = number("at", axis=None, scale={"domain": [-0.1, 1.1]})
+    colour = number("result", title=title, scale={"scheme": "viridis"})
+    tooltip = _tooltip({"trial": "Trial", "axis": "Setting", "text": "Value"}, result=title)
+    return {
+        "height": HEIGHT,
+        "layer": [
+            {
+                "data": {"values": rows},
+                "mark": {"type": "line", "point": True, "strokeWidth": 1.5, "opacity": 0.8},
+                "encoding": {
+                    "x": across,
+                    "y": up,
+                    "detail": name("trial"),
+                    "color": colour,
+                    "tooltip": tooltip,
+                },
+            },
+            {
+                "data": {"values": ends},
+                "mark": {
+                    "type": "text",
+                    "fontSize": 11,
+                    "color": basics.ink(),
+                    "dx": 6,
+                    "align": "left",
+                },
+                "encoding": {"x": across, "y": up, "text": name("text")},
+            },
+        ],
+    }
 
 
 def _around(lows: pd.Series, highs: pd.Series, share: float, least: float) -> tuple[float, float]:
