@@ -12,6 +12,7 @@ import pandas as pd
 
 from clew import names
 from clew.runs.influence_forms import PART_PREFIX
+from clew.runs.reading.metrics import number_text
 from clew.ui.components import basics, glossary
 
 HEIGHT = 320
@@ -111,52 +112,38 @@ def trials(frame: pd.DataFrame, settings: Sequence[str], title: str) -> Spec:
     axes = [*settings, title]
     rows, ends = [], []
     for axis in axes:
-        shown, places = frame[axis].astype(str), pd.to_numeric(frame[axis], errors="coerce")
+        shown, places = frame[axis].map(setting_text), pd.to_numeric(frame[axis], errors="coerce")
         if places.isna().any():
             places = shown.rank(method="dense")
         elif places.min() > 0 and places.max() >= 100 * places.min():
             places = np.log10(places)
-        width = float(places.max() - places.min()) or 1.0
-        for trial, value, text, place in zip(
-            frame["trial"], frame[title], shown, places, strict=True
-        ):
-            at = (place - places.min()) / width
-            rows.append({"trial": trial, "result": value, "axis": axis, "at": at, "text": text})
-        ends += [
-            {"axis": axis, "at": at, "text": shown[places.idxmin() if at == 0 else places.idxmax()]}
-            for at in (0, 1)
-        ]
+        heights = (places - places.min()) / (float(places.max() - places.min()) or 1.0)
+        columns = (frame["trial"], frame[title], shown, heights)
+        for trial, result, said, at in zip(*columns, strict=True):
+            rows.append({"trial": trial, "result": result, "axis": axis, "text": said, "at": at})
+        for at, place in ((-0.14, int(places.argmin())), (1.14, int(places.argmax()))):
+            ends.append({"axis": axis, "at": at, "text": shown.iloc[place]})
     across = name("axis", sort=axes, title=None, axis={"labelAngle": 0, "labelLimit": 140})
-    up = number("at", axis=None, scale={"domain": [-0.1, 1.1]})
-    colour = number("result", title=title, scale={"scheme": "viridis"})
+    up = number("at", axis=None, scale={"domain": [-0.2, 1.2]})
+    colour = number("result", title=title, scale={"range": [basics.REFERENCE, basics.FOR]})
     tooltip = _tooltip({"trial": "Trial", "axis": "Setting", "text": "Value"}, result=title)
-    return {
-        "height": HEIGHT,
-        "layer": [
-            {
-                "data": {"values": rows},
-                "mark": {"type": "line", "point": True, "strokeWidth": 1.5, "opacity": 0.8},
-                "encoding": {
-                    "x": across,
-                    "y": up,
-                    "detail": name("trial"),
-                    "color": colour,
-                    "tooltip": tooltip,
-                },
-            },
-            {
-                "data": {"values": ends},
-                "mark": {
-                    "type": "text",
-                    "fontSize": 11,
-                    "color": basics.ink(),
-                    "dx": 6,
-                    "align": "left",
-                },
-                "encoding": {"x": across, "y": up, "text": name("text")},
-            },
-        ],
-    }
+    line = {"type": "line", "point": True, "strokeWidth": 1.5, "opacity": 0.8}
+    drawn = {"detail": name("trial"), "color": colour, "tooltip": tooltip}
+    text = {"type": "text", "fontSize": 11, "color": basics.ink()}
+    both = {"x": across, "y": up}
+    layers = [
+        {"data": {"values": rows}, "mark": line, "encoding": both | drawn},
+        {"data": {"values": ends}, "mark": text, "encoding": both | {"text": name("text")}},
+    ]
+    return {"height": HEIGHT, "layer": layers}
+
+
+def setting_text(value: object) -> str:
+    """Return a setting of a trial as people read it: numbers with four digits."""
+    try:
+        return str(value) if str(value).isdecimal() else number_text(float(str(value)))
+    except ValueError:
+        return str(value)
 
 
 def _around(lows: pd.Series, highs: pd.Series, share: float, least: float) -> tuple[float, float]:

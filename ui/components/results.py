@@ -90,7 +90,7 @@ def search(run: RunRecord) -> None:
         shares = [run.metrics.get(names.IMPORTANCE.format(setting=name)) for name in settings]
         best_settings: tables.Columns = {
             "Setting": (settings, None),
-            "Value": ([_setting(row[name]) for name in settings], None),
+            "Value": ([charts.setting_text(row[name]) for name in settings], None),
         }
         if any(share is not None for share in shares):
             about = "Share of a setting in what made trials good (PED-ANOVA over all trials)."
@@ -112,20 +112,13 @@ def search(run: RunRecord) -> None:
         "State": (states, None),
         glossary.label(metric): (trials["value"], NumberColumn(format="%.4g")),
         "After epoch": (trials["epoch"], None),
-        **{name: (trials[name].map(_setting), None) for name in settings_of(trials)},
+        **{name: (trials[name].map(charts.setting_text), None) for name in settings_of(trials)},
         "Took [s]": (trials["seconds"], NumberColumn(format="%.1f")),
     }
     if trials["problem"].any():
         columns["Problem"] = (trials["problem"], None)
     tables.show(columns, alt="Trials of the search", most=MAX_HEIGHT, placeholder="–")
     tables.export(trials, names.TRIALS_CSV)
-
-
-def _setting(value: str) -> str:
-    try:
-        return value if value.isdecimal() else number_text(float(value))
-    except ValueError:
-        return value
 
 
 def fact_values(run_id: str) -> None:

@@ -61,6 +61,7 @@ GROUPS = {
     "throughput": "Time",
     "memory": "Memory",
     "influence": "Explanations",
+    "importance": "Settings",
     "system": "Machine",
 }
 """The group of a metric in the table, by the first part of its own key; others come last."""
@@ -99,7 +100,7 @@ def _run(run: RunRecord) -> None:
             basics.link("influence", "Read the explanations", run=run.run_id)
         if kind == names.KIND_COMPARE:
             basics.link("studies", "Studies")
-    _describe(run)
+        _describe(run)
     found, *more = map(basics.markdown, run.tags.get(names.TAG_NOTE, "").split("\n\n"))
     st.markdown("\n\n".join([f"**{found}**" if found else "", *more]))
     _results(run)
