@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from clew.workflows.cluster import ClusterRequest
 
 logger = logging.getLogger(__name__)
-SILENT_SECONDS, BEAT_SECONDS = 30.0, 1.0
+SILENT_SECONDS, BEAT_SECONDS = 25.0, 1.0
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
