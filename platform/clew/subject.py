@@ -55,6 +55,10 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
     """Requirements of its served models beside those of all."""
     expects: ClassVar[str]
     """What a request to a served model should contain, for messages."""
+    intended_use: ClassVar[str]
+    """What its models are for, and what they are not for, for model cards."""
+    columns: ClassVar[Mapping[str, str]]
+    """MLflow type of each column of its data."""
     inputs: ClassVar[Forms]
     """The columns of a request."""
     outputs: ClassVar[Forms]

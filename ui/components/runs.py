@@ -131,6 +131,12 @@ def run_by_id(run_id: str) -> RunRecord | None:
     return next(iter(runs_by_id([run_id])), None) if run_id else None
 
 
+def forget_runs() -> None:
+    """Read runs again, because this page changed one."""
+    _found.clear()
+    runs_page.clear()
+
+
 # The key is `last`, ids and last values: hashing whole runs takes longer than reading the curves.
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
 def _histories(

@@ -4,7 +4,7 @@ import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import click
 from pydantic import Field, model_validator
@@ -185,6 +185,7 @@ def demo(options: DemoOptions) -> None:
 
 
 class UiOptions(Options):
+    serves: ClassVar[bool] = True
     port: int = Field(default=8501, ge=1, le=65535)
     """Port to listen on."""
     address: str = "127.0.0.1"

@@ -51,6 +51,10 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
         "rows with the text prompt, and among params max_tokens (0 to 10000), temperature (0 or "
         "more), top_p (above 0, at most 1) and seed (0 or more)"
     )
+    intended_use = (
+        "continues text of the kind that it was trained on; what it writes is not checked for truth"
+    )
+    columns: ClassVar[Mapping[str, str]] = {"token": "long"}
     inputs: ClassVar[Forms] = {"prompt": "string"}
     outputs: ClassVar[Forms] = {"text": "string"}
     settings = TextSettings

@@ -67,6 +67,11 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
         "rows with the texts relation and head, tail or both, and among params top_k (1 to 10000), "
         "filter_known and seen (true or false), head_kind and tail_kind"
     )
+    intended_use = (
+        "ranks candidate answers to questions about the entities of its graph, for people who "
+        "check them; a high rank is no evidence that an answer is true"
+    )
+    columns: ClassVar[Mapping[str, str]] = dict.fromkeys(("head", "relation", "tail"), "string")
     inputs: ClassVar[Forms] = {"head?": "string", "relation": "string", "tail?": "string"}
     outputs: ClassVar[Forms] = {
         **inputs,
