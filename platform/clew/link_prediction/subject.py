@@ -36,6 +36,8 @@ OF_TRIPLE = ("score", "probability", "head_rank", "tail_rank")
 TOLERANCE = 1e-4
 """Allowed difference between a served score and the checkpoint's."""
 
+SCORES_OF_ANSWER = 1000
+"""Number of scores that take as long as an answer with its names."""
 MOST_COUNTS = 100_000_000
 """Entities times relations up to which the most frequent answers are ranked."""
 SEEDS_DIFFER = {
@@ -92,6 +94,8 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
         ],
     }
     settings = QuerySettings
+    most_work = 100_000_000
+    unit_of_work = f"scores (rows x candidates, and {SCORES_OF_ANSWER} for each answer)"
 
     def build_task(self, config: RunConfig) -> LinkPrediction:
         assert isinstance(config.data, TripleData)
@@ -184,6 +188,12 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
 
     def load(self, folder: Path) -> Predictor:
         return load_predictor(folder)
+
+    def work(
+        self, loaded: Predictor, num_rows: int, num_bytes: int, settings: QuerySettings
+    ) -> int:
+        num_answers = min(settings.top_k, loaded.num_entities)
+        return max(num_rows, 1) * (loaded.num_entities + SCORES_OF_ANSWER * num_answers)
 
     def answer(
         self, loaded: Predictor, rows: Sequence[Row], settings: QuerySettings
