@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from clew.runs.reading.explanation import triple_of
+from clew.runs.reading.reviews import Fact, Review, append_review
 from clew.runs.validation_record import label_of
 from clew.runs.verification import Verification, read_kept
+from clew.ui.components import tables
 from tests.recorded import Recorded
 from tests.runs.reading.test_validations import add_validation, record, settings_of
 from tests.ui.commands_here import CommandsHere
@@ -28,6 +31,23 @@ def test_the_page_influence_says_whether_the_scores_were_tested(
         label = replace(head, validation=found.summary(head.settings["score"], "r")).label
     assert label.verdict == ("better" if later else "not tested")
     assert label.sentence in shown(page("influence", store.uri, run=store.runs["trace"]))
+
+
+def test_the_page_reviews_says_it_of_an_opened_review(
+    page: Open,
+    recorded: Recorded,
+    use: Callable[[str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = recorded.copy(tmp_path / "store")
+    use(store.uri)
+    head, _ = settings_of(store, tmp_path / "files")
+    test = Fact(*triple_of(head.tests.iloc[0]))
+    append_review(Review(store.runs["trace"], test, "plausible", "Ada"))
+    assert head.label.sentence not in shown(page("reviews", store.uri))
+    monkeypatch.setattr(tables, "ticked", lambda table, values, **look: values[:1])
+    assert head.label.sentence in shown(page("reviews", store.uri))
 
 
 @pytest.mark.parametrize("kind", ["trace text", "trace frames"])

@@ -30,6 +30,7 @@ from clew.ui.components.explanations import (
     triple_at,
     with_validation,
 )
+from clew.ui.components.facts import trust
 from clew.ui.components.jobs import Job
 from clew.ui.work import (
     FIRST_ANSWER_FILE,
@@ -282,7 +283,7 @@ def explanation(job: Job) -> None:
             + basics.markdown(evidence(test, facts, paths_of(files, 0)))
         )
         _strongest(facts)
-        basics.note(head.label.sentence)
+        trust(head, run_id, test)
     basics.link("influence", "Read the explanation", run=run_id)
 
 

@@ -213,7 +213,8 @@ _CARD = (
     '<div class="clew-card"><h2>{triple} <span class="clew-small clew-muted">{numbers}</span></h2>'
     '<p class="clew-small clew-ids">{ids}</p>'
     '<p>{answer} {evidence}</p><p class="clew-muted clew-small">{why} '
-    '<span title="{meaning}">{form}</span></p></div>'
+    '<span title="{meaning}">{form}</span></p>'
+    '<details class="clew-small"><summary>Details</summary>{details}</details></div>'
 )
 _NUMBER = '<span title="{help}">{label} {value}</span>'
 _LINK = '<a href="{page}" target="_blank" rel="noreferrer">{text}</a>'
@@ -240,7 +241,8 @@ def card(
     basics.show(
         _CARD,
         triple=basics.triple(test["head"], test["relation"], test["tail"]),
-        numbers=basics.join(spans, " · "),
+        numbers=basics.join(spans[:2], " · "),
+        details=basics.join(spans[2:], " · "),
         ids=identifiers(test, kinds),
         answer=answer(test, head.settings),
         evidence=evidence(test, facts, paths),
@@ -248,8 +250,14 @@ def card(
         form=f"{head.form.named}, an estimate.",
         meaning=head.form.sentence,
     )
-    basics.note(head.label.sentence)
     notes(head.settings)
+
+
+def trust(head: ReportHead, run_id: str, test: pd.Series) -> None:
+    """Say how far to trust an explanation: its label, and what a check of it found."""
+    basics.note(head.label.sentence)
+    if run_id and (checked := said_of(verification_of(run_id), triple_of(test))):
+        basics.note(checked[0])
 
 
 def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:

@@ -12,12 +12,10 @@ from clew import names
 from clew.runs import store
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport
-from clew.runs.reading.explanation import triple_of
 from clew.runs.reading.facts import Agreement, agreement, scored
 from clew.runs.reading.reports import ReportFiles
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
-from clew.runs.verification import said_of
 from clew.ui import access
 from clew.ui.components import basics, charts, facts, glossary, graph, reviews, tables, windows
 from clew.ui.components.explanations import (
@@ -35,7 +33,6 @@ from clew.ui.components.explanations import (
     strongest,
     text_report_of,
     triple_at,
-    verification_of,
     with_validation,
 )
 from clew.ui.components.runs import runs_page, variants_of
@@ -97,8 +94,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     paths = paths_of(files, place)
     kinds, key = kinds_of(head), f"{run_id}-{place}"
     facts.card(test, found, paths, head, kinds)
-    if run_id and (checked := said_of(verification_of(run_id), triple_of(test))):
-        basics.note(checked[0])
+    facts.trust(head, run_id, test)
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
         facts.share(shared(run_id, head, test, found, paths))

@@ -33,7 +33,13 @@ from clew.runs.reading.reviews import (
 from clew.runs.reading.runs import RunRecord
 from clew.ui import access
 from clew.ui.components import basics, charts, tables
-from clew.ui.components.explanations import report_head, report_of_run, same_test
+from clew.ui.components.explanations import (
+    report_head,
+    report_of_run,
+    same_test,
+    with_validation,
+)
+from clew.ui.components.facts import trust
 from clew.ui.components.reviews import (
     MEANINGS,
     add_decision,
@@ -370,7 +376,9 @@ def _open(review: Review) -> None:
     with basics.guarded("The explained triple"):
         ids = ("head_id", "relation_id", "tail_id")
         triple = pd.Series(dict(zip(ids, review.test.triple, strict=True)))
-        place = same_test(report_head(report_of_run(review.run_id)).tests, triple)
+        head = with_validation(report_head(report_of_run(review.run_id)))
+        place = same_test(head.tests, triple)
+        trust(head, review.run_id, triple)
     basics.link(
         "influence",
         "Open this explanation",
