@@ -258,7 +258,8 @@ def asked_question(
             (tail, "which", kinds_text("tail")),
         )
     ]
-    sentence.markdown(f"#### {told[0]} **{basics.markdown(labels[relation])}** {told[1]}?")
+    asks = f"{told[0]} **{basics.markdown(labels[relation])}** {told[1]}?"
+    sentence.header(asks, anchor=False)
     is_question = bool(start[0] or start[2]) and start[1] in labels
     if again and is_question and {start[0], start[2]} <= entities.keys() | {""}:
         return Question(model, *start, level)

@@ -119,12 +119,12 @@ BEATING: list[Heartbeat] = []
 class Options(Section):
     """The options of a command."""
 
-    serves: ClassVar[bool] = False
-    """Whether the command works until it is stopped, and may be silent."""
+    beats: ClassVar[bool] = True
+    """Whether it has a heartbeat; not if it serves, or if processes that it starts speak."""
 
     def call(self, function: Callable[[Any], int | None]) -> int:
         """Call a command's function with these options."""
-        with nullcontext() if self.serves else Heartbeat():
+        with Heartbeat() if self.beats else nullcontext():
             return function(self) or 0
 
     @classmethod

@@ -171,6 +171,7 @@ def sync(options: NoOptions) -> int:
 
 
 class DemoOptions(Options):
+    beats: ClassVar[bool] = False
     quick: Annotated[bool, Option(terminal_only=True)] = False
     """Train for a few epochs only, for tests."""
 
@@ -185,7 +186,7 @@ def demo(options: DemoOptions) -> None:
 
 
 class UiOptions(Options):
-    serves: ClassVar[bool] = True
+    beats: ClassVar[bool] = False
     port: int = Field(default=8501, ge=1, le=65535)
     """Port to listen on."""
     address: str = "127.0.0.1"

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import click
 from pydantic import Field, field_validator
@@ -276,6 +276,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 class CompareOptions(Spoken, ClusterOptions):
+    beats: ClassVar[bool] = False
     study: Annotated[str, Option(first=True)]
     """YAML file, or the name of a study that ships with Clew."""
     seeds: str = ""
