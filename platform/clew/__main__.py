@@ -16,6 +16,7 @@ from types import FrameType
 import click
 
 from clew.errors import ClewError, UsageError, described, of_the_system, printable
+from clew.masking import masked
 from clew.processes import (
     collect_garbage_rarely,
     end_at_second_signal,
@@ -74,10 +75,10 @@ def _log_to_stderr() -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Escapes characters that cannot be printed; a file name can contain any character."""
+    """Escapes characters that cannot be printed, which a file name can contain; masks secrets."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        return printable(super().formatMessage(record))
+        return printable(masked(super().formatMessage(record)))
 
 
 def _end_once(_number: int, _frame: FrameType | None) -> None:
@@ -187,7 +188,7 @@ def _interrupted_as_usual() -> Iterator[None]:
 
 
 def _report(message: str, exit_code: int) -> int:
-    line = " ".join(message.split())
+    line = masked(" ".join(message.split()))
     if len(line) > MAX_CHARACTERS:
         line = line[: MAX_CHARACTERS - 1] + "…"
     text = f"clew: error: {printable(line)}"

@@ -30,6 +30,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
 
+from clew.masking import masked
+
 
 class ClewError(Exception):
     """Base class of every error that Clew raises on purpose."""
@@ -104,7 +106,7 @@ class Interrupted(ClewError):
 
 
 def described(error: BaseException) -> str:
-    """Return a library's error as one line of at most 300 characters.
+    """Return a library's error as one line of at most 300 characters, without secrets.
 
     For a pydantic error, the line describes the first problem: the key and what is wrong with its
     value. The value itself is left out, because it can be long or secret. For other errors, it is
@@ -116,7 +118,7 @@ def described(error: BaseException) -> str:
         return printable(f"{key}: {reason_of(problem)}".removeprefix(": ")[:300])
     first, *below = (str(error).strip() or type(error).__name__).splitlines()
     said = " ".join(" ".join(below).split()) if below and first.endswith(":") else first
-    return printable(said[:300])
+    return printable(masked(said)[:300])
 
 
 _EXPECTED = {

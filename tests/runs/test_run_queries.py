@@ -8,9 +8,10 @@ import pytest
 from mlflow import MlflowClient
 
 from clew.errors import TrackingError
+from clew.masking import masked
 from clew.runs import store
 from clew.runs.reading import runs
-from clew.runs.store import connect, shown, tracking_uri
+from clew.runs.store import connect, tracking_uri
 from clew.runs.tracker import MlflowTracker
 
 
@@ -52,7 +53,7 @@ def test_a_store_that_cannot_be_used_is_one_line_for_readers_and_writers(
     with pytest.raises(TrackingError, match=UNUSABLE[uri]) as caught:
         open_store()
     message = str(caught.value)
-    assert message.startswith(f"tracking store {shown(uri)}: ")
+    assert message.startswith(f"tracking store {masked(uri)}: ")
     assert "\n" not in message
     assert "secret" not in message
 

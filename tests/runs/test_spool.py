@@ -232,6 +232,71 @@ def test_a_refused_message_is_put_aside_with_its_files(tmp_path: Path) -> None:
     assert list_spools(tmp_path / "spool"), "refused messages are for a person to look at"
 
 
+class Disk:
+    """What a machine that stops still has: the bytes and the names that were flushed before."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.flushed, self.names = root, dict[int, bytes](), dict[Path, int]()
+        self.states: list[dict[str, bytes]] = []
+
+    def flush(self, descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").resolve()
+        if path.is_dir():
+            self.names = {name: i for name, i in self.names.items() if name.parent != path}
+            self.names |= {child: child.stat().st_ino for child in path.iterdir()}
+        else:
+            self.flushed[path.stat().st_ino] = path.read_bytes()
+        found = {
+            str(name.relative_to(self.root)): self.flushed.get(inode, b"")
+            for name, inode in self.names.items()
+            if all(parent in self.names for parent in name.parents[: -len(self.root.parents) - 1])
+        }
+        self.states.append({name: found[name] for name in found if "." in name or "sent" in name})
+
+
+def test_a_machine_that_stops_at_any_point_leaves_a_spool_that_can_be_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, original = tmp_path / "spool", tmp_path / "history.parquet"
+    root.mkdir()
+    original.write_text("rows")
+    disk = Disk(root)
+    monkeypatch.setattr(os, "fsync", disk.flush)
+    journal = Spool.create(root, ORIGIN)
+    records: list[Record] = [point(0), point(1)]
+    for record in records:
+        journal.append(record)
+    first, second = journal.waiting()
+    journal.mark_sent(first)
+    records.append(Artifact(journal.stage(original), ""))
+    journal.append(records[-1])
+    journal.mark_sent(second)
+    journal.append(point(2))
+    journal.mark_sent(next(iter(journal.waiting())))
+    journal.close(keep=True)
+    monkeypatch.undo()
+    nums_sent = []
+    for number, state in enumerate(disk.states):
+        left = tmp_path / str(number)
+        (left / "abc123").mkdir(mode=0o700, parents=True)
+        for name, content in state.items():
+            path = left / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        for folder in list_spools(left):
+            found = Spool.open(folder)
+            kept = [entry.record for entry in found.waiting(0)]
+            assert kept == [*records, point(2)][: len(kept)]
+            waits = waiting(found)
+            nums_sent.append(len(kept) - len(waits))
+            for record in waits:
+                if isinstance(record, Artifact):
+                    assert found.staged_path(record).read_text() == "rows"
+            found.close(keep=True)
+    assert nums_sent == sorted(nums_sent)
+    assert {0, 1, 2, 3} <= set(nums_sent)
+
+
 def test_a_file_in_the_way_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "spool").write_text("not a folder")
     with pytest.raises(TrackingError, match=r"cannot be written .*set CLEW_SPOOL"):

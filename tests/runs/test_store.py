@@ -14,6 +14,7 @@ from typing import ClassVar
 import pytest
 
 from clew.errors import TrackingError
+from clew.masking import masked
 from clew.runs import store
 from clew.runs.mlflow_store import _folder_name
 
@@ -111,7 +112,7 @@ def test_a_relative_database_is_in_the_working_folder(project: Path) -> None:
     ],
 )
 def test_secrets_are_not_shown(uri: str, shown: str) -> None:
-    assert store.shown(uri) == shown
+    assert masked(uri) == shown
 
 
 def test_a_store_has_one_address(project: Path) -> None:

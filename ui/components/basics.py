@@ -190,7 +190,7 @@ def empty_store() -> None:
     in_a_clone = (store.project_root() / store.PROJECT_FILE).is_file()
     nothing(
         "No runs yet",
-        f"The tracking store {store.shown(store.tracking_uri())} has no runs. This command "
+        f"The tracking store {store.in_use()} has no runs. This command "
         "trains two models on a small bundled graph, explains predictions and compares the runs.",
         commands="make demo" if in_a_clone else "clew demo",
     )

@@ -23,7 +23,7 @@ def _studies() -> None:
     if not found:
         basics.nothing(
             "No studies of your own yet",
-            f"The tracking store {store.shown(store.tracking_uri())} has no finished study. The "
+            f"The tracking store {store.in_use()} has no finished study. The "
             "results below come with Clew; each names the machine it was measured on. This command "
             "measures the optimizations of training on this machine:",
             commands=COMPARE_COMMAND,

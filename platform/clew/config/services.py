@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from clew.config.base import EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
+from clew.masking import masked
 from clew.names import maximizes
 
 Question = Literal["tail", "head", "both"]
@@ -133,9 +134,9 @@ class InfluenceConfig(Section):
 class TrackingConfig(Section):
     """Where and how a run is recorded."""
 
-    experiment: str = "clew"
+    experiment: Annotated[str, AfterValidator(masked)] = "clew"
     """Name of the experiment."""
-    run_name: str | None = None
+    run_name: Annotated[str, AfterValidator(masked)] | None = None
     """Name of the run; unset: the data set, the model and the variant."""
     log_system_metrics: bool = True
     """Record CPU, memory, disk, network and GPU with MLflow's samplers under `system/`, if the run

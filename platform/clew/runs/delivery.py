@@ -43,7 +43,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
-from clew.errors import TrackingError, printable
+from clew.errors import TrackingError, described, printable
+from clew.masking import masked
 from clew.runs import store
 from clew.runs.base import Status
 from clew.runs.spool import (
@@ -88,7 +89,14 @@ REFUSALS = frozenset(
     }
 )
 Value = TypeVar("Value")
-log_formatter = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+
+
+class _LogFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
+
+
+log_formatter = _LogFormatter("%(asctime)s %(levelname)-7s %(message)s")
 """Formats the lines of a run's log."""
 
 
@@ -136,8 +144,8 @@ class Delivery:
                 self._require_run()
             if len(records) > 1:
                 return any([self._send_or_refuse([record]) for record in records])
-            logger.warning("the store refuses a record permanently: %s", store.first_line(error))
-            self.spool.refuse(records[0], str(error))
+            logger.warning("the store refuses a record permanently: %s", described(error))
+            self.spool.refuse(records[0], masked(str(error)))
             return True
         return False
 
@@ -310,7 +318,8 @@ def _dataset_input(record: DataSet) -> DatasetInput:
 
 
 def shortened(text: str, limit: int) -> str:
-    text = text.encode(errors="replace").decode()  # the bytes of a path may not be valid text
+    """Return a text as a tag or a parameter can hold it: valid, short and without secrets."""
+    text = masked(text.encode(errors="replace").decode())  # the bytes of a path may not be text
     note = f"… ({len(text)} characters in all)"
     return text if len(text) <= limit else text[: limit - len(note)] + note
 
@@ -396,7 +405,7 @@ class Forwarder(threading.Thread):
                     "run %s is still shown as running in the store (%s); the next command of this "
                     "kind or `clew sync` will end it",
                     self._delivery.run_id,
-                    store.first_line(error),
+                    described(error),
                 )
                 return False
         return True
@@ -409,7 +418,7 @@ class Forwarder(threading.Thread):
             except Exception as error:
                 self._num_failures += 1
                 self._run_is_gone = isinstance(error, RunGoneError)
-                problem = store.first_line(error)
+                problem = described(error)
                 if not self._run_is_gone:
                     problem = f"the tracking store does not accept the records ({problem})"
                 if self.problem is None:
@@ -463,7 +472,7 @@ def end_dead_runs(client: MlflowClient, kind: str) -> None:
         try:
             tags = client.get_run(folder.name).data.tags
         except Exception as error:  # of another store, or deleted
-            logger.debug("%s: %s", folder, store.first_line(error))
+            logger.debug("%s: %s", folder, described(error))
             continue
         if tags.get(names.TAG_KIND) == kind and _sync_one(folder).problem is None:
             logger.info("run %s was ended because its process had died", folder.name)
@@ -480,8 +489,8 @@ def _sync_one(folder: Path) -> SyncResult:
     sent, problem = 0, None
     if store.address(wanted) != store.address(uri):
         problem = (
-            f"it belongs to {printable(store.shown(wanted))}, but the store in use is "
-            f"{store.shown(uri)}; set MLFLOW_TRACKING_URI to the first and run `clew sync` again"
+            f"it belongs to {printable(masked(wanted))}, but the store in use is "
+            f"{masked(uri)}; set MLFLOW_TRACKING_URI to the first and run `clew sync` again"
         )
     else:
         try:
@@ -489,7 +498,7 @@ def _sync_one(folder: Path) -> SyncResult:
             sent = delivery.send_waiting()
             delivery.end_dead()
         except Exception as error:
-            problem = store.first_line(error)
+            problem = described(error)
             logger.info("%s: %s", folder, problem)
     refused = spool.num_refused
     if refused and problem is None:

@@ -19,6 +19,7 @@ from mlflow.utils import mlflow_tags
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
+from clew.masking import masked
 from clew.processes import typed_command
 from clew.runs import store
 from clew.runs.base import Status, outcome_of
@@ -62,7 +63,7 @@ def open_tracker(
     if parent_run_id is not None:
         all_tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = parent_run_id
     if run_id is None and (typed := typed_command.get()):
-        all_tags[names.TAG_COMMAND] = store.shown(typed)
+        all_tags[names.TAG_COMMAND] = typed
 
     client = store.connect(uri)
     if run_id is None and kind != names.KIND_TRAIN:  # a dead training stays, to be resumed
@@ -70,7 +71,7 @@ def open_tracker(
     run = _open_run(
         client,
         experiment=experiment,
-        run_name=tracking.run_name or run_name,
+        run_name=masked(tracking.run_name or run_name or "") or None,
         tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
         run_id=run_id,
     )
@@ -97,7 +98,7 @@ def end_unused_run(run_id: str, status: Status, reason: str) -> None:
     client = store.connect(store.tracking_uri())
     if client.get_run(run_id).info.status == "RUNNING":
         if typed := typed_command.get():
-            client.set_tag(run_id, names.TAG_COMMAND, store.shown(typed))
+            client.set_tag(run_id, names.TAG_COMMAND, masked(typed))
         end_run(client, run_id, status, reason)
 
 
@@ -187,6 +188,8 @@ def _continue_run(
     client: MlflowClient, run_id: str, named_by: str, run_name: str | None, tags: Mapping[str, str]
 ) -> Run:
     run = get_run(client, run_id, named_by)
+    # `mlflow run` records the address that it was given.
+    tags = {k: safe for k, v in run.data.tags.items() if (safe := masked(v)) != v} | dict(tags)
     is_named = run.info.run_name and not _INVENTED_NAME.fullmatch(run.info.run_name)
     client.update_run(run_id, status="RUNNING", name=None if is_named else run_name)
     client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)

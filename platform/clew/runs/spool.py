@@ -10,7 +10,9 @@
       lock                held by the process that writes to the run
 
 `sent` is updated after the store has accepted a record. After a crash in between, the record is
-sent again; every kind of record can be sent twice without harm (see `clew.runs.delivery`).
+sent again; every kind of record can be sent twice without harm (see `clew.runs.delivery`). Before
+`sent` counts records, they are on the disk, and copies are there before their records. So if the
+machine stops, what was not sent is lost at most back to the last time that something was.
 
 The contents are not trusted when they are read back, because a folder can be cloned, unpacked or
 shared. The folder must belong to the user, no path may lead out of it, every record is validated,
@@ -39,6 +41,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from clew.errors import TrackingError, described, quoted
+from clew.files import sync
 
 WRITTEN = ("journal.jsonl", "log.txt", "sent.new", "sent", "run.json.new", "run.json", "lock")
 """Files removed with a spool, in this order: a spool is found as long as `run.json` exists."""
@@ -204,8 +207,8 @@ class Spool:
             else:  # the spool is new, or a process died while it removed the spool
                 content = b""
                 (folder / "sent").unlink(missing_ok=True)
-            # A crash of the machine can leave an incomplete last line.
-            self.length = content.rfind(b"\n") + 1
+            # If the machine stops, the end can be an incomplete line, or zeros.
+            self.length = content.partition(b"\0")[0].rfind(b"\n") + 1
             self.sent = _read_sent(folder / "sent", self.length)
             self._file = open(self._path, "ab", buffering=0, opener=_private)  # noqa: SIM115
             self._file.truncate(self.length)
@@ -220,6 +223,7 @@ class Spool:
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
+            sync(root)
             _require_own(folder)
             spool = cls(folder, origin)
             _write_whole(folder / "run.json", ORIGINS.dump_json(origin, indent=1))
@@ -299,6 +303,8 @@ class Spool:
                 shutil.copytree(path, target, copy_function=copy)
             else:
                 copy(path, target)
+            for copied in (*target.rglob("*"), target, *target.parents[:3]):
+                sync(copied)
         except OSError:  # on a full disk, the end of the run needs the space
             shutil.rmtree(target.parent, ignore_errors=True)
             raise
@@ -332,6 +338,7 @@ class Spool:
 
     def mark_sent(self, entry: Entry, *, keep_files: bool = False) -> None:
         """Record that the store has everything up to `entry`, and delete its staged files."""
+        os.fsync(self._file.fileno())
         _write_whole(self.folder / "sent", b"%d" % entry.end)
         self.sent = entry.end
         if isinstance(entry.record, Artifact | Checkpoint) and not keep_files:
@@ -396,11 +403,14 @@ def _read_sent(path: Path, length: int) -> int:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file completely or not at all; the lock protects its temporary name."""
+    """Write a file to the disk completely or not at all; the lock protects its temporary name."""
     new = path.with_name(f"{path.name}.new")
     with open(new, "wb", opener=_private) as file:
         file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     new.replace(path)
+    sync(path.parent)
 
 
 def _private(path: str, flags: int) -> int:

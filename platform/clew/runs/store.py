@@ -6,7 +6,6 @@ Importing this module does not import mlflow, so that an unusable store is refus
 import getpass
 import hashlib
 import os
-import re
 import shutil
 import sqlite3
 import ssl
@@ -22,6 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from clew.errors import TrackingError, described
 from clew.files import waiting_lock
+from clew.masking import masked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -118,16 +118,6 @@ def prepare_client_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def shown(text: str) -> str:
-    """Return an address, or a text that contains addresses, with the secrets masked.
-
-    User, password, token and the values of a query are masked. A password can contain `/` and `@`,
-    so everything up to the last `@` is masked.
-    """
-    text = re.sub(r"(?<=://)[^/\s'\"][^\s'\"]*@", "***@", text)
-    return re.sub(r"([?&][^=&\s'\"]+)=[^&\s'\"]+", r"\1=***", text)
-
-
 def public_address(uri: str) -> str:
     """Return a server's address without user, password and query."""
     parts = urlsplit(uri)
@@ -136,18 +126,13 @@ def public_address(uri: str) -> str:
 
 def in_use() -> str:
     """Return the address of the store in use, without secrets."""
-    return shown(tracking_uri())
+    return masked(tracking_uri())
 
 
 def address(uri: str) -> str:
     """Return the address that identifies a store: absolute and without secrets."""
     database = database_path(uri)
-    return shown(uri) if database is None else f"{SQLITE_PREFIX}{quote(str(database.resolve()))}"
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error message, without secrets."""
-    return shown(described(error))
+    return masked(uri) if database is None else f"{SQLITE_PREFIX}{quote(str(database.resolve()))}"
 
 
 def is_missing(uri: str) -> bool:
@@ -201,7 +186,7 @@ def creation_lock(uri: str) -> Iterator[None]:
         lock.acquire()
     except (OSError, RuntimeError) as error:
         raise TrackingError(
-            f"tracking store {shown(uri)}: its lock cannot be made ({error}); expected a writable "
+            f"tracking store {masked(uri)}: its lock cannot be made ({error}); expected a writable "
             "folder (for a database server, set XDG_RUNTIME_DIR)"
         ) from None
     try:
@@ -221,22 +206,22 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    where = f"tracking store {shown(uri) if uri else in_use()}"
+    where = f"tracking store {masked(uri) if uri else in_use()}"
     try:
         yield
     except ImportError as error:
         raise TrackingError(
-            f"{where}: its driver is not installed ({first_line(error)}); install it, or set "
+            f"{where}: its driver is not installed ({described(error)}); install it, or set "
             "MLFLOW_TRACKING_URI to another store"
         ) from None
     except (MlflowException, SQLAlchemyError, OSError) as error:
         code = getattr(error, "error_code", type(error).__name__)
         if code == "RESOURCE_DOES_NOT_EXIST":
             raise TrackingError(
-                f"{where}: {what}: not found ({first_line(error)}); it may have been deleted"
+                f"{where}: {what}: not found ({described(error)}); it may have been deleted"
             ) from None
         raise TrackingError(
-            f"{where}: {what}: {first_line(error)} ({code}); check that the store responds and "
+            f"{where}: {what}: {described(error)} ({code}); check that the store responds and "
             "that MLFLOW_TRACKING_URI is the right address, then try again"
         ) from None
 
@@ -298,7 +283,7 @@ def check_answers(uri: str) -> None:
     """Check that a tracking server responds."""
     if reason := probe(uri):
         raise TrackingError(
-            f"tracking server {shown(uri)} does not answer ({reason}); start it, or set "
+            f"tracking server {masked(uri)} does not answer ({reason}); start it, or set "
             "MLFLOW_TRACKING_URI to one that runs (unset it to use the project's own database)"
         )
 

@@ -22,6 +22,7 @@ from mlflow.entities import Run
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import extra
+from clew.masking import masked
 from clew.runs import store
 from clew.runs.base import (
     OPEN,
@@ -184,7 +185,8 @@ class MlflowTracker(Tracker):
         sizes: str = "",
         columns: Mapping[str, str] | None = None,
     ) -> None:
-        self._write(DataSet(name, fingerprint, source, context, sizes, dict(columns or {})))
+        told = masked(name), fingerprint, masked(source), context, sizes
+        self._write(DataSet(*told, dict(columns or {})))
 
     def warn(self, message: str) -> None:
         """Log a warning and add it to the run's tag `clew.warnings`, one per line."""

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, cat, nn
 
 from clew.errors import CheckpointError, OutOfMemoryError, PlaceError, described, quoted
-from clew.files import replacing
+from clew.files import replacing, sync
 from clew.training.distributed import World
 from clew.training.hardware import free_gib
 from clew.training.manifest import (
@@ -43,7 +43,6 @@ from clew.training.manifest import (
     require_unchanged,
     save_tensors,
     sha256,
-    sync,
     write_json,
     write_manifest,
 )

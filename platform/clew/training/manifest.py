@@ -100,15 +100,6 @@ def write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 SCHEMA_VERSION = 1
 MAX_MANIFEST_BYTES = 2**24
 MODEL_FILE = "model.safetensors"

@@ -14,7 +14,7 @@ from clew.runs.influence_forms import form_of
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import value_at_best
-from clew.runs.store import PROJECT_FILE, project_root, shown, tracking_uri
+from clew.runs.store import PROJECT_FILE, in_use, project_root
 from clew.runs.verification import names_of
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.precision import resolve_device
@@ -65,7 +65,7 @@ def run_demo(*, quick: bool = False) -> Iterator[str]:
         yield ""
         hardware = Hardware.of(resolve_device(configs[-1].training.device))
         yield from fit_to_hardware(configs[-1], hardware)[1]
-        yield f"runs are in {shown(tracking_uri())}"
+        yield f"runs are in {in_use()}"
         command = "make ui" if (project_root() / PROJECT_FILE).is_file() else "clew ui"
         yield f"look at them with: {command}   ({DASHBOARD})"
         yield from checked

@@ -177,7 +177,7 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
         logger.info("continuing run %s from %s", run.run_id, point.checkpoint.name)
         return point
     raise TrackingError(
-        f"--resume: {store.shown(store.tracking_uri())} has no unfinished run with this "
+        f"--resume: {store.in_use()} has no unfinished run with this "
         "configuration and a checkpoint; give a run id, or leave --resume out to start one"
     )
 

@@ -31,7 +31,7 @@ from clew.runs.hardware import (
     reset_process_peak,
 )
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.store import shown, tracking_uri
+from clew.runs.store import in_use
 from clew.runs.tracker import write_events
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
@@ -120,7 +120,7 @@ def watched_at(config: RunConfig, tracker: Tracker) -> str:
     """Return where a running training can be watched."""
     places = []
     if tracker.run_id is not None:
-        places.append(f"clew ui, or MLflow: {shown(tracking_uri())}, run {tracker.run_id}")
+        places.append(f"clew ui, or MLflow: {in_use()}, run {tracker.run_id}")
     if config.tracking.tensorboard:
         folder = as_typed(Path(config.tracking.tensorboard_dir))
         places.append(f"tensorboard --logdir {folder}")

@@ -9,7 +9,7 @@ from typing import Any
 from clew import names
 from clew.errors import counted, printable
 from clew.files import as_typed
-from clew.runs.store import shown, tracking_uri
+from clew.runs.store import in_use
 from clew.training.reports import lasting, speed_in_words
 from clew.workflows.study_report import StudyReport
 from clew.workflows.study_report import shown as interval
@@ -59,7 +59,7 @@ def of_training(
     total = f"{lasting(metrics[names.TIME_TOTAL_SECONDS])} of training"
     lines.append(f"cost: {', '.join([total, *speed_in_words(metrics), *memory])}")
     kept = [as_typed(output_dir)] if output_dir is not None else []
-    kept += [f"run {run_id} of {shown(tracking_uri())}"] if run_id is not None else []
+    kept += [f"run {run_id} of {in_use()}"] if run_id is not None else []
     lines.append(f"files: {' and '.join(kept) or 'none were kept'}")
     model = run_id or (output_dir and as_typed(output_dir / names.ARTIFACT_BEST))
     commands = SUBJECTS[kind].next_commands(task, str(model)) if model else []
@@ -100,7 +100,7 @@ def of_study(report: StudyReport, study: str, *, run_id: str | None, kept: str) 
         lines.append(f"did not finish: {report.problems[0]}")
     elif len(seeds) == 1:
         lines.append("one seed: no interval says which differences are chance")
-    lines.append(f"files: run {run_id or '(not recorded)'} of {shown(tracking_uri())}{kept}")
+    lines.append(f"files: run {run_id or '(not recorded)'} of {in_use()}{kept}")
     more = "seeds=0,1,2" if len(seeds) == 1 and not report.problems else "--all"
     lines.append(f"next: clew compare {shlex.quote(study)} {more}, or clew ui, page Studies")
     return [printable(line) for line in lines]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from clew import names
 from clew.config.files import read_yaml
 from clew.errors import ConfigError, TrackingError, described
+from clew.masking import masked
 from clew.runs import store
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def get_run(connected: "MlflowClient", run_id: str, named_by: str = "") -> "Run"
             if error.error_code not in store.MISSING:
                 raise
             raise TrackingError(
-                f"{named_by}no run {run_id} in {store.shown(connected.tracking_uri)}; give the id "
+                f"{named_by}no run {run_id} in {masked(connected.tracking_uri)}; give the id "
                 "of an existing run, or set MLFLOW_TRACKING_URI to the store of this run"
             ) from None
     if run.info.lifecycle_stage != "active":
