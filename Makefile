@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo install test test-slow test-all ui lint docs lock wheel pictures gpu bench figures studies
+.PHONY: help demo install test test-slow test-all ui lint docs lock wheel release pictures gpu bench figures studies
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -18,6 +18,7 @@ BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(patsubst experiments/benchmarks/%.
 # The benchmarks that README quotes. `make figures QUOTED=wide_graph` measures only that one.
 QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
 	influence_quality language_training serving_speed
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' platform/clew/__init__.py)
 PREFIX := $(HOME)/.local
 COMPLETIONS = $(PREFIX)/share
 STUDIES := training tracin loss language_model image_sequences
@@ -38,6 +39,7 @@ help:
 	@echo "make docs    the documentation site in site/, with every link checked"
 	@echo "make lock    uv.lock and requirements.txt: the versions of constraints.txt, with hashes (needs uv)"
 	@echo "make wheel   the source distribution and the wheel in dist/, with its bill of materials"
+	@echo "make release wheel, sources, bill of materials and site in dist/, tried in an empty environment, and a tag"
 	@echo "make pictures the screenshots of every dashboard page for the documentation, after make demo"
 	@echo "make gpu     checks and measures a GPU in ten minutes: gpu.json and gpu.md"
 	@echo "make bench   all benchmarks: prints tables and writes JSON to experiments/benchmarks/results"
@@ -45,7 +47,7 @@ help:
 	@echo "make studies the studies that the guides' claims are about, about 35 minutes (estimate): JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
-	@echo "The demo took 2 to 4 minutes on 2 cores."
+	@echo "The demo took 4 minutes on 2 cores."
 	@$(BIN)/clew demo
 
 install: $(INSTALLED)
@@ -90,6 +92,18 @@ wheel: $(INSTALLED_FOR_TESTS)
 	@rm -rf build dist
 	@$(BIN)/python -m build --outdir dist
 	@$(BIN)/python .ci/supply_chain.py bill dist/*.whl
+
+release: $(INSTALLED_FOR_TESTS)
+	@test -z "$$(git status --porcelain)" || { echo "clew: uncommitted changes; commit them first" >&2; exit 2; }
+	@! git rev-parse -q --verify "v$(VERSION)" >/dev/null || \
+		{ echo "clew: v$(VERSION) is tagged already; raise the version" >&2; exit 2; }
+	@$(MAKE) wheel docs
+	@tar -czf dist/site.tar.gz site
+	@python3 -m venv --clear build/empty
+	@build/empty/bin/pip install -q --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	@cd build && empty/bin/clew --version && empty/bin/clew plan umls >/dev/null
+	@git tag -a "v$(VERSION)" -m "Clew $(VERSION)"
+	@ls dist; echo "tagged v$(VERSION); git push --tags publishes it"
 
 pictures: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/python -m tests.browser.pictures ui/pictures

@@ -1,4 +1,4 @@
-"""The ten figures that README quotes, and the result file of each.
+"""The ten figures that the documents quote, and the result file of each; README has five.
 
 A figure is quoted only if its file was written from a committed tree with the default sizes, and if
 it has at least three rounds.
@@ -25,18 +25,20 @@ class Quote:
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of README's table."""
+    """A row of the table of quoted figures."""
 
     what: str
     benchmark: str
     measured: tuple[Quote, ...]
     beside: tuple[Quote, ...] = ()
+    short: tuple[str, str, str] | None = None
+    """README's words: what, the first measured value and the first one beside it."""
 
 
 TRACIN = "32,000 rows, 100 tests, 1 checkpoints, raw"
 FIGURES = (
     Figure(
-        "`make demo` once everything is installed: two trainings, explanations, promotion",
+        "`make demo` once everything is installed: two trainings, explanations, a check, promotion",
         "demo_time",
         (Quote("seconds", "{} s"),),
     ),
@@ -48,6 +50,7 @@ FIGURES = (
             Quote("matrix products alone, float32, queries/s", "its matrix products alone: {}"),
             Quote("PyKEEN 1.11.1, float32, queries/s", "PyKEEN 1.11.1, batch 128: {}"),
         ),
+        ("ConvE training, FB15k-237's sizes", "{} queries/s", "{} for its matrix products alone"),
     ),
     Figure(
         "its memory above an interpreter with torch",
@@ -63,12 +66,14 @@ FIGURES = (
             Quote("loss, fused, extra_gib", "{} GiB extra"),
         ),
         (Quote("loss, bare products, seconds", "its three matrix products alone: {} s"),),
+        ("loss and gradients over 1,000,000 entities", "{} s", "{} s for its products alone"),
     ),
     Figure(
         "filtered ranking of FB15k-237's test triples, both sides",
         "ranking_speed",
         (Quote("clew, queries/s", "{} queries/s"), Quote("clew, GiB", "{} GiB")),
         (Quote("PyKEEN 1.11.1, queries/s", "PyKEEN on 256 queries: {}"),),
+        ("filtered ranking of FB15k-237's test triples", "{} queries/s", "{} with PyKEEN"),
     ),
     Figure(
         "reading 10,000,000 triples of names",
@@ -93,12 +98,18 @@ FIGURES = (
                 "on 4 test triples a loop of backward passes takes {} times as long",
             ),
         ),
+        (
+            "TracIn with every parameter, 32,000 facts x 100 answers",
+            "{} s",
+            "{} times as long in a loop of backward passes, on 4 answers",
+        ),
     ),
     Figure(
         "corrupted triples found by self-influence (UMLS, one_vs_all, three seeds)",
         "influence_quality",
         (Quote("one_vs_all, AUC self-influence", "area under the curve {}"),),
         (Quote("one_vs_all, AUC last loss", "by their loss: {}"),),
+        ("corrupted facts found on UMLS", "area under the curve {}", "{} by their loss"),
     ),
     Figure(
         "language model `nano` (10 million parameters), windows of 32,768 tokens, bfloat16",

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("docs/reference/", "docs/measurements.md", "tests/workflows/guides/")
+COPIED = ("docs/reference/", "docs/measurements/", "tests/workflows/guides/")
 
 
 def known(*patterns: str) -> list[Path]:

@@ -1,11 +1,10 @@
-"""Writes the figures of the result files into README.md, docs/measurements.md and LOG.md.
+"""Writes the figures of the result files into README.md and docs/measurements/.
 
     python -m experiments.report
 
-This replaces README's section between the marks with the ten figures, and `docs/measurements.md`
-with all recorded results and the verdicts of the studies. It adds an entry to `experiments/LOG.md`
-if the figures differ from those of the last entry. It prints the figures that still have to be
-measured, and draws the pictures of measurements again.
+This replaces README's section between the marks with five figures, and `docs/measurements/` with
+all recorded results and the verdicts of the studies, a page for each question. It prints the
+figures that still have to be measured, and draws the pictures of measurements again.
 """
 
 import json
@@ -20,8 +19,57 @@ from experiments.figures import FIGURES, MIN_ROUNDS, Content, Figure, Quote, gap
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "experiments/benchmarks/results"
 STUDIES = ROOT / "experiments/studies/results"
-README, LOG = ROOT / "README.md", ROOT / "experiments/LOG.md"
-MEASUREMENTS = ROOT / "docs/measurements.md"
+README = ROOT / "README.md"
+MEASUREMENTS = ROOT / "docs/measurements"
+PAGES = {
+    "training": (
+        "How fast does training run, in how much memory?",
+        ("training_speed", "loss_speed", "wide_graph", "sampled_graph", "planner_accuracy"),
+    ),
+    "accuracy": ("How good do the models get?", ("accuracy",)),
+    "time_to_quality": ("How soon are they good?", ("time_to_quality",)),
+    "time_to_quality_codex": ("How soon, on CoDEx-S?", ("time_to_quality-codex-s",)),
+    "explanations": (
+        "How fast are explanations?",
+        ("influence_speed", "influence_whole_graph", "influence_forms", "influence_unrolled",
+         "window_influence"),
+    ),
+    "retraining": ("Which scores predict retraining?", ("influence_validation",)),
+    "retraining_dense": ("Which do, on dense parts?", ("influence_validation-dense",)),
+    "wrong_facts": (
+        "Do scores find wrong facts, and mechanisms?",
+        ("influence_quality", "influence_mechanisms", "influence_neighbourhood",
+         "influence_wrong_facts"),
+    ),
+    "kelpie": ("Do they find what Kelpie finds?", ("influence_kelpie",)),
+    "data": (
+        "How fast are triples read, and kept on the disk?",
+        ("load_triples", "packed_triples", "sharded_table", "shared_store"),
+    ),
+    "language": (
+        "Language models: how good, how fast?",
+        ("language_quality", "language_recall", "language_scan", "language_training"),
+    ),
+    "images": (
+        "Image sequences: how good, in how much memory?",
+        ("era5_temperature", "image_memory", "image_presets"),
+    ),
+    "answers": (
+        "How fast are ranking, serving, the dashboard and the demo?",
+        ("ranking_speed", "serving_speed", "dashboard_speed", "demo_time"),
+    ),
+}  # fmt: skip
+"""The question of each page, and what the names of its results begin with; the longest counts."""
+STUDY_PAGES = {
+    f"claims_{name}": f"What holds of the guides' claims about {about}?"
+    for name, about in {
+        "training": "training",
+        "tracin": "TracIn",
+        "loss": "the loss",
+        "language_model": "language models",
+        "image_sequences": "image sequences",
+    }.items()
+}
 HEADER = "| what | measured | beside it | command, result file, commit |\n|---|---|---|---|"
 
 
@@ -37,15 +85,18 @@ def results(folder: Path) -> dict[str, Content]:
 
 
 def figure_row(figure: Figure, content: Content | None) -> str:
-    """Return a figure's row of README's table."""
+    """Return a figure's row: what, measured, beside it, source."""
     if content is None or gap(figure, content):
         command = f"`python -m experiments.benchmarks.{figure.benchmark}`"
         return f"| {figure.what} | to be measured | | {command} |"
-    measured = ", ".join(_quoted(quote, content) for quote in figure.measured)
-    beside = ", ".join(_quoted(quote, content) for quote in figure.beside)
     path = (BENCHMARKS / f"{figure.benchmark}.json").relative_to(ROOT)
-    source = f"`{content['command']}`, [{path.name}]({path}), {content['commit'][:10]}"
-    return f"| {figure.what} | {measured} | {beside} | {source} |"
+    source = f"`{content['command']}`, `{path.name}`, {content['commit'][:10]}"
+    return f"| {figure.what} | {' | '.join(_values(figure, content))} | {source} |"
+
+
+def _values(figure: Figure, content: Content) -> list[str]:
+    both = (figure.measured, figure.beside)
+    return [", ".join(_quoted(quote, content) for quote in quotes) for quotes in both]
 
 
 def _quoted(quote: Quote, content: Content) -> str:
@@ -54,18 +105,29 @@ def _quoted(quote: Quote, content: Content) -> str:
     return quote.words.format(median if low == high else f"{median} ({low} to {high})")
 
 
-def figure_rows(benchmarks: Mapping[str, Content]) -> list[str]:
-    """Return all rows of README's table."""
-    return [figure_row(figure, benchmarks.get(figure.benchmark)) for figure in FIGURES]
-
-
 def figures_section(benchmarks: Mapping[str, Content]) -> str:
-    """Return README's table and the line that names the machines."""
+    """Return the table of all quoted figures and the line that names the machines."""
     quoted = [benchmarks[f.benchmark] for f in FIGURES if not gap(f, benchmarks.get(f.benchmark))]
     machines = sorted({machine(content) for content in quoted})
     where = f"Medians of at least {MIN_ROUNDS} rounds, smallest and largest in brackets"
     where += f"; measured on {' and on '.join(machines)}." if machines else "."
-    return "\n".join([HEADER, *figure_rows(benchmarks), "", where])
+    rows = [figure_row(figure, benchmarks.get(figure.benchmark)) for figure in FIGURES]
+    return "\n".join([HEADER, *rows, "", where])
+
+
+def readme_section(benchmarks: Mapping[str, Content]) -> str:
+    """Return README's table: the medians of five figures, each with one opponent."""
+    rows = []
+    for figure in FIGURES:
+        content = benchmarks.get(figure.benchmark)
+        if figure.short is not None and content is not None and not gap(figure, content):
+            pairs = zip(figure.short[1:], (*figure.measured[:1], *figure.beside), strict=False)
+            said = [
+                words.format(number(content["figures"][quote.key]["median"]))
+                for words, quote in pairs
+            ]
+            rows.append(f"| {figure.short[0]} | {' | '.join(said)} |")
+    return "\n".join(["| | Clew | beside it |", "|---|---|---|", *rows])
 
 
 def machine(content: Content) -> str:
@@ -86,31 +148,68 @@ def claim_row(found: claims.Verdict) -> str:
     return f"| {found.claim.text} | {source} | {shown} | {found.verdict} |"
 
 
-def measurements(benchmarks: Mapping[str, Content], studies: Mapping[str, Content]) -> str:
-    """Return the page of all recorded results."""
-    lines = ["# Measurements", "", "Written by `python -m experiments.report` from the files in"]
-    lines += ["`experiments/benchmarks/results/` and `experiments/studies/results/`.", ""]
+def pages(benchmarks: Mapping[str, Content], studies: Mapping[str, Content]) -> dict[str, str]:
+    """Return the text of each page of `docs/measurements/`, by file name.
+
+    Raises:
+        ValueError: A result belongs to no page.
+    """
+    found: dict[str, list[str]] = {name: [] for name in (*PAGES, *STUDY_PAGES)}
     for name, content in benchmarks.items():
-        lines += [f"## {name}", "", f"`{content['command']}`, commit {content['commit']},"]
-        lines += [f"{content['date'][:10]}; {machine(content)}.", ""]
-        if figures := content.get("figures"):
-            rows = [{"figure": key, **found} for key, found in figures.items()]
-            lines += [*table(rows), ""]
-        lines += [*rendered(content["results"]), ""]
+        found[page_of(name)] += benchmark_section(name, content)
     for name, content in studies.items():
-        rounds = f"seeds {', '.join(map(str, content['seeds']))}"
-        lines += [f"## Study: {name}", "", f"{content['study']}, commit {content['commit']},"]
-        lines += [f"{content['date'][:10]}; {content['machine']}, torch {content['torch']};"]
-        lines += [f"{rounds}. {content['method']} {claims.METHOD}", ""]
-        lines += [*table(list(study_rows(content))), ""]
-        lines += ["| claim | printed in | measured, 95 % interval | verdict |", "|---|---|---|---|"]
-        judged = claims.judge(
-            claims.load_claims(claims.STUDIES / "claims" / f"{name}.yaml"),
-            claims.Results.model_validate(content),
-        )
-        lines += map(claim_row, judged)
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+        found[f"claims_{name}"] += study_section(name, content)
+    questions = {name: question for name, (question, _) in PAGES.items()} | STUDY_PAGES
+    texts = {
+        f"{name}.md": "\n".join([f"# {questions[name]}", "", *lines]).rstrip() + "\n"
+        for name, lines in found.items()
+        if lines
+    }
+    links = [f"| [{questions[name]}]({name}.md) |" for name, lines in found.items() if lines]
+    index = [
+        *("# Measurements", "", "Look up a question:", "", "| question |", "|---|", *links, ""),
+        *("## The figures that are quoted", "", figures_section(benchmarks), ""),
+        "Written by `python -m experiments.report`; `experiments/README.md` says how to measure.",
+    ]
+    return {"index.md": "\n".join(index) + "\n", **texts}
+
+
+def page_of(name: str) -> str:
+    """Return the page of a result.
+
+    Raises:
+        ValueError: It belongs to none.
+    """
+    prefixes = {prefix: page for page, (_, given) in PAGES.items() for prefix in given}
+    fitting = [prefix for prefix in prefixes if name.startswith(prefix)]
+    if not fitting:
+        raise ValueError(f"result {name} has no page of measurements; add it to PAGES")
+    return prefixes[max(fitting, key=len)]
+
+
+def benchmark_section(name: str, content: Content) -> list[str]:
+    """Return the lines about a benchmark's results."""
+    lines = [f"## {name}", "", f"`{content['command']}`, commit {content['commit']},"]
+    lines += [f"{content['date'][:10]}; {machine(content)}.", ""]
+    if figures := content.get("figures"):
+        rows = [{"figure": key, **found} for key, found in figures.items()]
+        lines += [*table(rows), ""]
+    return [*lines, *rendered(content["results"]), ""]
+
+
+def study_section(name: str, content: Content) -> list[str]:
+    """Return the lines about a study's results and the claims that it judges."""
+    rounds = f"seeds {', '.join(map(str, content['seeds']))}"
+    lines = [f"## Study: {name}", "", f"{content['study']}, commit {content['commit']},"]
+    lines += [f"{content['date'][:10]}; {content['machine']}, torch {content['torch']};"]
+    lines += [f"{rounds}. {content['method']} {claims.METHOD}", ""]
+    lines += [*table(list(study_rows(content))), ""]
+    lines += ["| claim | printed in | measured, 95 % interval | verdict |", "|---|---|---|---|"]
+    judged = claims.judge(
+        claims.load_claims(claims.STUDIES / "claims" / f"{name}.yaml"),
+        claims.Results.model_validate(content),
+    )
+    return [*lines, *map(claim_row, judged), ""]
 
 
 def study_rows(content: Content) -> Iterator[dict[str, object]]:
@@ -135,6 +234,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return number(value)
+    if isinstance(value, list) and value and _is_rows(value):
+        return f"{len(value)}, in the file"
     if isinstance(value, list):
         return ", ".join(_cell(part) for part in value)
     if isinstance(value, dict):
@@ -166,38 +267,14 @@ def with_figures(text: str, section: str) -> str:
     return pattern.sub(lambda found: f"{found[1]}{section}\n{found[2]}", text)
 
 
-def last_log_rows(log: str) -> list[str]:
-    """Return the rows of the last table of figures in the log."""
-    found = log.rpartition(f"\n{HEADER}\n")
-    return found[2].split("\n\n")[0].splitlines() if found[1] else []
-
-
-def measured_rows(benchmarks: Mapping[str, Content]) -> list[str]:
-    """Return the rows of README's table that have a figure."""
-    pairs = zip(FIGURES, figure_rows(benchmarks), strict=True)
-    return [row for figure, row in pairs if not gap(figure, benchmarks.get(figure.benchmark))]
-
-
-def log_entry(benchmarks: Mapping[str, Content]) -> str:
-    """Return an entry for the log with the figures that README quotes."""
-    quoted = [benchmarks[f.benchmark] for f in FIGURES if not gap(f, benchmarks.get(f.benchmark))]
-    date = max(content["date"] for content in quoted)[:10]
-    rows = "\n".join([HEADER, *measured_rows(benchmarks)])
-    where = " and on ".join(sorted({machine(content) for content in quoted}))
-    return f"\n## {date} · The figures of README\n\nMeasured on {where}.\n\n{rows}\n"
-
-
 def main() -> None:
     """Write all documents, and print which figures still have to be measured."""
     benchmarks, studies = results(BENCHMARKS), results(STUDIES)
     text = README.read_text(encoding="utf-8")
-    README.write_text(with_figures(text, figures_section(benchmarks)), encoding="utf-8")
-    MEASUREMENTS.parent.mkdir(exist_ok=True)
-    MEASUREMENTS.write_text(measurements(benchmarks, studies), encoding="utf-8")
-    log = LOG.read_text(encoding="utf-8")
-    rows = measured_rows(benchmarks)
-    if rows and rows != last_log_rows(log):
-        LOG.write_text(log.rstrip("\n") + "\n" + log_entry(benchmarks), encoding="utf-8")
+    README.write_text(with_figures(text, readme_section(benchmarks)), encoding="utf-8")
+    MEASUREMENTS.mkdir(exist_ok=True)
+    for name, page in pages(benchmarks, studies).items():
+        (MEASUREMENTS / name).write_text(page, encoding="utf-8")
     trust_picture.main()
     quality_picture.main()
     for figure in FIGURES:

@@ -157,7 +157,7 @@ def pages_of_one_store() -> None:
     if streamlit := sys.modules.get("streamlit"):
         streamlit.cache_data.clear()
     if loaded := sys.modules.get("clew.ui.components.runs"):
-        for kept in (loaded.vocabulary, loaded.champion_vocabulary, loaded._examples):
+        for kept in (loaded.vocabulary, loaded.champion_vocabulary, loaded._learned):
             kept.clear()
 
 

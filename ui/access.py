@@ -28,6 +28,7 @@ Action = Literal[
     "promote",
     "roll back",
     "train",
+    "describe",
 ]
 ACTIONS: Mapping[Action, Role] = MappingProxyType(
     {
@@ -41,6 +42,7 @@ ACTIONS: Mapping[Action, Role] = MappingProxyType(
         "promote": "promoter",
         "roll back": "promoter",
         "train": "promoter",
+        "describe": "promoter",
     }
 )
 """Each action that starts or changes something, and the lowest role that may do it.

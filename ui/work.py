@@ -17,6 +17,8 @@ WORK = "clew.warm"
 EXIT_CODE_FILE = "exit_code"
 PREDICTIONS_FILE = "predictions.parquet"
 FIRST_ANSWER_FILE = "first_answer.json"
+NUM_ASKED = 2000
+"""How many new answers a model gives, and among how many of all it gives the known ones."""
 
 End = Literal["head", "tail"]
 
@@ -29,9 +31,6 @@ class Question:
     head: str
     relation: str
     tail: str
-    top_k: int
-    only_new: bool
-    """Leave out answers that are already in the training data."""
     level: float | None
     """Probability that the answer set contains a new answer; None: no answer set."""
 

@@ -50,7 +50,15 @@ def main() -> None:
     except OSError:  # Intel's MKL would end the process with its own message
         problem = "the current folder does not exist any more; change to one that exists"
         sys.exit(_report(problem, UsageError.exit_code))
-    prepare_environment()
+    try:
+        prepare_environment()
+        _log_to_stderr()
+    except KeyboardInterrupt:
+        sys.exit(_report("interrupted", 130))
+    sys.exit(run(sys.argv[1:]))
+
+
+def _log_to_stderr() -> None:
     from clew.cli.options import is_main_process
 
     # Of the processes that torchrun starts, only the main one logs progress; all report errors.
@@ -63,7 +71,6 @@ def main() -> None:
         expected = "expected DEBUG, INFO, WARNING, ERROR or CRITICAL"
         sys.exit(_report(f"CLEW_LOG_LEVEL is {level!r}; {expected}", UsageError.exit_code))
     logging.getLogger("clew").setLevel(level.upper())
-    sys.exit(run(sys.argv[1:]))
 
 
 class _OneLine(logging.Formatter):
@@ -112,13 +119,13 @@ def prepare_environment() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error becomes one line on standard error."""
-    from clew.cli import cli
-
     # An option with an empty value counts as not given, because `mlflow run` passes every option.
     given = [word for word in arguments if not re.fullmatch(r"--[\w-]+=", word)]
     typed_command.set(shlex.join(["clew", *given]))
     try:
         with keeping_reason(), _interrupted_as_usual():
+            from clew.cli import cli
+
             result = cli.main(arguments, prog_name="clew", standalone_mode=False)
     except ClewError as error:
         return _report(str(error), error.exit_code)

@@ -6,6 +6,8 @@ them. Promotion, registry and serving know no more of a subject than its task an
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -17,6 +19,25 @@ Form = str | Sequence["Form"] | Mapping[str, "Form"]
 """An MLflow type such as `string`; `[form]` is an array, and a mapping an object with these parts,
 where a name with `?` at its end can be left out."""
 Forms = Mapping[str, Form]
+
+
+@dataclass
+class Waiting:
+    """A request to a server, whose client waits for the answer."""
+
+    has_begun: bool = False
+    is_over: bool = False
+
+
+current_request: ContextVar[Waiting | None] = ContextVar("current_request", default=None)
+
+
+def go_on() -> None:
+    """Raise an error if nobody waits for the answer any more; call it often while computing one."""
+    if request := current_request.get():
+        request.has_begun = True
+        if request.is_over:
+            raise InterruptedError("nobody waits for the answer")
 
 
 class Settings(BaseModel):
@@ -55,11 +76,18 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
     """Requirements of its served models beside those of all."""
     expects: ClassVar[str]
     """What a request to a served model should contain, for messages."""
+    intended_use: ClassVar[str]
+    """What its models are for, and what they are not for, for model cards."""
+    columns: ClassVar[Mapping[str, str]]
+    """MLflow type of each column of its data."""
     inputs: ClassVar[Forms]
     """The columns of a request."""
     outputs: ClassVar[Forms]
     """The columns of an answer."""
     settings: type[SettingsT]
+    most_work: ClassVar[int] = 1000
+    """The most work of one request to a served model, in `unit_of_work`."""
+    unit_of_work: ClassVar[str] = "rows"
 
     @abstractmethod
     def build_task(self, config: Any) -> TaskT:
@@ -114,6 +142,10 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
         Raises:
             UsageError: A row cannot be answered.
         """
+
+    def work(self, loaded: LoadedT, num_rows: int, num_bytes: int, settings: SettingsT) -> int:
+        """Return how much work it is to answer a request of some bytes; 1 or more."""
+        return max(num_rows, 1)
 
     def agree(self, one: Row, other: Row) -> bool:
         """Whether two answers to a request are the same except for rounding."""

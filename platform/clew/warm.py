@@ -30,6 +30,7 @@ from clew.language_modeling.model import Sampling
 from clew.runs.mlflow_store import preload_databases
 from clew.ui.work import (
     FIRST_ANSWER_FILE,
+    NUM_ASKED,
     PREDICTIONS_FILE,
     AskedFrames,
     AskedText,
@@ -112,9 +113,9 @@ def perform(asked: object, folder: Path, say: Say) -> None:
                 predict(
                     asked.model,
                     [query(asked.head, asked.relation, asked.tail)],
-                    top_k=asked.top_k,
-                    filter_known=asked.only_new,
+                    top_k=NUM_ASKED,
                     level=asked.level,
+                    apart=True,
                 ).as_dict()
             )
         case AskedText():

@@ -1,6 +1,6 @@
 """Claims about studies: which are valid, and what the verdicts on them are.
 
-The verdicts on the guides' claims stand in docs/measurements.md; test_figures.py compares them.
+The verdicts on the guides' claims stand in docs/measurements/; test_figures.py compares them.
 """
 
 import json

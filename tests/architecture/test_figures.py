@@ -1,4 +1,4 @@
-"""README, the log and docs/measurements.md quote exactly the figures of the result files.
+"""README and docs/measurements/ quote exactly the figures of the result files.
 
 `python -m experiments.report` writes the documents.
 """
@@ -28,27 +28,24 @@ def git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_readme_is_the_reports() -> None:
     text = report.README.read_text(encoding="utf-8")
-    written = report.with_figures(text, report.figures_section(BENCHMARKS))
-    assert text == written, "run: python -m experiments.report"
+    section = report.readme_section(BENCHMARKS)
+    assert text == report.with_figures(text, section), "run: python -m experiments.report"
+    assert len(section.splitlines()) == 2 + 5
 
 
-def test_the_page_of_measurements_is_the_reports() -> None:
-    written = report.measurements(BENCHMARKS, STUDIES)
-    text = report.MEASUREMENTS.read_text(encoding="utf-8")
-    assert text == written, "run: python -m experiments.report"
+def test_the_pages_of_measurements_are_the_reports() -> None:
+    texts = report.pages(BENCHMARKS, STUDIES)
+    written = {
+        path.name: path.read_text(encoding="utf-8") for path in report.MEASUREMENTS.iterdir()
+    }
+    assert written == texts, "run: python -m experiments.report"
+    rows = [line for line in texts["index.md"].splitlines() if line.startswith("| ")]
+    assert sum("experiments.benchmarks" in row for row in rows) == len(FIGURES) == 10
 
 
-def test_the_logs_last_figures_are_readmes() -> None:
-    rows = report.measured_rows(BENCHMARKS)
-    if rows:
-        log = report.LOG.read_text(encoding="utf-8")
-        assert report.last_log_rows(log) == rows, "run: python -m experiments.report"
-
-
-def test_readme_quotes_ten_figures() -> None:
-    section = report.figures_section(BENCHMARKS)
-    assert len(FIGURES) == 10
-    assert sum(line.startswith("|") for line in section.splitlines()) == 2 + len(FIGURES)
+def test_a_result_without_a_page_is_refused() -> None:
+    with pytest.raises(ValueError):
+        report.page_of("something_new")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -98,7 +95,7 @@ def test_a_figure_is_shown_with_its_rounds_file_and_commit(recorded: Path) -> No
     assert gap(FIGURE, content) is None
     row = report.figure_row(FIGURE, content)
     assert row.startswith("| a step | 2 (1 to 4) s | PyKEEN: 1,234 | `python -m experiments.")
-    assert row.endswith("(experiments/benchmarks/results/speed.json), aaaaaaaaaa |")
+    assert row.endswith("`speed.json`, aaaaaaaaaa |")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,13 @@ import yaml
 from clew.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITTEN_BY_PROGRAMS = {"docs/measurements.md"}
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
     "experiments/README.md",
-    *sorted({f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - WRITTEN_BY_PROGRAMS),
+    *sorted({f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}),
 ]
-MOST_WORDS = 900
+MOST_WORDS = 500
 PROGRAMS = ("make", "clew", "mlflow", "python", "python3")
 
 

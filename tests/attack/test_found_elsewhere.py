@@ -19,7 +19,14 @@ from clew.influence.unrolling import KeptInFile
 from clew.runs.delivery import sync_spool
 from clew.runs.influence_report import TextInfluenceReport, read_influence_outline
 from clew.runs.reading.run_details import read_by_relation, read_study
-from clew.runs.request_door import LIMIT_VARIABLE, SERVED_PATH, Door, _fault_in_table, close_door
+from clew.runs.request_door import (
+    LIMIT_VARIABLE,
+    SERVED_PATH,
+    Budget,
+    Door,
+    _fault_in_table,
+    close_door,
+)
 from clew.runs.spool import RECORDS, Unreadable
 from clew.runs.store import creation_lock
 from clew.training.manifest import MANIFEST_FILE, read_manifest
@@ -203,12 +210,12 @@ def test_ranks_that_are_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     refused(lambda: read_by_relation("0" * 32, "test"), "not a table of ranks")
 
 
+BUDGET = Budget(1, "rows", lambda num_rows, num_bytes, params: num_rows)
+
+
 @pytest.mark.parametrize("text", ["[1]", "null", "7", "[" * 100_000, ""])
 def test_an_answer_that_is_no_object(text: str) -> None:
-    async def nothing(*_: object) -> None:
-        return None
-
-    code, line = Door(nothing, "rows", frozenset(), frozenset())._told(text)
+    code, line = Door("rows", frozenset(), frozenset(), BUDGET)._told(text)
     assert code == "BAD_REQUEST"
     require_one_line(line)
     assert io.StringIO(line).readline() == line
@@ -221,7 +228,7 @@ def test_a_limit_of_requests_that_is_no_size(given: str, monkeypatch: pytest.Mon
     with pytest.raises(
         SystemExit, match=f"CLEW_REQUEST_MIB='{given}'; expected a number of MiB"
     ) as caught:
-        close_door("rows", frozenset(), frozenset())
+        close_door("rows", frozenset(), frozenset(), BUDGET)
     require_one_line(str(caught.value))
 
 

@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from clew.runs.request_door import Door, Event
+from clew.runs.request_door import Application, Budget, Door, Event
 from tests.attack.cases import fuzz, limits, require_one_line
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts, values
 from tests.attack.material import Material
@@ -34,6 +35,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "frames": (WINDOW, {"confidence": 0.9}),
 }
 """A valid row and valid parameters for each model."""
+BUDGET = Budget(1000, "rows", lambda num_rows, num_bytes, params: num_rows)
 Ask = Callable[[bytes, str], tuple[int, bytes]]
 
 
@@ -51,7 +53,9 @@ def ask(kind: str, material: Material) -> Iterator[Ask]:
         use_store(patch, f"sqlite:///{material.folder / 'mlflow.db'}")
         model = load_model(f"models:/{kind}@champion")
         columns = model.metadata.get_input_schema().input_names()
-        door = Door(scoring_server.init(model), "rows", set(columns), REQUESTS[kind][1].keys())
+        door = partial(
+            Door("rows", set(columns), REQUESTS[kind][1].keys(), BUDGET), scoring_server.init(model)
+        )
         runner = asyncio.Runner()
         # Not in this thread: after a browser test, Playwright runs an event loop in it.
         with ThreadPoolExecutor(1) as thread:
@@ -63,11 +67,15 @@ def ask(kind: str, material: Material) -> Iterator[Ask]:
             thread.submit(runner.close).result()
 
 
-async def _answer(door: Door, body: bytes, content_type: str) -> tuple[int, bytes]:
+async def _answer(door: Application, body: bytes, content_type: str) -> tuple[int, bytes]:
     events: list[Event] = []
 
+    sent: list[Event] = [{"type": "http.request", "body": body, "more_body": False}]
+
     async def receive() -> Event:
-        return {"type": "http.request", "body": body, "more_body": False}
+        if not sent:
+            await asyncio.Event().wait()  # the client stays
+        return sent.pop()
 
     async def send(event: Event) -> None:
         events.append(event)

@@ -33,15 +33,15 @@ def addresses() -> dict[str, str]:
         "reviews": "/reviews",
         "models": "/models",
         "studies": "/studies",
-        "ask": "/ask?new=true",
+        "ask": "/ask",
     }
 
 
 def ask(dashboard: Dashboard) -> None:
-    """Ask the first example, and ask *Why?* for its first answer."""
+    """Ask the first example, and why its first answer."""
     dashboard.page.get_by_test_id("stMain").get_by_role("button", name="what?").first.click()
-    dashboard.shows("to ask why", seconds=SECONDS)
-    dashboard.settle().tick(0, 0).press("Why?")
+    dashboard.shows("Why ", seconds=SECONDS)
+    dashboard.settle().page.get_by_role("button", name="Why ").click()
     dashboard.shows("Read the explanation", seconds=SECONDS)
 
 

@@ -1,13 +1,15 @@
 """Wrong usage ends with code 2 before anything is read, in lines that a terminal shows whole."""
 
 import io
+import logging
+import queue
 import sys
 from pathlib import Path
 
 import pytest
 
 from clew.__main__ import run as run_command
-from clew.cli import cli
+from clew.cli import cli, options
 from clew.cli.options import Verb, dashed
 
 FRAMES = ("predict", "--model=none", "--frames=f", "--output=o")
@@ -134,3 +136,28 @@ def test_underscores_stand_for_dashes(verb: str, capsys: pytest.CaptureFixture[s
     assert "_" not in "".join(
         line.split()[0] for line in capsys.readouterr().out.splitlines() if "  --" in line
     )
+
+
+def test_a_command_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(options, "BEAT_SECONDS", 0.001)
+    heard = queue.Queue[str]()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.put(record.getMessage())
+
+    logger, listener = logging.getLogger(options.__name__), Listener()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(listener)
+    try:
+        with options.Heartbeat():
+            assert heard.get(timeout=60)
+            options.progress_bar("tests", as_json=False)(3, 7)
+            while "3 of 7 tests" not in heard.get(timeout=60):
+                pass
+    finally:
+        logger.removeHandler(listener)
+        logger.setLevel(level)
+    assert options.BEATING == []

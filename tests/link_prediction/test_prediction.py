@@ -102,6 +102,16 @@ def test_tails_equal_the_plain_loop(top_k: int, filter_known: bool) -> None:
             assert answer.probability == pytest.approx(weights[e] / total, rel=1e-4)
 
 
+@pytest.mark.parametrize("top_k", [1, 5, 1000])
+def test_new_answers_are_taken_apart_from_known_ones(top_k: int) -> None:
+    def names(*, known: bool, **settings: bool) -> list[str]:
+        (found,) = predictor().predict([Query("causes", head="e00")], top_k=top_k, **settings)
+        return [answer.name for answer in found.answers if answer.known == known]
+
+    assert names(known=False, apart=True) == names(known=False, filter_known=True)
+    assert names(known=True, apart=True) == names(known=True)
+
+
 def test_probabilities_of_all_candidates_sum_to_one() -> None:
     (found,) = predictor().predict([Query("causes", head="e00")], top_k=NUM_ENTITIES)
     assert sum(a.probability or 0.0 for a in found.answers) == pytest.approx(1.0, abs=1e-5)

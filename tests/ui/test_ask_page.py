@@ -4,16 +4,23 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from clew.__main__ import run as run_command
-from clew.runs.reading.models import ModelNames
-from clew.ui.components import answers, jobs
+from clew.runs.reading.models import (
+    End,
+    Learned,
+    ModelNames,
+    list_models,
+    read_learned,
+    read_vocabulary,
+)
+from clew.ui.components import answers, jobs, runs
 from clew.ui.views import ask
-from clew.ui.work import Question, Why
+from clew.ui.work import NUM_ASKED, Question, Why
+from clew.workflows.predict import asked, predict
 from tests.recorded import MODEL, UMLS, Recorded
 from tests.ui.conftest import Open, no_surprise, shown
 
@@ -28,6 +35,12 @@ class Job:
     printed: str = ""
     job_id: str = JOB_ID
     state: str = "done"
+    action: str = "ask"
+    asked: object = None
+    cancelled: int = 0
+
+    def cancel(self) -> None:
+        self.cancelled += 1
 
     def result(self) -> object:
         return json.loads(self.printed) if self.printed else None
@@ -67,10 +80,11 @@ class Started:
         if self.job.printed and result is not answers.explanation:
             result(self.job)
 
-    def answer(self, *arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-        """Return the answer of the real command."""
-        assert run_command(["predict", f"--model={CHAMPION}", *arguments, "--json"]) == 0
-        self.job = Job(capsys.readouterr().out)
+    def answer(self, *, level: float | None = None, **ends: str) -> None:
+        """Give the page the answer that a job gives it."""
+        question = asked(**{"head": "", "tail": ""} | ends)
+        told = predict(CHAMPION, [question], top_k=NUM_ASKED, level=level, apart=True)
+        self.job = Job(json.dumps(told.as_dict()))
 
 
 @pytest.fixture
@@ -99,8 +113,7 @@ def test_a_link_whose_answer_is_gone_asks_again(
 ) -> None:
     question = {"h": "steroid", "r": "affects", "for": "tail,eicosanoid", "top": "7"}
     app = page("ask", many.uri, answer="gone", why="gone too", **question)
-    asked = Question(CHAMPION, "steroid", "affects", "", 7, only_new=False, level=0.9)
-    assert started.calls == [asked]
+    assert started.calls == [Question(CHAMPION, "steroid", "affects", "", level=0.9)]
     assert app.query_params["answer"] == JOB_ID
     press(app, "Explain again")
     meant = Why("steroid", "affects", "eicosanoid", "tail", CHAMPION)
@@ -123,17 +136,16 @@ def test_names_are_those_of_the_version_also_when_its_training_is_gone(
 
 def test_the_empty_end_is_asked_for(page: Open, many: Recorded, started: Started) -> None:
     app = page("ask", many.uri)
-    assert app.button(key="ask").disabled
-    app.selectbox(key="ask-relation").set_value("affects")
+    app.selectbox(key="ask-relation").set_value("affects").run()
+    assert not started.calls
     app.selectbox(key="ask-tail").set_value("steroid").run()
-    assert not started.prepared
-    press(app, "Ask")
     assert started.prepared == {CHAMPION}, "reasons are prepared while answers are read"
+    assert not started.job.cancelled
     app.selectbox(key="ask-head").set_value("eicosanoid").run()
-    press(app, "Ask")
+    assert started.job.cancelled == 1, "nobody waits for the first answer any more"
     assert started.calls == [
-        Question(CHAMPION, "", "affects", "steroid", 10, only_new=False, level=0.9),
-        Question(CHAMPION, "eicosanoid", "affects", "steroid", 10, only_new=False, level=0.9),
+        Question(CHAMPION, "", "affects", "steroid", level=0.9),
+        Question(CHAMPION, "eicosanoid", "affects", "steroid", level=0.9),
     ]
     assert app.query_params["h"] == "eicosanoid"
     assert app.query_params["t"] == "steroid"
@@ -148,82 +160,155 @@ def test_it_begins_with_three_questions_about_what_the_champion_learned(
     assert labels[0].endswith("what\\?")
     assert labels[1].startswith("what\\?")
     press(app, "why")
-    (asked,) = started.calls
-    assert isinstance(asked, Question)
+    (question,) = started.calls
+    assert isinstance(question, Question)
     lines = UMLS.joinpath("train.txt").read_text(encoding="utf-8").splitlines()
-    assert f"{asked.head}\t{asked.relation}\t{asked.tail}" in lines
-    assert app.selectbox(key="ask-head").value == asked.head
+    assert f"{question.head}\t{question.relation}\t{question.tail}" in lines
+    assert app.selectbox(key="ask-head").value == question.head
 
 
 def test_answers_of_the_command_are_shown_and_explained_from_their_end(
     page: Open,
     many: Recorded,
     started: Started,
-    capsys: pytest.CaptureFixture[str],
     use: Callable,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use(many.uri)
-    question = ["--relation=affects", "--tail=steroid"]
-    started.answer(*question, capsys=capsys)
-    app = page("ask", many.uri, answer="gone", r="affects", t="steroid")
+    question = {"relation": "affects", "tail": "cell_function"}
+    started.answer(**question)
+    app = page("ask", many.uri, answer="gone", r="affects", t="cell_function")
     assert "<b>?</b>" in shown(app)
-    assert list(app.dataframe[0].value["Rank"]) == list(range(1, 11))
-    started.answer("--head=eicosanoid", *question, capsys=capsys)
-    app = page("ask", many.uri, answer="gone", h="eicosanoid", r="affects", t="steroid")
+    told = [table.value for table in app.dataframe]
+    assert [set(each["Known"]) for each in told] == [{"new"}, {"● known"}], "new answers first"
+    assert list(told[0]["Rank"]) == sorted(told[0]["Rank"])
+    started.answer(head="eicosanoid", **question)
+    app = page("ask", many.uri, answer="gone", h="eicosanoid", r="affects", t="cell_function")
     found = re.findall(
         r"is (?:first|at rank [\d.]+(?: \(tied\))?) of [\d,]+ candidates", shown(app)
     )
-    assert len(found) == len(app.dataframe) == 2
+    assert len(found) == 2
     for end in ("tail", "head"):
         (button,) = [b for b in app.button if b.label == f"Why this rank as {end}?"]
         no_surprise(button.click().run())
     explained = [call for call in started.calls if isinstance(call, Why)]
-    triple = ("eicosanoid", "affects", "steroid")
+    triple = ("eicosanoid", "affects", "cell_function")
     assert explained == [Why(*triple, "tail", CHAMPION), Why(*triple, "head", CHAMPION)]
 
 
 def test_a_link_to_an_explanation_ticks_its_answer(
-    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+    page: Open, many: Recorded, started: Started, use: Callable
 ) -> None:
     use(many.uri)
-    started.answer("--relation=affects", "--tail=steroid", capsys=capsys)
+    started.answer(relation="affects", tail="steroid")
     question = {"answer": "gone", "r": "affects", "t": "steroid"}
     answer = page("ask", many.uri, **question).dataframe[0].value["Answer"][3]
     for why, end, is_ticked in (("x", "head", True), ("x", "tail", False), ("", "head", False)):
         app = page("ask", many.uri, why=why, **question, **{"for": f"{end},{answer}"})
-        assert ("Why?" in [button.label for button in app.button]) == is_ticked
+        asks = [button.label for button in app.button if button.label.startswith("Why ")]
+        best = not why and not is_ticked
+        assert bool(asks) == (is_ticked or best)
+        if is_ticked:
+            assert answer.replace("_", "\\_") in asks[0]
 
 
 def test_the_answer_set_is_marked_and_its_coverage_shown(
-    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+    page: Open, many: Recorded, started: Started, use: Callable
 ) -> None:
     use(many.uri)
-    question = ["--head=eicosanoid", "--relation=affects", "--tail=steroid"]
-    started.answer(*question, "--conformal=0.8", capsys=capsys)
+    started.answer(head="eicosanoid", relation="affects", tail="steroid", level=0.8)
     triple = {"h": "eicosanoid", "r": "affects", "t": "steroid"}
     app = page("ask", many.uri, answer="gone", set="80 %", **triple)
-    (asked,) = started.calls
-    assert isinstance(asked, Question)
-    assert asked.level == 0.8
+    (question,) = started.calls
+    assert isinstance(question, Question)
+    assert question.level == 0.8
     assert "In the set" in app.dataframe[0].value
-    said = re.findall(
-        r"best [\d,]+ of [\d,]+ new candidates.* 80 % .* sets contained [\d.]+ %", shown(app)
-    )
+    said = [text for text in app.markdown if "new candidates" in text.value]
     assert len(said) == 2
+    for text in said:
+        grounds = text.proto.help.replace("\\", "")
+        assert re.search(r" 80 % .* sets contained [\d.]+ %", grounds), grounds
     assert re.search(r"(, |would be )(not )?in the answer set", shown(app))
     page("ask", many.uri, answer="gone", set="none", **triple)
-    assert started.calls[-1] == Question(CHAMPION, *triple.values(), 10, only_new=False, level=None)
+    assert started.calls[-1] == Question(CHAMPION, *triple.values(), level=None)
 
 
 def test_a_guess_comes_with_a_warning(
-    page: Open, many: Recorded, started: Started, capsys: pytest.CaptureFixture[str], use: Callable
+    page: Open, many: Recorded, started: Started, use: Callable
 ) -> None:
     use(many.uri)
-    started.answer("--head=steroid", "--relation=location_of", capsys=capsys)
+    started.answer(head="steroid", relation="location_of")
     app = page("ask", many.uri, answer="gone", h="steroid", r="location_of")
     (warning,) = app.warning
     assert "is never the head of" in warning.value
+
+
+KINDS = {"steroid": "biolink:SmallMolecule", "virus": "Virus"}
+
+
+def test_kinds_choose_relations_and_answers(
+    page: Open,
+    many: Recorded,
+    started: Started,
+    use: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use(many.uri)
+    vocabulary = read_vocabulary(many.runs["fp32 1"])
+    kinds = {name: KINDS.get(name, "Disease") for name, _ in vocabulary.entities}
+    uses: dict[str, dict[End, dict[str, int]]] = {
+        "isa": {"head": {"Disease": 90}, "tail": {"Disease": 90}},
+        "affects": {
+            "head": {"Virus": 50, "biolink:SmallMolecule": 1},
+            "tail": {"Disease": 49, "Virus": 2},
+        },
+    }
+    learned = Learned((), uses)
+    monkeypatch.setattr(runs, "champion_vocabulary", lambda model: replace(vocabulary, kinds=kinds))
+    monkeypatch.setattr(runs, "learned", lambda model: learned)
+    app = page("ask", many.uri)
+    assert app.selectbox(key="ask-relation").options == ["isa", "affects"]
+    app.selectbox(key="ask-head").set_value("virus").run()
+    assert app.selectbox(key="ask-relation").options == ["affects"]
+    (question,) = started.calls
+    assert isinstance(question, Question)
+    assert (question.head, question.relation) == ("virus", "affects")
+    started.answer(relation="affects", tail="carbohydrate")
+    app = page("ask", many.uri, answer="gone", r="affects", t="carbohydrate", top="200")
+    assert {kind for table in app.dataframe for kind in table.value["Kind"]} == {"virus"}
+    (toggle,) = app.toggle
+    app = no_surprise(toggle.set_value(True).run())
+    shown_kinds = {kind for table in app.dataframe for kind in table.value["Kind"]}
+    assert shown_kinds == {"virus", "disease", "small molecule"}
+
+
+def test_what_training_uses_is_counted_by_kind(many: Recorded, use: Callable) -> None:
+    use(many.uri)
+    (model,) = (each for each in list_models() if each.name == MODEL)
+    assert model.champion is not None
+    learned = read_learned(model, model.champion)
+    facts = [line.split("\t") for line in (UMLS / "train.txt").read_text("utf-8").splitlines()]
+    number = sum(relation == "affects" for _, relation, _ in facts)
+    assert learned.uses["affects"] == {"head": {"": number}, "tail": {"": number}}
+    assert learned.number("affects") == number
+    assert Learned((), {}).number("affects") == 0
+    rare = {"a": {"head": {"Drug": 99, "Cell": 1}, "tail": {"Disease": 100}}}
+    few = Learned((), rare)  # type: ignore[arg-type]
+    assert few.usual("a", "head") == {"Drug"}
+    assert few.number("a", head="Cell", tail="") == 1
+    assert few.number("a", head="Cell", tail="Cell") == 0
+
+
+def test_answers_of_one_name_are_one_with_all_identifiers() -> None:
+    found = [
+        {"head": "A:1", "label": "x", "known": False},
+        {"head": "B:1", "label": "y"},
+        {"head": "C:1", "label": "x", "known": True},
+    ]
+    table = answers.frame(answers.one_of_each_name(found, "head"), "head", {})
+    assert list(table["Answer"]) == ["x", "y"]
+    assert list(table["Known"]) == ["● known", "–"]
+    assert list(table["Id"]) == ["A:1, C:1", "B:1"]
 
 
 def large_box() -> None:

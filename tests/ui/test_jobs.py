@@ -164,12 +164,14 @@ def test_the_real_work_answers_and_refuses(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", recorded.uri)
     monkeypatch.setattr(jobs_module, "WORK", "clew.warm")
     own = Jobs()
-    asked = Question(f"models:/{MODEL}@champion", "eicosanoid", "affects", "", 3, False, None)
+    asked = Question(f"models:/{MODEL}@champion", "eicosanoid", "affects", "", None)
     job = finished(own.start(asked, title="ask", action="ask"))
     result = job.result()
     assert result is not None, job.log()
-    assert len(result["predictions"][0]["answers"]) == 3
-    unknown = Question(asked.model, "<b>nobody</b>", "affects", "", 3, False, None)
+    known = [answer["known"] for answer in result["predictions"][0]["answers"]]
+    assert known == sorted(known), "new answers first"
+    assert {*known} == {False, True}
+    unknown = Question(asked.model, "<b>nobody</b>", "affects", "", None)
     refused = finished(own.start(unknown, title="ask", action="ask"))
     assert (refused.state, refused.exit_code) == ("failed", UsageError.exit_code)
     assert "<b>nobody</b>" in refused.message()

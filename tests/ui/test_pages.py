@@ -1,5 +1,6 @@
 """Every page in AppTest, with stores without runs, with one run, with many, and broken ones."""
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,30 @@ def test_the_overview_filters_by_the_address(page: Open, many: Recorded) -> None
     (table,) = app.dataframe
     assert set(table.value["Variant"]) == {"bf16+ckpt"}
     assert sorted(table.value["training.seed"]) == [0, 1]
+
+
+def test_filters_of_old_addresses_are_in_the_search_box(page: Open, many: Recorded) -> None:
+    old = {"state": "finished", "kind": "train", "variant": "bf16+ckpt", "data": "all"}
+    app = page("overview", many.uri, search="umls", **old)
+    assert app.text_input(key="search").value == (
+        'umls state="finished" kind="train" variant="bf16+ckpt"'
+    )
+    assert set(app.dataframe[0].value["Variant"]) == {"bf16+ckpt"}
+    assert not {*old} & {*app.query_params}
+
+
+def test_the_overview_says_what_waits(page: Open, fresh_many: Recorded) -> None:
+    def waiting() -> list[int]:
+        app = page("overview", fresh_many.uri)
+        (said,) = [text.value for text in app.caption if "explained" in text.value]
+        return [int(number) for number in re.findall(r"\d+", said)]
+
+    opened, latest = waiting()
+    assert 0 < opened <= latest
+    for run in fresh_many.client.search_runs(["1"], "tags.`clew.kind` = 'trace'"):
+        fresh_many.client.set_tag(run.info.run_id, names.TAG_REVIEWED, "true")
+    st.cache_data.clear()
+    assert waiting() == [0, latest]
 
 
 def test_the_overview_groups_seeds(page: Open, many: Recorded) -> None:

@@ -54,6 +54,29 @@ def test_a_run_of_any_kind(page: Open, many: Recorded, name: str) -> None:
     assert many.runs[name] in shown(app)
 
 
+def test_people_describe_runs(page: Open, fresh_many: Recorded) -> None:
+    run_id, client = fresh_many.runs["fp32 1"], fresh_many.client
+    before = client.get_run(run_id).data.tags
+    client.set_tag(run_id, "screen", "lung")
+    app = page("run", fresh_many.uri, id=run_id)
+
+    def save(tags: str) -> None:
+        description, own = app.text_area
+        assert "screen=lung" in own.value
+        description.set_value("for the *screen*")
+        own.set_value(tags)
+        app.button(key="save-description").click().run()
+
+    save("screen=lung\nclew.kind=promote")
+    assert app.error
+    assert client.get_run(run_id).data.tags == before | {"screen": "lung"}
+    save("reviewed = yes, twice")
+    assert not app.error
+    described = {names.TAG_NOTE: "for the *screen*", "reviewed": "yes, twice"}
+    assert client.get_run(run_id).data.tags == before | described
+    assert "for the *screen*" in shown(app).replace("\\", "")
+
+
 def test_a_run_begins_with_what_it_found(page: Open, fresh_many: Recorded) -> None:
     run_id, said = fresh_many.runs["fp32 1"], "quality: <b>MRR</b> .9\n\ncost: 2 s"
     fresh_many.client.set_tag(run_id, names.TAG_NOTE, said)

@@ -9,6 +9,8 @@ from clew import names
 from clew.config.load import load
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.validation_record import DeletionEffect, Measured
+from clew.ui.components import charts
+from clew.ui.components.results import trials_of
 from clew.workflows.trials import TrialRecord
 from clew.workflows.tune import write_best, write_trials
 from tests.recorded import Recorded
@@ -81,6 +83,28 @@ def test_a_search_shows_its_trials_and_the_best_settings(
     assert list(table["State"]) == ["✓ complete", "✗ failed"]
     assert table["Problem"][1] == "loss was <b>NaN</b>"
     assert f"clew train --config {names.BEST_YAML}" in [block.value for block in app.code]
+
+
+def test_a_search_shows_what_mattered(page: Open, store: Recorded, tmp_path: Path) -> None:
+    trials = [
+        TrialRecord(n, "complete", {RATE: 10.0**-n, "loss.kind": kind}, 0.1 * n, 2, 5.0, f"r{n}")
+        for n, kind in enumerate(["kvs_all", "one_vs_all", "kvs_all"], start=1)
+    ]
+    folder = tmp_path / names.ARTIFACT_TUNE
+    folder.mkdir()
+    write_trials(folder / names.TRIALS_CSV, trials)
+    write_best(folder / names.BEST_YAML, load("umls"), trials[2], len(trials))
+    run_id = add_run(store, names.KIND_TUNE, folder, {names.TAG_BEST_RUN: "r3"})
+    store.client.log_metric(run_id, f"importance/{RATE}", 0.75)
+    app = page("run", store.uri, id=run_id)
+    assert not app.error
+    settings = app.dataframe[0].value.set_index("Setting")
+    assert settings["Importance"][RATE] == 0.75
+    lines = charts.trials(trials_of(run_id), [RATE, "loss.kind"], "MRR")["layer"][0]["data"]
+    at = {(row["axis"], row["trial"]): row["at"] for row in lines["values"]}
+    assert [at[RATE, n] for n in (1, 2, 3)] == pytest.approx([1.0, 0.5, 0.0])
+    assert [at["loss.kind", n] for n in (1, 2, 3)] == [0.0, 1.0, 0.0]
+    assert [at["MRR", n] for n in (1, 2, 3)] == pytest.approx([0.0, 0.5, 1.0])
 
 
 def test_a_search_without_a_complete_trial_says_so(

@@ -237,6 +237,24 @@ def test_rollback_swaps_and_swaps_again(trained: TrainedStore, champion: Crown) 
     assert aliases("back") == {"champion": "2", "previous": "1"}
 
 
+def test_a_model_shows_its_champions_card_until_a_person_describes_it(
+    trained: TrainedStore, champion: Crown
+) -> None:
+    client = MlflowClient(trained.uri)
+    champion("card", trained.weak)
+    promoted("card", trained.strong)
+    card = client.get_model_version("card", "2").description
+    assert Graphs.intended_use in card
+    assert "5,216 triples to train" in card
+    assert "models:/card/2" in card
+    assert client.get_registered_model("card").description == card
+    rollback("card")
+    assert not client.get_registered_model("card").description  # version 1 was made without a card
+    client.update_registered_model("card", "for the screening group")
+    rollback("card")
+    assert client.get_registered_model("card").description == "for the screening group"
+
+
 def test_rollback_needs_a_former_version(trained: TrainedStore, champion: Crown) -> None:
     champion("only", trained.weak)
     with pytest.raises(TrackingError, match="version 1 is the first champion of 'only'"):

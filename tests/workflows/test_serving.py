@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,9 +139,13 @@ def test_a_request_without_form_is_refused(served: str) -> None:
         status, line = refused(served, rows)
         assert status == 400
         assert line.startswith("a row has 'kind'; valid: head, relation, tail; expected")
+    many = {"dataframe_records": [QUERY] * 1000, "params": {"top_k": 10_000}}
+    assert refused(served, many)[0] == 400
     status, line = refused(served, {"dataframe_records": [QUERY] * 1001})
     assert (status, line) == (400, "1001 rows; expected at most 1000 in one request")
     assert post(served, {"dataframe_records": ROWS})[0] == 200
+    with urllib.request.urlopen(f"{served}/ready") as answer:
+        assert len(json.load(answer)["predictions"]) == 1
 
 
 def test_a_registered_model_runs_its_own_copy_of_the_package(

@@ -57,4 +57,6 @@ def test_a_bad_request_says_what_is_wrong(
 
 def test_a_request_without_form_is_refused(served: str) -> None:
     check_formless(served)
-    assert post(served, {"dataframe_records": [{"prompt": "3 green"}]})[0] == 200
+    rows = [{"prompt": "3 green"}] * 3
+    assert refused(served, {"dataframe_records": rows, "params": {"max_tokens": 10_000}})[0] == 400
+    assert post(served, {"dataframe_records": rows[:1]})[0] == 200

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -85,7 +86,11 @@ def test_three_files_and_a_linked_run(trained: TrainedStore, triples: Path, tmp_
     assert metrics[names.INFLUENCE_SECONDS_PER_TEST] > 0
     assert metrics[names.INFLUENCE_PAIRS_PER_SECOND] > 0
     stored = {info.path for info in client.list_artifacts(result.run_id or "", "influence")}
-    assert stored == {f"influence/influence.{kind}" for kind in ("json", "csv", "parquet")}
+    pictures = {f"influence/picture-{index}.svg" for index in range(6)}
+    tables = {f"influence/influence.{kind}" for kind in ("json", "csv", "parquet")}
+    assert stored == tables | pictures
+    path = client.download_artifacts(result.run_id or "", "influence/picture-0.svg", str(tmp_path))
+    assert first.test.head.label in "".join(ElementTree.parse(path).getroot().itertext())
     named = [line for line in result.table().splitlines() if trained.strong in line]
     assert all(line.startswith(("next: ", "Not tested: ")) for line in named)
     assert "positive scores lower" in result.table()

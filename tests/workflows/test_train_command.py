@@ -131,7 +131,11 @@ def test_a_run_holds_all_that_the_contract_names(clew: Clew, store: Path, tmp_pa
     assert optimizations["use_gradient_checkpointing"] is False
     history = pd.read_parquet(tmp_path / "out" / "history.parquet")
     assert set(history["key"]) >= {"train/loss", "valid/mrr", "time/epoch_seconds"}
-    assert run.inputs.dataset_inputs[0].dataset.name == "umls"
+    data = run.inputs.dataset_inputs[0].dataset
+    assert data.name == "umls"
+    assert "5,216 triples to train" in json.loads(data.profile)["sizes"]
+    columns = json.loads(data.schema)["mlflow_colspec"]
+    assert [column["name"] for column in columns] == ["head", "relation", "tail"]
 
 
 def test_the_resolved_configuration_repeats_the_run(

@@ -28,6 +28,7 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError, Interrupted, UsageError
 from clew.runs import store
 from clew.training.progress import Watch
+from clew.workflows import trials
 from clew.workflows.train import train
 from clew.workflows.trials import LOCK_FILE, STUDY_FILE, TrialWatch
 from clew.workflows.tune import MOST_FAILURES, TuneRequest, TuneResult, chart, tune
@@ -82,8 +83,9 @@ def outcome(result: TuneResult) -> list[tuple[object, ...]]:
 
 
 def test_a_search_leaves_runs_a_table_a_chart_and_a_configuration_that_repeats_the_best(
-    folder: Path,
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(trials, "FEWEST_TRIALS", 2)
     lines: list[str] = []
     result = tune(request_of(folder, trials=6), say=lines.append)
 
@@ -92,7 +94,9 @@ def test_a_search_leaves_runs_a_table_a_chart_and_a_configuration_that_repeats_t
     assert (parent.info.status, parent.data.tags[names.TAG_KIND]) == ("FINISHED", names.KIND_TUNE)
     assert parent.data.tags[names.TAG_BEST_RUN] == result.best.run_id
     own = {k: v for k, v in parent.data.metrics.items() if not k.startswith("system/")}
-    assert own == {"valid/mrr": result.best.value}
+    assert own.pop("valid/mrr") == result.best.value
+    assert set(own) == {f"importance/{key}" for key in result.best.settings}
+    assert sum(own.values()) == pytest.approx(1)
     assert parent.data.params["cfg.tune.seed"] == "0"
     uploaded = {info.path for info in client.list_artifacts(result.run_id, names.ARTIFACT_TUNE)}
     assert uploaded == {"tune/best.yaml", "tune/trials.csv", "tune/chart.vl.json"}

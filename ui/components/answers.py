@@ -4,18 +4,21 @@ The reasons come first from the facts near the triple, then from all facts.
 """
 
 import io
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import pandas as pd
 import streamlit as st
-from streamlit.column_config import NumberColumn, TextColumn
+from streamlit.column_config import LinkColumn, NumberColumn, ProgressColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
+from clew.biolink import page_of
 from clew.errors import DataError, UsageError, described
 from clew.runs.reading.facts import evidence, place_text, scored
-from clew.runs.reading.models import ModelNames
+from clew.runs.reading.models import Learned, ModelNames
 from clew.runs.reading.reports import ReportFiles
 from clew.ui import access
 from clew.ui.components import basics, charts, jobs, tables
@@ -58,6 +61,16 @@ ABOUT = (
     "{name} is {place} of {candidates:,} candidates (entities except other known answers)"
     "{probability}{in_set}; {known}."
 )
+COLUMNS = {
+    "Rank": NumberColumn(help="Of a new answer among the new ones, of a known one among all."),
+    "Score": NumberColumn(
+        format="%.3f", help="The model's own score (a logit): larger is more likely."
+    ),
+    "Probability": ProgressColumn(format="percent", help=PROBABILITY, min_value=0, max_value=1),
+    "In the set": TextColumn(help="Whether the answer set has it."),
+    "Known": TextColumn(help="Whether the training data have it."),
+    "Page": LinkColumn(display_text="open", help="The page of its database."),
+}
 NUM_FACTS = 5
 _FACT = '<li><span class="clew-mark clew-for">{symbol}</span>{triple}</li>'
 _FACTS = (
@@ -68,25 +81,32 @@ _FACTS = (
 Explain = Callable[[Why], None]
 
 
-def answers(job: Job, vocabulary: ModelNames, explain: Explain, beside: DeltaGenerator) -> None:
-    """Show the answers of a finished job, and `beside` them a button to explain a ticked one."""
+@dataclass(frozen=True)
+class About:
+    """What answers are shown with."""
+
+    vocabulary: ModelNames
+    learned: Learned
+    explain: Explain
+    most: int
+    """Number of new answers to show."""
+    beside: DeltaGenerator
+    """Where the buttons are that explain the ticked answers."""
+
+
+def answers(job: Job, about: About) -> None:
     content = job.result()
     if job.state != "done" or content is None:
         return
     for note in content.get("notes", []):
         basics.note(str(note))
     for number, prediction in enumerate(content.get("predictions", [])):
-        _prediction(prediction, vocabulary, explain, beside, key=f"{job.job_id}-{number}")
+        _prediction(prediction, about, key=f"{job.job_id}-{number}")
 
 
-def _prediction(
-    prediction: dict[str, Any],
-    vocabulary: ModelNames,
-    explain: Explain,
-    beside: DeltaGenerator,
-    *,
-    key: str,
-) -> None:
+def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> None:
+    """Show the best new answers of fitting kinds, and below them the known ones."""
+    vocabulary, explain, beside = shown_with.vocabulary, shown_with.explain, shown_with.beside
     given = "head" if "head" in prediction else "tail"
     end: End = "tail" if given == "head" else "head"
     relation, entity = str(prediction.get("relation", "")), str(prediction.get(given, ""))
@@ -96,7 +116,8 @@ def _prediction(
     if prediction.get("warning"):
         basics.warning(str(prediction["warning"]))
     if isinstance(answer_set := prediction.get("answer_set"), dict):
-        st.markdown(basics.markdown(answer_set.get("sentence", "")))
+        size, *more = re.split(r"(?<=\w)[;.] ", str(answer_set.get("sentence", "")))
+        st.markdown(basics.markdown(f"{size}."), help=basics.markdown(". ".join(more[-3:])))
 
     def why(answer: dict[str, Any]) -> Why:
         other = str(answer.get(end, ""))
@@ -109,33 +130,60 @@ def _prediction(
         with beside:
             why_button(f"Why this rank as {end}?", why(asked), explain, key=f"why-rank-{key}")
     found = [answer for answer in prediction.get("answers", []) if isinstance(answer, dict)]
-    # The answer whose explanation is in the address is ticked at first.
+    kinds, usual = vocabulary.kinds, shown_with.learned.usual(relation, end)
+    fitting = [each for each in found if not usual or kinds.get(str(each.get(end)), "") in usual]
+    if len(fitting) < len(found) and st.toggle("Answers of other kinds too", key=f"kinds-{key}"):
+        fitting = found
+    merged = one_of_each_name(fitting, end)
+    new = [answer for answer in merged if not answer.get("known")][: shown_with.most]
+    known = [answer for answer in merged if answer.get("known")]
+    # The answer whose explanation is in the address is ticked at first; else the best new one.
     wanted = basics.address("why") and basics.address("for")
-    table = frame(found, end)
-    tables.export(table, f"answers_{end}.csv")
-    ticked = tables.ticked(
-        table,
-        found,
-        key=f"answers-{key}",
-        first=next((answer for answer in found if wanted == f"{end},{answer.get(end)}"), None),
-        alt="Answers, the best first",
-        placeholder="–",
-        most=MAX_HEIGHT,
-        column_config={
-            "Score": NumberColumn(
-                format="%.3f", help="The model's own score (a logit): larger is more likely."
-            ),
-            "Probability": NumberColumn(format="percent", help=PROBABILITY),
-            "In the set": TextColumn(help="Whether the answer set has it."),
-            "Known": TextColumn(help="Whether the training data have it."),
-        },
-    )
+    linked = next((each for each in merged if wanted == f"{end},{each.get(end)}"), None)
+    tables.export(frame(found, end, kinds), f"answers_{end}.csv")
+    ticked: list[dict[str, Any]] = []
+    for rows, called in ((new, "new answers"), (known, "known answers")):
+        if not rows:
+            continue
+        best = rows[0] if rows is new and not wanted else None
+        with st.container() if rows is new else st.expander(f"{len(rows):,} {called}"):
+            ticked += tables.ticked(
+                frame(rows, end, kinds),
+                rows,
+                key=f"answers-{key}-{called}",
+                first=linked if linked in rows else best,
+                alt=f"The {called}, the best first",
+                placeholder="–",
+                most=MAX_HEIGHT,
+                column_config=COLUMNS,
+            )
     with beside:
-        if ticked:
-            why_button("Why?", why(ticked[0]), explain, key=f"why-{key}")
-        else:
+        for answer in ticked:
+            name, own = answer.get("label") or answer.get(end, ""), f"why-{key}-{answer.get(end)}"
+            why_button(f"Why {basics.markdown(name)}?", why(answer), explain, key=own)
+        if not ticked:
             article = "another" if basics.address("why") else "a"
             st.caption(f"Tick {article} {end} to ask why.")
+
+
+def one_of_each_name(found: Sequence[dict[str, Any]], end: str) -> list[dict[str, Any]]:
+    """Return the answers with those of one name as one, the best, with all their `ids`.
+
+    It is known if one of them is.
+    """
+    merged: dict[str, dict[str, Any]] = {}
+    for answer in found:
+        own = str(answer.get(end, ""))
+        kept = merged.setdefault(str(answer.get("label") or own), answer | {"ids": []})
+        kept["ids"].append(own)
+        kept["known"] = kept.get("known") or answer.get("known")
+    return list(merged.values())
+
+
+def kind_text(kind: str) -> str:
+    """Return a kind as words: `biological process` for `biolink:BiologicalProcess`."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind.rpartition(":")[2])
+    return words.replace("_", " ").lower()
 
 
 def _about(asked: dict[str, Any], end: str) -> None:
@@ -165,22 +213,26 @@ def percent(probability: float) -> str:
     return f"{probability:.2%}" if probability < 0.1 else f"{probability:.0%}"
 
 
-def frame(found: Sequence[dict[str, Any]], end: str) -> pd.DataFrame:
+def frame(found: Sequence[dict[str, Any]], end: str, kinds: Mapping[str, str]) -> pd.DataFrame:
     """Return the answers as a table; `end` is the end of the triple that was asked for."""
+    names = [str(answer.get(end, "")) for answer in found]
     known = {True: "● known", False: "new", None: "–"}
     in_set = {True: "✓", False: "", None: None}
     table = pd.DataFrame(
         {
             "Rank": [answer.get("rank") for answer in found],
             "Answer": [str(answer.get("label") or answer.get(end, "")) for answer in found],
-            "Id": [str(answer.get(end, "")) for answer in found],
-            "Score": [answer.get("score") for answer in found],
+            "Kind": [kind_text(kinds[name]) if name in kinds else None for name in names],
             "Probability": [answer.get("probability") for answer in found],
+            "Score": [answer.get("score") for answer in found],
             "In the set": [in_set[answer.get("in_set")] for answer in found],
             "Known": [known.get(answer.get("known"), "–") for answer in found],
+            "Id": [", ".join(answer.get("ids", [answer.get(end, "")])) for answer in found],
+            "Page": [page_of(name) for name in names],
         }
     ).dropna(axis="columns", how="all")
-    return table.drop(columns="Id") if table["Id"].equals(table["Answer"]) else table
+    idle = {"Score"} & {*table} if "Probability" in table else set()
+    return table.drop(columns=[*idle, *(["Id"] if table["Id"].equals(table["Answer"]) else [])])
 
 
 def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:

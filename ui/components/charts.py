@@ -7,10 +7,12 @@ same specification, and takes longer to import than the page Compare should take
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from clew import names
 from clew.runs.influence_forms import PART_PREFIX
+from clew.runs.reading.metrics import number_text
 from clew.ui.components import basics, glossary
 
 HEIGHT = 320
@@ -99,6 +101,49 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
         ),
     ]
     return {"data": points, "height": HEIGHT, "layer": layers}
+
+
+def trials(frame: pd.DataFrame, settings: Sequence[str], title: str) -> Spec:
+    """Return the trials of a search in parallel coordinates: a line each, an axis for a setting.
+
+    Numbers over two orders of magnitude or more are placed by their logarithm.
+    """
+    frame = frame[frame["value"].notna()].rename(columns={"value": title})
+    axes = [*settings, title]
+    rows, ends = [], []
+    for axis in axes:
+        shown, places = frame[axis].map(setting_text), pd.to_numeric(frame[axis], errors="coerce")
+        if places.isna().any():
+            places = shown.rank(method="dense")
+        elif places.min() > 0 and places.max() >= 100 * places.min():
+            places = np.log10(places)
+        heights = (places - places.min()) / (float(places.max() - places.min()) or 1.0)
+        columns = (frame["trial"], frame[title], shown, heights)
+        for trial, result, said, at in zip(*columns, strict=True):
+            rows.append({"trial": trial, "result": result, "axis": axis, "text": said, "at": at})
+        for at, place in ((-0.14, int(places.argmin())), (1.14, int(places.argmax()))):
+            ends.append({"axis": axis, "at": at, "text": shown.iloc[place]})
+    across = name("axis", sort=axes, title=None, axis={"labelAngle": 0, "labelLimit": 140})
+    up = number("at", axis=None, scale={"domain": [-0.2, 1.2]})
+    colour = number("result", title=title, scale={"range": [basics.REFERENCE, basics.FOR]})
+    tooltip = _tooltip({"trial": "Trial", "axis": "Setting", "text": "Value"}, result=title)
+    line = {"type": "line", "point": True, "strokeWidth": 1.5, "opacity": 0.8}
+    drawn = {"detail": name("trial"), "color": colour, "tooltip": tooltip}
+    text = {"type": "text", "fontSize": 11, "color": basics.ink()}
+    both = {"x": across, "y": up}
+    layers = [
+        {"data": {"values": rows}, "mark": line, "encoding": both | drawn},
+        {"data": {"values": ends}, "mark": text, "encoding": both | {"text": name("text")}},
+    ]
+    return {"height": HEIGHT, "layer": layers}
+
+
+def setting_text(value: object) -> str:
+    """Return a setting of a trial as people read it: numbers with four digits."""
+    try:
+        return str(value) if str(value).isdecimal() else number_text(float(str(value)))
+    except ValueError:
+        return str(value)
 
 
 def _around(lows: pd.Series, highs: pd.Series, share: float, least: float) -> tuple[float, float]:

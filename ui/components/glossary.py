@@ -149,6 +149,9 @@ _METRICS = {
         "The same correlation between retrainings with other random numbers: no explanation can "
         "be expected to reach more.",
     ),
+    names.IMPORTANCE.partition("/")[0]: Words(
+        "Importance", "Share of a setting in what made a search's trials good."
+    ),
     names.INFLUENCE_DELETION_DROP: Words(
         "Fall without the strongest facts",
         "How much the log-probability falls when the model is trained without them.",
@@ -223,7 +226,7 @@ def words(key: str) -> Words:
     if key.startswith(MACHINE):
         return _of_machine(key)
     split, _, name = key.rpartition("/")
-    if split in _METRICS:  # a measure of one form of score: `influence/lds_same_seed/cosine`
+    if split in _METRICS:  # of one form of score or setting: `influence/lds_same_seed/cosine`
         measure = _METRICS[split]
         return Words(f"{measure.label}, {name}", measure.help, measure.unit)
     more = ""

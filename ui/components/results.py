@@ -22,7 +22,7 @@ from clew.runs.reading.run_details import (
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
 from clew.runs.validation_record import ValidationRecord
-from clew.ui.components import basics, glossary, tables
+from clew.ui.components import basics, charts, glossary, tables
 from clew.ui.components.basics import STATE_SYMBOLS, sign_symbol
 from clew.ui.components.runs import files_of, for_a_minute, runs_page
 
@@ -90,34 +90,39 @@ def search(run: RunRecord) -> None:
             f"**Best settings**: {glossary.label(metric)} {number_text(row['value'])} after epoch "
             f"{row['epoch']:.0f}, in trial {row['trial']:.0f}"
         )
-        settings = [(name, _setting(row[name])) for name in settings_of(trials)]
-        tables.show(pd.DataFrame(settings, columns=["Setting", "Value"]), alt="Best settings")
+        settings = settings_of(trials)
+        shares = [run.metrics.get(names.IMPORTANCE.format(setting=name)) for name in settings]
+        best_settings: tables.Columns = {
+            "Setting": (settings, None),
+            "Value": ([charts.setting_text(row[name]) for name in settings], None),
+        }
+        if any(share is not None for share in shares):
+            about = "Share of a setting in what made trials good (PED-ANOVA over all trials)."
+            best_settings["Importance"] = (shares, NumberColumn(format="percent", help=about))
+        tables.show(best_settings, alt="Best settings")
         with st.container(horizontal=True, vertical_alignment="center"):
             tables.download("Best configuration (YAML)", best, names.BEST_YAML, "text/yaml")
             basics.link("run", "The best trial", id=str(row["run_id"]))
         st.code(f"clew train --config {names.BEST_YAML}", language="bash")
     else:
         basics.note("No trial was completed, so there are no best settings.")
+    if trials["value"].notna().sum() > 1:
+        spec = charts.trials(trials, settings_of(trials), glossary.label(metric))
+        alt = "Trials of the search as lines through their settings, coloured by their result"
+        st.vega_lite_chart(spec, width="stretch", alt=alt)
     states = [f"{TRIAL_SYMBOLS.get(state, '')} {state}" for state in trials["state"]]
     columns: tables.Columns = {
         "Trial": (trials["trial"], None),
         "State": (states, None),
         glossary.label(metric): (trials["value"], NumberColumn(format="%.4g")),
         "After epoch": (trials["epoch"], None),
-        **{name: (trials[name].map(_setting), None) for name in settings_of(trials)},
+        **{name: (trials[name].map(charts.setting_text), None) for name in settings_of(trials)},
         "Took [s]": (trials["seconds"], NumberColumn(format="%.1f")),
     }
     if trials["problem"].any():
         columns["Problem"] = (trials["problem"], None)
     tables.show(columns, alt="Trials of the search", most=MAX_HEIGHT, placeholder="–")
     tables.export(trials, names.TRIALS_CSV)
-
-
-def _setting(value: str) -> str:
-    try:
-        return value if value.isdecimal() else number_text(float(value))
-    except ValueError:
-        return value
 
 
 def fact_values(run_id: str) -> None:

@@ -19,12 +19,13 @@ from clew.runs.reading.metrics import (
     run_histories,
 )
 from clew.runs.reading.models import (
+    Learned,
     ModelNames,
     RegisteredModel,
     Version,
     list_models,
     list_versions,
-    read_examples,
+    read_learned,
     read_version_vocabulary,
     read_vocabulary,
 )
@@ -56,7 +57,7 @@ data_of = for_a_minute(list_data)
 versions = for_seconds(list_versions)
 """A model's versions, the latest first."""
 vocabulary = for_all_sessions(read_vocabulary)
-_examples = for_all_sessions(read_examples)  # by version, whose triples never change
+_learned = for_all_sessions(read_learned)  # by version, whose triples never change
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,12 @@ def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
 def run_by_id(run_id: str) -> RunRecord | None:
     """Return a run; None if it is gone, or no id is given."""
     return next(iter(runs_by_id([run_id])), None) if run_id else None
+
+
+def forget_runs() -> None:
+    """Read runs again, because this page changed one."""
+    _found.clear()
+    runs_page.clear()
 
 
 # The key is `last`, ids and last values: hashing whole runs takes longer than reading the curves.
@@ -239,18 +246,19 @@ def champion_uri(model: RegisteredModel) -> str:
     return f"models:/{model.name}@{names.ALIAS_CHAMPION}"
 
 
-def examples(model: RegisteredModel) -> list[tuple[str, str, str]]:
-    """Return example questions about triples that the champion was trained on.
+def learned(model: RegisteredModel) -> Learned:
+    """Return what the champion keeps of its training triples, nothing if it keeps none.
 
-    The first asks for tails, the second for heads, the third about a whole triple. The end that is
-    asked for is empty. If the champion keeps no triples, there are no questions.
+    Its examples are questions: the first asks for tails, the second for heads, the third about a
+    whole triple. The end that is asked for is empty.
     """
     try:
-        found = [] if model.champion is None else _examples(model, model.champion)
+        found = Learned((), {}) if model.champion is None else _learned(model, model.champion)
     except ClewError:
-        return []
+        return Learned((), {})
     hidden = (("tail",), ("head",), ())
-    return [
+    examples = (
         ("" if "head" in ends else head, relation, "" if "tail" in ends else tail)
-        for (head, relation, tail), ends in zip(found, hidden, strict=False)
-    ]
+        for (head, relation, tail), ends in zip(found.examples, hidden, strict=False)
+    )
+    return Learned(tuple(examples), found.uses)

@@ -193,8 +193,19 @@ def experiment() -> tuple[str, ...]:
     return (found[chosen],) if chosen in found else ()
 
 
+FILTERS = ("state", "kind", "variant", "data")
+
+
 def run_query(experiment_ids: tuple[str, ...], *, kind: str = "") -> RunQuery:
     """Let a person search for runs and order them."""
+    # Addresses from before there was one box have a key for each of these.
+    given = {key: basics.address(key) for key in FILTERS if key in st.query_params}
+    for key in given:
+        basics.write_address(key, None)
+    if given:
+        parts = [f'{key}="{value}"' for key, value in given.items() if value not in ("", "all")]
+        basics.write_address("search", " ".join([basics.address("search"), *parts]).strip())
+        st.rerun()
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with left:
         text = basics.search_box(

@@ -9,10 +9,10 @@ import streamlit as st
 
 from clew import names
 from clew.errors import UsageError
-from clew.runs.reading.models import Entry, ModelNames, RegisteredModel, complete
+from clew.runs.reading.models import Entry, Learned, ModelNames, RegisteredModel, complete
 from clew.ui import access
 from clew.ui.components import answers, basics, jobs, runs
-from clew.ui.work import AskedFrames, AskedText, End, Question, Why
+from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
 
 PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
@@ -80,6 +80,9 @@ def _ask(
 
     With `champion_run`, also start the work that all explanations of the champion share.
     """
+    before = jobs.find(basics.address("answer"))
+    if before is not None and before.action == "ask":
+        before.cancel()  # nobody waits for it any more
     job = jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
     if champion_run:
         with suppress(UsageError):  # too many commands run: the first explanation is slower
@@ -96,19 +99,20 @@ def _graph(model: RegisteredModel, champion_run: str) -> None:
     The address can be an old link: if its answer is gone, its question is asked again.
     """
     vocabulary, gone = runs.champion_vocabulary(model), _is_gone()
-    asked = asked_question(runs.champion_uri(model), vocabulary, again=gone)
+    learned = runs.learned(model)
+    asked = asked_question(runs.champion_uri(model), vocabulary, learned, again=gone)
     if asked is not None:
         if not gone:
             basics.write_address("why", None)
         _ask(model, asked, champion_run=champion_run)
     with basics.guarded("The answer"):
-        _answers(model, vocabulary)
+        _answers(model, vocabulary, learned)
 
 
-def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
+def _answers(model: RegisteredModel, vocabulary: ModelNames, learned: Learned) -> None:
     answer_id = basics.address("answer")
     if not answer_id:
-        show_examples(runs.examples(model), vocabulary)
+        show_examples(learned.examples, vocabulary)
         return
 
     def explain(why: Why) -> None:
@@ -121,7 +125,8 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames) -> None:
     # The reasons are next to the answers, so that a long table does not push them out of view.
     left, right = basics.columns([1.2, 1], key="reasons", gap="medium")
     with left:
-        jobs.show(answer_id, result=lambda job: answers.answers(job, vocabulary, explain, right))
+        about = answers.About(vocabulary, learned, explain, int(st.session_state[MOST]), right)
+        jobs.show(answer_id, result=lambda job: answers.answers(job, about))
     with right:
         _reasons(explain)
 
@@ -155,7 +160,8 @@ def _meant() -> Why | None:
 
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
-MODEL = "ask-model"
+MODEL, MOST = "ask-model", "top"
+CHANGED, OWN_RELATION = "ask-changed", "ask-own-relation"
 LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
 ASK_NOW = "now"
 """In the address, represents the answer to a question that has just been chosen."""
@@ -190,58 +196,84 @@ def _forget_answer() -> None:
         basics.write_address(key, None)
 
 
-def asked_question(model: str, vocabulary: ModelNames, *, again: bool) -> Question | None:
-    """Let a person fill in a question; return it when they send it.
+def asked_question(
+    model: str, vocabulary: ModelNames, learned: Learned, *, again: bool
+) -> Question | None:
+    """Let a person fill in a question; return it when it is complete, and after each change.
 
     With `again`, return the question in the address at once, if the model knows its names.
     """
     labels = dict(vocabulary.relations)
     start = basics.address("h"), basics.address("r"), basics.address("t")
     if RELATION not in st.session_state and start[1] in labels:
-        st.session_state[RELATION] = start[1]
-    first, second, third, fourth, fifth = st.columns([2.4, 2, 2.4, 1, 1.1])
+        st.session_state[RELATION], st.session_state[OWN_RELATION] = start[1], True
+    sentence = st.container()
+    if not access.may("ask"):
+        basics.note("Your role reads; a reviewer can ask.")
+    first, second, third, fourth = st.columns([2.4, 2, 2.4, 1], vertical_alignment="bottom")
     with first:
-        head = entity_box("Head", HEAD, vocabulary, start=start[0], placeholder="what …?")
+        head = entity_box("Head", HEAD, vocabulary, start=start[0], placeholder="which …?")
+    with third:
+        tail = entity_box("Tail", TAIL, vocabulary, start=start[2], placeholder="… which?")
+    given = {"head": vocabulary.kinds.get(head, ""), "tail": vocabulary.kinds.get(tail, "")}
+    often = {name: learned.number(name, **given) for name in labels}
+    fitting = sorted((name for name in labels if often[name]), key=lambda name: -often[name])
+    chosen = st.session_state.get(RELATION) if st.session_state.get(OWN_RELATION) else None
+    listed = [*dict.fromkeys([*([chosen] if chosen in labels else []), *(fitting or labels)])]
+    if chosen not in labels:
+        st.session_state[RELATION] = listed[0]
     relation = second.selectbox(
         "Relation",
-        list(labels),
+        listed,
         key=RELATION,
+        on_change=_changed,
+        args=(OWN_RELATION,),
         format_func=lambda name: shown(name, labels[name]),
         filter_mode="contains",
+        help="The most frequent ones of such a head and tail first.",
     )
-    with third:
-        tail = entity_box("Tail", TAIL, vocabulary, start=start[2], placeholder="… what?")
-    top_k = int(fourth.number_input("Answers", 1, 200, 10, key="top", bind="query-params"))
-    level = LEVELS[
-        fifth.selectbox(
-            "Answer set",
-            list(LEVELS),
-            key="set",
-            bind="query-params",
-            help="Mark a set of answers that has the new answer with at least this "
-            "probability: calibrated on validation data, measured on test data.",
+    with fourth.popover("Options", width="stretch"):
+        st.number_input("New answers", 1, NUM_ASKED, 10, key=MOST, bind="query-params")
+        level = LEVELS[
+            st.selectbox(
+                "Answer set",
+                list(LEVELS),
+                key="set",
+                bind="query-params",
+                on_change=_changed,
+                help="Mark a set of answers that has the new answer with at least this "
+                "probability: calibrated on validation data, measured on test data.",
+            )
+        ]
+    entities = dict(vocabulary.entities)
+
+    def kinds_text(end: End) -> str:
+        kinds = sorted(map(answers.kind_text, learned.usual(relation, end)))
+        return basics.markdown(" or ".join(kinds) if len(kinds) < 4 else "") or "entity"
+
+    told = [
+        f"**{basics.markdown(entities.get(name, name))}**" if name else f"{which} {kinds}"
+        for name, which, kinds in (
+            (head, "Which", kinds_text("head")),
+            (tail, "which", kinds_text("tail")),
         )
     ]
-    with st.container(horizontal=True, vertical_alignment="center"):
-        ready = bool(relation and (head or tail)) and access.may("ask")
-        sent = st.button("Ask", type="primary", key="ask", disabled=not ready)
-        only_new = st.toggle(
-            "New answers only",
-            key="new",
-            bind="query-params",
-            help="Leave out answers that the training data have.",
-        )
-        st.caption("Leave one end empty to ask for it, or fill in both to ask about that triple.")
-    known = {*dict(vocabulary.entities), ""}
+    asks = f"{told[0]} **{basics.markdown(labels[relation])}** {told[1]}?"
+    sentence.header(asks, anchor=False)
     is_question = bool(start[0] or start[2]) and start[1] in labels
-    if again and is_question and start[0] in known and start[2] in known:
-        return Question(model, *start, top_k, only_new, level)
-    if not sent:
+    if again and is_question and {start[0], start[2]} <= entities.keys() | {""}:
+        return Question(model, *start, level)
+    changed = st.session_state.pop(CHANGED, False)
+    asked = (head, relation, tail)
+    if not (changed and (head or tail) and access.may("ask")):
         return None
-    asked = (head, relation or "", tail)
     for key, value in zip("hrt", asked, strict=True):
         basics.write_address(key, value)
-    return Question(model, *asked, top_k, only_new, level)
+    return Question(model, *asked, level)
+
+
+def _changed(*flags: str) -> None:
+    st.session_state.update(dict.fromkeys((CHANGED, *flags), True))
 
 
 def show_examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames) -> None:
@@ -274,6 +306,7 @@ def _take(asked: tuple[str, str, str]) -> None:
     for (state, key), value in zip(keys, asked, strict=True):
         st.session_state[state] = value or None
         basics.write_address(key, value)
+    st.session_state[OWN_RELATION] = True
     basics.write_address("answer", ASK_NOW)
 
 
@@ -300,6 +333,7 @@ def entity_box(
         listed,
         index=None,
         key=key,
+        on_change=_changed,
         format_func=lambda value: entry_text(entries[value]) if value in entries else str(value),
         filter_mode="contains",
         accept_new_options=len(entries) > MAX_LISTED,
@@ -332,6 +366,7 @@ def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
         "Which one?",
         [name for kind in kinds for name, entry in found.items() if entry.kind == kind],
         key=f"{key}-which",
+        on_change=_changed,
         format_func=lambda name: entry_text(found[name]) if name in found else str(name),
     )
     return chosen or ""

@@ -8,8 +8,18 @@ import streamlit as st
 from clew import names
 from clew.runs.reading.metrics import EpochProgress, headline_key, number_text, progress_of
 from clew.runs.reading.runs import RunRecord, last_heartbeat, last_sign_of_life, state_of
+from clew.runs.reading.search import RunQuery
 from clew.ui.components import basics, glossary, tables
-from clew.ui.components.runs import counts, has_runs, histories, live_runs, name_of, runs_by_id
+from clew.ui.components.runs import (
+    counts,
+    has_runs,
+    histories,
+    live_runs,
+    models,
+    name_of,
+    runs_by_id,
+    runs_page,
+)
 from clew.ui.components.tables import seconds_text
 
 
@@ -25,13 +35,41 @@ def render() -> None:
             experiment_ids = tables.experiment()
         # Read once: a run that ends between two readings would be counted as running for good.
         alive = live_runs(experiment_ids)
+        _doors(alive)
         _numbers(experiment_ids, alive)
         running_now(experiment_ids, alive)
-        st.header("Runs", anchor=False)
+        st.header("Runs", anchor="runs")
         query = tables.run_query(experiment_ids)
         chosen = tables.choose_runs(query, key="overview", trends=True)
         if chosen is not None:
             _actions(chosen)
+
+
+def _doors(alive: Sequence[RunRecord]) -> None:
+    """Show where a person who asks, reviews or trains begins, and what waits there."""
+    champions = [model.name for model in models() if model.champion is not None]
+    asks = "No model has been promoted yet; the page Models does it."
+    if champions:
+        asks = f"Put a question to {champions[0]}, and see why it answers so."
+    explained = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)
+    latest = runs_page(explained).runs
+    waiting = [run.run_id for run in latest if names.TAG_REVIEWED not in run.tags]
+    reviews = f"Waiting for a review: {len(waiting)} of the latest {len(latest)} explained runs."
+    live = sum(state_of(run) == "running" for run in alive)
+    with st.container(key="doors"):
+        places = [place.container(border=True, height="stretch") for place in st.columns(3)]
+        with places[0]:
+            basics.link("ask", "Ask")
+            st.caption(basics.markdown(asks))
+        with places[1]:
+            if waiting:
+                basics.link("influence", "Review", run=waiting[0], view="Review", test="0")
+            else:
+                basics.link("reviews", "Review")
+            st.caption(reviews if latest else "Nothing is explained yet.")
+        with places[2]:
+            st.markdown("[Runs ↓](#runs)")
+            st.caption(f"Live now: {live}. Find, compare and promote runs.")
 
 
 def _numbers(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> None:

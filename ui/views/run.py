@@ -13,12 +13,15 @@ from clew.names import direction_of
 from clew.runs import store
 from clew.runs.reading.metrics import headline_key, number_text, pick_values, whole_number
 from clew.runs.reading.run_details import (
+    describe_run,
+    own_tags,
     read_by_relation,
     read_data_report,
     read_log,
     splits_by_relation,
 )
 from clew.runs.reading.runs import RunRecord, state_of
+from clew.ui import access
 from clew.ui.components import basics, charts, glossary, results, tables
 from clew.ui.components.results import keeps
 from clew.ui.components.runs import (
@@ -26,6 +29,7 @@ from clew.ui.components.runs import (
     data_of,
     files_of,
     for_a_minute,
+    forget_runs,
     has_runs,
     lineage_of,
     name_of,
@@ -57,6 +61,7 @@ GROUPS = {
     "throughput": "Time",
     "memory": "Memory",
     "influence": "Explanations",
+    "importance": "Settings",
     "system": "Machine",
 }
 """The group of a metric in the table, by the first part of its own key; others come last."""
@@ -95,6 +100,7 @@ def _run(run: RunRecord) -> None:
             basics.link("influence", "Read the explanations", run=run.run_id)
         if kind == names.KIND_COMPARE:
             basics.link("studies", "Studies")
+        _describe(run)
     found, *more = map(basics.markdown, run.tags.get(names.TAG_NOTE, "").split("\n\n"))
     st.markdown("\n\n".join([f"**{found}**" if found else "", *more]))
     _results(run)
@@ -121,6 +127,22 @@ def _run(run: RunRecord) -> None:
     with right:
         st.header("Log", anchor=False)
         _log(run)
+
+
+@basics.guarded("The description")
+def _describe(run: RunRecord) -> None:
+    """Let a person change the description and tags of a run, which MLflow shows too."""
+    with st.popover("Describe"), st.form("describe", border=False):
+        lines = [f"{key}={value}" for key, value in own_tags(run).items()]
+        description = st.text_area("Description", run.tags.get(names.TAG_NOTE, ""))
+        typed = st.text_area("Tags", "\n".join(lines), help="One name=value in each line.")
+        allowed = access.may("describe")
+        if st.form_submit_button("Save", key="save-description", disabled=not allowed):
+            access.authorize("describe")
+            pairs = [line.partition("=") for line in typed.splitlines() if line.strip()]
+            describe_run(run, description, {k.strip(): v.strip() for k, _, v in pairs})
+            forget_runs()
+            st.rerun()
 
 
 @basics.guarded("The summary")

@@ -12,10 +12,12 @@ import logging
 import os
 import re
 import shlex
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 import click
 from pydantic import Field, ValidationError
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from clew.workflows.cluster import ClusterRequest
 
 logger = logging.getLogger(__name__)
-SILENT_SECONDS = 30.0
+SILENT_SECONDS, BEAT_SECONDS = 25.0, 1.0
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
@@ -73,12 +75,57 @@ JsonFlag = Annotated[bool, Option(name="json", terminal_only=True)]
 HIDDEN = Option(terminal_only=True, hidden=True)
 
 
+class Heartbeat(logging.Handler):
+    """Ends a command's silences: after `SILENT_SECONDS` without a line, it logs one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doing = "at work"
+        self._began = self._said = time.monotonic()
+        self._ended = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count the silence from this line."""
+        self.heard()
+
+    def heard(self) -> None:
+        """Count the silence from now, because something else was shown."""
+        self._said = time.monotonic()
+
+    def __enter__(self) -> Self:
+        logging.getLogger("clew").addHandler(self)
+        thread = threading.Thread(target=self._watch, name="clew-heartbeat", daemon=True)
+        thread.start()
+        BEATING.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        BEATING.remove(self)
+        self._ended.set()
+        logging.getLogger("clew").removeHandler(self)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            now = time.monotonic()
+            if now - self._said >= SILENT_SECONDS:
+                self.heard()
+                logger.info("%s, %.0f s after the start", self.doing, now - self._began)
+
+
+BEATING: list[Heartbeat] = []
+"""The heartbeats of the commands that run, the innermost last."""
+
+
 class Options(Section):
     """The options of a command."""
 
+    beats: ClassVar[bool] = True
+    """Whether it has a heartbeat; not if it serves, or if processes that it starts speak."""
+
     def call(self, function: Callable[[Any], int | None]) -> int:
         """Call a command's function with these options."""
-        return function(self) or 0
+        with Heartbeat() if self.beats else nullcontext():
+            return function(self) or 0
 
     @classmethod
     def read(cls, verb: str, given: Mapping[str, Any]) -> Self:
@@ -131,7 +178,7 @@ class Spoken(Options):
         """Call a command's function with these options; it then prints as much as asked for."""
         if (self.quiet or self.verbose) and is_main_process():
             logging.getLogger("clew").setLevel(logging.WARNING if self.quiet else logging.DEBUG)
-        return function(self) or 0
+        return super().call(function)
 
 
 class Configured(Options):
@@ -454,23 +501,24 @@ def is_main_process() -> bool:
 def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
     """Return a function that shows progress.
 
-    It shows a bar on a terminal, a line every `SILENT_SECONDS` in a file, or one JSON object per
-    line.
+    It shows a bar on a terminal, or one JSON object per line; in a file, the heartbeat's lines say
+    how far the command is.
     """
     from tqdm import tqdm
 
     hidden = True if as_json or logging.getLogger("clew").level > logging.INFO else None
     bar = tqdm(unit=f" {unit}", delay=1.0, disable=hidden, leave=False)
-    said = began = time.monotonic()
+    began = time.monotonic()
 
     def show(done: int, total: int) -> None:
-        nonlocal said
-        now = time.monotonic()
         if as_json:
             click.echo(json.dumps({"done": done, "total": total}))
-        elif bar.disable and done and now - said >= SILENT_SECONDS:
-            said, left = now, (now - began) * (total - done) / max(done, 1)
-            logger.info("%s of %s %s, %.0f s left", f"{done:,}", f"{total:,}", unit, left)
+        left = (time.monotonic() - began) * (total - done) / max(done, 1)
+        for beat in BEATING[-1:]:
+            if as_json or not bar.disable:
+                beat.heard()
+            beat.doing = f"{done:,} of {total:,} {unit}" + (f", {left:.0f} s left" if done else "")
+            beat.doing = "at work" if done == total else beat.doing
         bar.total = total
         bar.update(done - bar.n)
         if done == total:

@@ -4,7 +4,7 @@ import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import click
 from pydantic import Field, model_validator
@@ -171,6 +171,7 @@ def sync(options: NoOptions) -> int:
 
 
 class DemoOptions(Options):
+    beats: ClassVar[bool] = False
     quick: Annotated[bool, Option(terminal_only=True)] = False
     """Train for a few epochs only, for tests."""
 
@@ -185,6 +186,7 @@ def demo(options: DemoOptions) -> None:
 
 
 class UiOptions(Options):
+    beats: ClassVar[bool] = False
     port: int = Field(default=8501, ge=1, le=65535)
     """Port to listen on."""
     address: str = "127.0.0.1"

@@ -18,14 +18,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from clew import names
-from clew.cli import cli
+from clew.cli import GROUPS, cli
 from clew.cli.options import DeclaredOption, Verb, dashed
-from clew.config.schema import RunConfig, section_classes
+from clew.config.schema import section_classes
 from clew.runs.store import project_root
 
 PROGRAM = "python -m clew.cli.reference"
 MLPROJECT = "MLproject"
-OPTIONS_PAGE = "docs/reference/options.md"
 KEYS_PAGE = "docs/reference/mlflow_keys.md"
 LEFT_OUT = (
     "EXPERIMENT",
@@ -53,10 +52,10 @@ python_env: python_env.yaml
 
 entry_points:
 """
-PAGE_HEAD = f"""\
-# Options
+PAGE_HEAD = """\
+# Options and settings
 
-Written by `{PROGRAM}` from the declarations of the commands and the schema of the configuration.
+Look up a command or a section of the configuration.
 
 Every option is also a parameter of `mlflow run . -e COMMAND -P name=value`, with underscores in
 place of dashes, except those marked with `*`; `demo` is the entry point `main`, and `runs`, `sync`
@@ -65,6 +64,19 @@ value in brackets may be left out. An empty value counts as not given.
 """
 
 
+SETTINGS_HEAD = """\
+## Configuration
+
+The keys of a YAML file, which `section.key=value` also sets. A section with a `kind` has only the
+keys of that kind.
+"""
+SETTINGS_PAGES = {
+    "data": ("data",),
+    "model": ("model",),
+    "loss": ("loss",),
+    "training": ("optimizer", "schedule", "training", "optimizations", "evaluation", "tracking"),
+    "influence": ("influence",),
+}
 KEYS_HEAD = f"""\
 # MLflow keys
 
@@ -111,16 +123,32 @@ def _parameter(option: DeclaredOption) -> str:
     return f"{{type: {kind}, default: {default or EMPTY}}}"
 
 
-def options_page() -> str:
-    """Return the text of `docs/reference/options.md`."""
-    parts = [PAGE_HEAD, *(_verb_section(verb) for verb in verbs()), "## Configuration\n"]
-    parts.append(
-        "The keys of a YAML file, which `section.key=value` also sets. A section with a `kind`\n"
-        "has only the keys of that kind.\n"
-    )
-    parts += [_class_section(name, choice) for name in RunConfig.model_fields
-              for choice in section_classes(name)]  # fmt: skip
-    return "\n".join(parts)
+def option_pages() -> dict[str, str]:
+    """Return the pages of options and settings and their index, path to text."""
+    pages, index = {}, [PAGE_HEAD]
+    for title, group in GROUPS.items():
+        path = f"options_{title.partition(' ')[0].lower()}.md"
+        pages[path] = "\n".join([f"# Options: {title}\n", *map(_verb_section, group)])
+        rows = [
+            (f"[`clew {v.name}`]({path}#clew-{v.name})", v.get_short_help_str(90)) for v in group
+        ]
+        index += [f"## {title}", "", *_table(("command", "what it does"), rows), ""]
+    index.append(SETTINGS_HEAD)
+    rows = []
+    for title, sections in SETTINGS_PAGES.items():
+        path = f"settings_{title}.md"
+        pages[path] = "\n".join([f"# Settings: {title}\n", *_settings_of(sections)])
+        named = ", ".join(f"`{section}`" for section in sections)
+        rows.append((f"[{title}]({path})", named))
+    index += [*_table(("page", "sections"), rows), ""]
+    pages["options.md"] = "\n".join(index)
+    return {f"docs/reference/{name}": text for name, text in pages.items()}
+
+
+def _settings_of(sections: Iterable[str]) -> Iterator[str]:
+    for section in sections:
+        for choice in section_classes(section):
+            yield _class_section(section, choice)
 
 
 def _verb_section(verb: Verb) -> str:
@@ -147,7 +175,7 @@ def _value(option: DeclaredOption) -> str:
 
 def _class_section(section: str, choice: type[BaseModel]) -> str:
     kind = choice.model_fields.get("kind")
-    title = f"### `{section}`" + (f", `kind: {kind.default}`" if kind else "")
+    title = f"## `{section}`" + (f", `kind: {kind.default}`" if kind else "")
     rows = [
         (f"`{section}.{name}`", type_in_words(field.annotation), _default(field), _text(field))
         for name, field in choice.model_fields.items()
@@ -222,7 +250,7 @@ def written_files() -> dict[str, str]:
     """Return the files that this program writes, path to text."""
     return {
         MLPROJECT: mlproject(),
-        OPTIONS_PAGE: options_page(),
+        **option_pages(),
         KEYS_PAGE: keys_page(),
     }
 

@@ -6,12 +6,13 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import click
 from pydantic import Field, field_validator
 
 from clew.cli.options import (
+    BEATING,
     DEFAULT_CONFIG,
     HIDDEN,
     ClusterOptions,
@@ -217,7 +218,8 @@ def tune(options: TuneOptions) -> None:
     if "CLEW_LOG_LEVEL" not in os.environ and not options.verbose:
         logging.getLogger("clew").setLevel(logging.WARNING)  # one line per trial is enough,
         if not options.quiet:  # unless one lasts long
-            logging.getLogger("clew.training.reports").setLevel(logging.INFO)
+            for name in ("clew.training.reports", "clew.cli.options"):
+                logging.getLogger(name).setLevel(logging.INFO)
     request = TuneRequest(
         options.configuration(),
         space=options.space,
@@ -232,12 +234,16 @@ def tune(options: TuneOptions) -> None:
         tqdm(total=options.minutes, bar_format=layout, disable=None, leave=False) as bar,
     ):
 
+        def say(line: str) -> None:
+            tqdm.write(line)
+            BEATING[-1].heard()
+
         def show(seconds: float, found: str) -> None:
             bar.set_postfix_str(found, refresh=False)
             bar.update(min(seconds / 60, options.minutes) - bar.n)
 
         cluster = options.cluster_request()
-        result = workflow(request, cluster=cluster, say=tqdm.write, progress=show)
+        result = workflow(request, cluster=cluster, say=say, progress=show)
     click.echo(result.table())
 
 
@@ -270,6 +276,7 @@ def evaluate(options: EvaluateOptions) -> None:
 
 
 class CompareOptions(Spoken, ClusterOptions):
+    beats: ClassVar[bool] = False
     study: Annotated[str, Option(first=True)]
     """YAML file, or the name of a study that ships with Clew."""
     seeds: str = ""

@@ -46,6 +46,11 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
         "rows with images (time, channel, height, width) and, if the model needs them, scalars "
         "(time, scalar) and the number present, and among params confidence (between 0 and 1)"
     )
+    intended_use = (
+        "estimates the target of sequences recorded as its training data were; elsewhere its "
+        "errors and intervals are not known"
+    )
+    columns: ClassVar[Mapping[str, str]] = dict.fromkeys(("images", "scalars", "target"), "double")
     inputs: ClassVar[Forms] = {
         "images": [[[["double"]]]],
         "scalars?": [["double"]],

@@ -26,6 +26,7 @@ from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import ConfigError, NonFiniteLossError
 from clew.layers.eigenstate import EigenstateBlock, Hidden, LayerState, Positions, ShortConvolution
 from clew.layers.training_mode import dropout, recomputed
+from clew.subject import go_on
 
 Tokens = Int[Tensor, "batch time"]
 Logits = Float[Tensor, "batch time token"]
@@ -202,6 +203,7 @@ def read_text(
     """Return the state after reading one or more tokens that continue a text."""
     carried, done = state.carried if state else None, 0
     for part in torch.split(tokens, segment, dim=1):
+        go_on()
         hidden, carried = model.advance(part, carried)
         done += part.shape[1]
         progress(done, tokens.shape[1])

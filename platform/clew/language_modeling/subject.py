@@ -30,6 +30,9 @@ NUM_PROMPTS, PROMPT_TOKENS = 4, 32
 COUNTED_TOKENS = 10_000_000
 """Most tokens of a text whose frequencies are counted."""
 
+BYTES_OF_TOKEN = 20
+"""Number of bytes of a prompt that are read in the time that one token is written."""
+
 
 class TextSettings(Settings):
     """Length of the text, and how its tokens are drawn."""
@@ -51,9 +54,15 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
         "rows with the text prompt, and among params max_tokens (0 to 10000), temperature (0 or "
         "more), top_p (above 0, at most 1) and seed (0 or more)"
     )
+    intended_use = (
+        "continues text of the kind that it was trained on; what it writes is not checked for truth"
+    )
+    columns: ClassVar[Mapping[str, str]] = {"token": "long"}
     inputs: ClassVar[Forms] = {"prompt": "string"}
     outputs: ClassVar[Forms] = {"text": "string"}
     settings = TextSettings
+    most_work = 20_000
+    unit_of_work = f"tokens (rows x max_tokens, and one for {BYTES_OF_TOKEN} bytes read)"
 
     def build_task(self, config: RunConfig) -> LanguageModeling:
         assert isinstance(config.data, TokenData)
@@ -114,6 +123,9 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
 
     def load(self, folder: Path) -> TextModel:
         return load_text_folder(folder)
+
+    def work(self, loaded: TextModel, num_rows: int, num_bytes: int, settings: TextSettings) -> int:
+        return max(num_rows * settings.max_tokens + num_bytes // BYTES_OF_TOKEN, 1)
 
     def answer(
         self, loaded: TextModel, rows: Sequence[Row], settings: TextSettings

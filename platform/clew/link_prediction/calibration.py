@@ -193,6 +193,8 @@ def _quality(held_out: HeldOut, temperature: float) -> tuple[float, float, int]:
 
 MIN_TRIPLES = 20
 """A relation with fewer validation triples uses those of all relations."""
+MANY = 100
+"""An answer set of more entities says that the model does not know."""
 
 Surprisals = Float64[np.ndarray, " query"]
 VALID, TEST = "valid", "test"
@@ -269,11 +271,11 @@ class AnswerSet:
     @property
     def sentence(self) -> str:
         """The size of the set and its guarantee, in words."""
-        shown = ""
+        shown = ", so many that the model does not know" if self.size > MANY else ""
         if self.num_shown < self.size:
             verb = "are" if self.num_shown > 1 else "is"
             count = f"{f'{self.num_shown:,}' if self.num_shown else 'none'} of them {verb}"
-            shown = (
+            shown += (
                 f"; {count} among these answers: ask for more answers, or for new ones only, to "
                 "see the others"
             )

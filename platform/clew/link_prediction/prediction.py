@@ -195,6 +195,7 @@ class Predictor(QueryScores):
         filter_known: bool = False,
         level: float | None = None,
         limits: Limits = EVERYTHING,
+        apart: bool = False,
     ) -> list[Prediction]:
         """Return the `top_k` best answers to each query, the best first.
 
@@ -205,6 +206,8 @@ class Predictor(QueryScores):
             level: Probability with which the answer set contains a new answer; if None, no answer
                 set is computed.
             limits: Which heads and tails are candidates.
+            apart: The `top_k` new answers first, ranked among themselves; then the known ones among
+                the `top_k` of all.
 
         Raises:
             ConfigError: If a query is incomplete, `top_k` is not positive, or the level is not
@@ -230,16 +233,25 @@ class Predictor(QueryScores):
         return [
             prediction
             for rows in self.chunks(resolved)
-            for prediction in self._predict(resolved[rows], top_k, filter_known, level, limits)
+            for prediction in self._predict(
+                resolved[rows],
+                top_k,
+                filter_known=filter_known,
+                level=level,
+                limits=limits,
+                apart=apart,
+            )
         ]
 
     def _predict(
         self,
         questions: Sequence["Resolved"],
         top_k: int,
+        *,
         filter_known: bool,
         level: float | None,
         limits: Limits,
+        apart: bool,
     ) -> list[Prediction]:
         entities = np.array([question.entity for question in questions], np.int64)
         relations = np.array([question.relation for question in questions], np.int64)
@@ -253,7 +265,14 @@ class Predictor(QueryScores):
             known = torch.zeros(scores.shape, dtype=torch.bool)
             known[self.known_answers(entities, relations)] = True
         candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
-        answers = self._best(candidates if filter_known else scores, candidates, known, top_k)
+        shown = candidates if filter_known or apart else scores
+        answers = self._best(shown, candidates, known, top_k)
+        if apart:
+            of_all = self._best(scores, candidates, known, top_k)
+            answers = [
+                (*new, *(answer for answer in best if answer.known))
+                for new, best in zip(answers, of_all, strict=True)
+            ]
         counts = [None] * len(questions)
         if known is not None:
             counts = known.sum(1).tolist()

@@ -36,6 +36,8 @@ OF_TRIPLE = ("score", "probability", "head_rank", "tail_rank")
 TOLERANCE = 1e-4
 """Allowed difference between a served score and the checkpoint's."""
 
+SCORES_OF_ANSWER = 1000
+"""Number of scores that take as long as an answer with its names."""
 MOST_COUNTS = 100_000_000
 """Entities times relations up to which the most frequent answers are ranked."""
 SEEDS_DIFFER = {
@@ -67,6 +69,11 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
         "rows with the texts relation and head, tail or both, and among params top_k (1 to 10000), "
         "filter_known and seen (true or false), head_kind and tail_kind"
     )
+    intended_use = (
+        "ranks candidate answers to questions about the entities of its graph, for people who "
+        "check them; a high rank is no evidence that an answer is true"
+    )
+    columns: ClassVar[Mapping[str, str]] = dict.fromkeys(("head", "relation", "tail"), "string")
     inputs: ClassVar[Forms] = {"head?": "string", "relation": "string", "tail?": "string"}
     outputs: ClassVar[Forms] = {
         **inputs,
@@ -87,6 +94,8 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
         ],
     }
     settings = QuerySettings
+    most_work = 100_000_000
+    unit_of_work = f"scores (rows x candidates, and {SCORES_OF_ANSWER} for each answer)"
 
     def build_task(self, config: RunConfig) -> LinkPrediction:
         assert isinstance(config.data, TripleData)
@@ -179,6 +188,12 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
 
     def load(self, folder: Path) -> Predictor:
         return load_predictor(folder)
+
+    def work(
+        self, loaded: Predictor, num_rows: int, num_bytes: int, settings: QuerySettings
+    ) -> int:
+        num_answers = min(settings.top_k, loaded.num_entities)
+        return max(num_rows, 1) * (loaded.num_entities + SCORES_OF_ANSWER * num_answers)
 
     def answer(
         self, loaded: Predictor, rows: Sequence[Row], settings: QuerySettings

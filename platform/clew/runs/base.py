@@ -122,8 +122,17 @@ class Tracker:
         place.
         """
 
-    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        """Record a data set as an input of the run."""
+    def dataset(
+        self,
+        *,
+        name: str,
+        fingerprint: str,
+        source: str,
+        context: str,
+        sizes: str = "",
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record a data set as an input of the run, with its sizes in words and its columns."""
 
     def warn(self, message: str) -> None:
         logger.warning("%s", message)

@@ -296,7 +296,15 @@ def _dataset_input(record: DataSet) -> DatasetInput:
         digest=record.fingerprint[:36],  # MLflow's limit
         source_type="local",
         source=json.dumps({"uri": record.source}),
-        profile=json.dumps({"fingerprint": record.fingerprint}),
+        schema=json.dumps(
+            {
+                "mlflow_colspec": [
+                    {"name": name, "type": kind, "required": True}
+                    for name, kind in record.columns.items()
+                ]
+            }
+        ),
+        profile=json.dumps({"fingerprint": record.fingerprint, "sizes": record.sizes}),
     )
     return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, record.context)])
 

@@ -182,6 +182,24 @@ class Registry:
             for key, value in tags.items():
                 self.client.set_model_version_tag(version.name, version.number, key, value)
 
+    def describe(self, version: RegisteredVersion, card: str) -> None:
+        """Give a version its model card, unless a person has described it."""
+        with store.using(f"describing {version.uri}"):
+            if not self.client.get_model_version(version.name, version.number).description:
+                self.client.update_model_version(version.name, version.number, card)
+
+    def _describe_model(self, name: str, number: str, former: str | None) -> None:
+        """Show the champion's card with the model too, unless a person has described the model."""
+        with store.using(f"describing model {name!r}"):
+            now = self.client.get_registered_model(name).description or ""
+            cards = [
+                self.client.get_model_version(name, each).description or ""
+                for each in (number, former)
+                if each is not None
+            ]
+            if not now or now in cards:
+                self.client.update_registered_model(name, cards[0])
+
     def set_alias(self, name: str, alias: str, number: str | None) -> None:
         """Point an alias to a version, or remove it."""
         with store.using(f"moving alias {alias!r} of model {name!r}"):
@@ -195,6 +213,8 @@ class Registry:
         self.require_alias(name, alias, expected)
         self.set_alias(name, alias, number)
         self.require_alias(name, alias, number)
+        if alias == names.ALIAS_CHAMPION:
+            self._describe_model(name, number, expected)
 
     def require_alias(self, name: str, alias: str, expected: str | None) -> None:
         if (found := self.aliases(name).get(alias)) != expected:

@@ -1,19 +1,23 @@
 """Middleware of a scoring server ("door"): limits requests, and answers mistakes in one line.
 
-MLflow's server parses a request of any size, ignores names that the model's signature does not
-have, and answers a mistake with the request itself and a stack trace. It has no option for a
-middleware, but it creates its application after it has loaded the model. `close_door`, which the
-model calls, therefore gives FastAPI's class the door as middleware.
+MLflow's server parses a request of any size, waits for it without end, works on when nobody waits
+for the answer, ignores names that the model's signature does not have, and answers a mistake with
+the request itself and a stack trace. It has no option for a middleware, but it creates its
+application after it has loaded the model. `close_door`, which the model calls, therefore replaces
+FastAPI's class by one that is behind the door.
 """
 
+import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Set
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 from clew.errors import quoted, valid_names
+from clew.runs.store import local_path
+from clew.subject import Waiting, current_request
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -25,82 +29,162 @@ MISTAKE = "mistake"
 """Key of the message in MLflow's JSON for an error that the model itself has found."""
 SERVED_PATH = "__pyfunc_model_path__"
 """Environment variable that MLflow sets in its scoring server before the model is loaded."""
+EXAMPLE_FILE = "serving_input_example.json"
+"""MLflow's file, in a model's folder, with a request that the model can answer."""
+READY_PATH = "/ready"
 LIMIT_VARIABLE, LIMIT_MIB = "CLEW_REQUEST_MIB", 16
+TIME_VARIABLE, TIME_SECONDS = "MLFLOW_SCORING_SERVER_REQUEST_TIMEOUT", 60
+BODY_SECONDS = 30.0
+"""Longest time in which a request arrives."""
+NUM_STEPS, NUM_LARGE = 50, 1
+"""A request with more than a 50th of the most work is large: it is answered in steps of this size,
+and one at a time, so that small ones need not wait long."""
+MOST_WAITING, MOST_LARGE, MOST_BODIES = 256, 16, 16
+"""Most small and large requests that wait for an answer, and most bodies of the largest size."""
+RETRY_SECONDS = 2
 MAX_LINE = 600
 FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
 
 logger = logging.getLogger(__name__)
 
 
-def close_door(expects: str, columns: Set[str], parameters: Set[str]) -> None:
+@dataclass(frozen=True)
+class Budget:
+    """The most work of a request, and how much work one is: by number of rows, bytes, `params`."""
+
+    most: int
+    unit: str
+    work: Callable[[int, int, Mapping[str, Any]], int]
+
+
+def close_door(expects: str, columns: Set[str], parameters: Set[str], budget: Budget) -> None:
     """Add the door to the scoring server, if this process is one.
 
     `columns` and `parameters` are the names that a row and `params` may have.
     """
     if SERVED_PATH not in os.environ:
         return
-    limit_bytes = _limit_bytes(os.environ.get(LIMIT_VARIABLE) or str(LIMIT_MIB))
+    limit_bytes = limit(LIMIT_VARIABLE, LIMIT_MIB, "a number of MiB", 2**20)
+    seconds = limit(TIME_VARIABLE, TIME_SECONDS, "a number of seconds")
+    os.environ[TIME_VARIABLE] = str(2 * seconds)  # the door is first, because it knows why
     import fastapi
-    from fastapi.middleware import Middleware
 
-    door = Middleware(Door, expects, columns, parameters, limit_bytes)
-    fastapi.FastAPI = partial(fastapi.FastAPI, middleware=[door])  # type: ignore[assignment,misc]
+    class Guarded(fastapi.FastAPI):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await door(super().__call__, scope, receive, send)
+
+    door = Door(expects, columns, parameters, budget, limit_bytes=limit_bytes, seconds=seconds)
+    fastapi.FastAPI = Guarded  # type: ignore[misc]
 
 
-def _limit_bytes(given: str) -> int:
+def limit(variable: str, default: int, expected: str, factor: int = 1) -> int:
+    """Return `factor` times the number that an environment variable sets, or the default."""
+    given = os.environ.get(variable) or str(default)
     try:
-        limit = int(float(given) * 2**20)
+        number = int(float(given) * factor)
     except (ValueError, OverflowError):
-        limit = 0
-    if limit < 1:
+        number = 0
+    if number < 1:
         raise SystemExit(
-            f"clew: {LIMIT_VARIABLE}={given!r}; expected a number of MiB above 0, such as "
-            f"{LIMIT_MIB}"
+            f"clew: {variable}={given!r}; expected {expected} above 0, such as {default}"
         )
-    return limit
+    return number
+
+
+class Unanswered(Exception):
+    """The model does not answer a request; the error says why."""
+
+    def __init__(self, status: int, line: str, code: str = "BAD_REQUEST") -> None:
+        super().__init__(line)
+        self.status, self.code = status, code
 
 
 class Door:
-    """An ASGI middleware that refuses invalid requests; see `close_door`."""
+    """An ASGI middleware that limits requests to an application; see `close_door`."""
 
     def __init__(
         self,
-        app: Application,
         expects: str,
         columns: Set[str],
         parameters: Set[str],
+        budget: Budget,
+        *,
         limit_bytes: int = LIMIT_MIB * 2**20,
+        seconds: float = TIME_SECONDS,
+        body_seconds: float = BODY_SECONDS,
     ) -> None:
-        self._app, self._expects, self._limit_bytes = app, expects, limit_bytes
+        self._expects, self._limit_bytes, self._budget = expects, limit_bytes, budget
         self._columns, self._parameters = columns, parameters
+        self._seconds, self._body_seconds = seconds, body_seconds
+        self._num_bytes, self._num_waiting = 0, {False: 0, True: 0}
+        self._turns = {False: asyncio.Semaphore(MOST_WAITING), True: asyncio.Semaphore(NUM_LARGE)}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
-        body = await _read(receive, self._limit_bytes)
-        if body is None:
-            limit = f"{self._limit_bytes / 2**20:g} MiB"
-            line = f"the request is larger than {limit}; send fewer rows at once"
-            await _refuse(send, 413, "BAD_REQUEST", line)
-        elif scope["method"] == "POST" and (fault := self._fault(scope, body)):
-            await _refuse(send, 400, "BAD_REQUEST", f"{fault}; expected {self._expects}")
-        else:
-            await self._pass_on(scope, body, receive, send)
+        body = bytearray()
+        try:
+            await self._read(receive, body)
+            asked, content = _example(scope) if scope["path"] == READY_PATH else (scope, body)
+            events = await self._answer(app, asked, content, receive)
+        except Unanswered as error:
+            events = _told_why(error)
+        finally:
+            self._num_bytes -= len(body)
+        for event in events:
+            await send(event)
 
-    def _fault(self, scope: Scope, body: bytes) -> str | None:
-        """Return what is wrong with the form of a request; None if it is valid or not JSON."""
+    async def _read(self, receive: Receive, body: bytearray) -> None:
+        """Read a request.
+
+        If it is too large, it is read to its end but not kept: a client whose connection is closed
+        while it sends would not see the answer.
+        """
+        num_bytes, more = 0, True
+        try:
+            async with asyncio.timeout(self._body_seconds):
+                while more:
+                    event = await receive()
+                    part, more = event.get("body", b""), event.get("more_body", False)
+                    num_bytes += len(part)
+                    if num_bytes <= self._limit_bytes:
+                        body += part
+                        self._num_bytes += len(part)
+                    if self._num_bytes > MOST_BODIES * self._limit_bytes:
+                        raise _busy()
+        except TimeoutError:
+            line = f"the request did not arrive within {self._body_seconds:g} s; send it faster"
+            raise Unanswered(408, line) from None
+        if num_bytes > self._limit_bytes:
+            size = f"{self._limit_bytes / 2**20:g} MiB"
+            raise Unanswered(413, f"the request is larger than {size}; send fewer rows at once")
+
+    def _work(self, scope: Scope, body: bytes | bytearray) -> int:
+        """Return how much work a request is; refuse too much, and an invalid form."""
+        num_rows, params = body.count(b"\n") + 1, dict[str, Any]()
         kind = dict(scope["headers"]).get(b"content-type")
         if kind is None:
-            return "the request has no content type"
-        if not kind.startswith(b"application/json"):
-            return None
-        try:
-            return self._fault_in(json.loads(body))
-        except RecursionError:
-            return "the request is nested too deeply"
-        except ValueError as error:
-            return f"the request is not valid JSON ({str(error)[:100]})"
+            raise self._wrong("the request has no content type")
+        if kind.startswith(b"application/json"):
+            try:
+                content = json.loads(body)
+            except RecursionError:
+                raise self._wrong("the request is nested too deeply") from None
+            except ValueError as error:
+                raise self._wrong(f"the request is not valid JSON ({str(error)[:100]})") from None
+            if fault := self._fault_in(content):
+                raise self._wrong(fault)
+            num_rows = next(_num_rows(content[form]) for form in FORMS if form in content)
+            params = content.get("params") or {}
+        work, most = self._budget.work(num_rows, len(body), params), self._budget.most
+        if work > most:
+            line = f"the request takes {work:,} {self._budget.unit}; expected at most {most:,}"
+            raise Unanswered(400, f"{line}: send fewer rows, or ask for less")
+        return work
+
+    def _wrong(self, fault: str) -> Unanswered:
+        return Unanswered(400, f"{fault}; expected {self._expects}")
 
     def _fault_in(self, content: object) -> str | None:
         if not isinstance(content, dict):
@@ -122,29 +206,53 @@ class Door:
             or _unknown("a row", _columns_of(form, rows), self._columns)
         )
 
-    async def _pass_on(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        waiting: list[Event] = [{"type": "http.request", "body": body, "more_body": False}]
+    async def _answer(
+        self, app: Application, scope: Scope, body: bytes | bytearray, receive: Receive
+    ) -> list[Event]:
+        """Return the application's answer; its work ends when nobody waits for it any more."""
+        num_units = self._work(scope, body) if scope["method"] == "POST" else 0
+        is_large = num_units * NUM_STEPS > self._budget.most
+        if self._num_waiting[is_large] >= (MOST_LARGE if is_large else MOST_WAITING):
+            raise _busy()
+        bodies: list[Event] = [{"type": "http.request", "body": body, "more_body": False}]
         events: list[Event] = []
+        leaving = asyncio.ensure_future(receive())
 
         async def replay() -> Event:
-            return waiting.pop() if waiting else await receive()
+            return bodies.pop() if bodies else await asyncio.shield(leaving)
 
         async def keep(event: Event) -> None:
             events.append(event)
 
+        async def run() -> None:
+            async with self._turns[is_large]:
+                await app(scope, replay, keep)
+
+        request = Waiting()
+        current_request.set(request)
+        work = asyncio.ensure_future(run())
+        self._num_waiting[is_large] += 1
         try:
-            await self._app(scope, replay, keep)
-        except Exception:
-            logger.exception("a request could not be answered")
-            await _refuse(send, 500, "INTERNAL_ERROR", "the server failed; see its log")
-            return
-        if (status := events[0]["status"]) < 400:
-            for event in events:
-                await send(event)
-            return
-        text = b"".join(event.get("body", b"") for event in events[1:])
-        code, line = self._told(text.decode("utf-8", "replace"))
-        await _refuse(send, status, code, line)
+            await asyncio.wait(
+                {work, leaving}, timeout=self._seconds, return_when="FIRST_COMPLETED"
+            )
+        finally:
+            self._num_waiting[is_large] -= 1
+            request.is_over = work.cancel()
+            leaving.cancel()
+        if request.is_over:
+            if not request.has_begun:
+                raise _busy()
+            line = f"no answer within {self._seconds:g} s; send fewer rows, or ask for less"
+            raise Unanswered(504, line)
+        if error := work.exception():
+            logger.error("a request could not be answered", exc_info=error)
+            raise Unanswered(500, "the server failed; see its log", "INTERNAL_ERROR")
+        if (status := events[0]["status"]) >= 400:
+            text = b"".join(event.get("body", b"") for event in events[1:])
+            code, line = self._told(text.decode("utf-8", "replace"))
+            raise Unanswered(status, line, code)
+        return events
 
     def _told(self, text: str) -> tuple[str, str]:
         try:
@@ -180,6 +288,13 @@ def _fault_in_table(table: object) -> str | None:
     return None
 
 
+def _num_rows(rows: object) -> int:
+    if not isinstance(rows, dict):
+        return len(rows) if isinstance(rows, list) else 1
+    columns = [rows["data"]] if "data" in rows else rows.values()
+    return max((len(column) for column in columns if isinstance(column, list)), default=1)
+
+
 def _columns_of(form: str, rows: object) -> Set[str]:
     if isinstance(rows, list):
         return {name for row in rows if isinstance(row, dict) for name in row}
@@ -188,27 +303,24 @@ def _columns_of(form: str, rows: object) -> Set[str]:
     return set()
 
 
-async def _read(receive: Receive, limit_bytes: int) -> bytes | None:
-    """Return a request's body, or None if it is too large.
-
-    A body that is too large is read to its end but not kept: a client whose connection is closed
-    while it sends would not see the answer.
-    """
-    parts: list[bytes] = []
-    num_bytes, more = 0, True
-    while more:
-        event = await receive()
-        part = event.get("body", b"")
-        num_bytes, more = num_bytes + len(part), event.get("more_body", False)
-        if num_bytes > limit_bytes:
-            parts.clear()
-        else:
-            parts.append(part)
-    return None if num_bytes > limit_bytes else b"".join(parts)
+def _busy() -> Unanswered:
+    return Unanswered(429, f"the server is busy; try again in {RETRY_SECONDS} s")
 
 
-async def _refuse(send: Send, status: int, code: str, line: str) -> None:
-    content = json.dumps({"error_code": code, "message": line[:MAX_LINE]}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+def _example(scope: Scope) -> tuple[Scope, bytes]:
+    """Return the scope and the body of a request that the served model can answer."""
+    folder = local_path(os.environ[SERVED_PATH])
+    assert folder is not None
+    headers = [(b"content-type", b"application/json")]
+    asked = {"method": "POST", "path": "/invocations", "raw_path": b"/invocations"}
+    return {**scope, **asked, "headers": headers}, (folder / EXAMPLE_FILE).read_bytes()
+
+
+def _told_why(error: Unanswered) -> list[Event]:
+    content = {"error_code": error.code, "message": str(error)[:MAX_LINE]}
+    body = json.dumps(content).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if error.status == 429:
+        headers.append((b"retry-after", b"%d" % RETRY_SECONDS))
+    start = {"type": "http.response.start", "status": error.status, "headers": headers}
+    return [start, {"type": "http.response.body", "body": body}]

@@ -7,7 +7,7 @@ server loads them once. A request is a batch of rows and gets one answer per row
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from pydantic import ValidationError
 
 from clew.errors import UsageError, described
 from clew.runs.hardware import prepare_threads
-from clew.runs.request_door import MISTAKE, close_door
-from clew.subject import Row, Settings, Subject
+from clew.runs.request_door import MISTAKE, NUM_STEPS, Budget, close_door, limit
+from clew.subject import Row, Settings, Subject, go_on
 
 __all__ = ["ServedModel", "set_model"]
 
 MAX_ROWS = 1000
+WORK_VARIABLE = "CLEW_REQUEST_WORK"
 logger = logging.getLogger(__name__)
 
 
@@ -41,8 +42,18 @@ class ServedModel(PythonModel):
         folder = Path(context.artifacts["model"])
         self._subject = subject = self._subject_in(folder)
         columns = {name.removesuffix("?") for name in subject.inputs}
-        close_door(subject.expects, columns, subject.settings.model_fields.keys())
+        self._most_work = limit(WORK_VARIABLE, subject.most_work, "a number")
+        budget = Budget(self._most_work, subject.unit_of_work, self._work)
+        close_door(subject.expects, columns, subject.settings.model_fields.keys(), budget)
         self._loaded = subject.load(folder)
+
+    def _work(self, num_rows: int, num_bytes: int, params: Mapping[str, Any]) -> int:
+        """Return how much work a request is; 0 if its parameters are invalid."""
+        try:
+            settings = self._subject.settings.model_validate(params)
+        except ValidationError:
+            return 0
+        return self._subject.work(self._loaded, num_rows, num_bytes, settings)
 
     def predict(
         self,
@@ -59,26 +70,32 @@ class ServedModel(PythonModel):
             raise _mistake(line, INVALID_PARAMETER_VALUE) from None
         except UsageError as error:
             raise _mistake(described(error), INVALID_PARAMETER_VALUE) from None
+        except InterruptedError:
+            raise
         except Exception:
             logger.exception("a request could not be answered")
             line = "the model failed on this request; see the server's log"
             raise _mistake(line, INTERNAL_ERROR) from None
 
     def _answers(self, rows: list[Row], settings: Settings) -> list[dict[str, Any]]:
-        """Answer the rows together; if one of them cannot be answered, one by one."""
+        """Answer the rows in steps, between which the request can end."""
+        work = self._subject.work(self._loaded, len(rows), 0, settings)
+        size = max(1, len(rows) * self._most_work // (NUM_STEPS * work))
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        answers = [answer for part in parts for answer in self._step(part, settings)]
+        if answers and all("error" in answer for answer in answers):
+            raise UsageError(answers[0]["error"])
+        return answers
+
+    def _step(self, rows: list[Row], settings: Settings) -> list[dict[str, Any]]:
+        """Answer rows together; if one of them cannot be answered, one by one."""
+        go_on()
         try:
             return self._subject.answer(self._loaded, rows, settings)
         except UsageError as error:
-            first = error
-        answers: list[dict[str, Any]] = []
-        for row in rows if len(rows) > 1 else ():
-            try:
-                answers += self._subject.answer(self._loaded, [row], settings)
-            except UsageError as error:
-                answers.append({"error": described(error)})
-        if all("error" in answer for answer in answers):
-            raise first
-        return answers
+            if len(rows) == 1:
+                return [{"error": described(error)}]
+        return [answer for row in rows for answer in self._step([row], settings)]
 
 
 def _rows(frame: pd.DataFrame) -> list[Row]:

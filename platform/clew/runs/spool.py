@@ -23,6 +23,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -127,6 +128,9 @@ class DataSet:
     fingerprint: str
     source: str
     context: str
+    sizes: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+    """MLflow type of each column of an example, by name."""
     kind: Literal["dataset"] = "dataset"
 
 

@@ -174,8 +174,17 @@ class MlflowTracker(Tracker):
             staged = self._spool.stage(path, link=True)
             self._append(Checkpoint(staged, folder, step, kept, times))
 
-    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
-        self._write(DataSet(name, fingerprint, source, context))
+    def dataset(
+        self,
+        *,
+        name: str,
+        fingerprint: str,
+        source: str,
+        context: str,
+        sizes: str = "",
+        columns: Mapping[str, str] | None = None,
+    ) -> None:
+        self._write(DataSet(name, fingerprint, source, context, sizes, dict(columns or {})))
 
     def warn(self, message: str) -> None:
         """Log a warning and add it to the run's tag `clew.warnings`, one per line."""

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SILENT_SECONDS = 30.0
+SILENT_SECONDS = 24.0
+"""A second less than those of `clew.cli`, whose line says less."""
 BAR_SECONDS = 0.5
 LAYOUT = "{percentage:3.0f}% |{bar:20}| {desc}"
 

@@ -214,6 +214,25 @@ class Gate:
         found = {f"{names.TAG_METRIC_PREFIX}{k}": f"{v:.8g}" for k, v in self.metrics.items()}
         return tags | found
 
+    def card(self, uri: str) -> str:
+        """Return a version's description: its model card, in Markdown."""
+        subject, task = self.candidate.subject, self.model.task
+        splits = [s for s in (SPLIT, "test") if any(k.startswith(f"{s}/") for k in self.metrics)]
+        quality = [line for s in splits for line in subject.summary(task, self.metrics, s)]
+        compared = self.improvement.describe() if self.improvement else "no version to compare with"
+        calibrated = self.calibration.describe() if self.calibration else subject.uncalibrated
+        run = self.candidate.run_id
+        parts = {
+            "Intended use": subject.intended_use,
+            "Data": f"{task.dataset}, {subject.describe_data(task)}",
+            "Quality": "\n".join(f"- {line.removeprefix('quality: ')}" for line in quality),
+            f"{self.metric} beside the champion before it": compared,
+            "Calibration": calibrated,
+            "Explanations": f"`clew tracin {run} …` says with each whether its scores were tested",
+            "Load": f'`clew.load("{uri}")`, or `mlflow models serve -m {uri} --env-manager local`',
+        }
+        return "\n\n".join(f"**{title}**\n\n{text}" for title, text in parts.items())
+
     @property
     def weights_digest(self) -> str:
         return weights_digest(self.candidate.checkpoint)

@@ -107,8 +107,11 @@ def predict(
     filter_known: bool = False,
     level: float | None = None,
     limits: Limits = EVERYTHING,
+    apart: bool = False,
 ) -> PredictResult:
     """Answer queries with a trained model; one that it cannot answer does not stop the others.
+
+    The settings are those of `Predictor.predict`.
 
     Raises:
         UsageError: The model cannot be found, or no query can be answered, for example because of
@@ -133,7 +136,12 @@ def predict(
             calibrate_answer_sets(predictor, source)
         found = iter(
             predictor.predict(
-                questions, top_k=top_k, filter_known=filter_known, level=level, limits=limits
+                questions,
+                top_k=top_k,
+                filter_known=filter_known,
+                level=level,
+                limits=limits,
+                apart=apart,
             )
         )
         calibration = predictor.calibration

@@ -280,6 +280,7 @@ class Challenge:
             outcome = f"run {self.run_id} is not promoted and not registered: {final}"
             return self._result(None, checks, outcome, refused=True)
         version = self._register(tracker.run_id)
+        self.registry.describe(version, self.gate.card(version.uri))
         served = self.gate.served(self.registry, version)
         checks.append(served)
         self.report(served)

@@ -41,6 +41,7 @@ from clew.training.task import Task
 from clew.workflows.model_source import LoadedModel, ModelSource
 from clew.workflows.outputs import check_folder, check_new_folder
 from clew.workflows.resume import ResumePoint
+from clew.workflows.subjects import SUBJECTS
 
 RUN_FILES = "run"
 """Folder, in the working folder, for files that the task writes, such as `vocabulary/`."""
@@ -76,14 +77,22 @@ def open_training_run(
         if config.tracking.tensorboard:
             write_events(tracker, Path(config.tracking.tensorboard_dir))
         tracker.params({f"{names.PARAMETER_PREFIX}{k}": v for k, v in flatten(config).items()})
-        tracker.dataset(
-            name=task.dataset,
-            fingerprint=task.data_fingerprint,
-            source=config.data.source,
-            context="training",
-        )
+        record_data(tracker, config, task, "training")
         until_open.pop_all()
     return tracker
+
+
+def record_data(tracker: Tracker, config: RunConfig, task: Task[Any], context: str) -> None:
+    """Record what data a run reads, of which size; `context` is their purpose, for MLflow."""
+    subject = SUBJECTS[config.data.kind]
+    tracker.dataset(
+        name=task.dataset,
+        fingerprint=task.data_fingerprint,
+        source=config.data.source,
+        context=context,
+        sizes=subject.describe_data(task),
+        columns=subject.columns,
+    )
 
 
 def origin_of(
@@ -270,12 +279,7 @@ def linked_run(
         tags=tags_of(source, loaded) | dict(tags or {}),
     )
     with tracker:
-        tracker.dataset(
-            name=loaded.task.dataset,
-            fingerprint=loaded.task.data_fingerprint,
-            source=source.config.data.source,
-            context=context,
-        )
+        record_data(tracker, source.config, loaded.task, context)
         yield tracker
 
 

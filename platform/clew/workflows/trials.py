@@ -37,6 +37,8 @@ from clew.workflows.train import train
 STUDY_FILE, LOCK_FILE, NAME = "study.journal", "study.lock", "search"
 IDENTITY, PARENT, RUN, EPOCH, PROBLEM = "identity", "parent_run", "run", "epoch", "problem"
 """Names of user attributes in Optuna's study and trials."""
+FEWEST_TRIALS = 8
+"""Number of complete trials below which nothing is said of how much a setting matters."""
 PRUNED, OUT_OF_TIME = "pruned", "out of time"
 # A trial keeps only its best model, and the test split chooses nothing.
 OF_A_TRIAL: dict[str, Value] = {
@@ -121,6 +123,16 @@ class TrialStudy:
     @property
     def records(self) -> list[TrialRecord]:
         return [_record(trial) for trial in self.study.trials if trial.state.is_finished()]
+
+    def importances(self) -> dict[str, float]:
+        """Return each setting's share in what made trials good, by Optuna's PED-ANOVA.
+
+        Empty with fewer trials than `FEWEST_TRIALS`.
+        """
+        if sum(record.state == "complete" for record in self.records) < FEWEST_TRIALS:
+            return {}
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        return optuna.importance.get_param_importances(self.study, evaluator=evaluator)
 
     @property
     def decided(self) -> list[TrialRecord]:

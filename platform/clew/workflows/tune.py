@@ -238,6 +238,9 @@ class Search:
             self.found = f"{self._metric} {best.value:.4g}"
             self.tracker.metrics({self._metric: best.value}, len(decided))
             self.tracker.tags({names.TAG_BEST_RUN: best.run_id})
+        shares = self.study.importances()
+        named = {names.IMPORTANCE.format(setting=key): value for key, value in shares.items()}
+        self.tracker.metrics(named, len(decided))
         self._write()
         last = decided[-MOST_FAILURES:]
         if len(last) == MOST_FAILURES and all(record.state == "failed" for record in last):

@@ -18,7 +18,6 @@ from clew.runs.reading.disagreements import (
     wrong_facts_tsv,
 )
 from clew.runs.reading.reviews import (
-    DECISIONS_FOLDER,
     FOLDER,
     DataOrigin,
     Fact,
@@ -222,52 +221,16 @@ def test_the_table_of_reviews_marks_final_ones(store: Recorded) -> None:
     assert "'=HYPERLINK(1)" in lines[-1]
 
 
-OLDER = {
-    "schema_version": 1,
-    "triple": {"head": "D1", "relation": "inhibits", "tail": "P1"},
-    "person": "Edsger",
-    "comment": "why",
-    "review_ids": ["0" * 32],
-    "created": "2100-01-01T00:00:00+00:00",
-    "decision_id": "1" * 32,
-}
-
-
-def test_decisions_of_earlier_versions_still_count(store: Recorded) -> None:
-    run_id, test = store.runs["trace"], {"head": "D1", "relation": "treats", "tail": "X1"}
-    for name, changes in {
-        "fact": {"about": "fact", "verdict": "right"},
-        "explanation": {"about": "explanation", "verdict": "unsure", "triple": test},
-    }.items():
-        text = json.dumps(OLDER | {"run_id": run_id} | changes)
-        store.client.log_text(run_id, text, f"{DECISIONS_FOLDER}/{name}.json")
-    assert listed(store) == ""
-    decided = [each.decision for each in found(store)]
-    assert [(each.said, each.reviewer) for each in decided if each is not None] == [
-        ("unsure", "Edsger"),
-        ("right", "Edsger"),
-    ]
-    (count,) = count_verdicts(settled(read_reviews(run_id).records))
-    assert (count.total, count.unsure) == (1, 1)
-
-
 def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
     run_id = store.runs["trace"]
     kept = read_reviews(run_id).records
-    whole = OLDER | {"run_id": run_id, "about": "fact", "verdict": "right"}
     for name, content in {
-        f"{FOLDER}/half": {"schema_version": 1},
-        f"{FOLDER}/unsaid": {"schema_version": 1} | vars(kept[0]) | {"verdict": None},
-        f"{DECISIONS_FOLDER}/later": whole | {"schema_version": 2},
-        f"{DECISIONS_FOLDER}/odd": whole | {"about": "explanation"},
+        "half": {"schema_version": 1},
+        "later": {"schema_version": 2} | vars(kept[0]),
+        "unsaid": {"schema_version": 1} | vars(kept[0]) | {"verdict": None},
     }.items():
         text = json.dumps(content, default=vars)
-        store.client.log_text(run_id, text, f"{name}.json")
+        store.client.log_text(run_id, text, f"{FOLDER}/{name}.json")
     read = read_reviews(run_id)
     assert read.records == kept
-    assert [problem.split(".")[0] for problem in read.problems] == [
-        "half",
-        "unsaid",
-        "later",
-        "odd",
-    ]
+    assert [problem.split(".")[0] for problem in read.problems] == ["half", "later", "unsaid"]

@@ -22,6 +22,7 @@ from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from clew import names
 from clew.biolink import (
@@ -168,13 +169,24 @@ ONE_RUN = (
 )
 
 
+def picture_of(explanation: SharedExplanation) -> Markup:
+    """Draw an explanation's paths, or without any its strongest facts, as SVG."""
+    return draw(explanation.test, _drawn(explanation), explanation.kinds)
+
+
+def _drawn(explanation: SharedExplanation) -> pd.DataFrame:
+    paths, facts = explanation.paths, explanation.facts
+    drawn = paths.facts_of(paths.found[:NUM_DRAWN_PATHS])
+    if drawn.empty:
+        strongest = facts["influence"].abs().sort_values(ascending=False).index
+        drawn = facts.loc[strongest[:NUM_DRAWN_FACTS]]
+    return drawn
+
+
 def html_report(explanation: SharedExplanation, *, now: datetime | None = None) -> str:
     test, head, facts = explanation.test, explanation.head, explanation.facts
     values = facts["influence"]
-    paths = explanation.paths
-    drawn = paths.facts_of(paths.found[:NUM_DRAWN_PATHS])
-    if drawn.empty:
-        drawn = facts.loc[values.abs().sort_values(ascending=False).index[:NUM_DRAWN_FACTS]]
+    paths, drawn = explanation.paths, _drawn(explanation)
     entities = {str(key) for end in ("head_id", "tail_id") for key in (*drawn[end], test[end])}
     helping, opposing = facts[values > 0].head(NUM_FACTS), facts[values < 0].head(NUM_FACTS // 2)
     template = Environment(
@@ -185,7 +197,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
         test=test,
         answer=answer(test, head.settings),
         evidence=evidence(test, facts, paths),
-        picture=draw(test, drawn, explanation.kinds),
+        picture=picture_of(explanation),
         looks=looks(explanation.kinds, entities),
         paths=paths.found[:NUM_PATHS],
         searched=paths.searched,

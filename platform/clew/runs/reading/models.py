@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from mlflow import artifacts
 from mlflow.entities.model_registry import ModelVersion
@@ -30,6 +31,7 @@ NAMES = "a file of a model's names"
 MAX_VERSIONS = 200
 NUM_EXAMPLES = 3
 
+End = Literal["head", "tail"]
 Terms = tuple[tuple[str, str], ...]
 """Pairs of name and label."""
 
@@ -178,27 +180,52 @@ def _said(path: Path, column: str) -> dict[str, str]:
     return {name: text for name, text in zip(*columns.values(), strict=True) if text}
 
 
-def read_examples(model: RegisteredModel, version: int) -> list[tuple[str, str, str]]:
-    """Return example training triples of a version, one for each of its most frequent relations."""
+@dataclass(frozen=True)
+class Learned:
+    """What a version was trained on: examples, and the kinds of the ends of each relation."""
+
+    examples: tuple[tuple[str, str, str], ...]
+    """One training triple for each of the most frequent relations."""
+    uses: Mapping[str, Mapping[End, Mapping[str, int]]]
+    """By relation and end, how often it has an entity of each kind; empty: the kind is unknown."""
+
+    def number(self, relation: str, **kinds: str) -> int:
+        """Return how often a relation has ends of the given kinds; without kinds, its facts."""
+        use = self.uses.get(relation, {})
+        found = [counts.get(kinds[end], 0) for end, counts in use.items() if kinds.get(end)]
+        return min(found) if found else sum(use.get("head", {}).values())
+
+    def usual(self, relation: str, end: End) -> set[str]:
+        """Return the kinds of at least 2 % of a relation's heads, or tails."""
+        counts = self.uses.get(relation, {}).get(end, {})
+        return {kind for kind, count in counts.items() if count >= 0.02 * sum(counts.values())}
+
+
+def read_learned(model: RegisteredModel, version: int) -> Learned:
+    """Return what a version keeps of its training triples."""
     ids = dict.fromkeys(("head", "relation", "tail"), pa.int32())
     with _of_version(model, version, KNOWN_FILE) as known:
-        triples = read_columns(known, ids, "a file of known triples")
+        triples = read_columns(known, ids, "a file of known triples").to_pandas()
     with _of_version(model, version, VOCABULARY_FOLDER) as folder:
         entities, relations = (
             read_columns(folder / f"{kind}.parquet", {"name": pa.string()}, NAMES)["name"]
+            .to_numpy()
+            .astype(str)
             for kind in ("entities", "relations")
         )
-    rows = triples.take(_example_rows(triples["relation"].to_numpy())).to_pylist()
+        kind_of = _said(folder / "entities.parquet", "category")
+    kinds = pd.Categorical([kind_of.get(name, "") for name in entities])
+    rows = triples.iloc[_example_rows(triples["relation"].to_numpy())]
+    uses: dict[str, dict[End, dict[str, int]]] = {name: {} for name in relations}
     try:
-        return [
-            (
-                str(entities[row["head"]]),
-                str(relations[row["relation"]]),
-                str(entities[row["tail"]]),
-            )
-            for row in rows
-        ]
-    except (IndexError, TypeError):
+        for end in get_args(End):
+            counted = triples.groupby(["relation", kinds.codes[triples[end]]]).size()
+            for (relation, code), count in counted.items():
+                found = uses[relations[relation]].setdefault(end, {})
+                found[str(kinds.categories[code])] = int(count)
+        names_of = (entities[rows["head"]], relations[rows["relation"]], entities[rows["tail"]])
+        return Learned(tuple(zip(*(found.tolist() for found in names_of), strict=True)), uses)
+    except IndexError:
         raise DataError(
             f"the triples of {model.name} version {version} do not match the names of the model; "
             "promote it again"

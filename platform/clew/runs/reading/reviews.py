@@ -8,7 +8,7 @@ the last one counts.
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
@@ -23,8 +23,6 @@ from clew.runs.reading.runs import RunRecord, client, fetched, find_run, list_ar
 from clew.spreadsheets import csv_text
 
 FOLDER = "reviews"
-DECISIONS_FOLDER = "decisions"
-"""Where earlier versions wrote final reviews, as records of their own kind."""
 SCHEMA_VERSION = 1
 MAX_COMMENT_CHARACTERS = 10_000
 MAX_PERSON_CHARACTERS = 200
@@ -81,22 +79,7 @@ class Review:
         return (self.run_id, self.test.triple)
 
 
-@dataclass(frozen=True)
-class _Decision:
-    """A final review as earlier versions wrote it."""
-
-    run_id: str
-    about: Literal["explanation", "fact"]
-    triple: Fact
-    verdict: Verdict | FactVerdict
-    person: str
-    comment: str = ""
-    review_ids: tuple[str, ...] = ()
-    created: str = ""
-    decision_id: str = ""
-
-
-_REVIEW, _DECISION = TypeAdapter(Review), TypeAdapter(_Decision)
+_REVIEW = TypeAdapter(Review)
 
 
 @dataclass(frozen=True)
@@ -166,64 +149,28 @@ def _mark_reviewed(run_id: str) -> None:
 
 def read_reviews(run_id: str) -> Kept:
     """Return all reviews of a run, the final ones too."""
-    there = list_artifact_folders(run_id)
-    kept = [
-        _read(run_id, folder, decode)
-        for folder, decode in ((FOLDER, _decoded), (DECISIONS_FOLDER, _decoded_decision))
-        if folder in there
-    ]
-    found = [review for each in kept for review in each.records]
-    return Kept(
-        tuple(sorted(found, key=lambda review: review.created)),
-        tuple(problem for each in kept for problem in each.problems),
-    )
-
-
-def _read(run_id: str, folder: str, decode: Callable[[Any], Review]) -> Kept:
+    if FOLDER not in list_artifact_folders(run_id):
+        return Kept(())
     found, problems = [], []
-    with fetched(run_id, folder) as place:
+    with fetched(run_id, FOLDER) as place:
         for path in sorted(place.glob("*.json")):
             try:
-                found.append(decode(json.loads(path.read_text(encoding="utf-8"))))
+                found.append(_decoded(json.loads(path.read_text(encoding="utf-8"))))
             except (OSError, ValueError, RecursionError) as error:
                 problems.append(f"{path.name}: {described(error)}")
-    return Kept(tuple(found), tuple(problems))
+    return Kept(tuple(sorted(found, key=lambda review: review.created)), tuple(problems))
 
 
 def _decoded(content: Any) -> Review:
-    review: Review = _validated(content, _REVIEW)
-    if review.verdict is None and not review.final:
-        raise DataError("not a complete review (verdict: missing)")
-    return review
-
-
-def _decoded_decision(content: Any) -> Review:
-    made: _Decision = _validated(content, _DECISION)
-    is_about_fact = made.about == "fact"
-    if made.verdict not in (FACT_VERDICTS if is_about_fact else VERDICTS):
-        raise DataError(f"not a decision on this kind of thing: {made.verdict}")
-    fact = (made.triple,) if is_about_fact else ()
-    return Review(
-        run_id=made.run_id,
-        test=made.triple,
-        verdict=None if is_about_fact else made.verdict,  # type: ignore[arg-type]
-        reviewer=made.person,
-        comment=made.comment,
-        wrong=fact if made.verdict == "wrong" else (),
-        convincing=fact if made.verdict != "wrong" else (),
-        created=made.created,
-        review_id=made.decision_id,
-        final=True,
-    )
-
-
-def _validated(content: Any, adapter: TypeAdapter[Any]) -> Any:
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         raise DataError(f"not a review of schema version {SCHEMA_VERSION}")
     try:
-        return adapter.validate_python(content)
+        review = _REVIEW.validate_python(content)
     except ValidationError as error:
         raise DataError(f"not a complete review ({described(error)})") from None
+    if review.verdict is None and not review.final:
+        raise DataError("not a complete review (verdict: missing)")
+    return review
 
 
 def latest_of_each(reviews: Iterable[Review]) -> list[Review]:

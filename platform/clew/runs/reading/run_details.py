@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import SHIPPED, STUDIES
-from clew.errors import DataError, TrackingError, described
+from clew.errors import ConfigError, DataError, TrackingError, described
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
@@ -37,6 +37,7 @@ from clew.runs.validation_record import (
 from clew.spreadsheets import changed, restored
 
 MAX_FILES = 500
+PROGRAMS_TAGS = ("clew.", "mlflow.")
 _BY_RELATION = re.compile(rf"{names.ARTIFACT_EVALUATION}/(\w+)_by_relation\.parquet")
 BY_RELATION, HITS = "a table of ranks by relation", (1, 3, 10)
 BY_RELATION_TYPES = {
@@ -201,6 +202,29 @@ def _versions(run_id: str) -> tuple[Version, ...]:
         }
     versions = [version_of(version, aliases[version.name]) for version in found]
     return tuple(sorted(versions, key=lambda version: (version.model, -version.version)))
+
+
+def own_tags(run: RunRecord) -> dict[str, str]:
+    """Return the tags that people gave a run."""
+    return {k: v for k, v in run.tags.items() if not k.startswith(PROGRAMS_TAGS)}
+
+
+def describe_run(run: RunRecord, description: str, tags: Mapping[str, str]) -> None:
+    """Replace a run's description and the tags that people gave it.
+
+    Raises:
+        ConfigError: A tag has a name that programs use.
+    """
+    for key in tags:
+        if not key or key.startswith(PROGRAMS_TAGS):
+            raise ConfigError(f"tag {quoted(key)} is empty or a program's; choose another name")
+    with store.using(f"describing run {run.run_id}"):
+        connected = client()
+        connected.set_tag(run.run_id, names.TAG_NOTE, description)
+        for key, value in tags.items():
+            connected.set_tag(run.run_id, key, value)
+        for key in own_tags(run).keys() - tags.keys():
+            connected.delete_tag(run.run_id, key)
 
 
 TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")

@@ -34,6 +34,7 @@ from clew.runs.influence_report import (
     read_influence_json,
     write_influence_json,
 )
+from clew.runs.reading.explanation import open_explanation, picture_of
 from clew.runs.reading.run_details import find_validation
 from clew.training.precision import device_name
 from clew.workflows.explaining.trace_source import (
@@ -68,6 +69,8 @@ SHOWN_PROPONENTS = 3
 TESTS_PER_PATH_PASS = 16
 LARGEST_SHARE = 0.25
 """Largest share of training triples in a first answer; a larger one would delay the full report."""
+NUM_PICTURES = 10
+"""Largest number of explanations of a run that are drawn for MLflow's pages."""
 NAME_CHARACTERS = 120
 """Largest length of a run's name; labels can have any length."""
 Progress = Callable[[int, int], None]
@@ -239,10 +242,25 @@ def tracin(
             report = write_report(folder, described, findings)
             measured = speed(findings.candidates, findings.seconds) | deviation(settings)
             tracker.metrics(measured, source.model.manifest.step)
+            _draw(folder, source, len(report.tests))
             tracker.artifact(folder)
             if output is not None:
                 copy_files(folder, output)
         return TraceResult(report, tracker.run_id, output)
+
+
+def _draw(folder: Path, source: TraceSource, num_tests: int) -> None:
+    """Draw the first explanations beside their report, for MLflow's own pages."""
+    entities = source.task.graph.entities
+    kinds = dict[str, str]()
+    if entities.category_array is not None:
+        pairs = zip(
+            entities.name_array.to_pylist(), entities.category_array.to_pylist(), strict=True
+        )
+        kinds = {name: kind for name, kind in pairs if kind}
+    for index in range(min(num_tests, NUM_PICTURES)):
+        shown = replace(open_explanation(str(folder), index), kinds=kinds)
+        (folder / f"picture-{index}.svg").write_text(picture_of(shown), encoding="utf-8")
 
 
 def prepare(model: str, overrides: Mapping[str, Any]) -> None:
