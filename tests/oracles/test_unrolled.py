@@ -14,7 +14,7 @@ from torch import nn
 from clew.config.load import from_mapping, with_settings
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.influence.linearization import ExampleFacts
+from clew.influence.linearization import FEW_ROWS, ExampleFacts
 from clew.influence.link_prediction.unrolled import (
     TripleFacts,
     TunedTracer,
@@ -36,6 +36,7 @@ from clew.training.replay import Replay, State
 from clew.training.setup import build_trainer
 from clew.training.task import ExampleValues, LossSum
 from tests.edited import edit_weights
+from tests.oracles import plain_training
 from tests.oracles.plain_training import explained_loss, row, train_plainly
 
 pytestmark = pytest.mark.slow
@@ -183,6 +184,40 @@ def test_equals_central_differences_of_retrainings(case, tmp_path):
     expected = [
         -(retrained(run, fact, STEP) - retrained(run, fact, -STEP)) / (2 * STEP) for fact in facts
     ]
+    np.testing.assert_allclose(whole[facts], expected, rtol=1e-6, atol=1e-6 * np.abs(whole).max())
+
+
+def test_a_last_batch_of_two_rows_is_a_constant(tmp_path, monkeypatch):
+    """Its gradient and its batch statistics stay as they were when a fact's weight changes."""
+    run = train(tmp_path / "run", training__batch_size=10)
+    assert 2 * FACTS % 10 == 2
+    plain, recorded, again = plain_training.weighted_loss, [], iter(())
+
+    def frozen(config, task, model, batch, weights):
+        buffers = [b for b in model.buffers() if b.is_floating_point()]
+        before = [b.clone() for b in buffers]
+        loss = plain(config, task, model, batch, weights)
+        if batch.num_examples >= FEW_ROWS:
+            return loss
+        parameters = list(model.parameters())
+        if (known := next(again, None)) is None:
+            gradient = torch.autograd.grad(loss, parameters, allow_unused=True)
+            shares = [b - 0.9 * was for b, was in zip(buffers, before, strict=True)]
+            recorded.append(known := (gradient, shares))
+        for b, was, share in zip(buffers, before, known[1], strict=True):
+            b.copy_(0.9 * was + share)
+        pairs = zip(parameters, known[0], strict=True)
+        return torch.stack([(p * g).sum() for p, g in pairs if g is not None]).sum()
+
+    monkeypatch.setattr(plain_training, "weighted_loss", frozen)
+    retrained(run, 0, 0.0)
+    whole, losses = unroll(run).sum(0), []
+    facts = [*np.argsort(-np.abs(whole))[:2], 3]
+    for fact in facts:
+        for change in (-STEP, STEP):
+            again = iter(recorded)
+            losses.append(retrained(run, fact, change))
+    expected = -np.diff(np.reshape(losses, (-1, 2)))[:, 0] / (2 * STEP)
     np.testing.assert_allclose(whole[facts], expected, rtol=1e-6, atol=1e-6 * np.abs(whole).max())
 
 

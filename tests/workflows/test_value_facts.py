@@ -1,21 +1,30 @@
 """`clew value-facts` on a real store with trained runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.csv
 import pytest
+import torch
 from mlflow import MlflowClient
 
 import clew
 from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import DataError
+from clew.influence.link_prediction.unrolled import UnrolledTracer
+from clew.influence.retraining import Retrainer
 from clew.link_prediction.sources import BUNDLED, leave_out
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.workflows.explaining.trace_source import open_trace_source
+from clew.workflows.explaining.trace_source import open_trace_source, read_test_triples, usable
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.explaining.value_facts import ValueRequest, read_weights, value_facts
+from clew.workflows.explaining.value_facts import (
+    FactValues,
+    ValueRequest,
+    read_weights,
+    value_facts,
+)
 from tests.workflows.trained import TrainedStore
 
 pytestmark = pytest.mark.slow
@@ -101,6 +110,51 @@ def test_files_and_run(trained: TrainedStore, tmp_path: Path, capsys: pytest.Cap
         assert len(left.train) == len(graph.train) - 7
         kept = graph.train[np.sort(table["TrainIndex"].head(5209).to_numpy())]
         np.testing.assert_array_equal(left.train, kept)
+
+
+def test_an_artifact_at_an_end_of_the_list_is_marked(
+    trained: TrainedStore, tests: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given = np.zeros(5216)
+    monkeypatch.setattr(UnrolledTracer, "values", lambda *_, **__: given)
+    one, other = 7, 11
+    given[one], given[other] = 20.0, -20.0
+
+    artifacts = value_facts(ValueRequest(trained.strong, test=str(tests), confirm=2))
+    assert not artifacts.confirmed.any()
+    assert not len(artifacts.worst)
+    ends = np.flatnonzero(np.isfinite(artifacts.without))
+    expected = _effects(trained.strong, tests, tuple(ends))
+    np.testing.assert_allclose(artifacts.without[ends], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_values_of_about_the_size_of_the_effect_are_confirmed(trained: TrainedStore):
+    values = np.array([4.0, 1.0, -1.0, -2.0, -3.0, 0.0])
+    without = np.array([np.nan, 0.4, -1.9, -1.1, 3.0, 0.0])
+    request = ValueRequest(trained.strong, worst=1, confirm=2)
+    with open_trace_source(trained.strong, {}) as source:
+        found = FactValues(source.task.graph, values, 1, without, request, None)
+    assert found.confirmed.tolist() == [False, False, True, True, False, False]
+    assert found.worst.tolist() == [3]
+    assert replace(found, request=ValueRequest(trained.strong, worst=1)).worst.tolist() == [4]
+
+
+def _effects(run: str, tests: Path, facts: tuple[int, ...]) -> list[float]:
+    """Return the rise of the mean smoothed loss of both ends, by training without each fact."""
+    losses = []
+    with open_trace_source(run, {}) as source:
+        graph, config = source.task.graph, source.model.config
+        again = Retrainer(graph, config, source.model.manifest, source.tracer.device)
+        triples = usable(read_test_triples(str(tests), graph), "")
+        head, relation, tail = torch.from_numpy(graph.with_inverses(triples)).long().T
+        smoothing = config.loss.label_smoothing
+        dropped = [np.array(some, int) for some in ((), *((fact,) for fact in facts))]
+        for model in again.train(config.training.seed, dropped):
+            with torch.no_grad():
+                log = model.scores(model.queries(head, relation)).double().log_softmax(1)
+            own = (1 - smoothing) * log.gather(1, tail[:, None])[:, 0] + smoothing * log.mean(1)
+            losses.append(-2 * float(own.mean()))
+    return [loss - losses[0] for loss in losses[1:]]
 
 
 @pytest.mark.parametrize(

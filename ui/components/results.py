@@ -53,6 +53,10 @@ def extreme_values(run_id: str) -> pd.DataFrame:
     for heading, name in {"Head": "Head", "Relation": "Rel", "Tail": "Tail"}.items():
         label = ends[f"Train{name}_label"]
         columns[heading] = label.where(label != "", ends[f"Train{name}"])
+    if "Confirmed" in ends:
+        tried = ends["WithoutIt"] != "nan"
+        verdicts = ends["Confirmed"].map({"True": "yes", "False": "no"})
+        columns["Confirmed by training without it"] = verdicts.where(tried, "not tried")
     return pd.DataFrame(columns)
 
 
@@ -125,15 +129,15 @@ def fact_values(run_id: str) -> None:
     """Show the facts with the highest and lowest values, and offer a list of the worst."""
     basics.note(
         "How training on a fact changed all predictions together: positive (▲) made them better, "
-        "negative (▼) worse. No retraining has confirmed these values, and the largest can be "
-        "artifacts: look facts up before you leave any out. The highest and the lowest values:"
+        "negative (▼) worse. Values that no retraining has confirmed can be artifacts, the largest "
+        "first: look facts up before you leave any out. The highest and the lowest values:"
     )
+    shown, worst = extreme_values(run_id), worst_facts(run_id)
     unit = "Nats of the loss for each unit of a fact's weight."
     columns = {
         "±": TextColumn(width=30),
         "Value": NumberColumn(format="%.4g", width="small", help=unit),
     }
-    shown, worst = extreme_values(run_id), worst_facts(run_id)
     tables.show(shown, alt="Values of facts", column_config=columns, most=MAX_HEIGHT)
     tables.download("Lowest values (TSV)", worst, names.WORST_FACTS, "text/tab-separated")
 

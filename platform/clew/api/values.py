@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +23,7 @@ def value_facts(
     *,
     weights: Sequence[float] | None = None,
     direction: Question = "both",
+    confirm: int = 0,
 ) -> pd.DataFrame:
     """Compute the value of every training fact for the losses of many triples, in one pass.
 
@@ -35,12 +37,15 @@ def value_facts(
             validation triples.
         weights: The weight of each triple's loss; None: the mean of the losses.
         direction: Whose losses count: those of tails, of heads, or of both.
+        confirm: Number of facts at each end of the list to train again without, one training each.
 
     Returns:
         A table with a row for each training fact, the most helpful first. The columns are
         `train_index`, the labels `head`, `relation` and `tail`, the names `head_id`, `relation_id`
         and `tail_id`, and `value`: how much the weight of the fact lowers the sum of the losses, in
-        nats for each unit of weight, to first order.
+        nats for each unit of weight, to first order. With `confirm`, `without_it` is the rise of
+        the sum after training without the fact (NaN: not tried), and `confirmed` whether it has the
+        value's sign and about its size. Values that are not confirmed can be artifacts.
 
     Raises:
         UsageError: If the model, the triples or their weights cannot be used, or the training
@@ -57,13 +62,9 @@ def value_facts(
         if weights is not None:
             file = folder / "weights"
             write_whole(file, "".join(f"{weight!r}\n" for weight in weights))
-        if triples is None:
-            request = ValueRequest(reference_of(model), direction=direction)
-            found = workflow(request, progress=progress)
-        else:
-            with written(triples) as path:
-                request = ValueRequest(reference_of(model), str(path), file, direction)
-                found = workflow(request, progress=progress)
+        with nullcontext("") if triples is None else written(triples) as path:
+            asked = (reference_of(model), str(path), file, direction)
+            found = workflow(ValueRequest(*asked, confirm=confirm), progress=progress)
     return _table(found)
 
 
@@ -97,5 +98,8 @@ def _table(found: FactValues) -> pd.DataFrame:
         ids = graph.train[:, place].tolist()
         columns[name] = [vocabulary.label(id) for id in ids]
         columns[f"{name}_id"] = [vocabulary.name(id) for id in ids]
-    table = pd.DataFrame(columns | {"value": found.values})
+    columns["value"] = found.values
+    if found.request.confirm:
+        columns |= {"without_it": found.without, "confirmed": found.confirmed}
+    table = pd.DataFrame(columns)
     return table.sort_values("value", ascending=False, kind="stable", ignore_index=True)

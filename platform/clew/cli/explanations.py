@@ -306,6 +306,9 @@ class ValueFactsOptions(Options):
     relations)."""
     worst: Annotated[int, Field(ge=0)] = 100
     """Number of facts with the lowest values to list in worst_facts.tsv, to look them up."""
+    confirm: Annotated[int, Field(ge=0)] = 0
+    """Number of facts at each end of the list to train again without, one training each;
+    worst_facts.tsv then lists only confirmed ones."""
     output_dir: Path | None = None
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
 
@@ -319,7 +322,8 @@ def value_facts(options: ValueFactsOptions) -> None:
     from clew.workflows.explaining import value_facts as workflow
 
     request = workflow.ValueRequest(**options.model_dump())
-    result = workflow.value_facts(request, progress=progress_bar("steps", as_json=False))
+    bars = [progress_bar(unit, as_json=False) for unit in ("steps", "retrainings")]
+    result = workflow.value_facts(request, progress=bars[0], retrained=bars[1])
     click.echo(result.table())
 
 

@@ -29,6 +29,13 @@ from clew.training.replay import Microbatch, ReplayedStep, State
 from clew.training.seeding import capture_generators, restore_generators
 from clew.training.task import B, Task
 
+FEW_ROWS = 4
+"""A last batch of an epoch with fewer rows counts as a constant if batches are normalised.
+
+The features of two rows are normalised almost to their signs. That is a function with jumps, whose
+exact derivative says nothing about training without a fact.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class WeightedLoss:
@@ -87,6 +94,7 @@ class Linear(Generic[B]):
     model: nn.Module
     facts: Facts[B]
     device: torch.device
+    batch_size: int
 
     def __post_init__(self) -> None:
         self._called = _Called(self.model)
@@ -99,6 +107,10 @@ class Linear(Generic[B]):
         self.statistics = [
             f"{name}.running_{kind}" for name in self._norms.values() for kind in ("mean", "var")
         ]
+
+    def is_constant(self, microbatch: Microbatch[B]) -> bool:
+        few = min(FEW_ROWS, self.batch_size)
+        return bool(self._norms) and len(microbatch.examples) < few
 
     def call(self, tensors: Adjoints, function: Callable[[nn.Module], Any]) -> Any:
         """Return `function(model)` with these tensors in place of the model's own."""
@@ -150,6 +162,8 @@ class StepGradient(Generic[B]):
         restore_generators(*self._before.generators)
         last = len(self._window) - 1
         for place, microbatch in enumerate(self._window):
+            if self._linear.is_constant(microbatch):
+                continue
             graph = self._graph or self._build(microbatch, differentiable=True)
             for number, (u, adjoint) in enumerate(zip(along, adjoints, strict=True)):
                 product = graph.product(u, adjoint.buffers, microbatches_after=last - place)

@@ -240,7 +240,7 @@ class Unrolling(Generic[B]):
     def __post_init__(self) -> None:
         config, device = self.replay.config, self.replay.device
         model = self.replay.task.build_model().to(device)
-        self._linear = Linear(model, self.facts, device)
+        self._linear = Linear(model, self.facts, device, config.training.batch_size)
         without_decay: frozenset[str] = frozenset()
         if isinstance(model, WithoutDecay):
             left = {id(p) for p in model.parameters_without_decay()}

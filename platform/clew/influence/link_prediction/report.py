@@ -149,14 +149,21 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
                 file.write(_joined_lines(lines))
 
 
-def write_values_csv(path: Path, graph: KnowledgeGraph, values: np.ndarray) -> None:
-    """Write all training triples with their values, `(train,)`, in descending order."""
+def write_values_csv(
+    path: Path,
+    graph: KnowledgeGraph,
+    values: np.ndarray,
+    further: Mapping[str, np.ndarray],
+) -> None:
+    """Write all training triples with their values and further columns, best first."""
     order = np.argsort(-values, kind="stable")
     facts = NameTable(graph).csv_fragments(graph.train[order])
     numbers = pc.cast(pa.array(values[order]), pa.string())
-    lines = pc.binary_join_element_wise(pa.array(order).cast(pa.string()), facts, numbers, ",")
+    cells = [pa.array(column[order].astype(str)) for column in further.values()]
+    index = pa.array(order).cast(pa.string())
+    lines = pc.binary_join_element_wise(index, facts, numbers, *cells, ",")
     with path.open("wb") as file:
-        file.write((",".join(VALUES_CSV_COLUMNS) + "\n").encode())
+        file.write((",".join([*VALUES_CSV_COLUMNS, *further]) + "\n").encode())
         file.write(_joined_lines(lines))
 
 

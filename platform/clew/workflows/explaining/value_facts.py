@@ -2,7 +2,9 @@
 
 One backward pass through the training differentiates the weighted sum of the predictions' losses.
 By this estimate, the facts with the lowest values made these predictions worse. They are also
-written as a list that `data.exclude` can read, to confirm them by training without them.
+written as a list that `data.exclude` can read. A value is a derivative, which one step of Adam or a
+few rows can make arbitrarily large. So both ends of the list can be confirmed: the run
+is trained again with its seed, without one fact at a time.
 """
 
 import math
@@ -13,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from clew import names
 from clew.config.services import Question
-from clew.errors import DataError, counted, quoted
+from clew.errors import ConfigError, DataError, counted, quoted
 from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report import write_values_csv
+from clew.influence.link_prediction.unrolled import triples_loss
+from clew.influence.retraining import NOTHING, Retrainer
+from clew.influence.unrolling import Objective
 from clew.input_files import read_lines
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
@@ -36,6 +42,8 @@ from clew.workflows.outputs import check_new_folder
 from clew.workflows.training_run import trace_run
 
 SHOWN = 5
+TIMES = 2.0
+"""A confirmed value and the effect of leaving the fact out differ by at most this factor."""
 Progress = Callable[[int, int], None]
 
 
@@ -48,6 +56,7 @@ class ValueRequest:
     weights: Path | None = None
     direction: Question = "both"
     worst: int = 100
+    confirm: int = 0
     output_dir: Path | None = None
 
 
@@ -59,13 +68,31 @@ class FactValues:
     values: np.ndarray
     """How much a fact's weight lowers the sum of losses, `(train,)`."""
     num_tests: int
-    worst: np.ndarray
-    """Indices of the worst facts, the lowest value first."""
+    without: np.ndarray
+    """Rise of that sum after training without the fact, `(train,)`; NaN if that was not tried."""
+    request: ValueRequest
     run_id: str | None
+
+    @property
+    def confirmed(self) -> np.ndarray:
+        """Whether each fact's value has the sign and about the size of the rise, `(train,)`."""
+        nothing, some = np.zeros_like(self.values), self.values != 0
+        ratio = np.divide(self.without, self.values, out=nothing, where=some)
+        close: np.ndarray = (ratio >= 1 / TIMES) & (ratio <= TIMES)
+        return close
+
+    @property
+    def worst(self) -> np.ndarray:
+        """Return indices of the worst facts, the lowest value first; confirmed ones, if tried."""
+        order = np.argsort(self.values, kind="stable")
+        eligible = self.confirmed if self.request.confirm else np.ones(len(order), bool)
+        found: np.ndarray = order[(self.values[order] < 0) & eligible[order]]
+        return found[: self.request.worst]
 
     def table(self) -> str:
         """Return the facts with the highest and the lowest values."""
-        best = np.argsort(-self.values, kind="stable")[:SHOWN]
+        order = np.argsort(-self.values, kind="stable")
+        shown = max(SHOWN, self.request.confirm)
         lines = [
             f"run {self.run_id or '(not recorded)'}",
             f"values of {len(self.values)} facts for {counted(self.num_tests, 'prediction')} "
@@ -73,19 +100,35 @@ class FactValues:
             f"{int((self.values > 0).sum())} lower the loss, "
             f"{int((self.values < 0).sum())} raise it",
         ]
-        for title, facts in (("highest", best), ("lowest", self.worst[:SHOWN])):
+        for title, facts in (("highest", order[:shown]), ("lowest", order[::-1][:shown])):
             lines += ["", title, *(f"  {self.values[i]:+.4g}  {self._words(i)}" for i in facts)]
+        if tried := int(np.isfinite(self.without).sum()):
+            said = (
+                f"trained again without each of {tried} facts: {self.confirmed.sum()} values are "
+                f"confirmed (same sign, at most {TIMES:g} times as large or small); "
+                f"{names.WORST_FACTS} lists only confirmed ones"
+            )
+            return "\n".join([*lines, "", said])
+        test = f" --test {self.request.test}" if self.request.test else ""
+        following = f"next: clew value-facts {self.request.model}{test} --confirm 20"
         said = "no retraining has confirmed these values: look facts up before leaving any out"
-        return "\n".join([*lines, "", said])
+        return "\n".join([*lines, "", said, following])
 
     def _words(self, fact: int) -> str:
         head, relation, tail = self.graph.train[fact].tolist()
         entities, relations = self.graph.entities, self.graph.relations
-        return f"{entities.label(head)} · {relations.label(relation)} · {entities.label(tail)}"
+        triple = f"{entities.label(head)} · {relations.label(relation)} · {entities.label(tail)}"
+        if np.isnan(self.without[fact]):
+            return triple
+        verdict = "confirmed" if self.confirmed[fact] else "not confirmed"
+        return f"{triple}  ({verdict}: {self.without[fact]:+.4g} by training without it)"
 
 
 def value_facts(
-    request: ValueRequest, *, progress: Progress = lambda done, total: None
+    request: ValueRequest,
+    *,
+    progress: Progress = lambda done, total: None,
+    retrained: Progress = lambda done, total: None,
 ) -> FactValues:
     """Differentiate the loss of many predictions through the training; record it as a run."""
     check_new_folder("--output-dir", request.output_dir)
@@ -93,6 +136,11 @@ def value_facts(
     with open_trace_source(request.model, settings) as source:
         tests, weights = _weighted_tests(request, source.task.graph)
         tracer = prepare(source)
+        config, device, again = source.model.config, source.tracer.device, None
+        if request.confirm:
+            if config.training.ema_decay is not None:
+                raise ConfigError("--confirm cannot judge averaged parameters (training.ema_decay)")
+            again = Retrainer(source.task.graph, config, source.model.manifest, device)
         # Opened before the work, so that the store shows a running command and its peak memory.
         with trace_run(
             source.model, source.loaded, f"value-facts {source.task.dataset}", kind=names.KIND_VALUE
@@ -100,12 +148,38 @@ def value_facts(
             began = time.perf_counter()
             values = tracer.values(tests, weights, progress=progress)
             seconds = time.perf_counter() - began
-            order = np.argsort(values, kind="stable")
-            worst = order[values[order] < 0][: request.worst]
-            found = FactValues(source.task.graph, values, len(tests), worst, tracker.run_id)
+            without = np.full(len(values), np.nan)
+            if again is not None:
+                way = request.direction
+                loss = triples_loss(source.task, tests, weights, device, direction=way)
+                order = np.argsort(values, kind="stable")
+                ends = np.unique([order[: request.confirm], order[::-1][: request.confirm]])
+                without[ends] = _rises_without(again, loss, ends, retrained)
+            graph, run_id = source.task.graph, tracker.run_id
+            found = FactValues(graph, values, len(tests), without, request, run_id)
             _record(tracker, source, request, found)
             tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
         return found
+
+
+def _rises_without(
+    retrainer: Retrainer, loss: Objective, facts: np.ndarray, progress: Progress
+) -> np.ndarray:
+    """Return the rise of a loss after training without each of some facts.
+
+    Models that are trained together are compared with one of them that has all facts, because sums
+    in another order change a training.
+    """
+    at_once = retrainer.models_at_once - 1 or len(facts)
+    rises: list[float] = []
+    for start in range(0, len(facts), at_once):
+        dropped, losses = [NOTHING, *facts[start : start + at_once, None]], []
+        for model in retrainer.train(retrainer.config.training.seed, dropped):
+            with torch.no_grad():
+                losses.append(float(loss(model)))
+            progress(len(rises) + len(losses) - 1, len(facts))
+        rises += [after - losses[0] for after in losses[1:]]
+    return np.array(rises)
 
 
 def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Triples, np.ndarray]:
@@ -147,7 +221,9 @@ def _record(
     with working_folder("values") as temporary:
         folder = temporary / names.ARTIFACT_VALUES
         folder.mkdir()
-        write_values_csv(folder / names.VALUES_CSV, graph, found.values)
+        further = {"WithoutIt": found.without, "Confirmed": found.confirmed}
+        path = folder / names.VALUES_CSV
+        write_values_csv(path, graph, found.values, further if request.confirm else {})
         origin = DataOrigin(graph.name, graph.fingerprint)
         name, relation = graph.entities.name, graph.relations.name
         worst = graph.train[list(found.worst)].tolist()
