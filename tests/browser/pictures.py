@@ -6,9 +6,12 @@ python -m tests.browser.pictures FOLDER    (`make pictures`, after `make demo`)
 import sys
 from pathlib import Path
 
-from clew.names import KIND_TRACE, KIND_TRAIN
+from clew.names import ARTIFACT_INFLUENCE, INFLUENCE_JSON, KIND_TRACE, KIND_TRAIN
+from clew.runs.influence_report import read_influence_outline
+from clew.runs.reading.runs import fetched
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.store import prepare_client_environment, tracking_uri
+from clew.runs.verification import Verification, names_of, read_kept
 from tests.browser.dashboard import Dashboard, chromium, serving
 
 WINDOW = {"width": 1200, "height": 900}
@@ -22,14 +25,26 @@ def newest(kind: str, most: int) -> list[str]:
     return [run.run_id for run in search_runs(query, limit=most).runs]
 
 
+def checked() -> str:
+    """Return the address of an explanation that was checked, or of the newest one."""
+    runs = newest(KIND_TRACE, 20)
+    for run_id in runs:
+        if kept := read_kept(Verification, run_id):
+            with fetched(run_id, f"{ARTIFACT_INFLUENCE}/{INFLUENCE_JSON}") as path:
+                tests = [names_of(test.test) for test in read_influence_outline(path).tests]
+            place = tests.index(names_of(kept.tests[0].test))
+            return f"/influence?run={run_id}&view=Paths&test={place}"
+    return f"/influence?run={runs[0]}&view=Paths"
+
+
 def addresses() -> dict[str, str]:
     """Return an address of each page with content to show."""
-    trained, (explained,) = newest(KIND_TRAIN, 2), newest(KIND_TRACE, 1)
+    trained = newest(KIND_TRAIN, 2)
     return {
         "overview": "/",
         "run": f"/run?id={trained[0]}",
         "compare": f"/compare?runs={','.join(reversed(trained))}",
-        "influence": f"/influence?run={explained}&fact=1",
+        "influence": checked(),
         "reviews": "/reviews",
         "models": "/models",
         "studies": "/studies",
