@@ -155,6 +155,8 @@ def reason_of(problem: Mapping[str, Any]) -> str:
 
 def printable(text: str) -> str:
     """Return a text with the characters that cannot be printed escaped."""
+    if text.isprintable():  # nearly always; millions of names come here
+        return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

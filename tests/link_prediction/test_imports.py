@@ -309,6 +309,16 @@ def test_a_column_of_zeros_and_ones_is_asked_for(tmp_path: Path, role: str) -> N
     assert found == sorted(FACTS if role == "weight" else FACTS[1::2])
 
 
+@pytest.mark.parametrize(("fourth", "is_weight"), [(7_000, False), (0.5, True)])
+def test_whole_numbers_that_hardly_repeat_are_no_weights(
+    tmp_path: Path, fourth: float, is_weight: bool
+) -> None:
+    rows = [(f"e{n % 7}", f"r{n % 3}", f"e{n}", str(fourth + n)) for n in range(30)]
+    found = read(tmp_path / "in", {"graph.tsv": lines(rows)})
+    assert ("weight" in found.notes) is is_weight
+    assert len(facts(found)) == len(rows)
+
+
 def test_weights_are_used_where_asked(tmp_path: Path) -> None:
     rows = [(*row, f"{1 + i / 8}") for i, row in enumerate(FACTS)]
     rows.append((*FACTS[0], "2"))

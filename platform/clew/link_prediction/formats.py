@@ -246,7 +246,7 @@ def _by_number(
         return part(said, "facts", {"head": 0, "tail": 1, "relation": 2}, are_ids=True)
     roles, others = {"head": 0, "relation": 1, "tail": 2}, []
     for index in range(3, width):
-        role = _looks_like(path, index, set(table[index].dictionary.slice(0, 1000).to_pylist()))
+        role = _looks_like(path, index, table[index].dictionary, len(lines))
         if role in roles or not role:
             others.append(str(index + 1))
         else:
@@ -269,8 +269,9 @@ def _by_number(
     return found
 
 
-def _looks_like(path: Path, index: int, distinct: set[str]) -> str:
+def _looks_like(path: Path, index: int, texts: pa.StringArray, num_lines: int) -> str:
     """Return the role of a fourth or later column without a name; empty if it is not clear."""
+    distinct = set(texts.slice(0, 1000).to_pylist())
     if distinct == {"0", "1"} and "sample" not in path.name.lower():
         raise DataError(
             f"{path}: column {index + 1} holds only 0 and 1, which can be weights, or deny facts "
@@ -280,7 +281,9 @@ def _looks_like(path: Path, index: int, distinct: set[str]) -> str:
     if distinct in ({"0", "1"}, {"-1", "1"}):
         return "stated"
     if all(map(NUMBER.fullmatch, distinct)):
-        return "weight"
+        # Whole numbers that hardly repeat are ids, of facts or of where they come from.
+        are_ids = LEAST_FACTS <= num_lines < 1.1 * len(texts) and all(map(str.isdigit, distinct))
+        return "" if are_ids else "weight"
     return "time" if all(map(DATE.fullmatch, distinct)) else ""
 
 

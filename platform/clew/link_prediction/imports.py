@@ -136,13 +136,17 @@ def write_data_set(found: Imported, output_dir: Path) -> None:
 
 
 def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> bytes:
+    long = pa.large_string()
     columns = [
-        names.name_array.take(pa.array(rows[:, column]))
+        names.name_array.take(pa.array(rows[:, column])).cast(long)
         for column, names in enumerate((graph.entities, graph.relations, graph.entities))
     ]
-    columns += [] if weights is None else [pa.array(list(map(str, weights.tolist())))]
-    lines = pc.binary_join_element_wise(*columns, "\t").to_pylist()
-    return "".join(f"{line}\n" for line in lines).encode()
+    if weights is not None:
+        columns.append(pa.array(list(map(str, weights.tolist())), long))
+    lines = pc.binary_join_element_wise(*columns, pa.scalar("\t", long))
+    ended = pc.binary_join_element_wise(lines, pa.scalar("", long), pa.scalar("\n", long))
+    _, starts, texts = ended.buffers()  # the texts stand one behind the other
+    return bytes(texts)[: np.frombuffer(starts, np.int64)[len(ended)]] if len(ended) else b""
 
 
 def _files(path: Path) -> Iterator[Path]:

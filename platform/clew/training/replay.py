@@ -196,7 +196,7 @@ class Replay(Generic[B]):
                         f"{record.path}: the replay differs from the recorded run at step "
                         f"{record.step} ({kind}{name}); replay it on the machine that trained it, "
                         "with the same number of threads and the same version, or train again with "
-                        "training.deterministic=true"
+                        "training.deterministic=true (an imported model cannot be replayed)"
                     )
 
     def _see_gradients(self, *_: object) -> None:
