@@ -508,16 +508,20 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
 
     hidden = True if as_json or logging.getLogger("clew").level > logging.INFO else None
     bar = tqdm(unit=f" {unit}", delay=1.0, disable=hidden, leave=False)
-    began = time.monotonic()
+    began: tuple[float, int] | None = None  # at the first call: what came before takes no part
 
     def show(done: int, total: int) -> None:
+        nonlocal began
+        now = time.monotonic()
+        began = began or (now, done)
+        seconds, gained = now - began[0], done - began[1]
         if as_json:
             click.echo(json.dumps({"done": done, "total": total}))
-        left = (time.monotonic() - began) * (total - done) / max(done, 1)
+        left = f", {seconds * (total - done) / gained:.0f} s left" if gained else ""
         for beat in BEATING[-1:]:
             if as_json or not bar.disable:
                 beat.heard()
-            beat.doing = f"{done:,} of {total:,} {unit}" + (f", {left:.0f} s left" if done else "")
+            beat.doing = f"{done:,} of {total:,} {unit}{left}"
             beat.doing = "at work" if done == total else beat.doing
         bar.total = total
         bar.update(done - bar.n)
