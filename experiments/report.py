@@ -70,6 +70,8 @@ STUDY_PAGES = {
         "image_sequences": "image sequences",
     }.items()
 }
+SEARCHED_LAST = "---\nsearch:\n  boost: 0.2\n---\n\n"
+"""Front matter: people who search want an explanation before a table of numbers."""
 HEADER = "| what | measured | beside it | command, result file, commit |\n|---|---|---|---|"
 
 
@@ -171,7 +173,8 @@ def pages(benchmarks: Mapping[str, Content], studies: Mapping[str, Content]) -> 
         *("## The figures that are quoted", "", figures_section(benchmarks), ""),
         "Written by `python -m experiments.report`; `experiments/README.md` says how to measure.",
     ]
-    return {"index.md": "\n".join(index) + "\n", **texts}
+    texts = {"index.md": "\n".join(index) + "\n", **texts}
+    return {name: SEARCHED_LAST + text for name, text in texts.items()}
 
 
 def page_of(name: str) -> str:

@@ -118,5 +118,5 @@ def test_the_origin_of_a_version_is_said_once() -> None:
 
 @pytest.mark.parametrize(("label", "columns"), [("x", ["Answer"]), ("Label", ["Answer", "Id"])])
 def test_ids_that_are_names_are_not_repeated(label: str, columns: list[str]) -> None:
-    frame = answers.frame([{"tail": "x", "label": label, "known": False}], "tail")
+    frame = answers.frame([{"tail": "x", "label": label, "known": False}], "tail", {})
     assert [name for name in frame.columns if name in {"Answer", "Id"}] == columns

@@ -68,7 +68,7 @@ def _doors(alive: Sequence[RunRecord]) -> None:
                 basics.link("reviews", "Review")
             st.caption(reviews if latest else "Nothing is explained yet.")
         with places[2]:
-            st.markdown("[Runs ↓](#runs)")
+            basics.show('<p><a href="#runs">Runs ↓</a></p>')
             st.caption(f"Live now: {live}. Find, compare and promote runs.")
 
 
