@@ -559,7 +559,7 @@ def test_any_task_by_its_example_losses_against_the_product_s_own_trainer(tmp_pa
         {
             "evaluation.enabled": False,
             "optimizer.learning_rate": 0.02,
-            "training.batch_size": 6,
+            "training.batch_size": 8,
             "training.num_epochs": 4,
             "training.checkpoint_frequency": 2,
             "training.device": "cpu",

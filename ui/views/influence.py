@@ -94,7 +94,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     paths = paths_of(files, place)
     kinds, key = kinds_of(head), f"{run_id}-{place}"
     facts.card(test, found, paths, head, kinds)
-    facts.trust(head, run_id, test)
+    with st.container(key="trust"):
+        facts.trust(head, run_id, test)
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
         facts.share(shared(run_id, head, test, found, paths))

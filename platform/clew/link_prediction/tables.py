@@ -78,7 +78,7 @@ def sniff(
     skip = comments + has_count
     if not rest:
         raise DataError(f"{path}: only comments; expected rows of a table")
-    count = int(rest[0]) if has_count else None
+    count = int(rest[0].strip()) if has_count else None
     rest = rest[has_count:]
     plain = [line for line in rest if not line.startswith(("#", "%"))]
     delimiter, rows = _delimiter(path, plain or rest)
