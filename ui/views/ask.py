@@ -245,6 +245,22 @@ def asked_question(
                 "probability: calibrated on validation data, measured on test data.",
             )
         ]
+    sentence.header(_asks(vocabulary, learned, head, relation, tail), anchor=False)
+    entities = dict(vocabulary.entities)
+    is_question = bool(start[0] or start[2]) and start[1] in labels
+    if again and is_question and {start[0], start[2]} <= entities.keys() | {""}:
+        return Question(model, *start, level)
+    changed = st.session_state.pop(CHANGED, False)
+    asked = (head, relation, tail)
+    if not (changed and (head or tail) and access.may("ask")):
+        return None
+    for key, value in zip("hrt", asked, strict=True):
+        basics.write_address(key, value)
+    return Question(model, *asked, level)
+
+
+def _asks(vocabulary: ModelNames, learned: Learned, head: str, relation: str, tail: str) -> str:
+    """Return the question as a sentence; an empty end is what is asked for."""
     entities = dict(vocabulary.entities)
 
     def kinds_text(end: End) -> str:
@@ -258,18 +274,8 @@ def asked_question(
             (tail, "which", kinds_text("tail")),
         )
     ]
-    asks = f"{told[0]} **{basics.markdown(labels[relation])}** {told[1]}?"
-    sentence.header(asks, anchor=False)
-    is_question = bool(start[0] or start[2]) and start[1] in labels
-    if again and is_question and {start[0], start[2]} <= entities.keys() | {""}:
-        return Question(model, *start, level)
-    changed = st.session_state.pop(CHANGED, False)
-    asked = (head, relation, tail)
-    if not (changed and (head or tail) and access.may("ask")):
-        return None
-    for key, value in zip("hrt", asked, strict=True):
-        basics.write_address(key, value)
-    return Question(model, *asked, level)
+    named = dict(vocabulary.relations)[relation]
+    return f"{told[0]} **{basics.markdown(named)}** {told[1]}?"
 
 
 def _changed(*flags: str) -> None:
