@@ -137,8 +137,11 @@ def test_the_end_of_the_server_ends_them(
 def test_jobs_start_again_after_the_process_that_forks_has_died(jobs: Jobs, pipe: Path) -> None:
     job = start(jobs, work_of_tests.wait, str(pipe), "")
     with pipe.open() as held:
-        os.kill(int(held.readline()), signal.SIGKILL)
+        forks = int(held.readline())
+        os.kill(forks, signal.SIGKILL)
         assert held.read() == ""  # the job does not outlive it
+    # Its files are closed before it counts as dead, and a dying one would still be connected to.
+    os.waitid(os.P_PID, forks, os.WEXITED | os.WNOWAIT)
     assert finished(job).state == "failed"
     assert finished(start(jobs, work_of_tests.say, "again")).output() == "again"
 
