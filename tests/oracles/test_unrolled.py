@@ -139,6 +139,8 @@ def retrained(run: SimpleNamespace, fact: int, change: float) -> float:
 
 
 KVS = {"loss__kind": "kvs_all"}
+WITHOUT_DROPOUT = {"model__input_dropout": 0.0, "model__projection_dropout": 0.0}
+SGD = {"optimizer__kind": "sgd", "optimizer__learning_rate": 0.5}
 BCE = {"loss__function": "binary_cross_entropy"}
 CASES = {
     "adam": {},
@@ -146,7 +148,7 @@ CASES = {
     "adamw": {"optimizer__kind": "adamw", "optimizer__weight_decay": 0.1},
     "adagrad": {"optimizer__kind": "adagrad", "optimizer__learning_rate": 0.1},
     "adagrad by row": {"optimizer__kind": "adagrad", "optimizer__row_wise": True},
-    "sgd": {"optimizer__kind": "sgd", "optimizer__learning_rate": 0.5},
+    "sgd": SGD,
     "sgd with momentum and decay": {
         "optimizer__kind": "sgd",
         "optimizer__momentum": 0.8,
@@ -171,6 +173,8 @@ CASES = {
     "transe, binary": {"model__kind": "transe"} | KVS | BCE,
     "tucker": {"model__kind": "tucker"},
     "fused loss": {"loss__implementation": "fused"},
+    # Adam would turn the rounding in the gradients of cancelled shifts into steps of a retraining.
+    "sgd without dropout": WITHOUT_DROPOUT | SGD,
 }
 
 
@@ -243,11 +247,15 @@ def in_float64(state: State) -> State:
     )
 
 
-@pytest.mark.parametrize("case", ["adam", "adagrad", "many tails, binary", "relu", "complex"])
+@pytest.mark.parametrize(
+    "case", ["adam", "adagrad", "many tails, binary", "relu", "complex", "without dropout"]
+)
 def test_float32_equals_float64_over_the_same_states(case, tmp_path):
     torch.set_default_dtype(torch.float32)
     # The masks of feature maps are drawn in the maps' type; all other masks are the same.
-    run = train(tmp_path / "run", model__feature_map_dropout=0.0, **CASES[case])
+    run = train(
+        tmp_path / "run", model__feature_map_dropout=0.0, **CASES.get(case, WITHOUT_DROPOUT)
+    )
     losses = [loss_of(run, run.task.graph.test[:1], np.ones(1))]
     replay = Replay(run.config, run.task, run.records, CPU)
     single, double = (

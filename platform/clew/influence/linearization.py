@@ -76,6 +76,17 @@ class ExampleFacts(Generic[B]):
         return WeightedLoss((weight * losses).sum(), weight, examples)
 
 
+@runtime_checkable
+class WithoutEffect(Protocol):
+    """A model of which some parameters change nothing in training.
+
+    Their gradient is only rounding, which Adam and Adagrad divide by its own size; so they count as
+    constants.
+    """
+
+    def parameters_without_effect(self) -> list[Tensor]: ...
+
+
 class _Called(nn.Module):
     """Passes a model to a function, so that `functional_call` can replace its tensors."""
 
@@ -104,6 +115,10 @@ class Linear(Generic[B]):
             for name, module in self.model.named_modules()
             if isinstance(module, BatchNorm) and module.track_running_stats
         }
+        model = self.model
+        idle = model.parameters_without_effect() if isinstance(model, WithoutEffect) else []
+        idle_ids = {id(p) for p in idle}
+        self.without_effect = {name for name, p in model.named_parameters() if id(p) in idle_ids}
         self.statistics = [
             f"{name}.running_{kind}" for name in self._norms.values() for kind in ("mean", "var")
         ]

@@ -366,6 +366,8 @@ class Unrolling(Generic[B]):
             u = self._optimizer.leave(
                 adjoint, short, before=step.before, after=after, rate=step.rate
             )
+            for name in self._linear.without_effect & u.keys():
+                u[name].zero_()
             along.append(through_clipping(u, gradient.values, norm, factor))
         gradient.pull(along, adjoints, totals)
 

@@ -303,6 +303,13 @@ class ConvE(GraphModel, kind="conve"):
             hidden = self._convolve(image)
         return self.activation(normalised(self.projection_norm, hidden))
 
+    def parameters_without_effect(self) -> list[Tensor]:
+        """Return the shifts that the next normalisation cancels in training."""
+        shifts: list[Tensor | None] = [self.convolution.bias]
+        shifts += [] if self.config.projection_dropout else [self.projection.bias]
+        shifts += [] if self.config.input_dropout else [self.input_norm.bias]
+        return [shift for shift in shifts if shift is not None]
+
     @property
     def floats_per_query(self) -> int:
         return self.config.num_features

@@ -18,11 +18,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from clew.config.graph_models import ConvEModel
 from clew.config.load import with_settings
 from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
-from clew.config.training import SGD, AdamW
 from clew.errors import CheckpointError, ConfigError, DataError, quoted
 from clew.files import cache_folder
 from clew.influence.link_prediction.paths import PathFinder
@@ -353,7 +351,6 @@ def prepare(source: TraceSource, form: str = "unrolled") -> UnrolledTracer:
             f"influence.score is {form}, which explains one run, but {len(source.runs)} are "
             "given; explain each run separately, or choose raw or cosine"
         )
-    _refuse_rounding_noise(source.model.config, form)
     model, device = source.model, source.tracer.device
     of_run = (source.task, model.config, source.checkpoints, device, cache_folder(form))
     if form == "unrolled":
@@ -387,27 +384,6 @@ def require_same_device(model: ModelSource, device: torch.device) -> None:
         raise CheckpointError(
             f"{model.title} was trained on {trained_on}, this is {this}; score=unrolled repeats "
             "the same steps on the same device: explain it there, or with another --score"
-        )
-
-
-def _refuse_rounding_noise(config: RunConfig, form: str) -> None:
-    """Refuse a ConvE model whose float32 derivative would be mostly rounding error.
-
-    Without dropout, batch normalisation cancels the gradients of the biases before it. Only the
-    rounding error is left, and Adam and Adagrad scale it up because they divide it by its own
-    size. A penalty in the gradient is larger than the rounding error and avoids this.
-    """
-    model, optimizer = config.model, config.optimizer
-    if not isinstance(model, ConvEModel) or isinstance(optimizer, SGD):
-        return
-    penalty = optimizer.weight_decay > 0 and not isinstance(optimizer, AdamW)
-    if not (
-        model.input_dropout or model.feature_map_dropout or model.projection_dropout or penalty
-    ):
-        raise ConfigError(
-            f"influence.score is {form}, but this conve was trained by {optimizer.kind} without "
-            "dropout and without a penalty in the gradient: rounding in float32 would change its "
-            "scores by up to 63 %; use raw or cosine, or train with dropout"
         )
 
 
