@@ -11,11 +11,17 @@ from axe_playwright_python.base import AXE_SCRIPT
 from PIL import Image
 from playwright.sync_api import FloatRect, Page
 
+from tests.browser.dashboard import PATIENCE
+
 NUM_CHARACTERS = 120
-# axe-core finds nothing inside a chart and needs a long time for it.
-RUN = """() => axe.run(
-    {exclude: [['svg.marks > *']]}, {reporter: 'no-passes', preload: false}
-)"""
+# Streamlit fades what a running script has not drawn again. axe-core starts in the same task that
+# finds nothing faded. It finds nothing inside a chart and needs a long time for it.
+RUN = """() => document.querySelector('[data-test-script-state="notRunning"]')
+    && !document.querySelector('[data-stale="true"]')
+    && document.getAnimations().every(
+        found => !(found instanceof CSSTransition) || found.playState !== 'running'
+    )
+    && axe.run({exclude: [['svg.marks > *']]}, {reporter: 'no-passes', preload: false})"""
 LEAST_CONTRAST = 4.5
 PALE_TEXT = """least => {
     const numbers = colour => (colour.match(/[0-9.]+/g) || []).map(Number);
@@ -42,9 +48,10 @@ def findings(page: Page) -> list[str]:
     """Return the findings of a page: rule, place, element and axe-core's message."""
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(AXE_SCRIPT)
+    checked = page.wait_for_function(RUN, timeout=PATIENCE).json_value()
     found = [
         f"{violation['id']} | {_where(node['target'])} | {_short(node['html'])} | {_said(node)}"
-        for violation in page.evaluate(RUN)["violations"]
+        for violation in checked["violations"]
         for node in violation["nodes"]
     ]
     pale = page.evaluate(PALE_TEXT, LEAST_CONTRAST)

@@ -46,6 +46,17 @@ STREAMLITS_OWN = {
     'presentation-role-conflict | <section role="presentation"',
 }
 """Findings, as rule and element, in the menu and the file area, which Streamlit itself draws."""
+WHOLE_AFTER_FRAMES = 30
+FADE = """frames => {
+    const faded = document.createElement('div');
+    Object.assign(faded.dataset, {stale: true});
+    faded.innerHTML = '<p style="opacity: 0.3">faded</p>';
+    document.querySelector('h1').after(faded);
+    const draw = left => left ? requestAnimationFrame(() => draw(left - 1)) : (
+        faded.dataset.stale = false, faded.firstChild.style.opacity = 1
+    );
+    draw(frames);
+}"""
 ADD = "html => document.querySelector('h1').insertAdjacentHTML('afterend', html)"
 
 
@@ -87,6 +98,13 @@ def test_what_is_broken_is_found(dashboard: Dashboard) -> None:
     dashboard.open("/studies").page.evaluate(ADD, "".join(BROKEN.values()))
     found = findings(dashboard.page)
     assert {line.partition(" ")[0] for line in found} == set(BROKEN), found
+
+
+def test_what_fades_is_checked_once_it_is_whole(dashboard: Dashboard) -> None:
+    look_like(dashboard.page, "light", 1440)
+    dashboard.open("/studies").page.evaluate(FADE, WHOLE_AFTER_FRAMES)
+    assert findings(dashboard.page) == []
+    assert dashboard.page.locator("[data-stale=false] >> text=faded").count() == 1
 
 
 def test_what_only_streamlit_can_mend(dashboard: Dashboard) -> None:

@@ -1,16 +1,21 @@
 """The reviewer's path: why does the model believe this, and is that a good reason?"""
 
+import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
+from clew.runs.reading import picture
+from clew.runs.reading.explanation import html_report, open_explanation, picture_of
 from clew.runs.reading.reviews import read_reviews
 from tests.browser.conftest import Look
 from tests.browser.dashboard import Dashboard, serving
@@ -88,6 +93,66 @@ def test_no_name_is_over_another(
         for width in (1440, 1024, 768, 390):
             dashboard.page.set_viewport_size({"width": width, "height": 900})
             assert dashboard.settle().page.evaluate(OVERLAPS) == [], f"{path}, {width} wide"
+
+
+WORDS = (
+    *("receptor", "inhibitor", "syndrome", "hereditary", "phosphoribosyltransferase", "acute"),
+    *("alpha", "II", "2-deoxy-D-glucose", "mitochondrial", "encephalomyopathy", "cell/tissue"),
+    "regulation_of_transcription",
+)
+RELATIONS = ("treats", "directly_physically_interacts_with", "negatively correlated with")
+DRAWN_OVER = """() => [...document.querySelectorAll('svg')].map(svg => {
+    const around = svg.getBoundingClientRect();
+    const names = [...svg.querySelectorAll('text')].map(
+        name => [name.textContent, name.getBoundingClientRect()]
+    );
+    const cut = names.filter(([_, a]) => a.left < around.left || a.right > around.right);
+    return [...cut.map(([name]) => `${name} is cut`), ...names.flatMap(
+        ([one, a], place) => names.slice(place + 1).filter(([_, b]) =>
+            Math.min(a.right, b.right) > Math.max(a.left, b.left) &&
+            Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3  // less is empty line height
+        ).map(([other]) => `${one} over ${other}`)
+    )];
+})"""
+
+
+def explanation(seed: int) -> tuple[pd.Series, pd.DataFrame, dict[str, str]]:
+    """Return a test triple, facts on random paths and beside them, and kinds of entities."""
+    draw = random.Random(seed)
+    labels = {
+        f"X:{number}": " ".join(draw.choices(WORDS, k=draw.randint(1, 5)))
+        for number in range(draw.randint(4, 24))
+    }
+    keys = list(labels)
+    pairs = [tuple(draw.sample(keys, 2)) for _ in range(draw.randint(0, 6))]
+    for _ in range(draw.randint(1, 8)):
+        path = [keys[0], *draw.sample(keys[2:], min(draw.randint(0, 3), len(keys) - 2)), keys[1]]
+        pairs += [step if draw.random() < 0.7 else step[::-1] for step in pairwise(path)]
+    facts = [(head, draw.choice(RELATIONS), tail, draw.gauss(0, 1)) for head, tail in pairs]
+    frame = pd.DataFrame(facts, columns=["head_id", "relation", "tail_id", "influence"])
+    frame = frame.assign(head=frame["head_id"].map(labels), tail=frame["tail_id"].map(labels))
+    test = frame.iloc[0].copy()
+    test["head_id"], test["tail_id"] = keys[:2]
+    test["head"], test["tail"] = labels[keys[0]], labels[keys[1]]
+    return test, frame, {key: draw.choice(["drug", "gene", "disease"]) for key in keys}
+
+
+def test_no_name_is_over_another_in_a_hundred_reports(
+    browser: Browser, filled: Recorded, use: Callable[[str], None]
+) -> None:
+    use(filled.uri)
+    shared = open_explanation(filled.runs["trace"], 0)
+    report, drawn = html_report(shared), picture_of(shared)
+    assert drawn in report
+    pictures = "".join(picture.draw(*explanation(seed)) for seed in range(100))
+    page = browser.new_page()
+    page.set_content(report.replace(drawn, pictures))
+    for width in (1440, 1024, 768, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        found = page.evaluate(DRAWN_OVER)
+        assert len(found) == 100
+        assert {seed: over for seed, over in enumerate(found) if over} == {}, width
+    page.close()
 
 
 def test_a_row_and_an_edge_select_the_same_fact(

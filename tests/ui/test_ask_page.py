@@ -17,6 +17,7 @@ from clew.runs.reading.models import (
     read_learned,
     read_vocabulary,
 )
+from clew.ui import access
 from clew.ui.components import answers, jobs, runs
 from clew.ui.views import ask
 from clew.ui.work import NUM_ASKED, Question, Why
@@ -124,6 +125,21 @@ def test_a_link_whose_answer_is_gone_asks_again(
     assert len(started.calls) == 2, "a name that the model does not know is not asked"
 
 
+def test_a_link_with_a_question_asks_when_it_is_opened(
+    page: Open, many: Recorded, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = {"h": "steroid", "r": "affects"}
+    app = page("ask", many.uri, **question)
+    assert started.calls == [Question(CHAMPION, "steroid", "affects", "", level=0.9)]
+    assert app.query_params["answer"] == JOB_ID
+    page("ask", many.uri, model="another", **question)
+    page("ask", many.uri, h="no such name", r="affects")
+    page("ask", many.uri, answer=JOB_ID, **question)
+    monkeypatch.setattr(access, "may", lambda action: False)
+    page("ask", many.uri, **question)
+    assert len(started.calls) == 1, "another model, unknown names, an answer, or a reader"
+
+
 def test_names_are_those_of_the_version_also_when_its_training_is_gone(
     page: Open, fresh_many: Recorded
 ) -> None:
@@ -180,7 +196,13 @@ def test_answers_of_the_command_are_shown_and_explained_from_their_end(
     app = page("ask", many.uri, answer="gone", r="affects", t="cell_function")
     assert "<b>?</b>" in shown(app)
     told = [table.value for table in app.dataframe]
-    assert [set(each["Known"]) for each in told] == [{"new"}, {"● known"}], "new answers first"
+    facts = {
+        tuple(line.split("\t")) for line in (UMLS / "train.txt").read_text("utf-8").splitlines()
+    }
+    for each, is_known in zip(told, (False, True), strict=True):
+        asserted = [(head, "affects", "cell_function") in facts for head in each["Answer"]]
+        assert set(asserted) == {is_known}, "new answers first"
+        assert "Known" not in each, "it would say the same in every row"
     assert list(told[0]["Rank"]) == sorted(told[0]["Rank"])
     started.answer(head="eicosanoid", **question)
     app = page("ask", many.uri, answer="gone", h="eicosanoid", r="affects", t="cell_function")

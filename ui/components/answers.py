@@ -147,9 +147,12 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
         if not rows:
             continue
         best = rows[0] if rows is new and not wanted else None
+        table = frame(rows, end, kinds)
+        if "–" not in set(table["Known"]):  # its title says it of all rows
+            table = table.drop(columns="Known")
         with st.container() if rows is new else st.expander(f"{len(rows):,} {called}"):
             ticked += tables.ticked(
-                frame(rows, end, kinds),
+                table,
                 rows,
                 key=f"answers-{key}-{called}",
                 first=linked if linked in rows else best,

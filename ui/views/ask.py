@@ -96,13 +96,15 @@ def _ask(
 def _graph(model: RegisteredModel, champion_run: str) -> None:
     """Let a person ask, and show the answers.
 
-    The address can be an old link: if its answer is gone, its question is asked again.
+    A link asks its question when it is opened, and again if its answer is gone.
     """
-    vocabulary, gone = runs.champion_vocabulary(model), _is_gone()
-    learned = runs.learned(model)
-    asked = asked_question(runs.champion_uri(model), vocabulary, learned, again=gone)
+    vocabulary, learned = runs.champion_vocabulary(model), runs.learned(model)
+    is_opened = RELATION not in st.session_state and not basics.address("answer")
+    linked = _is_gone() or (is_opened and basics.address("model") in ("", model.name))
+    again = linked and access.may("ask")
+    asked = asked_question(runs.champion_uri(model), vocabulary, learned, again=again)
     if asked is not None:
-        if not gone:
+        if not again:
             basics.write_address("why", None)
         _ask(model, asked, champion_run=champion_run)
     with basics.guarded("The answer"):

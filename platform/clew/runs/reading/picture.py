@@ -150,12 +150,17 @@ def looks(kinds: Mapping[str, str], entities: Iterable[str]) -> dict[str, Look]:
     }
 
 
-WIDTH = 960
+WIDTH, COLUMN_WIDTH = 960, 190
 ROW_HEIGHT, MIN_ROWS = 58, 4
-MARGIN_X, MARGIN_Y = 110, 60
+MARGIN_X, MARGIN_Y = 120, 60
 FOR, AGAINST, ANSWER = "#1F6FB0", "#C24E00", "#B97900"
 RADIUS, END_RADIUS = 7, 10
+EDGE_SIZE, LINE_HEIGHT = 11.5, 15
 MAX_LABELS = 12
+ALONG = (0.5, 0.38, 0.62, 0.26, 0.74)
+"""Where on a line its name can be, as shares of the line."""
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
 _FRAME = Markup(
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
     'aria-label="{title}">{body}</svg>'
@@ -192,12 +197,18 @@ def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Mark
     """
     labels = node_labels(test, facts)
     found = positions(test, facts)
+    width = max(WIDTH, 2 * MARGIN_X + COLUMN_WIDTH * (len({x for x, _ in found.values()}) - 1))
     height = 2 * MARGIN_Y + ROW_HEIGHT * max(MIN_ROWS, _num_rows(found))
-    places = {key: _point(place, height) for key, place in found.items()}
+    places = {key: _point(place, width, height) for key, place in found.items()}
     shown = looks(kinds, labels)
     facts = facts.fillna({"influence": 0.0})
     largest = float(facts["influence"].abs().max() or 1.0) if len(facts) else 1.0
     ends = (str(test["head_id"]), str(test["tail_id"]))
+    taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places.values()]
+    nodes = []
+    for key, text in labels.items():
+        look, above = shown.get(kinds.get(key, ""), PLAIN), places[key][1] < height / 2
+        nodes.append(_node(places[key], text, look, taken, is_end=key in ends, above=above))
     answer = _Line(
         start=places[ends[0]],
         end=places[ends[1]],
@@ -208,24 +219,23 @@ def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Mark
         labelled=True,
         dashed=True,
     )
-    body = [_edge(answer)]
+    edges = [_edge(answer, taken)]
     seen: dict[frozenset[str], int] = {}
     for number, (_, fact) in enumerate(facts.iterrows()):
         pair = (str(fact["head_id"]), str(fact["tail_id"]))
         before = seen.get(frozenset(pair), 0)
         seen[frozenset(pair)] = before + 1
         value = float(fact["influence"])
-        width = 1.2 + 4 * abs(value) / largest
+        thick = 1.2 + 4 * abs(value) / largest
         colour = FOR if value > 0 else AGAINST if value < 0 else PLAIN.colour
         start, end = (places[key] for key in pair)
         bend = 0.14 * before or (0.25 if start[0] == end[0] else 0.0)
         said = f"{'▲ ' if value > 0 else '▼ ' if value < 0 else ''}{fact['relation']}"
-        body.append(_edge(_Line(start, end, colour, width, said, bend, number < MAX_LABELS)))
-    for key, text in labels.items():
-        look = shown.get(kinds.get(key, ""), PLAIN)
-        body.append(_node(places[key], text, look, key in ends, above=places[key][1] < height / 2))
+        line = _Line(start, end, colour, thick, said, bend, number < MAX_LABELS)
+        edges.append(_edge(line, taken))
     title = f"Training facts about {test['head']} {test['relation']} {test['tail']}"
-    return _FRAME.format(width=WIDTH, height=height, title=title, body=Markup("").join(body))
+    body = Markup("").join([*edges, *nodes])
+    return _FRAME.format(width=width, height=height, title=title, body=body)
 
 
 def _num_rows(places: Mapping[str, Position]) -> float:
@@ -237,10 +247,10 @@ def _num_rows(places: Mapping[str, Position]) -> float:
     return 2 / min(apart, default=2)
 
 
-def _point(place: Position, height: float) -> Position:
+def _point(place: Position, width: float, height: float) -> Position:
     x, y = place
     return (
-        MARGIN_X + (x + 1) / 2 * (WIDTH - 2 * MARGIN_X),
+        MARGIN_X + (x + 1) / 2 * (width - 2 * MARGIN_X),
         MARGIN_Y + (y + 1) / 2 * (height - 2 * MARGIN_Y),
     )
 
@@ -259,7 +269,8 @@ class _Line:
     dashed: bool = False
 
 
-def _edge(edge: _Line) -> Markup:
+def _edge(edge: _Line, taken: list[Box]) -> Markup:
+    """Draw a line and its name where that covers nothing `taken`; tables name all facts."""
     (x1, y1), (x2, y2) = edge.start, edge.end
     width, bend = edge.width, edge.bend
     if edge.start == edge.end:  # a fact about an entity and itself
@@ -291,11 +302,23 @@ def _edge(edge: _Line) -> Markup:
     )
     if not edge.labelled:
         return line
-    middle = ((x1 + 2 * control[0] + x2) / 4, (y1 + 2 * control[1] + y2) / 4 - 5)
-    return line + _text(middle, short_text(edge.said), 11.5, "edge", bold=edge.dashed)
+    said = short_text(edge.said)
+    for t in ALONG:
+        spot = (
+            (1 - t) ** 2 * x1 + 2 * t * (1 - t) * control[0] + t**2 * x2,
+            (1 - t) ** 2 * y1 + 2 * t * (1 - t) * control[1] + t**2 * y2 - 5,
+        )
+        box = _box(spot, said, EDGE_SIZE, bold=edge.dashed)
+        if not _crossings([box], taken):
+            taken.append(box)
+            return line + _text(spot, said, EDGE_SIZE, "edge", bold=edge.dashed)
+    return line
 
 
-def _node(place: Position, name: str, look: Look, is_end: bool, *, above: bool) -> Markup:
+def _node(
+    place: Position, name: str, look: Look, taken: list[Box], *, is_end: bool, above: bool
+) -> Markup:
+    """Draw an entity and its name; the name is on the other side if it covers less there."""
     x, y = place
     r = END_RADIUS if is_end else RADIUS
     shape = _SHAPES[look.symbol].format(
@@ -310,13 +333,38 @@ def _node(place: Position, name: str, look: Look, is_end: bool, *, above: bool) 
         colour=look.colour,
         title=Markup("<title>{}</title>").format(name),
     )
-    lines = name_lines(name, 2)
-    first = y - r - 5 - 13 * (len(lines) - 1) if above else y + r + 14
+    lines, size = name_lines(name, 2), 13 if is_end else 12
+
+    def boxes(*, above: bool) -> list[Box]:
+        first = y - r - 5 - LINE_HEIGHT * (len(lines) - 1) if above else y + r + 14
+        return [
+            _box((x, first + LINE_HEIGHT * number), line, size, bold=is_end)
+            for number, line in enumerate(lines)
+        ]
+
+    chosen = min(
+        boxes(above=above), boxes(above=not above), key=lambda found: _crossings(found, taken)
+    )
+    taken += chosen
     texts = [
-        _text((x, first + 13 * number), line, 13 if is_end else 12, "name", bold=is_end)
-        for number, line in enumerate(lines)
+        _text((x, box[1] + size), line, size, "name", bold=is_end)
+        for box, line in zip(chosen, lines, strict=True)
     ]
     return shape + Markup("").join(texts)
+
+
+def _box(place: Position, text: str, size: float, *, bold: bool) -> Box:
+    """Return about where a text in a wide font is."""
+    (x, y), half = place, len(text) * size * (0.37 if bold else 0.32)
+    return x - half, y - size, x + half, y + 0.25 * size
+
+
+def _crossings(boxes: Sequence[Box], taken: Sequence[Box]) -> int:
+    return sum(
+        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+        for one in boxes
+        for other in taken
+    )
 
 
 def _text(place: Position, text: str, size: float, kind: str, *, bold: bool) -> Markup:
