@@ -3,6 +3,7 @@ import io
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -27,6 +28,7 @@ from clew.runs.reading.facts import evidence, paths_of
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.spreadsheets import restored
 from clew.training.manifest import CheckpointRecord
+from clew.workflows.explaining.batch_results import OutputFolder
 from clew.workflows.explaining.tracin import TraceResult
 
 NAMES = ["plain", "tab\there", "comma, here", 'quote " here', "=1+1", "-minus", "line\nbreak", "ü"]
@@ -131,12 +133,13 @@ def test_inverses_and_duplicates_of_the_test_triple_are_marked_everywhere(tmp_pa
         graph(), train=np.array([*graph().train[:5], [7, 0, 6], [6, 0, 7], [6, 1, 7]], np.int32)
     )
     marked = {5: "duplicate"}  # 6 and 7 would need another pair
-    report = write_report(tmp_path, replace(source(tmp_path), graph=facts, pairs=pairs), found)
+    explained = replace(source(tmp_path), graph=facts, pairs=pairs)
+    report = write_report(tmp_path, explained, found)
     second = report.tests[1]
     entries = (*second.proponents, *second.opponents)
     assert {e.train_index: e.counterpart for e in entries if e.counterpart} == marked
     assert not any(e.counterpart for e in report.tests[0].proponents)
-    for kind in ("parquet", "json"):
+    for kind in ("parquet", "json", "csv"):
         rows = read_facts(ReportFiles(**{kind: tmp_path / f"influence.{kind}"}), 1)
         assert list(rows["counterpart"]) == ["duplicate", "", ""]
         test = read_head(ReportFiles(json=tmp_path / "influence.json")).tests.loc[1]
@@ -144,6 +147,21 @@ def test_inverses_and_duplicates_of_the_test_triple_are_marked_everywhere(tmp_pa
     table = triple_table(report)
     assert list(table.loc[table["counterpart"] != "", "train_index"]) == [5]
     assert "duplicate" in TraceResult(report, None, None).table()
+    lines = list(csv.DictReader((tmp_path / "influence.csv").read_text().splitlines()))
+    assert list(lines[0])[-2:] == [CSV_COLUMNS[-1], "Counterpart"]
+
+    # A batch joins a table that has the column to one that needs none.
+    batch = OutputFolder(tmp_path / "batch")
+    batch.prepare({})
+    for index in range(2):
+        batch.write(index, "", explained, found.only(index))
+    joined = batch.join(replace(report, tests=())) / "influence.csv"
+    for index in range(2):
+        one, whole = (
+            read_facts(ReportFiles(csv=path), index)
+            for path in (joined, tmp_path / "influence.csv")
+        )
+        pd.testing.assert_frame_equal(one, whole)
 
 
 def test_order_ranks_and_truncation(tmp_path):

@@ -484,6 +484,18 @@ def test_batch_without_a_folder_has_one_for_each_request(trained, triples, tmp_p
     assert (one.count("done"), again.count("kept"), of_another.count("done")) == (1, 1, 1)
 
 
+def test_results_of_another_version_are_refused_before_anything_is_explained(
+    trained, triples, tmp_path, monkeypatch
+):
+    batch(trained, triples, tmp_path / "b", max_triples=1)
+    path = tmp_path / "b" / "settings.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in settings.items() if k != "version_of_files"}))
+    monkeypatch.setattr(batch_work.BatchTrace, "run", lambda *_: pytest.fail("explained"))
+    with pytest.raises(ConfigError):
+        batch(trained, triples, tmp_path / "b")
+
+
 def test_batch_refuses_folders_of_something_else(trained, triples, tmp_path):
     batch(trained, triples, tmp_path / "b", max_triples=2)
     with pytest.raises(ConfigError, match="other settings \\(n_hops: 1 there, 2 now"):

@@ -27,6 +27,8 @@ CSV_COLUMNS = (
 """Header of the CSV file: `TestHead`, `TestHead_label`, ... `TrainTail_label`, `TracInScore`."""
 ENSEMBLE_CSV_COLUMNS = (*CSV_COLUMNS, "Spread", "RunsAgreeing")
 """Header of the CSV file of an ensemble."""
+CSV_COUNTERPART = "Counterpart"
+"""Last column of the CSV file if a fact in it is the inverse or duplicate of its test triple."""
 VALUES_CSV_COLUMNS = ("TrainIndex", *CSV_COLUMNS[6:12], "Value")
 """Header of the CSV file with the values of training facts."""
 TERM_COLUMNS = tuple(

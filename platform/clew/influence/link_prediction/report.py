@@ -28,6 +28,7 @@ from clew.runs.influence_forms import (
     COSINE_COLUMN,
     COUNTERPART_COLUMN,
     CSV_COLUMNS,
+    CSV_COUNTERPART,
     ENSEMBLE_CSV_COLUMNS,
     ID_COLUMNS,
     RANK_COLUMN,
@@ -130,9 +131,17 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
     fragments = names.csv_fragments(graph.train)
     ensemble = any(pairs.scored.by_run is not None for pairs in rows)
     header = ENSEMBLE_CSV_COLUMNS if ensemble else CSV_COLUMNS
+    marked = [
+        [
+            marks(test, graph.train[found[found >= 0]], pairs.pairs)
+            for test, found in zip(pairs.tests, pairs.scored.train, strict=True)
+        ]
+        for pairs in rows
+    ]
+    has_marks = any(mark.any() for group in marked for mark in group)
     with path.open("wb") as file:
-        file.write((",".join(header) + "\n").encode())
-        for pairs in rows:
+        file.write((",".join([*header, *[CSV_COUNTERPART] * has_marks]) + "\n").encode())
+        for pairs, group in zip(rows, marked, strict=True):
             prefixes = names.csv_fragments(pairs.tests)
             for test in range(len(pairs.tests)):
                 kept = pairs.kept(test)
@@ -145,6 +154,8 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
                     for values in (scored.influence, scored.spread, scored.agreeing)
                     if values is not None
                 ]
+                if has_marks:
+                    numbers.append(pa.array(COUNTERPARTS).take(pa.array(group[test])))
                 lines = pc.binary_join_element_wise(prefixes[test], train, *numbers, ",")
                 file.write(_joined_lines(lines))
 

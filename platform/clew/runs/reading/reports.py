@@ -28,6 +28,7 @@ from clew.runs.influence_forms import (
     COSINE_COLUMN,
     COUNTERPART_COLUMN,
     CSV_COLUMNS,
+    CSV_COUNTERPART,
     ENSEMBLE_CSV_COLUMNS,
     PART_PREFIX,
     RANK_COLUMN,
@@ -298,13 +299,17 @@ def _read_csv(path: Path) -> pd.DataFrame:
     try:
         with path.open(encoding="utf-8") as file:
             header = tuple(file.readline().rstrip("\r\n").split(","))
-        if header not in {CSV_COLUMNS, ENSEMBLE_CSV_COLUMNS}:
+        further = (SPREAD_COLUMN, AGREEING_COLUMN) if "Spread" in header else ()
+        mark = (COUNTERPART_COLUMN,) if CSV_COUNTERPART in header else ()
+        if header[: len(header) - len(mark)] not in {CSV_COLUMNS, ENSEMBLE_CSV_COLUMNS}:
             raise DataError(
                 f"{path}: the header is {','.join(header)[:200]!r}; expected "
                 f"{','.join(CSV_COLUMNS)}"
             )
-        texts, numbers = header[:12], header[12:]
-        types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numbers, pa.float64())
+        texts = header[:12]
+        types = dict.fromkeys(header, pa.float64()) | dict.fromkeys(
+            (*texts, CSV_COUNTERPART), pa.string()
+        )
         table = pa.csv.read_csv(
             path,
             parse_options=pa.csv.ParseOptions(newlines_in_values=True),
@@ -317,8 +322,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as CSV ({described(error)})") from None
     rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
-    further = (SPREAD_COLUMN, AGREEING_COLUMN) if len(numbers) > 1 else ()
-    rows.columns = pd.Index([*TERM_COLUMNS, SCORE_COLUMN, *further])
+    rows.columns = pd.Index([*TERM_COLUMNS, SCORE_COLUMN, *further, *mark])
     triple = ["test_head", "test_rel", "test_tail"]
     rows[TEST_INDEX_COLUMN] = rows.groupby(triple, sort=False, observed=True).ngroup()
     return rows

@@ -9,6 +9,7 @@ influence/influence.json      and .csv, .parquet: all finished test triples toge
 The last two cover the whole folder, so a file of test triples can be explained in parts.
 """
 
+import csv
 import dataclasses
 import json
 import shutil
@@ -39,6 +40,8 @@ R = TypeVar("R")
 SETTINGS_FILE = "settings.json"
 SUMMARY_FILE = "summary.json"
 TESTS_FOLDER = "tests"
+VERSION, FILES_VERSION = "version_of_files", 2
+"""In the settings; higher if the columns of the files change, as results are joined."""
 NOTE_FILE = "test.json"
 """File next to a finished test triple's results that identifies the triple."""
 
@@ -84,8 +87,14 @@ class OutputFolder:
     def prepare(self, settings: Mapping[str, Any]) -> None:
         """Create the folder, or accept one that holds results for the same settings."""
         path = self.root / SETTINGS_FILE
+        settings = {**settings, VERSION: FILES_VERSION}
         if path.is_file():
             earlier: dict[str, Any] = _read(path, _SETTINGS)
+            if earlier.get(VERSION) != FILES_VERSION:
+                raise ConfigError(
+                    f"{self.root}: holds results of another version of Clew, whose files have "
+                    "other columns; give another output folder"
+                )
             self._require_same(earlier, settings)
         elif self.root.is_dir() and any(self.root.iterdir()):
             raise ConfigError(
@@ -224,15 +233,23 @@ def _damaged(path: Path, error: Exception) -> DataError:
 
 
 def _join_csv(folders: Sequence[Path], target: Path) -> None:
-    with replacing(target) as temporary, temporary.open("wb") as file:
-        for place, folder in enumerate(folders):
-            path = folder / names.INFLUENCE_CSV
-            if not path.is_file():
-                raise _damaged(path, FileNotFoundError("missing"))
-            with path.open("rb") as part:
-                header = part.readline()
-                file.write(header if place == 0 else b"")
-                shutil.copyfileobj(part, file)
+    headers = {}
+    for path in (folder / names.INFLUENCE_CSV for folder in folders):
+        if not path.is_file():
+            raise _damaged(path, FileNotFoundError("missing"))
+        with path.open(newline="", encoding="utf-8") as part:
+            headers[path] = part.readline()
+    widest = max(headers.values(), key=len)
+    with replacing(target) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        file.write(widest)
+        writer = csv.writer(file, lineterminator="\n")
+        for path, header in headers.items():
+            with path.open(newline="", encoding="utf-8") as part:
+                part.readline()
+                if header == widest:
+                    shutil.copyfileobj(part, file)
+                else:  # no fact of this test triple is its inverse or duplicate
+                    writer.writerows([*row, ""] for row in csv.reader(part))
 
 
 def _join_parquet(folders: Sequence[Path], target: Path) -> None:
