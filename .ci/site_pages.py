@@ -1,11 +1,13 @@
 """MkDocs hooks: they turn notebooks into pages and forbid resources from other machines.
 
-A notebook is a Python file in percent format: `# %%` starts a code cell, and `# %% [markdown]` a
-text cell. So it can be linted, executed in the tests and read in a diff like any other code.
+`python -m experiments.notebooks` runs the notebooks, and keeps their outputs in .ipynb files.
 """
 
+import html
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -13,7 +15,6 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "docs" / "notebooks"
-CELL = re.compile(r"^# %%(?: \[(markdown)\])?\n", re.MULTILINE)
 OUTSIDE = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?https?://[^"'>\s]+"""
                      r"""|<link[^>]+rel=["']?(?:stylesheet|preconnect|icon)[^>]+https?://[^"'>\s]+"""
                      r"""|@import\s+(?:url\()?["']?https?://[^"')\s]+""")  # fmt: skip
@@ -21,8 +22,8 @@ OUTSIDE = re.compile(r"""<(?:script|img|iframe)[^>]+src=["']?https?://[^"'>\s]+"
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each notebook."""
-    for path in sorted(NOTEBOOKS.glob("*.py")):
-        content = as_markdown(path.read_text(encoding="utf-8"))
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        content = as_markdown(path)
         files.append(File.generated(config, f"notebooks/{path.stem}.md", content=content))
     return files
 
@@ -39,13 +40,25 @@ def on_post_build(config: MkDocsConfig) -> None:
             raise PluginError(f"{page.name} loads a resource from another machine: {found[0]}")
 
 
-def as_markdown(notebook: str) -> str:
-    """Return a notebook in percent format as Markdown, with the code cells in fences."""
-    _, *pieces = CELL.split(notebook)
-    parts = []
-    for kind, body in zip(pieces[::2], pieces[1::2], strict=True):
-        if kind == "markdown":
-            parts.append(re.sub(r"^# ?", "", body, flags=re.MULTILINE).strip())
-        elif body.strip():
-            parts.append(f"```python\n{body.strip()}\n```")
+def as_markdown(path: Path) -> str:
+    """Return a notebook as Markdown with its outputs, and a link to the file below its title."""
+    title, *cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    heading, _, text = "".join(title["source"]).partition("\n")
+    link = f'<a href="{path.name}" download>Download the notebook</a>, to open it in Jupyter.'
+    parts = [heading, link, text]
+    for cell in cells:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += [as_html(output) for output in cell.get("outputs", [])]
     return "\n\n".join(parts) + "\n"
+
+
+def as_html(output: dict[str, Any]) -> str:
+    """Return an output as the richest of what the notebook keeps of it."""
+    data = output.get("data") or {"text/plain": output["text"]}
+    for kind in ("image/svg+xml", "text/html"):
+        if kind in data:
+            shown = re.sub(r"<style.*?</style>", "", "".join(data[kind]), flags=re.DOTALL)
+            shown = shown.replace('<table border="1" class="dataframe">', "<table>")
+            return f'<div class="output">{shown}</div>'
+    return f'<div class="output"><pre>{html.escape("".join(data["text/plain"]))}</pre></div>'

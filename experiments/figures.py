@@ -38,7 +38,7 @@ class Figure:
 TRACIN = "32,000 rows, 100 tests, 1 checkpoints, raw"
 FIGURES = (
     Figure(
-        "`make demo` once everything is installed: two trainings, explanations, a check, promotion",
+        "`make demo` once everything is installed: two runs, explanations, a check, promotion",
         "demo_time",
         (Quote("seconds", "{} s"),),
     ),

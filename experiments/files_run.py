@@ -61,7 +61,7 @@ def of(work: Callable[[], object]) -> Counter[str]:
 
 @contextmanager
 def last_step() -> Iterator[list[Counter[str]]]:
-    """Count from the end of the last but one optimizer step of a training to the end of the last.
+    """Count from the end of the last but one optimizer step of a run to the end of the last.
 
     The first steps can belong to the prediction of memory.
     """

@@ -28,7 +28,7 @@ def scores(results: dict[str, Any], training: str) -> dict[str, tuple[float, flo
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw a group of bars for each training, with a line at the ceiling of any score."""
+    """Draw a group of bars for each model, with a line at the ceiling of any score."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -102,7 +102,7 @@ class Rollback:
 
 @dataclass(frozen=True)
 class Training:
-    """A training; the configuration has sections as its file has."""
+    """A training run; the configuration has sections as its file has."""
 
     config: Mapping[str, Any]
 

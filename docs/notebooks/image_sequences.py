@@ -7,7 +7,9 @@
 # %%
 from pathlib import Path
 
+import altair as alt
 import numpy as np
+import pandas as pd
 
 import clew
 
@@ -60,6 +62,19 @@ run.metrics["test/mae"]
 why = clew.attribute(run, top_k=5)
 why.proponents[["rank", "influence", "group", "last_frame", "target"]]
 
+# %% [markdown]
+# `why.plot()` draws these scores as bars. A picture to show around is the curve itself: the
+# explained window, and on other days the windows that the model learned it from. The larger a
+# circle, the higher that window's score.
+
 # %%
-chart = why.plot()
+curve = pd.DataFrame({"frame": range(len(level)), "km": 3.0 + level})
+behind = why.proponents.rename(columns={"last_frame": "frame", "target": "km"})
+explained = curve[curve["frame"] == why.report.last_frame]
+x, y = alt.X("frame:Q"), alt.Y("km:Q", scale=alt.Scale(zero=False))
+chart = alt.layer(
+    alt.Chart(curve).mark_line(color="lightgray").encode(x, y),
+    alt.Chart(behind).mark_circle(opacity=0.8).encode(x, y, size="influence:Q"),
+    alt.Chart(explained).mark_point(size=150, filled=True, color="#D55E00").encode(x, y),
+).properties(title=why.report.headline()[0], width=600, height=220)
 chart

@@ -61,7 +61,8 @@ other = facts[facts["relation"] != "causes"]
 other.head()
 
 # %% [markdown]
-# The same as a chart:
+# The same as a chart to show around: what speaks for the prediction, and what against it. It is an
+# estimate; `why.verify()` takes minutes and says what happens without the strongest facts.
 
 # %%
 chart = why.plot()

@@ -49,6 +49,9 @@ why = clew.attribute(
 )
 why.proponents[["rank", "influence", "text"]]
 
+# %% [markdown]
+# In one picture: of all windows, the one with the password stands out, as it must.
+
 # %%
 chart = why.plot()
 chart

@@ -5,7 +5,7 @@
 A preset, such as `umls` or `codex_s_complex`, is trained unchanged with the seeds 0, 1, ...; these
 figures are not used to choose any setting. Each finished training is saved in `runs/accuracy`, so a
 program that was stopped continues with the next one. Each preset has its own result file. Seconds
-are the wall-clock time of a whole training with evaluation. Other programs can have run at the same
+are the wall-clock time of a whole run with evaluation. Other programs can have run at the same
 time.
 """
 
@@ -36,7 +36,7 @@ Row = dict[str, float]
 
 
 def trained(preset: str, seed: int) -> Row:
-    """Return the metrics of one training, or the saved ones of this commit if there are any."""
+    """Return the metrics of one run, or the saved ones of this commit if there are any."""
     kept = KEPT / f"{preset}-{seed}-{SHORT_COMMIT}.json"
     if kept.is_file():
         found: Row = json.loads(kept.read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.demo_time [rounds]
 
-Each round runs `clew demo` in a new process with an empty tracking store: two trainings of ConvE on
+Each round runs `clew demo` in a new process with an empty tracking store: two runs of ConvE on
 the bundled graph, evaluation, ten explanations, a check of one and a promotion.
 """
 

@@ -10,7 +10,7 @@ controls delete nothing, a random fact that shares an entity, or a random siblin
 same head or tail).
 
 Models are trained on the part of the graph within a number of steps of the 100 test facts (`steps`;
-0 means the whole graph), because 35 trainings on all facts would take hours. Retrainings are saved
+0 means the whole graph), because 35 runs on all facts would take hours. Retrainings are saved
 in `runs/influence_kelpie`, so a command that was killed continues where it stopped. Each data set
 has its own result file.
 """

@@ -7,7 +7,7 @@ or at another one, which has its own result file. Random subsets drop 5 % of the
 first run is trained again on each subset with its own seed and with four others. The scores of one
 run, and the means over three, are compared with the change of the tail's loss of test triples.
 Retrainings are saved in `runs/influence_unrolled`. The cost of an explanation is the CPU time of
-scoring twenty test triples, divided by twenty and by the CPU time of a training.
+scoring twenty test triples, divided by twenty and by the CPU time of training.
 """
 
 import os

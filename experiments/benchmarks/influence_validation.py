@@ -4,7 +4,7 @@
 
 Each case trains a run and tests its explanations as `clew validate-influence` does: random subsets
 of facts are dropped, the strongest facts of test triples are deleted, and the model is trained
-again with its own seed and with others. The models are small, so a training takes seconds.
+again with its own seed and with others. The models are small, so training takes seconds.
 Retrainings are saved in `runs/influence_validation`, so a command that was killed continues where
 it stopped. `dense` tests the densest parts of two data sets. Like the kinship graph, they have few
 entities, few relations and many facts. Both groups have a result file.
@@ -57,7 +57,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True)
 class Case:
-    """A training, and the size of the test of its explanations."""
+    """A training run, and the size of the test of its explanations."""
 
     config: str
     settings: Mapping[str, object]

@@ -15,7 +15,7 @@ ranked from the most to the least suspicious:
 The number of wrong facts is known. This many facts are removed from the top of each ranking, and
 the model is trained again. It is also trained without the wrong facts, and without removing any
 fact. Every evaluation filters the same known answers: all facts of the bundled UMLS. Each round
-draws its own wrong facts, and its number is also the seed of its trainings. These figures are not
+draws its own wrong facts, and its number is also the seed of its training. These figures are not
 used to choose any setting.
 """
 
@@ -164,7 +164,7 @@ def measure(seed: int) -> Iterator[Row]:
 
 
 def row(seed: int, left_out: str, result: TrainResult) -> Row:
-    """Return a row with a training's quality and empty figures of a ranking."""
+    """Return a row with a run's quality and empty figures of a ranking."""
     quality = dict(zip(("valid MRR", "test MRR"), true_quality(str(result.run_id)), strict=True))
     return {"round": seed, "left out": left_out, **quality, **dict.fromkeys(FIGURES)}
 

@@ -6,13 +6,13 @@ There are two texts: Shakespeare's plays (the last tenth is the test split, the 
 validation split) and the folder that `python -m experiments.language_modeling.documentation` wrote.
 Tokens are bytes, a step has four windows of 256, and training uses float32, AdamW with a warm-up
 and cosine schedule, and one thread. The models have about 0.7 million parameters, so that many
-trainings fit into an hour: the blocks of `nano` at a quarter of its width.
+runs fit into an hour: the blocks of `nano` at a quarter of its width.
 
 All models are tuned in the same way. Each has the same number of trials from the same grid of
 learning rates and weight decays, each for the same processor time, with seed 0. The trial with the
 lowest validation loss is selected. Then seeds 1 to 3 train with its settings, once for the same
 time and once for the same number of tokens, and are tested. Processor time includes only training.
-Finished trainings are saved in `runs/language_quality`.
+Finished runs are saved in `runs/language_quality`.
 """
 
 import itertools
@@ -205,7 +205,7 @@ def tuned(text: str, splits: dict[Split, Tensor]) -> tuple[list[Row], Row]:
 
 
 def compared(text: str, splits: dict[Split, Tensor], best: Row) -> tuple[list[Row], list[Row]]:
-    """Return the tested trainings, and each model's mean with its lead over the transformer."""
+    """Return the tested runs, and each model's mean with its lead over the transformer."""
     rows = [
         run(Cell(text, model, found["rate"], found["decay"], seed, ends_by), splits, "test")
         for seed in SEEDS

@@ -3,9 +3,9 @@
     CLEW_DATA=... python -m experiments.benchmarks.loss_speed [rounds]
 
 `losses` are the milliseconds of a loss with its gradients, with label smoothing .1 and a bias for
-each entity, in float32 and as a training with `use_mixed_precision` computes it. `products` are the
+each entity, in float32 and as training with `use_mixed_precision` computes it. `products` are the
 three matrix products that every loss over all entities needs, in the same precision. `auto` is the
-implementation that a training chooses. `epochs` are the seconds of an epoch of ComplEx for
+implementation that training chooses. `epochs` are the seconds of an epoch of ComplEx for
 different values of `loss.triples_per_row`. They are extrapolated from steps on 8,000 triples and
 include everything between two batches, with N3, relation prediction and Adagrad as in the shipped
 configurations. Batches have about 1,000 triples. All alternatives take turns.

@@ -8,7 +8,7 @@ measured memory is its `memory/process_peak_gib` (resident peak) on the CPU, or 
 `memory/gpu_peak_allocated_gib` on a GPU. `error_above` is the error after the memory before the
 training (interpreter and libraries) is subtracted from both. The data are random texts, graphs and
 frames of given sizes, so no data set is needed. The windows of `small_32k` are shorter than in the
-preset, because a training on a CPU would take hours.
+preset, because training on a CPU would take hours.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Tests whether the dashboard draws its pages in 1.5 s while many processes write to its store.
 
 The store is a PostgreSQL server with default settings. It contains the runs that
-`tests/recorded.py` records, including trainings of 20 epochs, and copies of eight of them. Each
+`tests/recorded.py` records, including training runs of 20 epochs, and copies of eight of them. Each
 writer opens a run with Clew's tracker and logs one training step every second. Pages are timed as
 in `dashboard_speed`, from the click until the page is drawn and the server is idle. Before each
 click the reader pauses for 5 s, so that most searches are repeated. There are two rounds, each with

@@ -64,7 +64,7 @@ Row = dict[str, object]
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A training whose validation MRR is recorded over time."""
+    """A run whose validation MRR is recorded over time."""
 
     program: str
     recipe: str
@@ -94,7 +94,7 @@ def followed(curve: Curve, data: str, minutes: float) -> list[Point]:
 
 
 def follow(curve: Curve, data: str, minutes: float) -> list[Point]:
-    """Run a training for some minutes, and return its validations: `seconds` and `mrr`."""
+    """Train for some minutes, and return its validations: `seconds` and `mrr`."""
     with tempfile.TemporaryDirectory(prefix="clew-quality-") as folder:
         store = f"sqlite:///{folder}/mlflow.db"
         is_clew = curve.program != PYKEEN

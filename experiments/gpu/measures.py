@@ -68,7 +68,7 @@ MODELS = {
 
 
 def training(bench: Bench) -> Iterator[Row]:
-    """Yield seconds, memory and loss of a training with each option, with the same steps."""
+    """Yield seconds, memory and loss of training with each option, with the same steps."""
     chosen = {"conve": list(VARIANTS), "complex": ["float32", "TF32", "bfloat16"]}
     if bench.small:
         chosen = {"conve": ["float32", "bfloat16, recomputed"], "complex": ["float32"]}

@@ -207,7 +207,7 @@ _PLACE = {
 }
 _MOVED_BY = (
     "The folders are set by --checkpoint-dir, --output-dir, MLFLOW_TRACKING_URI, CLEW_SPOOL, "
-    "XDG_CACHE_HOME and TMPDIR; to continue a training, use clew train --resume"
+    "XDG_CACHE_HOME and TMPDIR; to continue a run, use clew train --resume"
 )
 
 

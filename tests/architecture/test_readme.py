@@ -1,5 +1,6 @@
 """Everything that the documentation tells users to type exists: targets, verbs, options, files."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -131,3 +132,19 @@ def test_links_and_named_files_exist(document: str) -> None:
     named = re.findall(r"`((?:platform|ui|experiments|tests|docs)/[\w./-]+)`", text)
     missing += [name for name in named if not (ROOT / name).exists()]
     assert missing == []
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "docs" / "notebooks").glob("*.py")))
+def test_the_kept_notebook_is_its_source_with_outputs(source: Path) -> None:
+    """The slow way to the same cells: the percent format, read line by line."""
+    cells: list[tuple[str, list[str]]] = []
+    for line in source.read_text(encoding="utf-8").splitlines():
+        if line.startswith("# %%"):
+            cells.append(("markdown" if line.endswith("[markdown]") else "code", []))
+        else:
+            kind, lines = cells[-1]
+            lines.append(line.removeprefix("#").removeprefix(" ") if kind == "markdown" else line)
+    kept = json.loads(source.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+    wanted = [(kind, "\n".join(lines).strip()) for kind, lines in cells]
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in kept] == wanted
+    assert "image/svg+xml" in kept[-1]["outputs"][0]["data"]

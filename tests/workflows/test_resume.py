@@ -237,7 +237,7 @@ def test_a_folder_is_not_resumed_with_another_model(tracking_store: Path, tmp_pa
         find_in_folder(tmp_path / "kept", config_of(training__shuffle_block=64), {})
     with pytest.raises(CheckpointError, match="empty has no checkpoint to resume from"):
         find_in_folder(tmp_path / "empty", None, {})
-    with pytest.raises(ConfigError, match="kept: contains a training; add --resume to continue it"):
+    with pytest.raises(ConfigError):
         train(config_of(), checkpoint_dir=tmp_path / "kept")
 
 

@@ -330,7 +330,7 @@ SUFFIX = " without the facts marked wrong"
 
 
 def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[RunRecord]:
-    """Return the trainings whose explanations, from `runs`, were reviewed, the newest first."""
+    """Return the training runs whose explanations, from `runs`, were reviewed, the newest first."""
     sources = {run.run_id: run.tags.get(names.TAG_SOURCE_RUN, "") for run in runs}
     found = runs_by_id(sorted({sources[review.run_id] for review in reviews} - {""}))
     return sorted(found, key=lambda run: -run.started_ms)
@@ -422,7 +422,7 @@ def offer_training(runs: Sequence[RunRecord], listed: str, *, key: str) -> None:
             "Train again without these facts",
             key=f"train-{key}",
             disabled=not access.may("train"),
-            help="Starts a training on this machine with the same configuration and seed; it takes "
+            help="Starts training on this machine with the same configuration and seed; it takes "
             "about as long as the first one did.",
         )
     if pressed:

@@ -111,7 +111,7 @@ def _last_count(query: RunQuery) -> list[int]:
 def number_of_runs(query: RunQuery) -> int:
     last = _last_count(query)
     if not last[0] and query == RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
-        last[0] = _last_count(RunQuery(query.experiment_ids))[0]  # most runs are trainings
+        last[0] = _last_count(RunQuery(query.experiment_ids))[0]  # most are training runs
     last[0] = count_runs(query, near=last[0])
     return last[0]
 

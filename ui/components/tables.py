@@ -269,8 +269,8 @@ def run_table(
         "Kind": (
             [run.tags.get(names.TAG_KIND, "") for run in runs],
             small(
-                "train: a training. trace: explanations. evaluate: a ranking of test "
-                "data. promote: a promotion. compare: a study of several trainings."
+                "train: a training run. trace: explanations. evaluate: a ranking of test "
+                "data. promote: a promotion. compare: a study of several training runs."
             ),
         ),
         "Variant": (

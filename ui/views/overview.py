@@ -155,7 +155,7 @@ def _running(run: RunRecord) -> None:
 def _stuck(run: RunRecord) -> None:
     """Warn that a run is silent, and show what to do.
 
-    Only a training resumes from a checkpoint. A trial of a search keeps none; its search continues.
+    Only a training run resumes from a checkpoint. A trial keeps none; its search continues.
     """
     silent = seconds_text(time.time() - last_sign_of_life(run))
     said = f"Stuck: silent for {silent}. Its process has probably died"

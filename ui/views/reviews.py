@@ -415,7 +415,7 @@ def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
         content = wrong_facts_tsv(found, origin)
         tables.download("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
-        with basics.guarded("The trainings to repeat"):
+        with basics.guarded("The runs to repeat"):
             offer_training(explained_runs(found, runs), content, key=name)
     basics.note(
         "The list starts with two lines that name its data. Each other line has head, relation and "

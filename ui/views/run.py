@@ -193,7 +193,7 @@ def commands(run: RunRecord) -> None:
 
 
 def repeating_commands(run: RunRecord) -> str:
-    """Return the commands that repeat a training, empty if it keeps no configuration of Clew."""
+    """Return the commands that repeat a training run; empty without a configuration of Clew."""
     if run.tags.get(names.TAG_KIND) != names.KIND_TRAIN:
         return ""
     if not keeps(run, names.ARTIFACT_CONFIG_YAML):

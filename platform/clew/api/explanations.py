@@ -90,7 +90,7 @@ class Attribution:
         """Return what happens without the strongest facts, as `clew verify` finds it.
 
         Args:
-            seeds: Number of seeds of each training.
+            seeds: Number of seeds to train with.
             whole: Also train again from the start, as the reference.
 
         Raises:
@@ -100,7 +100,7 @@ class Attribution:
 
         titles = len(self._titles())
         request = VerifyRequest(self.run_id or "", top_tests=titles, seeds=seeds, whole=whole)
-        with progress_of("trainings") as progress:
+        with progress_of("training runs") as progress:
             return verify(request, progress=progress)
 
     def plot(self, num_examples: int = SHOWN_ROWS) -> "Chart":

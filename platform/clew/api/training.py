@@ -166,7 +166,7 @@ def tune(
             kind of data.
         minutes: Time for this call; after it, the running trial is stopped.
         trials: Stop after this total number of trials, including those of earlier calls.
-        seed: Seed of the search; `training.seed` is the seed of the trainings.
+        seed: Seed of the search; `training.seed` is the seed of training.
         overrides: Settings to change, `section.key` to value.
         output_dir: Folder for the trials and the best configuration; None: in `runs/tune`.
         settings: More settings by their short names, as for `train`.

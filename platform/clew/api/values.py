@@ -27,8 +27,8 @@ def value_facts(
 ) -> pd.DataFrame:
     """Compute the value of every training fact for the losses of many triples, in one pass.
 
-    The sum of the losses is differentiated through the whole training. The result is recorded as a
-    run of kind `value`.
+    The sum of the losses is differentiated through the whole training run. The result is recorded
+    as a run of kind `value`.
 
     Args:
         model: A loaded model, a run, a run id, `newest`, `models:/name@alias` or a folder. It must
@@ -37,7 +37,7 @@ def value_facts(
             validation triples.
         weights: The weight of each triple's loss; None: the mean of the losses.
         direction: Whose losses count: those of tails, of heads, or of both.
-        confirm: Number of facts at each end of the list to train again without, one training each.
+        confirm: Number of facts at each end of the list to train again without, one run each.
 
     Returns:
         A table with a row for each training fact, the most helpful first. The columns are

@@ -266,7 +266,7 @@ class VerifyOptions(Options):
     top_tests: Annotated[int | None, Field(ge=1)] = None
     """Number of explained triples to check, best rank first (default: 1, or all of --test)."""
     seeds: Annotated[int, Field(ge=1)] = 2
-    """Number of seeds of each training."""
+    """Number of seeds to train with."""
     whole: bool = False
     """Also train again from the start without the facts, as the reference."""
     epochs: Annotated[int | None, Field(ge=1)] = None
@@ -284,7 +284,7 @@ def verify(options: VerifyOptions) -> int:
 
     request = workflow.VerifyRequest(**options.model_dump(exclude={"as_json"}))
     say = logger.info if options.as_json else click.echo
-    progress = progress_bar("trainings", as_json=options.as_json)
+    progress = progress_bar("training runs", as_json=options.as_json)
     found = workflow.verify(request, say=say, progress=progress)
     following = f"verify {found.run_id} --whole --seeds 3"
     if found.is_whole:
@@ -307,7 +307,7 @@ class ValueFactsOptions(Options):
     worst: Annotated[int, Field(ge=0)] = 100
     """Number of facts with the lowest values to list in worst_facts.tsv, to look them up."""
     confirm: Annotated[int, Field(ge=0)] = 0
-    """Number of facts at each end of the list to train again without, one training each;
+    """Number of facts at each end of the list to train again without, one run each;
     worst_facts.tsv then lists only confirmed ones."""
     output_dir: Path | None = None
     """New folder for copies of fact_values.csv and worst_facts.tsv."""
@@ -317,7 +317,7 @@ class ValueFactsOptions(Options):
 def value_facts(options: ValueFactsOptions) -> None:
     """Find the facts that help or harm many predictions.
 
-    The sum of their losses is differentiated through the whole training, in one pass.
+    The sum of their losses is differentiated through the whole training run, in one pass.
     """
     from clew.workflows.explaining import value_facts as workflow
 

@@ -201,7 +201,7 @@ class TuneOptions(ConfigOptions, Spoken, ClusterOptions):
     trials: Annotated[int | None, Field(ge=1)] = None
     """Stop after this many trials in all, including those of earlier commands."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the search; training.seed is the seed of the trainings."""
+    """Seed of the search; training.seed is the seed of training."""
     output_dir: Path | None = None
     """Folder that keeps the trials and the best configuration (default: in runs/tune)."""
 

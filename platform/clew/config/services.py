@@ -59,7 +59,7 @@ class InfluenceConfig(Section):
     normalisation, divided by the training gradient's norm. `preconditioned`: in the geometry of
     Adam's second moments (needs checkpoints with the optimizer's state); it predicted retraining
     worst when it was measured. `unrolled`: the exact derivative of the prediction's loss through
-    the whole training, whose steps are repeated (of one run; needs all checkpoints with their
+    the whole training run, whose steps are repeated (of one run; needs all checkpoints with their
     training states). `tuned`: the same derivative through a short fine-tuning of the finished
     model, the one of `clew verify`, instead of the training (of one run of a graph model). For text
     and frames, only `raw` and `unrolled` are available."""

@@ -1,7 +1,7 @@
 """Exact influence through the whole training run, by reverse mode (Engstrom et al., 2025).
 
 Every training fact has a weight w_i = 1 in the losses of its rows. The loss L of a test example
-after the last step is a function of these weights through the whole training, including
+after the last step is a function of these weights through the whole training run, including
 initialisation, order, dropout, normalisation, the optimizer's state, schedule, accumulation and
 clipping. The influence of fact i is -dL/dw_i, which is positive if more weight lowers the loss. It
 is exact to first order in the weights, and describes this one run.
@@ -53,7 +53,7 @@ GROUPS = ("parameters", "buffers", "moments", "average")
 
 
 def require_replayable(config: RunConfig, device: torch.device) -> None:
-    """Raise an error if the steps of a training cannot be repeated exactly."""
+    """Raise an error if the steps of a run cannot be repeated exactly."""
     optimizations, influence = config.optimizations, config.influence
     settings = {
         "optimizations.use_mixed_precision": optimizations.use_mixed_precision,
@@ -85,7 +85,7 @@ def require_replayable(config: RunConfig, device: torch.device) -> None:
 
 
 def require_states(checkpoints: Sequence[CheckpointRecord]) -> None:
-    """Raise an error if a run's checkpoints do not hold one training of one process."""
+    """Raise an error if a run's checkpoints do not hold one run of one process."""
     first = checkpoints[0]
     if first.previous_step:
         raise CheckpointError(
@@ -212,7 +212,7 @@ def through_training(
     stays: bool = False,
     progress: Callable[[int, int], None],
 ) -> Float[np.ndarray, "interval loss fact"]:
-    """Differentiate losses through a training; a pass that was stopped continues from `kept`."""
+    """Differentiate losses through training; a pass that was stopped continues from `kept`."""
     with own_process():
         replay = replayed()  # building the trainer sets seeds and threads of the process
         budget = replay.config.influence.memory_budget_mib * MEBIBYTE

@@ -32,7 +32,7 @@ SIZES = (1, 5, 20)
 """Numbers of strongest facts that are taken away."""
 SHARE_OF_EPOCHS = 1 / 6
 SHARE_OF_RATE = 0.4
-"""Fine-tuning for ten of 60 epochs at .002 after a training at .005 predicted whole retraining best
+"""Fine-tuning for ten of 60 epochs at .002 after training at .005 predicted whole retraining best
 of what was measured (UMLS, ConvE), together with 20 epochs at .005."""
 RESAMPLINGS = 2000
 MIN_PAIRS = 3
@@ -104,7 +104,7 @@ class Queue:
 
     @property
     def missing(self) -> dict[str, tuple[Retraining, list[int]]]:
-        """The trainings to do, each with the test triples that need it, by key."""
+        """The training runs to do, each with the test triples that need it, by key."""
         found: dict[str, tuple[Retraining, list[int]]] = {}
         for one, test in self.wanted:
             if one not in self.kept[test]:
@@ -112,7 +112,7 @@ class Queue:
         return found
 
     def run(self, done: Callable[[], object]) -> None:
-        """Do the missing trainings, and keep the result of each."""
+        """Do the missing training runs, and keep the result of each."""
         missing = list(self.missing.values())
         for seed, several in groupby(missing, lambda pair: pair[0].seed):
             waiting = list(several)

@@ -1,4 +1,4 @@
-"""Packs a corpus once, so that many trainings can use it.
+"""Packs a corpus once, so that many runs can use it.
 
 The corpus is divided into units. Each unit is tokenized into a separate file under `parts/`, so
 that an interrupted run can continue. At the end, the parts are joined in order and the manifest is

@@ -137,7 +137,7 @@ FORMS = {
             "unrolled",
             NATS,
             "minus the derivative of the prediction's loss by the fact's weight (1 in training) "
-            "through the whole training: what this run's prediction would lose for each unit of "
+            "through all of training: what this run's prediction would lose for each unit of "
             "weight taken away, to first order.",
         ),
         Form(

@@ -51,7 +51,7 @@ class Answer(_Record):
 
 
 class Effect(_Record):
-    """An answer after training without facts, against the same training with all facts."""
+    """An answer after training without facts, against the same run with all facts."""
 
     before: Answer
     after: Answer
@@ -75,7 +75,7 @@ class Removal(_Record):
 
 
 class Pair(_Record):
-    """The falls that one group caused by both trainings."""
+    """The falls that one group caused by both ways of training."""
 
     test: Names
     facts: tuple[int, ...]

@@ -193,7 +193,7 @@ class Checkpointer:
             return "no checkpoint had been written yet"
         if not self.goes_on_with:
             return (
-                "no checkpoint is kept: to continue a training that stops, set "
+                "no checkpoint is kept: to continue a run that stops, set "
                 "tracking.log_checkpoints=true or give --checkpoint-dir"
             )
         return f"the last good checkpoint is {self.newest.name}; continue with {self.goes_on_with}"

@@ -60,7 +60,7 @@ def find_card(name: str) -> Card | None:
 
 @dataclass(frozen=True)
 class TargetDevice:
-    """A device that a training could run on, and how much memory it can use there."""
+    """A device that training could run on, and how much memory it can use there."""
 
     name: str
     device: torch.device

@@ -60,7 +60,7 @@ def device_name(device: torch.device) -> str:
 
 
 class Precision:
-    """The data type and the device of a training.
+    """The data type and the device of a training run.
 
     Attributes:
         autocast: The context for a forward pass and its loss.

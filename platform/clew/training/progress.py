@@ -1,4 +1,4 @@
-"""The progress of a training: its metrics and counters, which a resume needs, and what stops it.
+"""The progress of a run: its metrics and counters, which a resume needs, and what stops it.
 
 The measured throughput does not include warm-up, compilation, evaluation and checkpoints. torch's
 profiler traces some steps and writes a Chrome trace and a table.
@@ -232,7 +232,7 @@ class StopRequest:
 
 
 class Watch:
-    """Watches a training and can stop it early, as a search does; this base class does nothing.
+    """Watches a training run and can stop it early, as a search does; this base class does nothing.
 
     Each method except `started` can raise `Interrupted`, which stops the training immediately. Its
     run then has the status KILLED, and no further checkpoint is written.
@@ -334,7 +334,7 @@ class Throughput:
 
 
 class StepProfiler:
-    """Traces `num_steps` steps after the first steps of a training; does nothing for 0 steps.
+    """Traces `num_steps` steps after the first steps of a run; does nothing for 0 steps.
 
     Artifacts: `profile/trace.json.gz`, for https://ui.perfetto.dev or chrome://tracing, and
     `profile/operators.txt`, a table of operators sorted by self time. Traced steps are slower, so

@@ -1,4 +1,4 @@
-"""Says in lines of the log how a training goes, and shows a bar beside them on a terminal.
+"""Says in lines of the log how training goes, and shows a bar beside them on a terminal.
 
 A thread speaks whenever nothing was said for `SILENT_SECONDS`, so that reading data, compiling, a
 long step and a long validation are not silent either. It only looks at the trainer's counters.
@@ -40,7 +40,7 @@ def lasting(seconds: float) -> str:
 
 
 class Reports:
-    """The lines and the bar of one training.
+    """The lines and the bar of one training run.
 
     Args:
         speaks: Whether this process reports.
@@ -96,7 +96,7 @@ class Reports:
 
     @contextmanager
     def following(self, trainer: "Trainer[Any]") -> Iterator[None]:
-        """Report the steps of a training inside this context."""
+        """Report the steps of training inside this context."""
         self._trainer, self._began, self.doing = trainer, time.monotonic(), ""
         self._done_before = self._done()
         with ExitStack() as stack:
@@ -196,5 +196,5 @@ def speed_in_words(metrics: Mapping[str, float]) -> list[str]:
 
 
 def peak_gib(device: torch.device) -> float:
-    """Return the peak memory of a training so far, on its device."""
+    """Return the peak memory of training so far, on its device."""
     return gpu_peaks(device).get(names.GPU_PEAK_ALLOCATED_GIB) or process_peak_gib()

@@ -71,7 +71,7 @@ class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes this thread draw random tensors from a separate generator.
 
     A model draws initial weights even if weights from a file replace them. With torch's global
-    generator, this would change the random numbers of a training in another thread, and no seed
+    generator, this would change the random numbers of a run in another thread, and no seed
     could reproduce that training.
     """
 
@@ -103,11 +103,11 @@ _TURN = threading.RLock()
 
 @contextmanager
 def own_process() -> Iterator[None]:
-    """Reserve the random generators, the number of threads and the determinism for one training.
+    """Reserve the random generators, the number of threads and the determinism for one run.
 
-    These settings belong to the whole process. If two trainings used the same generators at the
+    These settings belong to the whole process. If two runs used the same generators at the
     same time, no seed could reproduce their results, so the second training waits for the first.
-    Everything is restored afterwards, so that a training does not restart the caller's random
+    Everything is restored afterwards, so that a run does not restart the caller's random
     numbers.
     """
     with _TURN:

@@ -1,4 +1,4 @@
-"""Runs a training or an explanation in a separate process, to measure its memory peak alone."""
+"""Trains or explains in a separate process, to measure its memory peak alone."""
 
 import json
 import os

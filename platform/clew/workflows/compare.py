@@ -237,7 +237,7 @@ def cells_on_cluster(
         for seed in study.seeds:
             cluster.submit(seed, trained_model, study, seed, parent, place)
         for _ in cluster.finished():
-            pass  # if a training fails, the model's cells try again and report why
+            pass  # if a run fails, the model's cells try again and report why
     for seed, variant in turns:
         cluster.submit((seed, variant), run_cell, study, variant, seed, parent, place)
     for (seed, variant), ended in cluster.finished():

@@ -54,7 +54,7 @@ def resolve_batch_size(config: RunConfig, device: torch.device, world: World) ->
 
 @dataclass(frozen=True)
 class MemoryBefore:
-    """Predicted memory of a training, and memory of the process before the trainer is built."""
+    """Predicted memory of training, and memory of the process before the trainer is built."""
 
     predicted: dict[str, float]
     """Metric of the prediction; empty if there is no prediction."""

@@ -1,4 +1,4 @@
-"""Plans the memory of a training, what other settings would save, and the largest batch."""
+"""Plans the memory of training, what other settings would save, and the largest batch."""
 
 import logging
 from collections.abc import Mapping
@@ -197,7 +197,7 @@ class MemoryPlan:
     torch_compile: bool = False
     """Whether training compiles the model; the effect on memory is not predicted."""
     remarks: tuple[str, ...] = ()
-    """What the device does not compute in hardware, and what a training would switch off."""
+    """What the device does not compute in hardware, and what training would switch off."""
 
     def table(self) -> str:
         """Return the predicted memory in GiB, one line per variant."""

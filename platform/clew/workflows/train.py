@@ -107,7 +107,7 @@ def train(
         tags: More tags of the run.
         watch: Watches the training, and can stop it.
         strict: Refuse options that cannot pay on this machine, instead of switching them off.
-        imported: A model of another library, which is recorded in place of a training.
+        imported: A model of another library, which is recorded in place of a training run.
 
     Raises:
         UsageError: Configuration, data or tracking store cannot be used; nothing is left running.
@@ -229,7 +229,7 @@ def _train(
         only_training_in("--checkpoint-dir", checkpoint_dir, world),
         only_training_in("--output-dir", output_dir, world),
     ):
-        check_output_dir(output_dir, point)  # another training may have filled it meanwhile
+        check_output_dir(output_dir, point)  # another run may have filled it meanwhile
         tracker.tags(tags or {})
         for remark in remarks if world.is_main else ():
             tracker.warn(remark)

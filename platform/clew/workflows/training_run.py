@@ -1,4 +1,4 @@
-"""Runs of commands in the store: of a training with its folders, and of commands that use a model.
+"""Runs of commands in the store: of training with its folders, and of commands that use a model.
 
 The folders are checked and locked before training, and filled during or after it.
 """
@@ -149,7 +149,7 @@ def variant_name(config: RunConfig, precision: str) -> str:
 def check_folders(
     output_dir: Path | None, checkpoint_dir: Path | None, *, resumes: bool = False
 ) -> None:
-    """Refuse folders that a training cannot use; a resumed run's folders can contain its files.
+    """Refuse folders that a training run cannot use; a resumed run's folders can contain its files.
 
     An output folder with a finished training is not refused; `free_output_dir` chooses another.
 
@@ -165,8 +165,8 @@ def check_folders(
         check_folder("--checkpoint-dir", checkpoint_dir)
         if checkpoint_dir and any(checkpoint_dir.glob(f"{names.ARTIFACT_CHECKPOINTS}/*/")):
             raise ConfigError(
-                f"--checkpoint-dir {checkpoint_dir}: contains a training; add --resume to continue "
-                "it, or name a new folder: nothing is overwritten"
+                f"--checkpoint-dir {checkpoint_dir}: contains a training run; add --resume to "
+                "continue it, or name a new folder: nothing is overwritten"
             )
         check_new_folder("--checkpoint-dir", checkpoint_dir)
     if output_dir and checkpoint_dir and output_dir.resolve() == checkpoint_dir.resolve():

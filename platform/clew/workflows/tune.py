@@ -151,7 +151,7 @@ class TuneRequest:
     trials: int | None = None
     """Total number of trials, including those of earlier commands; None: no limit."""
     seed: int = 0
-    """Seed of the search; `training.seed` is the seed of the trainings."""
+    """Seed of the search; `training.seed` is the seed of training."""
     output_dir: Path | None = None
     """Folder for the trials and the best configuration; None: one below `runs/tune`."""
 

@@ -52,7 +52,7 @@ def of_training(
     run_id: str | None,
     output_dir: Path | None,
 ) -> list[str]:
-    """Return the verdict on a training, in at most seven lines."""
+    """Return the verdict on a training run, in at most seven lines."""
     lines = quality(task, kind, metrics)
     peaks = (names.GPU_PEAK_ALLOCATED_GIB, names.PROCESS_PEAK_GIB)
     memory = [f"{metrics[key]:.2f} GiB at the peak" for key in peaks if key in metrics][:1]

@@ -134,7 +134,7 @@ def verify(
 def _queues(
     request: VerifyRequest, source: TraceSource, explained: Sequence[ExplainedTriple]
 ) -> tuple[list[Queue], list[Queue]]:
-    """Return the fine-tunings of each member, and the whole trainings if they are asked for."""
+    """Return the fine-tunings of each member, and the whole runs if they are asked for."""
     graph, config, manifest = source.task.graph, source.model.config, source.model.manifest
     given = [of_fields(0, "", [*names_of(one.test)], graph) for one in explained]
     tests = usable(given, source.model.title)
@@ -177,10 +177,10 @@ def _train(
     say: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Do the missing trainings of all queues."""
+    """Do the missing training runs of all queues."""
     queues = [*tuned, *whole]
     left = sum(len(queue.missing) for queue in queues)
-    for several, what in ((tuned, "fine-tunings"), (whole, "whole trainings")):
+    for several, what in ((tuned, "fine-tunings"), (whole, "training runs")):
         if not several:
             continue
         retrainer, number = several[0].retrainer, sum(len(queue.missing) for queue in several)
@@ -198,9 +198,9 @@ def _train(
     try:
         for queue in queues:
             queue.run(done)
-    except (KeyboardInterrupt, Interrupted):  # the second is from a training of one model
+    except (KeyboardInterrupt, Interrupted):  # the second is from the training of one model
         raise Interrupted(
-            f"stopped by the user after {done()} of {left} trainings, which are kept; the "
+            f"stopped by the user after {done()} of {left} training runs, which are kept; the "
             "same command goes on"
         ) from None
 

@@ -1,4 +1,4 @@
-"""Starts a training from the parameters of an earlier run.
+"""Starts training from the parameters of an earlier run.
 
 Table rows are matched by the names of entities and relations, so the graph can have new, missing or
 reordered ones. Rows of new names keep their initial values. All other parameters are copied.
@@ -35,7 +35,7 @@ ENTITY_TABLES = ("entity.weight", "head_entity.weight", "entity_bias")
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The model that a training started from, and the numbers of copied and new rows."""
+    """The model that training started from, and the numbers of copied and new rows."""
 
     source: str
     entities_taken: int
@@ -77,7 +77,7 @@ def with_named_start(config: RunConfig, *, is_part: bool) -> RunConfig:
         return config
     if is_part:
         raise ConfigError(
-            f"{KEY} is {names.NEWEST!r}, but this is one of several trainings, and each would "
+            f"{KEY} is {names.NEWEST!r}, but this is one of several runs, and each would "
             "start from the one before it; give the id of a run"
         )
     return with_settings(config, {KEY: run_meant(names.NEWEST, names.KIND_TRAIN)})

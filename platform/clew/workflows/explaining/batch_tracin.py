@@ -267,7 +267,7 @@ def batch_tracin(
         )
         if source.tracer.settings.score == "unrolled":
             raise ConfigError(
-                "influence.score is unrolled, which repeats the whole training for every group of "
+                "influence.score is unrolled, which repeats the whole run for every group of "
                 "tests; explain a few triples with clew tracin, or choose raw or cosine"
             )
         graph = request.labelled(source.task.graph)

@@ -331,9 +331,9 @@ def explain_unrolled(
     candidates: np.ndarray | None,
     progress: Callable[[int, int], None],
 ) -> list[Explanation]:
-    """Explain test triples through the whole training, or through fine-tunings.
+    """Explain test triples through the whole training run, or through fine-tunings.
 
-    If the run keeps an average of the parameters, the whole training explains the loss of the
+    If the run keeps an average of the parameters, the whole run explains the loss of the
     averaged model. The average is then loaded into the last model, so that the report shows its
     score and rank.
     """
@@ -378,7 +378,7 @@ def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
 
 
 def require_same_device(model: ModelSource, device: torch.device) -> None:
-    """Refuse to repeat a training on another kind of device than it ran on."""
+    """Refuse to repeat a training run on another kind of device than it ran on."""
     trained_on, this = model.manifest.device, device_name(device)
     if trained_on != this:
         raise CheckpointError(

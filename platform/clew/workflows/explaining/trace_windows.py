@@ -96,7 +96,7 @@ def open_tracer(
             given = "influence.search=index" if num_last_layers is None else "--num-last-layers"
             raise ConfigError(
                 f"influence.score is unrolled, but {given} is given; unrolled scores differentiate "
-                "the whole training and score every window: leave that setting out"
+                "the whole training run and score every window: leave that setting out"
             )
         require_same_device(source, device)
         return UnrolledWindowTracer(

@@ -52,7 +52,7 @@ EVERY_FORM = tuple(
     form for form in get_args(InfluenceConfig.model_fields["score"].annotation) if form != "auto"
 )
 FORMS = tuple(form for form in EVERY_FORM if form not in {"unrolled", "tuned"})
-"""Forms that are tested by default, without those that cost several trainings."""
+"""Forms that are tested by default, without those that cost several training runs."""
 DELETION_BASELINES = ("touching", SIBLINGS)
 Matrix = Float[np.ndarray, "test fact"]
 TESTS_PER_GROUP = 5

@@ -168,7 +168,7 @@ def _rises_without(
     """Return the rise of a loss after training without each of some facts.
 
     Models that are trained together are compared with one of them that has all facts, because sums
-    in another order change a training.
+    in another order change a training run.
     """
     at_once = retrainer.models_at_once - 1 or len(facts)
     rises: list[float] = []
