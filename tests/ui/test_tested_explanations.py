@@ -12,7 +12,7 @@ from clew.runs.validation_record import label_of
 from clew.runs.verification import Verification, read_kept
 from clew.ui.components import tables
 from tests.recorded import Recorded
-from tests.runs.reading.test_validations import add_validation, record, settings_of
+from tests.runs.reading.test_validations import add_validation, record, settings_of, with_unit
 from tests.ui.commands_here import CommandsHere
 from tests.ui.conftest import Open, no_surprise, shown
 
@@ -26,11 +26,16 @@ def test_the_page_influence_says_whether_the_scores_were_tested(
     head, settings = settings_of(store, tmp_path / "files")
     label = head.label
     if later:
-        found = record(head.run_id, head.settings["score"], settings)
+        found = with_unit(record(head.run_id, head.settings["score"], settings), fall=2.0)
         add_validation(store, head.run_id, found.model_dump_json())
         label = replace(head, validation=found.summary(head.settings["score"], "r")).label
     assert label.verdict == ("better" if later else "not tested")
-    assert label.sentence in shown(page("influence", store.uri, run=store.runs["trace"]))
+    app = page("influence", store.uri, run=store.runs["trace"], view="Training facts")
+    assert label.sentence in shown(app)
+    (facts,) = (table.value for table in app.dataframe if "Hops" in table.value)
+    assert ("Fall" in facts) == later
+    if later:
+        assert facts["Fall"].tolist() == (2 * facts[head.form.heading]).tolist()
 
 
 def test_the_page_reviews_says_it_of_an_opened_review(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from pydantic import TypeAdapter
 
 from clew import names
 from clew.cli import cli
@@ -18,7 +19,7 @@ from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.reports import ReportFiles, read_head
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.validation_record import Measured, read_validation
+from clew.runs.validation_record import Label, Measured, read_validation
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import (
@@ -97,7 +98,7 @@ def test_result_is_recorded_attached_and_not_computed_twice(
     assert explained.report.label.verdict == "too few to say"
     assert explained.report.label.sentence in explained.table()
     written = json.loads((tmp_path / "report" / names.INFLUENCE_JSON).read_text())
-    assert written["label"] == dataclasses.asdict(explained.report.label)
+    assert written["label"] == TypeAdapter(Label).dump_python(explained.report.label)
     layers = {"influence.score": "cosine", "influence.use_last_layers_only": True}
     for other in ({"influence.score": "raw", "influence.direction": "head"}, layers):
         assert tracin(trained.unvalidated, TRIPLE, other).report.label.verdict == "not tested"

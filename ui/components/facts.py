@@ -26,6 +26,7 @@ from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_
 from clew.runs.reading.facts import Paths, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
+from clew.runs.validation_record import Measured
 from clew.runs.verification import said_of
 from clew.ui import access
 from clew.ui.components import basics, charts, glossary, graph, jobs, tables
@@ -79,7 +80,7 @@ def _select(place: int | None) -> None:
     st.session_state["fact-version"] = st.session_state.get("fact-version", 0) + 1
 
 
-def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
+def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None, key: str) -> None:
     """Show the facts in a table; a click on a row selects its fact."""
     shown, score = strongest(facts, column, MAX_ROWS), glossary.score(column, form)
     values = shown[column].to_numpy(float)
@@ -97,6 +98,9 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, key: str) -> None:
         "Tail": (shown["tail"].astype(str), TextColumn(width=112)),
         "Hops": (shown["hops"], NumberColumn(width=46, help=glossary.HOPS)),
     }
+    if fall and column == "influence":
+        expected = NumberColumn(format="%+.2g", width=72, help=glossary.FALL.format(fall=fall))
+        columns["Fall"] = (values * fall.mean, expected)
     if "counterpart" in shown and shown["counterpart"].any():
         leaks = TextColumn(width=72, help=glossary.COUNTERPART)
         columns["Leaks"] = (shown["counterpart"], leaks)

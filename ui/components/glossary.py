@@ -178,6 +178,10 @@ HOPS = (
     "entity with it, 1 is one step further, and so on."
 )
 COUNTERPART = "The fact is the triple's inverse or duplicate, in a relation that says the same."
+FALL = (
+    "Expected fall of the answer's log-probability if the model is trained without this fact: its "
+    "score times {fall}, which a test found by deleting the strongest facts of other answers."
+)
 RUNS_AGREE = (
     "How many of the averaged runs agree on the sign; the runs differ only in their seed. If all "
     "agree, the sign is not the luck of one run."

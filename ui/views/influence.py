@@ -13,7 +13,7 @@ from clew.runs import store
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport
 from clew.runs.reading.facts import Agreement, agreement, scored
-from clew.runs.reading.reports import ReportFiles
+from clew.runs.reading.reports import ReportFiles, ReportHead
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
 from clew.ui import access
@@ -109,7 +109,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
             case "Paths":
                 graph.show_paths(test, paths, key=key, kinds=kinds, form=head.form)
             case "Training facts":
-                _facts(test, found, more, kinds, head.form, key=key)
+                _facts(test, found, more, kinds, head, key=key)
             case "Groups":
                 _groups(test, found, more, head.form)
             case "Another run":
@@ -134,7 +134,7 @@ def _facts(
     found: pd.DataFrame,
     more: DeltaGenerator,
     kinds: Mapping[str, str],
-    form: Form,
+    head: ReportHead,
     *,
     key: str,
 ) -> None:
@@ -155,12 +155,12 @@ def _facts(
     left, right = basics.columns([1, 1.3], key="facts")
     with left:
         if drawn == "bars":
-            facts.bars(shown, column, form)
+            facts.bars(shown, column, head.form)
         else:
             facts.picture(test, shown, column, number=number, key=key, kinds=kinds)
     with right:
-        facts.table(shown, column, form, key=key)
-    facts.details(shown, column, form)
+        facts.table(shown, column, head.form, fall=head.label.fall, key=key)
+    facts.details(shown, column, head.form)
 
 
 def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Form) -> None:

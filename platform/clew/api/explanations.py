@@ -81,7 +81,8 @@ class Attribution:
         `head`, `relation` and `tail` are labels; `head_id`, `relation_id` and `tail_id` are the
         names in the data files. The `checkpoint_STEP` columns add up to `influence`, and so do the
         `part_NAME` columns. `counterpart` says if a fact is the explained triple's `inverse` or
-        `duplicate`, by the pairs of relations that say the same.
+        `duplicate`, by the pairs of relations that say the same. `expected_fall` is there if a test
+        has found a unit of effect: of the log-probability, without the fact (`report.label.fall`).
         """
         return self._frame.copy()
 
@@ -293,7 +294,11 @@ def triple_table(report: InfluenceReport) -> pd.DataFrame:
         for side, entries in (("proponent", test.proponents), ("opponent", test.opponents))
         for entry in entries
     ]
-    return _table(rows, ["head", "relation", "tail", "counterpart"])
+    table = _table(rows, ["head", "relation", "tail", "counterpart"])
+    if fall := report.label.fall:
+        expected = table["influence"] * fall.mean
+        table.insert(list(table.columns).index("influence") + 1, "expected_fall", expected)
+    return table
 
 
 def window_table(report: WindowReport[Any]) -> pd.DataFrame:

@@ -249,6 +249,7 @@ class ReportOutline(ReportFrame):
 
 
 _FRAME = TypeAdapter(ReportFrame)
+_LABEL = TypeAdapter(Label)
 _TEST = TypeAdapter(ExplainedTriple)
 _REPORT = TypeAdapter(InfluenceReport)
 _OUTLINE = TypeAdapter(ReportOutline)
@@ -285,7 +286,7 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             frame = _FRAME.dump_python(report)
             frame["form"] = form_of(report.settings).as_dict()
-            frame["label"] = asdict(report.label)
+            frame["label"] = _LABEL.dump_python(report.label)
             if report.validation is None:
                 del frame["validation"]
             if not report.model.runs:
@@ -449,7 +450,7 @@ class WindowReport(ABC, Generic[W]):
         """Return a training window as one line of text."""
 
     def write(self, path: Path) -> None:
-        content = asdict(self) | {"label": asdict(self.label)}
+        content = asdict(self) | {"label": _LABEL.dump_python(self.label)}
         write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
     @classmethod

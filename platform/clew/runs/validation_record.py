@@ -169,6 +169,9 @@ class Label:
     verdict: Verdict
     """`better`, `alike` and `worse` compare with the strongest baseline that was measured."""
     sentence: str
+    fall: Measured | None = None
+    """Expected fall of the answer's log-probability without facts, for each unit of their summed
+    score; None: not known."""
 
 
 def label_of(found: ValidationSummary | None, form: str, model: str | None) -> Label:
@@ -211,7 +214,8 @@ def label_of(found: ValidationSummary | None, form: str, model: str | None) -> L
     said = {"alike": "not clearly better"}.get(verdict, verdict)
     compared = "" if verdict == "no better than chance" else " than the strongest baseline"
     unit = "expected fall of the log-probability not known"
-    if found.deletion and (fall := found.deletion.for_each_unit):
+    fall = found.deletion.for_each_unit if found.deletion else None
+    if found.deletion and fall:
         facts = counted(found.deletion.num_facts, "fact")
         size = f"{fall.mean:.2g} ± {fall.half_width:.1g} for each unit of score ({facts} deleted)"
         unit = f"expected fall of the log-probability {size}"
@@ -222,6 +226,7 @@ def label_of(found: ValidationSummary | None, form: str, model: str | None) -> L
         f"{_with_interval(reached)} against {_short(baseline.correlation.mean)} by "
         f"{BASELINES.get(baseline.form, baseline.form)} (difference {_with_interval(more)}"
         f"{ceiling}); {extent}, intervals over both; {unit}.",
+        fall,
     )
 
 
@@ -356,8 +361,7 @@ def _row(first: str, cells: list[str]) -> str:
 
 
 def _short(value: float) -> str:
-    """Return a number with two digits and without a leading zero: .35, -.02."""
-    return f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1)  # + 0.0: no -.00
+    return f"{round(value, 2) + 0.0:.2f}"  # + 0.0: no -0.00
 
 
 def _with_interval(found: Measured) -> str:

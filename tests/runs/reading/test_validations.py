@@ -1,6 +1,8 @@
 """Measurements of a model's explanations are found even if they were made later."""
 
+import dataclasses
 import html
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ from typing import Any
 import pytest
 
 from clew import names
+from clew.api.explanations import triple_table
+from clew.runs.influence_report import read_influence_json, write_influence_json
 from clew.runs.reading.explanation import html_report, open_explanation
 from clew.runs.reading.reports import ReportHead, read_head, report_files
 from clew.runs.reading.run_details import find_validation
@@ -21,6 +25,7 @@ from clew.runs.validation_record import (
     ValidationSummary,
     label_of,
 )
+from clew.workflows.explaining.tracin import TraceResult
 from tests.recorded import Recorded
 
 FORM = "raw"
@@ -67,6 +72,19 @@ def record(source_run: str, form: str, settings: ScoreSettings | None = None) ->
         ceilings=(Ceiling(drop=0.5, correlation=0.5),),
         deletions=(),
     )
+
+
+def with_unit(found: ValidationRecord, fall: float) -> ValidationRecord:
+    """Return a test in which the log-probability fell by so much for each unit of score."""
+    measured = Measured(mean=fall, half_width=0.5)
+    effect = DeletionEffect(
+        form=found.scores[0].form,
+        num_facts=4,
+        log_probability=measured,
+        reciprocal_rank=measured,
+        for_each_unit=measured,
+    )
+    return found.model_copy(update={"deletions": (effect,), "num_deletions": 10})
 
 
 def add_validation(store: Recorded, source_run: str, text: str) -> str:
@@ -128,7 +146,7 @@ def test_the_strongest_baseline_is_compared() -> None:
     found = record("r", FORM).summary(FORM, "t")
     assert found.baseline is not None
     assert found.baseline.form == "touching", "siblings are weaker"
-    assert ".30 by touching" in label_of(found, FORM, "m").sentence
+    assert "0.30 by touching" in label_of(found, FORM, "m").sentence
 
 
 def test_scores_have_a_unit_of_effect_only_where_enough_was_deleted() -> None:
@@ -151,6 +169,34 @@ def test_scores_have_a_unit_of_effect_only_where_enough_was_deleted() -> None:
     for changes in ({"num_deletions": 9}, {"deletions": (one, other)}, {"deletions": ()}):
         found = known.model_copy(update=changes).summary(FORM, "t")
         assert found.deletion is None
+        assert label_of(found, FORM, "m").fall is None
+
+
+def test_scores_are_shown_as_an_expected_fall_where_a_test_has_found_it(
+    store: Recorded, tmp_path: Path
+) -> None:
+    head, settings = settings_of(store, tmp_path)
+    form = head.settings["score"]
+    tested = with_unit(record(head.run_id, form, settings), fall=2.0)
+    report = read_influence_json(store.files("trace", "influence") / names.INFLUENCE_JSON)
+    known = dataclasses.replace(report, validation=tested.summary(form, "t"))
+    strongest = known.tests[0].proponents[0].influence
+    lines = TraceResult(known, None, None).table().splitlines()
+    row = next(line for line in lines if line.startswith("  + "))
+    assert f"{strongest:+.4g} ({2 * strongest:+.2g})" in row
+    write_influence_json(known, tmp_path / "known.json")
+    written = json.loads((tmp_path / "known.json").read_text())["label"]
+    assert written["fall"] == {"mean": 2.0, "half_width": 0.5}
+    table = triple_table(known)
+    assert table["expected_fall"].tolist() == (2 * table["influence"]).tolist()
+    assert "expected_fall" not in triple_table(report)
+    explanation = open_explanation(store.runs["trace"], 0)
+    column = f">{2 * strongest:+.2g}</td>"
+    assert column not in html_report(explanation)
+    shown = dataclasses.replace(
+        explanation, head=dataclasses.replace(explanation.head, validation=known.validation)
+    )
+    assert column in html_report(shown)
 
 
 def test_text_and_frames_name_no_command_that_would_refuse_them() -> None:

@@ -202,6 +202,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
         paths=paths.found[:NUM_PATHS],
         searched=paths.searched,
         form=head.form,
+        fall=head.label.fall,
         sides=(
             ("Made it more likely", "for", "▲", helping.to_dict("records")),
             ("Made it less likely", "against", "▼", opposing.to_dict("records")),
