@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import zstandard
 
 from clew import input_files
@@ -171,6 +172,110 @@ def test_names_and_kinds_come_along(tmp_path: Path, name: str) -> None:
         e: (entities.label(i), entities.category_array[i].as_py()) for i, e in enumerate(entities)
     } == NODES
     assert not any(key.startswith("conflicting") for key in found.counts)
+
+
+BIOKG = {
+    "train": [("drug", 0, 0, "disease", 0), ("drug", 1, 0, "disease", 0), ("disease", 1, 1, "drug", 0)],
+    "valid": [("drug", 1, 0, "disease", 1)],
+    "test": [("disease", 0, 1, "drug", 1)],
+}  # fmt: skip
+
+
+def saved_by_torch(path: Path, content: object, *, by_numpy_1: bool = False) -> None:
+    """Save as OGB did: a zip file, or with the releases before it a plain pickle."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(content, path, _use_new_zipfile_serialization=not by_numpy_1)
+    if by_numpy_1:
+        path.write_bytes(path.read_bytes().replace(b"numpy._core", b"numpy.core"))
+
+
+def table(path: Path, header: str, names: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = lines([(str(i), name) for i, name in enumerate(names)], ",")
+    path.write_bytes(gzip.compress(f"{header}\n{rows}".encode()))
+
+
+@pytest.mark.parametrize("by_numpy_1", [False, True])
+def test_ogbl_biokg_is_read_as_it_is_unpacked(tmp_path: Path, by_numpy_1: bool) -> None:
+    root = tmp_path / "dataset" / "ogbl_biokg"
+    for split, rows in BIOKG.items():
+        head_type, head, relation, tail_type, tail = map(list, zip(*rows, strict=True))
+        numbers = {"head": head, "relation": relation, "tail": tail}
+        content = {key: np.array(values) for key, values in numbers.items()}
+        content |= {"head_type": head_type, "tail_type": tail_type}
+        if split != "train":
+            content |= {f"{side}_neg": np.zeros((len(rows), 5), int) for side in ("head", "tail")}
+        saved_by_torch(root / "split/random" / f"{split}.pt", content, by_numpy_1=by_numpy_1)
+    table(root / "mapping/disease_entidx2name.csv.gz", "ent idx,ent name", ["C01", "C02"])
+    table(root / "mapping/drug_entidx2name.csv.gz", "ent idx,ent name", ["CID1", "C02"])
+    table(root / "mapping/relidx2relname.csv.gz", "rel idx,rel name", ["drug-disease", "back"])
+    table(root / "raw/relations/drug___disease/edge.csv.gz", "0,0", ["0"])
+    (root / "RELEASE_v1.txt").touch()
+    for path in (root, tmp_path / "dataset"):
+        graph = import_graph("g", [path], ImportSettings()).graph
+        names, relations = graph.entities, ["drug-disease", "back"]
+        for split, rows in BIOKG.items():
+            expected = [
+                (f"{h}:{i}", relations[r], f"{t}:{j}") for h, i, r, t, j in rows
+            ]  # the name that `clew evaluate --negatives` expects
+            found = [
+                (names.name(h), graph.relations.name(r), names.name(t))
+                for h, r, t in graph.split(split).tolist()
+            ]
+            assert found == expected
+        described = {
+            e: (names.label(i), names.category_array[i].as_py()) for i, e in enumerate(names)
+        }
+        assert described == {
+            "disease:0": ("C01", "disease"), "disease:1": ("C02", "disease"),
+            "drug:0": ("CID1", "drug"), "drug:1": ("C02", "drug"),
+        }  # fmt: skip
+
+
+def test_ogbl_wikikg2_is_read_as_it_is_unpacked(tmp_path: Path) -> None:
+    rows = {"train": [(0, 0, 1), (1, 1, 2)], "valid": [(2, 0, 0)], "test": [(2, 1, 1)]}
+    for split, facts in rows.items():
+        ids = np.array(facts)
+        content = {"head": ids[:, 0], "relation": ids[:, 1], "tail": ids[:, 2]}
+        saved_by_torch(tmp_path / "split/time" / f"{split}.pt", content)
+    table(tmp_path / "mapping/nodeidx2entityid.csv.gz", "node idx,entity id", ["Q5", "Q9", "Q1"])
+    table(tmp_path / "mapping/reltype2relid.csv.gz", "reltype,rel id", ["P31", "P2"])
+    graph = import_graph("g", [tmp_path], ImportSettings()).graph
+    assert list(graph.entities) == ["Q1", "Q5", "Q9"]
+    assert list(graph.relations) == ["P2", "P31"]
+    assert graph.train.tolist() == [[1, 1, 2], [2, 0, 0]]
+    assert (graph.valid.tolist(), graph.test.tolist()) == ([[0, 1, 1]], [[0, 0, 2]])
+
+
+class _Runs:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_another_file_of_torch_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    path, mark = tmp_path / "train.pt", tmp_path / "was run"
+    one = np.array([0])
+    for content in (
+        {"edge": one},
+        {"head": one, "relation": one, "tail": _Runs(mark)},
+        {"head": one, "relation": one, "tail": np.array([[0]])},
+        {"head": one, "relation": one, "tail": np.array([0.5])},
+        {"head": one, "relation": one, "tail": np.array(["a"], dtype=object)},
+        {"head": one, "relation": one, "tail": np.array([0, 1])},
+        {"head": one, "relation": one, "tail": [{}]},
+        [one],
+    ):
+        for by_numpy_1 in (False, True):
+            saved_by_torch(path, content, by_numpy_1=by_numpy_1)
+            with pytest.raises(DataError):
+                import_graph("g", [path], ImportSettings())
+    path.write_bytes(b"no file of torch")
+    with pytest.raises(DataError):
+        import_graph("g", [path], ImportSettings())
+    assert not mark.exists()
 
 
 def test_columns_are_named_or_numbered(tmp_path: Path) -> None:

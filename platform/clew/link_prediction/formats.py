@@ -64,12 +64,12 @@ OTHER_ROLES = {
     "negated": ["negated", "negative", "is_negated"],
     "deprecated": ["deprecated"],
     "id": [
-        "id", "node_id", "identifier", "curie", "entity_id", "entity", "node", "node_index",
-        "ent_idx", "node_idx", "rel_idx", "reltype",
+        "id", "node_id", "identifier", "curie", "node_idx", "entity_id", "entity", "node",
+        "node_index", "ent_idx", "rel_idx", "reltype",
     ],
     "name": [
         "name", "node_name", "label", "title", "preferred_name", "entity_name", "ent_name",
-        "rel_name", "rel_id",
+        "rel_name", "rel_id", "entity_id",
     ],
     "kind": ["kind", "category", "type", "node_type", "entity_type", "labels", "class"],
     "synonyms": ["synonym", "synonyms", "aliases", "alias"],
@@ -79,6 +79,9 @@ FACT_ROLES = ("relation", "weight", "time", "split", *FLAGS)
 NODE_ROLES = ("id", "name", "kind", "synonyms", "source")
 NEO4J = re.compile(r"(?s)(.*):(START_ID|END_ID|TYPE|ID|LABEL|IGNORE)(?:\((.*)\))?(?:\{.*\})?")
 NEO4J_ROLES = {"START_ID": "head", "END_ID": "tail", "TYPE": "relation", "LABEL": "kind"}
+
+OGB_KIND = re.compile(r"(.+)_entidx2name\.")
+"""Name of OGB's file of the names of one kind, whose numbers begin at 0 as those of each kind."""
 
 
 @dataclass
@@ -135,7 +138,7 @@ def read_file(
         ]
         labels = Part(path, "labels", "nodes", nodes, range(len(nodes["id"])))
         return parts + [labels] * bool(len(nodes["id"]))
-    if suffix == ".npz":
+    if suffix in (".npz", ".pt"):
         arrays = read_arrays(path)
         numbers = range(len(arrays["head"]))
         return [Part(path, "OGB's arrays", "facts", arrays, numbers, are_ids=True)]
@@ -189,6 +192,11 @@ def _by_name(  # noqa: PLR0917
         parts.append(part)
     if "id" in roles and (known.startswith("Neo4j") or not parts):
         taken = {k: table[i] for k, i in roles.items() if k in NODE_ROLES}
+        if kind := OGB_KIND.match(path.name):
+            ids, zeros = taken["id"], pa.array(np.zeros(len(numbers), np.int32))
+            named = pc.binary_join_element_wise(kind[1], ids.dictionary, ":")
+            taken["id"] = Texts.from_arrays(ids.indices, named)
+            taken["kind"] = Texts.from_arrays(zeros, pa.array([kind[1]]))
         dictionary = _dictionary(path, taken, numbers) if set(taken) == {"id", "name"} else None
         holds: Holds = "relations" if re.search("rel", path.name.lower()) and not neo4j else "nodes"
         what = f"{known or what}, {'names of relations' if holds == 'relations' else 'nodes'}"

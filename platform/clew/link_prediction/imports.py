@@ -151,8 +151,10 @@ def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> 
 
 def _files(path: Path) -> Iterator[Path]:
     """Yield the files of a folder or zip file that can hold a table."""
-    if path.is_dir():
-        for inner in sorted(path.rglob("*")):
+    if path.is_dir():  # of OGB's folders, raw/ repeats the facts of split/
+        of_ogb = [split.parents[2] for split in sorted(path.rglob("split/*/train.pt"))]
+        roots = [root / name for root in of_ogb for name in ("split", "mapping")] or [path]
+        for inner in sorted(inner for root in roots for inner in root.rglob("*")):
             if inner.is_file() and (inner.name in EDGE_MAPS or not IGNORED.search(inner.name)):
                 yield from _files(inner)
     elif path.suffix == ".zip" and path.is_file():

@@ -5,7 +5,7 @@ import re
 import zipfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -123,9 +123,7 @@ def npz_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return those of some arrays that an `.npz` file has; pickled objects are refused."""
     check_is_file(path)
     try:
-        with zipfile.ZipFile(path) as archive:  # NumPy would suggest to load others as a pickle
-            parts = archive.infolist()
-        check_ratio(path, sum(p.compress_size for p in parts), sum(p.file_size for p in parts))
+        _check_parts(path)  # NumPy would suggest to load another file as a pickle
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             return {name: content[name] for name in names if name in content}
     except DataError:
@@ -134,13 +132,70 @@ def npz_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         raise DataError(f"{path}: not an .npz file of plain arrays ({described(error)})") from None
 
 
+def _check_parts(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        parts = archive.infolist()
+    check_ratio(path, sum(p.compress_size for p in parts), sum(p.file_size for p in parts))
+
+
+class _Given:
+    """Stands in for NumPy's types in a file of torch: keeps what they would be made of."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        self.state = state
+
+    def values(self) -> np.ndarray:
+        """Return the whole numbers of an array of one dimension."""
+        _, (_,), kind, _, content = self.state
+        (name, *_), (_, order, *_) = kind.given, kind.state
+        if not re.fullmatch("[iu][1248]", name) or order not in ("<", ">", "|"):
+            raise ValueError("not whole numbers")
+        return np.frombuffer(content, order + name)
+
+
+NUMPY_TYPES = (
+    "numpy.ndarray", "numpy.dtype",
+    "numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct",
+)  # fmt: skip
+
+
+def _torch_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return those of some arrays that a file of torch holds; nothing in it is run."""
+    import torch
+
+    check_is_file(path)
+    if zipfile.is_zipfile(path):
+        _check_parts(path)
+    try:
+        with torch.serialization.safe_globals([(_Given, name) for name in NUMPY_TYPES]):
+            content = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
+        found = {name: content[name] for name in names if name in content}
+        return {
+            name: value.values() if isinstance(value, _Given) else np.asarray(value)
+            for name, value in found.items()
+        }
+    except Exception:  # torch raises many types of error for a file that it does not read
+        raise DataError(
+            f"{path}: not one of OGB's splits, or it holds objects whose reading could run code; "
+            "expected a dictionary of arrays head, relation and tail"
+        ) from None
+
+
 def read_arrays(path: Path) -> dict[str, Texts]:
     """Read OGB's arrays: head, relation and tail, with head_type and tail_type if there are any."""
-    found = npz_arrays(path, ("head", "relation", "tail", "head_type", "tail_type"))
-    arrays = {name: pa.array(values.astype(str).reshape(-1)) for name, values in found.items()}
-    names = arrays.keys()
-    if not {"head", "relation", "tail"} <= names or len(set(map(len, arrays.values()))) > 1:
-        raise DataError(f"{path}: expected arrays head, relation and tail of the same length")
+    read = npz_arrays if path.suffix == ".npz" else _torch_arrays
+    found = read(path, ("head", "relation", "tail", "head_type", "tail_type"))
+    are_names = all(values.dtype.kind in "iuUS" for values in found.values())
+    sizes = {values.size for values in found.values()}
+    if not {"head", "relation", "tail"} <= found.keys() or len(sizes) > 1 or not are_names:
+        raise DataError(
+            f"{path}: expected arrays head, relation and tail of the same length, of whole numbers "
+            "or text"
+        )
+    arrays = {n: pa.array(values.reshape(-1)).cast(pa.string()) for n, values in found.items()}
     for side in ("head", "tail"):
         if (kind := arrays.pop(f"{side}_type", None)) is not None:
             arrays[side] = pc.binary_join_element_wise(kind, arrays[side], ":")

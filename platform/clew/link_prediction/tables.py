@@ -127,7 +127,7 @@ def _delimiter(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
         raise DataError(
             f"{path}: {quoted(lines[0])} is one column; expected columns between tabs, commas, "
             "semicolons, bars or spaces, or JSON Lines (.jsonl), Parquet (.parquet), RDF (.nt, "
-            ".ttl), or OGB's arrays (.npz)"
+            ".ttl), or OGB's arrays (.pt, .npz)"
         )
     return best[1], best[2]
 
