@@ -86,7 +86,7 @@ def test_a_task_that_is_not_that_of_the_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [SETTINGS_FILE, SUMMARY_FILE, f"tests/000000/{NOTE_FILE}"])
 def test_results_of_a_batch_that_are_none(tmp_path: Path, name: str, content: str) -> None:
     output = OutputFolder(tmp_path)
-    (tmp_path / SETTINGS_FILE).write_text(json.dumps(SETTINGS))
+    output.prepare(SETTINGS)
     (tmp_path / "tests/000000").mkdir(parents=True)
     (tmp_path / "tests/1abc").mkdir()
     (tmp_path / f"tests/1abc/{NOTE_FILE}").write_text("{}")

@@ -39,7 +39,6 @@ from clew.runs.influence_report import read_influence_json
 from clew.training.progress import last_step
 from clew.workflows.explaining.batch_results import (
     NOTE_FILE,
-    SETTINGS_FILE,
     SUMMARY_FILE,
     OutputFolder,
 )
@@ -65,6 +64,7 @@ def test_results_of_a_batch(material: Material, place: Path) -> None:
     report = read_influence_json(material.report / "influence.json")
     settings = {"model": "0" * 32, "test_triples_sha256": "0" * 16, "influence": {"top_k": 5}}
     whole, root = place / "whole batch", place / "batch"
+    OutputFolder(whole).prepare(settings)
     for number in range(2):
         folder = whole / "tests" / f"{number:06d}"
         shutil.copytree(material.report, folder)
@@ -72,7 +72,6 @@ def test_results_of_a_batch(material: Material, place: Path) -> None:
         content["tests"] = content["tests"][:1]
         (folder / "influence.json").write_text(json.dumps(content))
         (folder / NOTE_FILE).write_text(json.dumps({"index": number, "text": f"line {number}"}))
-    (whole / SETTINGS_FILE).write_text(json.dumps(settings))
     failed = {"index": 7, "text": "x", "status": "failed", "message": "no candidates"}
     (whole / SUMMARY_FILE).write_text(json.dumps({"failed": 1, "tests": [failed]}))
     names = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file())
