@@ -114,11 +114,7 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
     label, entities = dict(vocabulary.relations).get(relation), dict(vocabulary.entities)
     shown = {given: entities.get(entity, entity), end: "?"}
     st.html(basics.triple(shown["head"], label or relation, shown["tail"]))
-    if prediction.get("warning"):
-        basics.warning(str(prediction["warning"]))
-    if isinstance(answer_set := prediction.get("answer_set"), dict):
-        size, *more = re.split(r"(?<=\w)[;.] ", str(answer_set.get("sentence", "")))
-        st.markdown(basics.markdown(f"{size}."), help=basics.markdown(". ".join(more[-3:])))
+    _warnings(prediction)
 
     def why(answer: dict[str, Any]) -> Why:
         other = str(answer.get(end, ""))
@@ -168,6 +164,15 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
         if not ticked:
             article = "another" if basics.address("why") else "a"
             st.caption(f"Tick {article} {end} to ask why.")
+
+
+def _warnings(prediction: dict[str, Any]) -> None:
+    """Show the warning of a prediction, and the size of its answer set."""
+    if prediction.get("warning"):
+        basics.warning(str(prediction["warning"]))
+    if isinstance(answer_set := prediction.get("answer_set"), dict):
+        size, *more = re.split(r"(?<=\w)[;.] ", str(answer_set.get("sentence", "")))
+        st.markdown(basics.markdown(f"{size}."), help=basics.markdown(". ".join(more[-3:])))
 
 
 def one_of_each_name(found: Sequence[dict[str, Any]], end: str) -> list[dict[str, Any]]:
