@@ -233,7 +233,7 @@ def of_the_system(error: OSError) -> ClewError | None:
 
 @contextmanager
 def extra(
-    name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard", "trapi"],
+    name: Literal["ui", "images", "zarr", "language", "gpu", "tensorboard", "trapi", "onnx"],
 ) -> Iterator[None]:
     """Wrap imports of packages that an extra installs.
 

@@ -284,6 +284,17 @@ class ExportOptions(Options):
     """New folder for the files."""
     embeddings: Literal["", "parquet", "numpy", "word2vec", "projector"] = ""
     """Write only the embeddings, with names and kinds, in this format."""
+    onnx: bool = False
+    """Write the program for ONNX Runtime too."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.onnx and self.embeddings:
+            raise ValueError(
+                "--onnx and --embeddings are both given; --embeddings writes no program; leave "
+                "one of them out"
+            )
+        return self
 
 
 @command(ExportOptions, "clew export newest output_dir=exported")
@@ -291,5 +302,6 @@ def export(options: ExportOptions) -> None:
     """Export a graph model as a torch.export program, with its named embeddings."""
     from clew.workflows.export import export as run_export
 
-    result = run_export(options.model, options.output_dir, options.embeddings or None)
+    embeddings = options.embeddings or None
+    result = run_export(options.model, options.output_dir, embeddings, onnx=options.onnx)
     click.echo(result.table())

@@ -3,10 +3,11 @@
     entities.parquet    id, name, label, kind, bias, embedding
     relations.parquet   id, name, label, inverse, embedding; row r + R is the inverse of row r
     scores.pt2          (head, relation) ids -> scores of all entities
+    scores.onnx         the same for ONNX Runtime, if asked for
     export.json         the model, inputs and outputs of the program, and how far its results lie
                         from the model's
 
-The program contains no pickled data: its example inputs, which PyTorch would pickle, are left out.
+scores.pt2 contains no pickled data: its example inputs, which PyTorch would pickle, are left out.
 It contains only PyTorch operators, so that it runs without Clew.
 
 With a format, only the embeddings are written, for both tables:
@@ -16,13 +17,14 @@ With a format, only the embeddings are written, for both tables:
     projector   entities_vectors.tsv, entities.tsv and projector_config.pbtxt for TensorBoard
 """
 
+import importlib
 import json
 import logging
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -30,11 +32,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from clew import __version__
 from clew.config.data import TripleData
-from clew.errors import ConfigError, DataError, UsageError, described
+from clew.errors import ConfigError, DataError, UsageError, described, extra
 from clew.files import write_whole
 from clew.link_prediction.models.base import EntityScorer, GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
@@ -45,9 +48,9 @@ from clew.workflows.predict import open_predictor
 logger = logging.getLogger(__name__)
 
 SUMMARY_FILE = "export.json"
-PROGRAM_FILE = "scores.pt2"
+PROGRAM_FILE, ONNX_FILE = "scores.pt2", "scores.onnx"
 NUM_CHECKED = 65
-MAX_DIFFERENCE = 1e-4
+MAX_DIFFERENCE = 1e-5
 """Allowed difference from the model's result, relative to the largest result if that exceeds 1."""
 PROJECTOR_FILE = "projector_config.pbtxt"
 Format = Literal["parquet", "numpy", "word2vec", "projector"]
@@ -56,6 +59,9 @@ INPUTS = {
     "relation": "(batch,) int64: id of a relation, or of an inverse one",
 }
 OUTPUTS = {"scores": "(batch, entity) float32: score of each entity as the tail"}
+Scores = Callable[[Tensor, Tensor], Tensor]
+Writer = Callable[[ExportedProgram, Path], Scores]
+"""Writes a program to a file, and returns the program that it reads from there."""
 
 
 @dataclass(frozen=True)
@@ -83,26 +89,33 @@ class ExportResult:
     folder: Path
     model: str
     files: Mapping[str, str]
-    """Name of each file other than the program to a short description."""
-    program: ProgramCheck | None = None
-    """None if only the embeddings were requested."""
+    """Name of each file other than a program to a short description."""
+    programs: Mapping[str, ProgramCheck] = field(default_factory=dict)
+    """By file; empty if only the embeddings were requested."""
 
     def table(self) -> str:
         """Return the model and the files, one per line."""
-        program = {PROGRAM_FILE: self.program.line()} if self.program else {}
-        files = {**self.files, **program}
+        files = {**self.files, **{name: one.line() for name, one in self.programs.items()}}
         lines = [f"{self.folder / name}: {what}" for name, what in files.items()]
         return "\n".join([f"model: {self.model}", *lines])
 
 
-def export(model: str, output_dir: Path, embeddings: Format | None = None) -> ExportResult:
+def export(
+    model: str, output_dir: Path, embeddings: Format | None = None, *, onnx: bool = False
+) -> ExportResult:
     """Write a graph model's program and its embeddings into a new folder.
 
-    With a format, only the embeddings are written.
+    With a format, only the embeddings are written. With `onnx`, the program is written for ONNX
+    Runtime too.
 
     Raises:
-        UsageError: The model is no graph model or cannot be used, or the folder is not empty.
+        UsageError: The model is no graph model or cannot be used, the folder is not empty, or the
+            packages for ONNX are not installed.
     """
+    if onnx:
+        with extra("onnx"):
+            for package in ("onnxruntime", "onnxscript"):
+                importlib.import_module(package)
     check_new_folder("--output-dir", output_dir)
     with open_model(model) as source:
         if not isinstance(source.config.data, TripleData):
@@ -130,12 +143,16 @@ def export(model: str, output_dir: Path, embeddings: Format | None = None) -> Ex
             files |= dict.fromkeys(written, rows)
         if embeddings is not None:
             return ExportResult(output_dir, source.title, files)
-        program = export_program(network, output_dir / PROGRAM_FILE)
-        _write_summary(output_dir / SUMMARY_FILE, source, program)
-        return ExportResult(output_dir, source.title, files, program)
+        writers = {PROGRAM_FILE: torch_program} | ({ONNX_FILE: onnx_program} if onnx else {})
+        programs = {
+            name: export_program(network, output_dir / name, write)
+            for name, write in writers.items()
+        }
+        _write_summary(output_dir / SUMMARY_FILE, source, programs)
+        return ExportResult(output_dir, source.title, files, programs)
 
 
-def _write_summary(path: Path, source: ModelSource, program: ProgramCheck) -> None:
+def _write_summary(path: Path, source: ModelSource, programs: Mapping[str, ProgramCheck]) -> None:
     origin = {
         "model": source.title,
         "task": source.manifest.task,
@@ -145,14 +162,37 @@ def _write_summary(path: Path, source: ModelSource, program: ProgramCheck) -> No
         "checkpoint_step": source.manifest.step,
         "clew_version": __version__,
         "torch_version": torch.__version__,
-        "program": asdict(program),
+        "programs": {name: asdict(program) for name, program in programs.items()},
     }
     content = {**origin, "inputs": INPUTS, "outputs": OUTPUTS}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def torch_program(program: ExportedProgram, path: Path) -> Scores:
+    program.example_inputs = None
+    torch.export.save(program, path)
+    return torch.export.load(path).module()
+
+
+def onnx_program(program: ExportedProgram, path: Path) -> Scores:
+    from onnxruntime import InferenceSession
+
+    written = torch.onnx.export(
+        program, dynamo=True, input_names=list(INPUTS), output_names=list(OUTPUTS), verbose=False
+    )
+    assert written is not None
+    written.save(path)
+    session = InferenceSession(path)
+
+    def scores(head: Tensor, relation: Tensor) -> Tensor:
+        inputs = {"head": head.numpy(), "relation": relation.numpy()}
+        return torch.from_numpy(session.run(None, inputs)[0])
+
+    return scores
+
+
 @torch.no_grad()
-def export_program(model: GraphModel, path: Path) -> ProgramCheck:
+def export_program(model: GraphModel, path: Path, write: Writer = torch_program) -> ProgramCheck:
     """Write the model as a program; keep it if its answers to random queries equal the model's."""
     generator = torch.Generator().manual_seed(0)
     head, relation = (
@@ -166,13 +206,11 @@ def export_program(model: GraphModel, path: Path) -> ProgramCheck:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 raises it in its own code
             program = torch.export.export(module, examples[0], dynamic_shapes=shapes)
-            program.example_inputs = None
-            torch.export.save(program, path)
-            loaded = torch.export.load(path).module()
+            loaded = write(program, path)
         pairs = [(loaded(*inputs), module(*inputs)) for inputs in examples]
     except Exception as error:  # torch raises many types of error for models it cannot export
         path.unlink(missing_ok=True)
-        logger.warning("torch.export does not work for this model: %s", described(error))
+        logger.warning("%s cannot be written for this model: %s", path.name, described(error))
         return ProgramCheck(False, reason=described(error))
     difference = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
     allowed = MAX_DIFFERENCE * max(1.0, *(float(other.abs().max()) for _, other in pairs))

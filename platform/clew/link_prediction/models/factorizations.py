@@ -102,7 +102,8 @@ class RESCAL(Factorization, kind="rescal"):
         config, training = self.config, self.training
         head = torch.dropout(head, config.input_dropout, training)
         relation = torch.dropout(relation, config.dropout_of_relations, training)
-        matrix = relation.reshape(len(head), head.shape[1], -1)
+        # torch.export would fix the batch size at what len(head) is in the example.
+        matrix = relation.reshape(-1, head.shape[1], relation.shape[1] // head.shape[1])
         return torch.einsum("bi,bij->bj", head, matrix)
 
     def relation_queries(self, head: Embeddings, tail: Embeddings) -> RelationEmbeddings:
