@@ -60,7 +60,11 @@ def test_the_last_words_have_eight_lines(
     assert sorted(named) == sorted(result.metrics)
 
 
-def test_the_most_frequent_answers_are_ranked_as_in_a_plain_loop() -> None:
+@pytest.mark.parametrize("asked_at_once", [1, 7, 1000])
+def test_the_most_frequent_answers_are_ranked_as_in_a_plain_loop(
+    asked_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clew.link_prediction.subject.ASKED_AT_ONCE", asked_at_once)
     graph = load_graph(small_config().data)  # type: ignore[arg-type]
     known = {
         tuple(row) for split in (graph.train, graph.valid, graph.test) for row in split.tolist()

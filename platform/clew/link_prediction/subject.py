@@ -38,6 +38,8 @@ TOLERANCE = 1e-4
 
 SCORES_OF_ANSWER = 1000
 """Number of scores that take as long as an answer with its names."""
+ASKED_AT_ONCE = 1024
+"""Questions whose known answers are in memory together."""
 MOST_COUNTS = 100_000_000
 """Entities times relations up to which the most frequent answers are ranked."""
 SEEDS_DIFFER = {
@@ -245,16 +247,18 @@ def most_frequent_mrr(graph: KnowledgeGraph, triples: Triples) -> float | None:
     for relation in np.unique(asked[:, RELATION]):
         tails = train[train[:, RELATION] == relation, TAIL]
         counts = np.bincount(tails, minlength=graph.num_entities)
-        own = asked[asked[:, RELATION] == relation]
-        answer, ordered = counts[own[:, TAIL]], np.sort(counts)
-        row, entity = known.lookup(own[:, HEAD], own[:, RELATION])
-        row, entity = (x[entity != own[row, TAIL]] for x in (row, entity))
-        # The rank is the mean of the optimistic and the pessimistic one, as for models.
-        at_least = len(ordered) - np.searchsorted(ordered, answer, "left")
-        above = len(ordered) - np.searchsorted(ordered, answer, "right")
-        at_least -= np.bincount(row[counts[entity] >= answer[row]], minlength=len(own))
-        above -= np.bincount(row[counts[entity] > answer[row]], minlength=len(own))
-        total += float((2.0 / (at_least + above + 1)).sum())
+        ordered, same = np.sort(counts), asked[asked[:, RELATION] == relation]
+        # The known answers to all questions at once would take gigabytes.
+        for own in np.array_split(same, -(-len(same) // ASKED_AT_ONCE)):
+            answer = counts[own[:, TAIL]]
+            row, entity = known.lookup(own[:, HEAD], own[:, RELATION])
+            row, entity = (x[entity != own[row, TAIL]] for x in (row, entity))
+            # The rank is the mean of the optimistic and the pessimistic one, as for models.
+            at_least = len(ordered) - np.searchsorted(ordered, answer, "left")
+            above = len(ordered) - np.searchsorted(ordered, answer, "right")
+            at_least -= np.bincount(row[counts[entity] >= answer[row]], minlength=len(own))
+            above -= np.bincount(row[counts[entity] > answer[row]], minlength=len(own))
+            total += float((2.0 / (at_least + above + 1)).sum())
     return total / len(asked)
 
 
