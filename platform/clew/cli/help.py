@@ -23,7 +23,8 @@ GROUPS = {
     "Input": "config model run_id explanation study dataset space train valid test test_triples"
     " name kgx entity_to_id relation_to_id head relation tail input prompt continuation prompts"
     " frames frame split kind experiment",
-    "Settings": "num_epochs batch_size learning_rate embedding_dim seed label_smoothing minutes"
+    "Settings": "num_epochs early_stopping_patience batch_size learning_rate embedding_dim seed"
+    " label_smoothing minutes"
     " trials seeds size top_k score direction filter_known conformal max_tokens temperature"
     " tokenizer chunk_size subsets tests scores metric rollback port address limit",
     "Memory and speed": "device memory_gib num_processes num_entities num_relations"
@@ -59,6 +60,7 @@ RIGHT_OPTIONS = {
     "device=cuda": "cuda",
     "batch_size=": "bs batch",
     "epochs=": "e n_epochs",
+    "patience=": "early_stopping stop_after",
     "num_workers=": "workers",
     "": "data dataset graph preset file model model_path run run_id",
 }

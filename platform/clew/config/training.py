@@ -73,8 +73,8 @@ class TrainingConfig(Section):
     """Decay per optimizer step of a moving average of the parameters. Validation, the best
     checkpoint and the test use the average. The other checkpoints, which TracIn and resumed runs
     use, contain the parameters themselves. Unset: no average."""
-    early_stopping_patience: int | None = Field(default=None, ge=1)
-    """Stop after this many evaluations without a better `evaluation.metric`."""
+    early_stopping_patience: Annotated[int | None, TRAIN_FLAG] = Field(default=None, ge=1)
+    """Stop after this many evaluations without a better `evaluation.metric` (short: `patience`)."""
     log_every_steps: int = Field(default=50, ge=1)
     """Optimizer steps between two logged values of loss, learning rate and gradient norm."""
     max_skipped_steps: int = Field(default=25, ge=1)
