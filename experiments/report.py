@@ -44,7 +44,7 @@ PAGES = {
     "kelpie": ("Do they find what Kelpie finds?", ("influence_kelpie",)),
     "data": (
         "How fast are triples read, and kept on the disk?",
-        ("load_triples", "packed_triples", "sharded_table", "shared_store"),
+        ("load_triples", "large_import", "packed_triples", "sharded_table", "shared_store"),
     ),
     "language": (
         "Language models: how good, how fast?",

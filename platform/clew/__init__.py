@@ -14,22 +14,7 @@ is first used.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clew.api import Attribution as Attribution
-    from clew.api import Evaluation as Evaluation
-    from clew.api import LanguageModel as LanguageModel
-    from clew.api import MemoryPlan as MemoryPlan
-    from clew.api import Model as Model
-    from clew.api import Run as Run
-    from clew.api import Search as Search
-    from clew.api import SequenceModel as SequenceModel
-    from clew.api import TripleModel as TripleModel
-    from clew.api import attribute as attribute
-    from clew.api import evaluate as evaluate
-    from clew.api import load as load
-    from clew.api import plan as plan
-    from clew.api import train as train
-    from clew.api import tune as tune
-    from clew.api import value_facts as value_facts
+    from clew.api import *  # noqa: F403
 
 __version__ = "0.1.0"
 

@@ -113,20 +113,15 @@ def _run(run: RunRecord) -> None:
         commands(run)
     _relations(run)
     _data(run)
-    left, right = st.columns(2, gap="large")
-    with left:
-        st.header("Related runs", anchor=False)
-        _relatives(run)
-    with right:
-        st.header("Files", anchor=False)
-        _files(run)
-    left, right = st.columns(2, gap="large")
-    with left:
-        st.header("Configuration", anchor=False)
-        _configuration(run)
-    with right:
-        st.header("Log", anchor=False)
-        _log(run)
+    rows = (
+        {"Related runs": _relatives, "Files": _files},
+        {"Configuration": _configuration, "Log": _log},
+    )
+    for sections in rows:
+        for column, (title, show) in zip(st.columns(2, gap="large"), sections.items(), strict=True):
+            with column:
+                st.header(title, anchor=False)
+                show(run)
 
 
 @basics.guarded("The description")
