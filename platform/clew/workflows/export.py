@@ -177,6 +177,8 @@ def torch_program(program: ExportedProgram, path: Path) -> Scores:
 def onnx_program(program: ExportedProgram, path: Path) -> Scores:
     from onnxruntime import InferenceSession
 
+    # It warns, for each operator of torchvision, that torchvision is not installed.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     written = torch.onnx.export(
         program, dynamo=True, input_names=list(INPUTS), output_names=list(OUTPUTS), verbose=False
     )
