@@ -9,10 +9,10 @@ parameters that it can explain, and as many rows and tests as it computes in som
 explains the same parameters for the same rows and tests; nothing is extrapolated.
 
 First, scores are compared. Where the method is the same, they must agree to 0.1 % of the largest;
-for random projections, the correlation is shown. Then the processes take turns. Batch sizes are
-those of a stated sweep; each opponent's fastest counts. The smallest and the largest of n ratios
-hold the median with a probability of 1 - 2^(1-n). Rounds end when the time is over; what was
-measured is written.
+for random projections, the correlation is shown. Then the processes take turns. The first round
+tries the batch sizes of a stated sweep, and each opponent goes on with its fastest. The smallest
+and the largest of n ratios hold the median with a probability of 1 - 2^(1-n). Rounds end when the
+time is over; what was measured is written.
 
 Differences: captum's fast forms explain the weight of the last layer without its bias, so the model
 of their cases has no such bias. dattri 0.3.0 always projects gradients to 512 random numbers; the
@@ -68,7 +68,7 @@ from experiments.benchmarks.influence_speed import (
 
 NAME = "influence_opponents"
 ROUNDS, MINUTES, THREADS = 5, 6.5, 2
-COMPARED = 16
+COMPARED = 8
 """Number of rows and of tests whose scores are compared."""
 TOLERANCE = 1e-3
 PROJECTED_NUMBERS = 4096
@@ -76,7 +76,6 @@ FAST, PROJECTED = "captum 0.9.0 TracInCPFast", "captum 0.9.0 TracInCPFastRandPro
 DATTRI, KRONFLUENCE = "dattri 0.3.0 TracInAttributor", "kronfluence 1.0.1, identity"
 DEPTHS = {"last layer": 1, "last two layers": 2, "every parameter": 3}
 """What is explained, and the `influence.num_last_layers` that makes Clew explain the same."""
-WARM_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ CASES = (
     Case(FAST, "last layer", 8192, 100, (512, 2048), bias=False),
     Case(PROJECTED, "last layer", 8192, 100, (512, 2048), bias=False, exact=False),
     Case(KRONFLUENCE, "last two layers", 512, 32, (32, 128)),
-    Case(DATTRI, "every parameter", 64, 16, (16, 32)),
+    Case(DATTRI, "every parameter", 32, 8, (8, 32)),
 )
 
 
@@ -343,14 +342,19 @@ class Answer:
 
 @dataclass
 class Found:
-    """What was measured of one case: seconds of each round, by batch size; Clew's have none."""
+    """What was measured of one case: seconds of each round, the opponent's by batch size."""
 
     case: Case
     ours: list[float]
     theirs: dict[int, list[float]]
     difference: float
     correlation: float
-    peaks_gib: tuple[float, float]
+
+    def add(self, ours: Answer, theirs: Mapping[int, Answer]) -> None:
+        """Add a round."""
+        self.ours.append(ours.seconds)
+        for size, answer in theirs.items():
+            self.theirs[size].append(answer.seconds)
 
     def figures(self) -> dict[str, list[float]]:
         """Return seconds of both, and their ratio in each round."""
@@ -367,8 +371,8 @@ class Found:
 
     @property
     def batch(self) -> int:
-        """The fastest batch size."""
-        return min(self.theirs, key=lambda size: median(self.theirs[size]))
+        """The fastest batch size of the first round."""
+        return min(self.theirs, key=lambda size: self.theirs[size][0])
 
     def row(self) -> dict[str, object]:
         """Return the row of the table."""
@@ -387,8 +391,6 @@ class Found:
             "its s": median(self.theirs[self.batch]) if measured else None,
             "Clew's s": median(self.ours) if measured else None,
             "times Clew's s": median(next(iter(self.figures().values()))) if measured else None,
-            "its GiB": self.peaks_gib[0],
-            "Clew's GiB": self.peaks_gib[1],
         }
 
 
@@ -403,7 +405,7 @@ def compared(case: Case, workers: Mapping[str, Worker]) -> Found:
     Raises:
         ValueError: The method is the same, but the scores are not.
     """
-    few = replace(case, rows=min(case.rows, WARM_ROWS), tests=min(case.tests, COMPARED))
+    few = replace(case, rows=min(case.rows, COMPARED), tests=min(case.tests, COMPARED))
     batch = min(case.batches[0], few.rows)
     ours, theirs = ask(workers["Clew"], few, batch), ask(workers[case.opponent], few, batch)
     own, other = np.array(ours.scores), np.array(theirs.scores)
@@ -414,31 +416,28 @@ def compared(case: Case, workers: Mapping[str, Worker]) -> Found:
             f"the largest, at most {TOLERANCE} expected; the two do not compute the same"
         )
     correlation = float(np.corrcoef(own.ravel(), other.ravel())[0, 1])
-    peaks = (theirs.process_peak_gib, ours.process_peak_gib)
-    return Found(case, [], {size: [] for size in case.batches}, difference, correlation, peaks)
+    what = f"{case.opponent}, {case.explained}"
+    print(f"{what}: differs by {difference:.2g}, correlation {correlation:.4f}", flush=True)
+    return Found(case, [], {size: [] for size in case.batches}, difference, correlation)
 
 
 def measure(deadline: float, cases: tuple[Case, ...]) -> list[Found]:
     """Compare scores, then measure in rounds until the time is over."""
     workers = {program: Worker(NAME, program) for program in RUNNERS}
     every = [compared(case, workers) for case in cases]
-    for found in every:
-        what = f"{found.case.opponent}, {found.case.explained}"
-        print(f"{what}: differs by {found.difference:.2g}, correlation {found.correlation:.4f}")
     longest: dict[Case, float] = {}
     for turn in range(ROUNDS):
         for found in every:
             case, start = found.case, time.monotonic()
             if start + longest.get(case, 0.0) > deadline:
                 continue
-            asked = [("Clew", 0), *((case.opponent, size) for size in case.batches)]
+            sizes = case.batches if turn == 0 else (found.batch,)
+            asked = [("Clew", 0), *((case.opponent, size) for size in sizes)]
             answers = {
                 size: ask(workers[program], case, size)
                 for program, size in (asked if turn % 2 == 0 else asked[::-1])
             }
-            found.ours.append(answers.pop(0).seconds)
-            for size, answer in answers.items():
-                found.theirs[size].append(answer.seconds)
+            found.add(answers.pop(0), answers)
             longest[case] = time.monotonic() - start
             print(f"round {turn + 1}: {case.opponent}", flush=True)
     for worker in workers.values():

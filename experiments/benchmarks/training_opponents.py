@@ -71,6 +71,7 @@ class Measured:
     validation_seconds: float | None = None
     mrr: float | None = None
     process_peak_gib: float = 0.0
+    """Of the process until now, so not of this training alone."""
 
 
 def validated(case: Case, seconds: list[float], validate: Callable[[], float]) -> Measured:
