@@ -1,7 +1,10 @@
 """The independent loop, which benchmarks compare with, computes what its papers say."""
 
 import ast
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +13,8 @@ from torch.nn import functional as F
 
 from clew.config.graph_models import ComplExModel, ConvEModel
 from clew.link_prediction.models.base import GraphModel, build_graph_model
-from experiments.benchmarks import opponent_loop
-from experiments.benchmarks.influence_opponents import copied
+from experiments.benchmarks import influence_opponents, opponent_loop
+from experiments.benchmarks.influence_opponents import CASES, ROUNDS, copied
 from experiments.benchmarks.training_opponents import UMLS
 
 TRIPLES = {
@@ -115,3 +118,39 @@ def test_it_reads_the_bundled_graph() -> None:
     graph = opponent_loop.Graph(UMLS)
     assert (graph.entities, graph.relations) == (135, 2 * 46)
     assert len(graph.triples["train"]) == 5216
+
+
+class Answering:
+    """A process that takes a second for Clew, and 1024 / batch size seconds for another."""
+
+    def __init__(self, _: str, program: str) -> None:
+        self.program = program
+
+    def ask(self, question: Mapping[str, Any]) -> dict[str, object]:
+        is_clew = self.program == "Clew"
+        seconds = 1.0 if is_clew else 1024 / question["batch"]
+        scores = [[1.0, 2.0], [3.0, 4.0 if is_clew else 4.0 + self.wrong]]
+        return {"seconds": seconds, "scores": scores, "process_peak_gib": 0.0}
+
+    def close(self) -> None:
+        pass
+
+    wrong = 0.0
+
+
+def test_an_opponent_goes_on_with_its_fastest_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(influence_opponents, "Worker", Answering)
+    (found,) = influence_opponents.measure(math.inf, CASES[:1])
+    assert {size: len(seconds) for size, seconds in found.theirs.items()} == {512: 1, 2048: ROUNDS}
+    assert found.row()["times Clew's s"] == 0.5
+    assert list(found.figures().values()) == [[0.5] * ROUNDS, [0.5] * ROUNDS, [1.0] * ROUNDS]
+    (late,) = influence_opponents.measure(-math.inf, CASES[:1])
+    assert late.row()["times Clew's s"] is None
+    assert not late.figures()
+
+
+def test_other_scores_than_clews_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(influence_opponents, "Worker", Answering)
+    monkeypatch.setattr(Answering, "wrong", 0.1)
+    with pytest.raises(ValueError, match="do not compute the same"):
+        influence_opponents.measure(math.inf, CASES[:1])
