@@ -4,7 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo install test test-slow test-all ui lint docs lock wheel release pictures gpu bench figures studies
+.PHONY: help demo install test test-slow test-all ui lint docs lock wheel release pictures gpu bench figures opponents \
+	studies
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -12,8 +13,14 @@ INSTALLED_FOR_TESTS := .venv/.installed-for-tests
 INSTALLED_FOR_DOCS := .venv/.installed-for-docs
 PYTEST := $(BIN)/python -m pytest -ra --numprocesses 2 --dist loadfile --no-loadscope-reorder
 RECIPE := pyproject.toml constraints.txt python_env.yaml .ci/setup .ci/mlflow_environment.py
-# Excluded from `make bench`: modules that other benchmarks import, and programs that need arguments.
-NO_BENCHMARKS := harness steps dense_part accuracy language_quality window_influence
+# Benchmarks that need .venv-opponents.
+OPPONENTS := training_opponents influence_opponents
+OPPONENTS_INSTALLED := .venv-opponents/.installed
+OPPONENTS_LISTS := experiments/benchmarks/opponents.txt experiments/benchmarks/opponents_alone.txt
+# Excluded from `make bench`: modules that other benchmarks import, and programs that need arguments
+# or .venv-opponents.
+NO_BENCHMARKS := harness steps dense_part accuracy language_quality window_influence opponent_loop \
+	$(OPPONENTS)
 BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(patsubst experiments/benchmarks/%.py,%,$(wildcard experiments/benchmarks/*.py)))
 # The benchmarks that README quotes. `make figures QUOTED=wide_graph` measures only that one.
 QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
@@ -44,6 +51,7 @@ help:
 	@echo "make gpu     checks and measures a GPU in ten minutes: gpu.json and gpu.md"
 	@echo "make bench   all benchmarks: prints tables and writes JSON to experiments/benchmarks/results"
 	@echo "make figures the benchmarks that README quotes, three rounds each, about 40 minutes (estimate)"
+	@echo "make opponents other programs in .venv-opponents, and Clew against them, about 15 minutes (estimate)"
 	@echo "make studies the studies that the guides' claims are about, about 35 minutes (estimate): JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
@@ -128,6 +136,9 @@ bench: $(INSTALLED_FOR_TESTS)
 figures: $(INSTALLED_FOR_TESTS)
 	$(call each,$(QUOTED),$(BIN)/python -m experiments.benchmarks.$$name)
 
+opponents: $(INSTALLED) $(OPPONENTS_INSTALLED)
+	$(call each,$(OPPONENTS),.venv-opponents/bin/python -m experiments.benchmarks.$$name)
+
 studies: $(INSTALLED_FOR_TESTS) | data/era5_uk
 	$(call each,$(STUDIES),$(BIN)/clew compare --study experiments/studies/$$name.yaml \
 		--output experiments/studies/results/$$name.json)
@@ -141,6 +152,14 @@ data/era5_uk: | $(INSTALLED_FOR_TESTS)
 
 $(INSTALLED): $(RECIPE)
 	@.ci/setup '.[all]'
+	@touch $@
+
+$(OPPONENTS_INSTALLED): $(INSTALLED) $(OPPONENTS_LISTS)
+	@$(BIN)/python -m venv --clear .venv-opponents
+	@.venv-opponents/bin/pip install -q --disable-pip-version-check --constraint constraints.txt \
+		--editable . --requirement $(word 1,$(OPPONENTS_LISTS))
+	@.venv-opponents/bin/pip install -q --disable-pip-version-check --no-deps \
+		--requirement $(word 2,$(OPPONENTS_LISTS))
 	@touch $@
 
 # Install the packages for the documentation here too: a second run of pip would take 12 seconds.

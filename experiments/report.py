@@ -24,15 +24,16 @@ MEASUREMENTS = ROOT / "docs/measurements"
 PAGES = {
     "training": (
         "How fast does training run, in how much memory?",
-        ("training_speed", "loss_speed", "wide_graph", "sampled_graph", "planner_accuracy"),
+        ("training_speed", "training_opponents", "loss_speed", "wide_graph", "sampled_graph",
+         "planner_accuracy"),
     ),
     "accuracy": ("How good do the models get?", ("accuracy",)),
     "time_to_quality": ("How soon are they good?", ("time_to_quality",)),
     "time_to_quality_codex": ("How soon, on CoDEx-S?", ("time_to_quality-codex-s",)),
     "explanations": (
         "How fast are explanations?",
-        ("influence_speed", "influence_whole_graph", "influence_forms", "influence_unrolled",
-         "window_influence"),
+        ("influence_speed", "influence_opponents", "influence_whole_graph", "influence_forms",
+         "influence_unrolled", "window_influence"),
     ),
     "retraining": ("Which scores predict retraining?", ("influence_validation",)),
     "retraining_dense": ("Which do, on dense parts?", ("influence_validation-dense",)),
@@ -137,7 +138,11 @@ def machine(content: Content) -> str:
     found = content["machine"]
     gpus = "".join(f", {gpu['name']}" for gpu in found["gpus"]) or ", no GPU"
     size = f"{found['num_cores']} cores, {found['memory_gib']:.0f} GiB"
-    return f"{found['cpu']}, {size}{gpus}, torch {found['torch']}"
+    cpu, more = found["cpu"], found.get("processor", {})  # older results have only the name
+    if "model" in more:
+        sets = ", ".join(more["instruction_sets"])
+        cpu += f" (family {more['family']}, model {more['model']}, {sets})"
+    return f"{cpu}, {size}{gpus}, torch {found['torch']}"
 
 
 def claim_row(found: claims.Verdict) -> str:

@@ -12,15 +12,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from clew.runs.hardware import (
     GIB,
     describe_machine,
     git_commit,
+    prepare_threads,
     process_peak_gib,
     why_no_result_file,
 )
@@ -28,10 +30,47 @@ from clew.runs.hardware import (
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
 CHILD_RESULT = "RESULT "
+CPUINFO = Path("/proc/cpuinfo")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 COMMIT = git_commit()
 """Read at import: a commit that is made while a benchmark runs is not the one it measures."""
 SHORT_COMMIT = (COMMIT or "no-commit")[:12]
 """Used in the names of files that save parts of a benchmark."""
+LOAD_BEFORE = os.getloadavg()
+INSTRUCTION_SETS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")
+"""What decides the speed of matrix products, by their names in /proc/cpuinfo."""
+
+
+def processor(cpuinfo: Path = CPUINFO, caches: Path = CACHES) -> dict[str, object]:
+    """Return what tells two processors of the same name apart; unknown values are left out.
+
+    These are family, model and stepping, the sizes of one core's caches (`L3 Unified: 32768K`),
+    and which of INSTRUCTION_SETS it has.
+    """
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:  # not Linux
+        return {}
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    found: dict[str, object] = {
+        name: int(told[key])
+        for name, key in (("family", "cpu family"), ("model", "model"), ("stepping", "stepping"))
+        if key in told
+    }
+    flags = told.get("flags", "").split()
+    found["instruction_sets"] = [name for name in INSTRUCTION_SETS if name in flags]
+    for folder in sorted(caches.glob("index*")):
+        level, kind, size = (
+            (folder / name).read_text(encoding="ascii").strip()
+            for name in ("level", "type", "size")
+        )
+        found[f"L{level} {kind}"] = size
+    return found
+
+
+def load() -> dict[str, Sequence[float]]:
+    """Return the load averages over 1, 5 and 15 minutes: when the program began, and now."""
+    return {"before": LOAD_BEFORE, "after": os.getloadavg()}
 
 
 def interleaved_seconds(
@@ -61,31 +100,81 @@ def resident_gib() -> float:
 
 def run_child(
     name: str, *arguments: str, environment: Mapping[str, str] | None = None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Run a benchmark in a new process, and return the values it gave to `report_child`.
 
     The memory and the imports of one alternative then do not affect the others.
     """
     command = [sys.executable, "-m", f"experiments.benchmarks.{name}", *arguments]
-    path = os.pathsep.join([str(ROOT / "platform"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         command,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, **(environment or {})},
+        env=_environment() | dict(environment or {}),
         capture_output=True,
         text=True,
         check=False,
     )
     for line in reversed(run.stdout.splitlines()):
         if line.startswith(CHILD_RESULT):
-            content: dict[str, object] = json.loads(line.removeprefix(CHILD_RESULT))
-            return content
+            return _reported(line)
     raise RuntimeError(f"{' '.join(command)} ended with {run.returncode}: {run.stderr[-2000:]}")
 
 
 def report_child(values: Mapping[str, object]) -> None:
     """Send figures and the peak memory of this process to the `run_child` that started it."""
-    print(CHILD_RESULT + json.dumps({**values, "process_peak_gib": process_peak_gib()}))
+    found = {**values, "process_peak_gib": process_peak_gib()}
+    print(CHILD_RESULT + json.dumps(found), flush=True)
+
+
+class Worker:
+    """A process of a benchmark that stays alive and measures what it is asked to.
+
+    Imports and first calls then happen once, and programs can take turns in short rounds. Idle
+    threads sleep, as in `clew`, so that a process that waits does not disturb the others.
+    """
+
+    def __init__(self, name: str, *arguments: str) -> None:
+        environment = _environment()
+        prepare_threads(environment)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"experiments.benchmarks.{name}", "worker", *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, question: Mapping[str, object]) -> dict[str, Any]:
+        """Send a question, and return the values that the process gives to `report_child`."""
+        asked, told = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert told is not None
+        asked.write(json.dumps(question) + "\n")
+        asked.flush()
+        for line in told:
+            if line.startswith(CHILD_RESULT):
+                return _reported(line)
+        raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._process.communicate()
+
+
+def asked_for() -> Iterator[dict[str, Any]]:
+    """Yield the questions that a `Worker` sends to this process."""
+    return map(json.loads, sys.stdin)
+
+
+def _reported(line: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(line.removeprefix(CHILD_RESULT))
+    return found
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(ROOT / "platform"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def spread(values: Sequence[float]) -> dict[str, float | int]:
@@ -134,7 +223,7 @@ def write_results(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", f"experiments.benchmarks.{name}", *sys.argv[1:]]),
         "commit": COMMIT,
-        "machine": describe_machine().as_dict(),
+        "machine": describe_machine().as_dict() | {"processor": processor(), "load": load()},
         "packages": {package: version(package) for package in packages},
         "figures": {key: spread(values) for key, values in (figures or {}).items()},
         "results": results,

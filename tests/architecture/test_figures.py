@@ -121,6 +121,36 @@ def test_two_rounds_are_too_few(recorded: Path) -> None:
     assert gap(FIGURE, written(recorded)) == "'other' has 2 rounds; at least 3 are needed"
 
 
+def test_a_result_tells_processors_of_one_name_apart(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPYC\n"
+        "stepping\t: 2\nflags\t\t: fpu avx2 avx512f amx_int8\n\nprocessor\t: 1\nmodel\t\t: 9\n"
+    )
+    for name, content in (("level", "3"), ("type", "Unified"), ("size", "32768K")):
+        (tmp_path / "index3").mkdir(exist_ok=True)
+        (tmp_path / "index3" / name).write_text(f"{content}\n")
+    found = harness.processor(tmp_path / "cpuinfo", tmp_path)
+    assert found == {
+        "family": 25,
+        "model": 1,
+        "stepping": 2,
+        "instruction_sets": ["avx2", "avx512f"],
+        "L3 Unified": "32768K",
+    }
+    assert harness.processor(tmp_path / "none", tmp_path) == {}
+
+
+def test_a_machine_is_shown_with_and_without_its_processor(recorded: Path) -> None:
+    harness.write_results("speed", [], figures={"seconds": [2.0] * 3})
+    content = written(recorded)
+    machine = content["machine"]
+    assert len(machine["load"]["before"]) == len(machine["load"]["after"]) == 3
+    machine["processor"] = {"family": 25, "model": 1, "instruction_sets": ["avx2", "avx512f"]}
+    assert "(family 25, model 1, avx2, avx512f)" in report.machine(content)
+    del machine["processor"]
+    assert report.machine(content).startswith(f"{machine['cpu']}, ")
+
+
 @pytest.mark.parametrize("commit", ["a" * 40 + "-dirty", None])
 def test_a_benchmark_records_nothing_from_a_tree_with_uncommitted_changes(
     recorded: Path,
