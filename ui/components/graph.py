@@ -5,6 +5,7 @@ the fitting one and tells what was clicked: a line selects its fact, an entity s
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -64,9 +65,8 @@ def show(
         if "entity" not in taken:
             take(int(taken["fact"]) if "fact" in taken else None)
 
-    shown = facts.assign(influence=facts[column])
-    options = {"height": HEIGHT, "letters": LETTERS, "selected": selected}
-    drawn = [picture.draw(test, shown, kinds, width=width, **options) for width in WIDTHS]
+    draw = partial(picture.draw, test, facts.assign(influence=facts[column]), kinds)
+    drawn = [draw(width=w, height=HEIGHT, letters=LETTERS, selected=selected) for w in WIDTHS]
     labels = picture.node_labels(test, facts)
     lines = [
         (picture.ANSWER, "┅", f"{test['relation']}?"),
