@@ -42,9 +42,9 @@ def skip_what_pages_do_not_need() -> None:
     """Skip start-up work of Streamlit and MLflow that the pages do not need: a fifth of the time.
 
     Streamlit reads the metadata of each installed package to find custom components; the pages use
-    none. It also checks whether a page is run without a server, to warn about that. MLflow reads a
-    constant in its gateway package, which first imports a web framework, and it searches all
-    installed packages for each of ten kinds of plugins.
+    none of a package. It also checks whether a page is run without a server, to warn about that.
+    MLflow reads a constant in its gateway package, which first imports a web framework, and it
+    searches all installed packages for each of ten kinds of plugins.
     """
     manifest_scanner.scan_component_manifests = lambda max_workers=None: []
     delta_generator._use_warning_has_been_displayed = True

@@ -84,7 +84,7 @@ def test_a_drug_for_a_disease_is_found_and_explained(look: Look, champion_addres
     dashboard.page.get_by_role("link", name="Read the explanation").click()
     dashboard.page.get_by_role("heading", name="Influence", level=1).wait_for()
     dashboard.settle().shows("The most specific path from")
-    chart = dashboard.page.get_by_test_id("stEChartsChart").bounding_box()
+    chart = dashboard.page.locator(".clew-graph").bounding_box()
     assert chart is not None
     assert chart["height"] > 200
     steps = dashboard.page.get_by_role("listitem").all_inner_texts()

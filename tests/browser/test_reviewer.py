@@ -4,19 +4,17 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 from playwright.sync_api import Browser, expect
 
 from clew.runs.reading import picture
 from clew.runs.reading.explanation import html_report, open_explanation, picture_of
 from clew.runs.reading.reviews import read_reviews
+from clew.ui.components import graph
 from tests.browser.conftest import Look
 from tests.browser.dashboard import Dashboard, serving
 from tests.recorded import NUM_TESTS, Recorded
@@ -58,7 +56,7 @@ def test_reading_an_explanation(look: Look, filled: Recorded, filled_address: st
 def test_paths_come_first_on_one_screen(look: Look, filled: Recorded, filled_address: str) -> None:
     dashboard = look(filled_address, f"/influence?run={filled.runs['trace hostile']}")
     dashboard.shows("The most specific path from")
-    chart = dashboard.page.get_by_test_id("stEChartsChart").bounding_box()
+    chart = dashboard.page.locator(".clew-graph").bounding_box()
     assert chart is not None
     bottom = chart["y"] + chart["height"]
     assert bottom < 900, f"the picture ends at {bottom:.0f}, below the window"
@@ -71,16 +69,35 @@ def test_paths_come_first_on_one_screen(look: Look, filled: Recorded, filled_add
     assert look(filled_address, path).page.get_by_role("listitem").all_inner_texts() == steps
 
 
+# Turned names have turned boxes: two are apart if one of their four directions separates them.
 OVERLAPS = """() => {
-    const names = [...document.querySelectorAll('[data-testid="stEChartsChart"] svg text')].filter(
-        name => !(name.getAttribute('transform') || '').startsWith('matrix')
-    ).map(name => [name.textContent, name.getBoundingClientRect()]);
-    if (names.length < 3) return ['too few names: ' + names.length];
-    return names.flatMap(([one, a], place) => names.slice(place + 1).filter(([_, b]) =>
-        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
-        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 3  // less is empty line height
-    ).map(([other]) => `${one} over ${other}`));
+    const corners = name => {
+        const {x, y, width, height} = name.getBBox(), m = name.getScreenCTM();
+        return [[x, y], [x + width, y], [x + width, y + height], [x, y + height]].map(
+            ([x, y]) => [m.a * x + m.c * y + m.e, m.b * x + m.d * y + m.f]
+        );
+    };
+    const depth = (one, other) => Math.min(...[one, other].flatMap(box => [0, 1].map(side => {
+        const [x, y] = [0, 1].map(axis => box[side + 1][axis] - box[side][axis]);
+        const [a, b] = [one, other].map(
+            found => found.map(([left, down]) => (left * x + down * y) / (Math.hypot(x, y) || 1))
+        );
+        return Math.min(Math.max(...a), Math.max(...b)) - Math.max(Math.min(...a), Math.min(...b));
+    })));
+    const around = document.querySelector('.clew-graph').getBoundingClientRect();
+    const svg = [...document.querySelectorAll('.clew-graph svg')].find(svg => svg.clientWidth);
+    const paper = svg.getBoundingClientRect();
+    const names = [...svg.querySelectorAll('text')].map(name => [name.textContent, corners(name)]);
+    if (names.length < 2) return ['too few names: ' + names.length];
+    const left = Math.max(around.left, paper.left), right = Math.min(around.right, paper.right);
+    const cut = names.filter(([_, box]) => box.some(([x, y]) =>
+        x < left || x > right || y < paper.top - 2 || y > paper.bottom + 2));
+    return [...cut.map(([name]) => `${name} is cut`), ...names.flatMap(([one, a], place) =>
+        names.slice(place + 1).filter(([_, b]) => depth(a, b) > 3)  // less is empty line height
+            .map(([other]) => `${one} over ${other}`))];
 }"""
+WIDTHS = (1440, 1024, 768, 390, 1440)
+"""Of the window; the last is the first again."""
 
 
 @pytest.mark.parametrize("view", ["Paths", "Training+facts"])
@@ -90,7 +107,7 @@ def test_no_name_is_over_another(
     for run, test in (("trace", 0), ("trace", 4), ("trace hostile", 1)):
         path = f"/influence?run={filled.runs[run]}&test={test}&view={view}"
         dashboard = look(filled_address, path)
-        for width in (1440, 1024, 768, 390):
+        for width in WIDTHS:
             dashboard.page.set_viewport_size({"width": width, "height": 900})
             assert dashboard.settle().page.evaluate(OVERLAPS) == [], f"{path}, {width} wide"
 
@@ -130,7 +147,8 @@ def explanation(seed: int) -> tuple[pd.Series, pd.DataFrame, dict[str, str]]:
         pairs += [step if draw.random() < 0.7 else step[::-1] for step in pairwise(path)]
     facts = [(head, draw.choice(RELATIONS), tail, draw.gauss(0, 1)) for head, tail in pairs]
     frame = pd.DataFrame(facts, columns=["head_id", "relation", "tail_id", "influence"])
-    frame = frame.assign(head=frame["head_id"].map(labels), tail=frame["tail_id"].map(labels))
+    frame = frame.assign(place=range(1, len(frame) + 1), head=frame["head_id"].map(labels))
+    frame = frame.assign(tail=frame["tail_id"].map(labels))
     test = frame.iloc[0].copy()
     test["head_id"], test["tail_id"] = keys[:2]
     test["head"], test["tail"] = labels[keys[0]], labels[keys[1]]
@@ -155,46 +173,77 @@ def test_no_name_is_over_another_in_a_hundred_reports(
     page.close()
 
 
-def test_a_row_and_an_edge_select_the_same_fact(
+def test_no_name_is_over_another_in_a_hundred_explanations(
+    look: Look, filled: Recorded, filled_address: str
+) -> None:
+    """Put pictures of other explanations in the place of the page's own."""
+    given: list[dict[str, str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph, "_component", lambda data, **_: given.append(data))
+        for seed in range(100):
+            test, facts, kinds = explanation(seed)
+            strongest = facts["influence"].abs().sort_values(ascending=False).index
+            options = {"column": "influence", "selected": (seed % 3,), "kinds": kinds, "alt": ""}
+            graph.show(test, facts.loc[strongest], key="", take=lambda _: None, **options)
+    page = look(filled_address, f"/influence?run={filled.runs['trace']}").page
+    whole = "[aria-label='Whole picture']"
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        found = page.evaluate(
+            f"""pictures => pictures.map(drawn => {{
+                document.querySelector('.clew-graph').innerHTML = drawn;
+                document.querySelector("{whole}").click();
+                return ({OVERLAPS})();
+            }})""",
+            [str(data["drawn"]) for data in given],
+        )
+        assert {seed: over for seed, over in enumerate(found) if over} == {}, width
+
+
+def test_a_row_and_a_line_select_the_same_fact(
     look: Look, filled: Recorded, filled_address: str
 ) -> None:
     dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&{FACTS}&edges=4")
     dashboard.tick(0, 0)
     assert fact(dashboard) == "1"
     dashboard.shows("made the prediction more likely")
-    clicked = click_edges(dashboard)
-    assert clicked, "no edge of the graph could be clicked"
-    dashboard.shows(f"rank {clicked}")
+    lines = dashboard.page.locator(".clew-graph svg:visible [data-fact]:not([data-fact='1'])")
+    clicked = lines.first.get_attribute("data-fact")
+    lines.first.focus()
+    dashboard.page.keyboard.press("Enter")
+    dashboard.page.wait_for_url(f"**fact={clicked}**")
+    dashboard.settle()
+    chosen = f".clew-graph svg:visible [data-fact='{clicked}'][opacity='1']"
+    dashboard.page.locator(chosen).wait_for(state="attached")
+    focused = dashboard.page.evaluate("document.activeElement.dataset.fact")
+    assert focused == clicked, "the keyboard goes on from there"
     path = dashboard.page.url.removeprefix(filled_address)
-    look(filled_address, path).shows(f"rank {clicked}")
+    look(filled_address, path).page.locator(chosen).wait_for(state="attached")
 
 
-def click_edges(dashboard: Dashboard) -> str | None:
-    """Click edges of the graph until a fact other than the first is selected; return its rank."""
-    chart = dashboard.page.get_by_test_id("stEChartsChart")
-    chart.scroll_into_view_if_needed()
-    place = chart.bounding_box()
+def test_an_entity_shows_its_facts_and_the_picture_is_zoomed(
+    look: Look, filled: Recorded, filled_address: str
+) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&{FACTS}")
+    entity = dashboard.page.locator(".clew-graph svg:visible [data-entity] text").last
+    entity.click()
+    dashboard.settle().shows("of the drawn facts")
+    assert "entity=" in dashboard.page.url
+    box = dashboard.page.locator(".clew-graph")
+    narrow = box.evaluate("box => box.scrollWidth")
+    dashboard.press("Zoom in").press("Zoom in")
+    assert box.evaluate("box => box.scrollWidth") > 1.3 * narrow
+    place = box.bounding_box()
     assert place is not None
-    for x, y in edge_points(chart.screenshot()):
-        dashboard.page.mouse.click(place["x"] + x, place["y"] + y)
-        for _ in range(50):  # a second click on the same edge would undo the selection
-            dashboard.page.wait_for_timeout(100)
-            if fact(dashboard) not in (None, "1"):
-                dashboard.settle()
-                return fact(dashboard)
-    return None
-
-
-def edge_points(picture: bytes) -> list[tuple[int, int]]:
-    """Return some points on faded edges of proponents; the selected edge is not faded."""
-    pixels = np.asarray(Image.open(BytesIO(picture)).convert("RGB")).astype(int)
-    blueness = pixels[..., 2] - pixels[..., 0]
-    faded = (blueness > 60) & (blueness < 115)
-    # The edges of other lines and of letters are as pale, but not for seven pixels in a row.
-    runs = np.lib.stride_tricks.sliding_window_view(faded, 7, axis=1).all(axis=2)
-    rows, columns = np.nonzero(runs)
-    chosen = np.random.default_rng(0).permutation(len(rows))[:8]
-    return [(int(columns[i]) + 3, int(rows[i])) for i in chosen]
+    before = box.evaluate("box => box.scrollLeft")
+    dashboard.page.mouse.move(place["x"] + 200, place["y"] + 100)
+    dashboard.page.mouse.down()
+    dashboard.page.mouse.move(place["x"] + 100, place["y"] + 100, steps=4)
+    dashboard.page.mouse.up()
+    assert box.evaluate("box => box.scrollLeft") == pytest.approx(before + 100, abs=2)
+    dashboard.settle().shows("of the drawn facts")
+    dashboard.press("Whole picture")
+    assert box.evaluate("box => box.scrollWidth") == narrow
 
 
 def test_filters_of_facts(look: Look, filled: Recorded, filled_address: str) -> None:

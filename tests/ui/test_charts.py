@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import altair as alt
 import numpy as np
@@ -20,6 +21,7 @@ from clew.ui.components import basics, charts, comparison_table, graph
 from clew.ui.components.comparison_table import points as points_of
 
 HOSTILE = "<script>alert(1)</script>"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def marks(spec: dict[str, Any]) -> list[str]:
@@ -249,27 +251,33 @@ def test_predictions_have_a_band_where_there_are_intervals(intervals: bool) -> N
     assert marks(checked(spec)) == (["area", "line"] if intervals else ["line"])
 
 
-def test_the_graph_has_an_edge_for_each_fact(explained: pd.Series, facts: pd.DataFrame) -> None:
-    (series,) = graph.spec(explained, facts, column="influence", selected={2})["series"]
-    ends = [(link["source"], link["target"]) for link in series["links"]]
-    assert ends[0] == ("H", "T"), "the test triple comes first"
-    assert ends[1:] == list(zip(facts["head_id"], facts["tail_id"], strict=True))
-    assert series["links"][0]["lineStyle"]["type"] == "dashed"
-    values = [link["value"] for link in series["links"][1:]]
-    assert values == ["▲ inhibits"] * 3 + ["▼ inhibits"] * 4
-    colours = {link["lineStyle"]["color"] for link in series["links"][1:4]}
-    assert colours == {basics.FOR}
-    assert [link["label"]["show"] for link in series["links"][1:]] == [False, True, *[False] * 5]
-    widths = [link["lineStyle"]["width"] for link in series["links"][1:]]
-    assert widths[0] == 5.0
-    assert widths[2] < widths[0]
+def parts(drawn: str, kind: str) -> list[ElementTree.Element]:
+    """Return the parts of a picture that stand for facts or for entities."""
+    return ElementTree.fromstring(drawn).findall(f".//{SVG}g[@data-{kind}]")
 
 
-def test_the_graph_is_drawn_not_written(explained: pd.Series, facts: pd.DataFrame) -> None:
-    spec = graph.spec(explained, facts, column="influence")
-    assert spec["tooltip"]["renderMode"] == "richText", "an HTML tooltip would interpret names"
-    names_drawn = {node["id"]: node["name"] for node in spec["series"][0]["data"]}
-    assert names_drawn["b"] == HOSTILE
+def said(drawn: str) -> list[str]:
+    return [name.text or "" for name in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
+
+
+def test_the_picture_has_a_line_for_each_fact(explained: pd.Series, facts: pd.DataFrame) -> None:
+    drawn = picture.draw(explained, facts, {}, selected={2})
+    lines = parts(drawn, "fact")
+    assert [line.get("data-fact") for line in lines] == [str(place) for place in facts["place"]]
+    strokes = [line.findall(f"{SVG}path")[1] for line in lines]
+    assert [stroke.get("stroke") for stroke in strokes] == [picture.FOR] * 3 + [picture.AGAINST] * 4
+    widths = [float(stroke.get("stroke-width", 0)) for stroke in strokes]
+    assert widths[0] > widths[2]
+    assert [line.get("opacity") for line in lines] == ["0.5", "1", *["0.5"] * 5]
+    assert [text for text in said(drawn) if "inhibits" in text] == ["▲ inhibits"], "the selected"
+    assert drawn.count("stroke-dasharray") == 1, "the test triple"
+
+
+def test_the_picture_is_drawn_not_written(explained: pd.Series, facts: pd.DataFrame) -> None:
+    drawn = picture.draw(explained, facts, {})
+    assert HOSTILE not in drawn
+    titles = {part.get("data-entity"): part[0].text for part in parts(drawn, "entity")}
+    assert titles["b"] == HOSTILE
 
 
 @pytest.mark.parametrize(
@@ -280,7 +288,8 @@ def test_the_graph_is_drawn_not_written(explained: pd.Series, facts: pd.DataFram
         ("biomedical_or_dental_material", ["biomedical_or_", "dental_material"]),
         ("organophosphorus_compound", ["organophosphorus_", "compound"]),
         ("a b", ["a b"]),
-        ("x" * 40, ["x" * 23 + "…"]),
+        ("x" * 40, ["x" * 24, "x" * 16]),
+        ("x" * 60, ["x" * 24, "x" * 23 + "…"]),
         (
             "one two three four five six seven eight nine",
             ["one two three four", "five six seven eight ni…"],
@@ -293,21 +302,16 @@ def test_names_are_broken_between_words(text: str, lines: list[str]) -> None:
     assert len(picture.name_lines(text, 1)) == 1
 
 
-def test_a_name_is_no_placeholder(explained: pd.Series, facts: pd.DataFrame) -> None:
-    named = explained.copy()
-    named["head"] = "{c} {b}"
-    (series,) = graph.spec(named, facts, column="influence")["series"]
-    assert "{c}" not in series["data"][0]["label"]["formatter"]
-    assert series["data"][0]["label"]["formatter"].replace("\u200b", "") == "{c} {b}"
-
-
-def test_a_narrow_window_draws_the_graph_higher(explained: pd.Series, facts: pd.DataFrame) -> None:
-    spec = graph.spec(explained, facts, column="influence")
-    wide = spec["series"][0]["data"]
-    (narrow,) = spec["media"][0]["option"]["series"]
-    assert [node["id"] for node in narrow["data"]] == [node["id"] for node in wide]
-    assert all(a["x"] == b["x"] for a, b in zip(wide, narrow["data"], strict=True))
-    assert max(n["y"] for n in narrow["data"]) > 1.5 * max(n["y"] for n in wide)
+def test_in_a_narrow_picture_the_head_is_on_top(explained: pd.Series) -> None:
+    drawn = picture.draw(explained, star(7, between=1), {}, width=340)
+    places = [
+        (float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawn)
+    ]
+    entities = [part.get("data-entity") for part in parts(drawn, "entity")]
+    (head, tail, between) = (places[entities.index(key)] for key in ("H", "T", "b0"))
+    assert head[1] < between[1] < tail[1]
+    assert max(Counter(y for _, y in places).values()) == picture.ABREAST
+    assert all(0 < x < 340 for x, _ in places)
 
 
 def test_facts_of_neither_end_run_from_left_to_right(explained: pd.Series) -> None:
@@ -374,7 +378,7 @@ def test_beside_a_long_column_a_short_one_has_room_for_its_names(
     places = picture.positions(explained, star(25, between=between))
     rows = sorted(places[f"b{i}"][1] for i in range(between))
     apart = min((b - a for a, b in pairwise(rows)), default=1)
-    assert apart * (graph.HEIGHT - 68) / 2 > 24, "pixels"
+    assert apart * (picture.HEIGHT - 2 * picture.MARGIN_Y) / 2 > picture.LEAST_ROW
     assert max(map(abs, rows)) <= 1
 
 
@@ -387,85 +391,62 @@ def test_the_picture_to_mail_is_as_high_as_its_rows_need(explained: pd.Series) -
     assert min(b - a for a, b in pairwise(rows)) == pytest.approx(picture.ROW_HEIGHT, abs=0.2)
 
 
-def test_lines_that_meet_have_no_names_over_each_other(explained: pd.Series) -> None:
-    for many in (star(25, between=1), star(0, between=12)):
-        (series,) = graph.spec(explained, many, column="influence")["series"]
-        assert not any(link["label"]["show"] for link in series["links"][1:3])
-        (chosen,) = graph.spec(explained, many, column="influence", selected={2})["series"]
-        assert [link["label"]["show"] for link in chosen["links"][1:4]] == [False, True, False]
-    alike = pd.concat([star(0, between=1)] * 2, ignore_index=True)
-    (series,) = graph.spec(explained, alike, column="influence")["series"]
-    assert [link["label"]["show"] for link in series["links"][1:]] == [True, True, False, False]
-
-
-def test_a_large_graph_is_cut(explained: pd.Series) -> None:
-    many = pd.DataFrame(
-        {
-            "place": range(1, 201),
-            "head_id": "H",
-            "head": "head",
-            "relation": "r",
-            "tail_id": [f"e{number}" for number in range(200)],
-            "tail": [f"e{number}" for number in range(200)],
-            "influence": np.linspace(1, -1, 200),
+def test_a_line_goes_around_other_entities(explained: pd.Series) -> None:
+    triples = [("H", "a"), ("a", "b"), ("b", "T"), ("H", "c"), ("c", "T"), ("H", "T")]
+    ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
+    path = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
+    path = path.assign(relation="r", influence=1.0, place=range(1, 7))
+    for width in (960, 640, 340):
+        places = {
+            key: picture._point(place, width, 500)
+            for key, place in picture.positions(explained, path).items()
         }
-    )
-    (series,) = graph.spec(explained, many, column="influence")["series"]
-    assert len(series["links"]) == graph.MAX_EDGES + 1
-    assert len(series["data"]) == graph.MAX_EDGES + 2
-    assert sum(node["label"]["show"] for node in series["data"]) == graph.NUM_NAMED
-    assert all(node["label"]["show"] for node in series["data"][:2]), "the ends have names"
+        for line in picture._lines(explained, path, places, ()):
+            assert line.fact is None or not line.passes(places.values())
 
 
-def test_names_of_a_crowded_column_stand_beside_it(explained: pd.Series) -> None:
-    names = [f"a name of several words {number}" for number in range(graph.NUM_BESIDE + 1)]
-    ends = {"head_id": "H", "head": "head", "tail_id": names, "tail": names}
-    facts = pd.DataFrame(ends).assign(relation="r", influence=1.0, place=range(1, len(names) + 1))
-    spec = graph.spec(explained, facts, column="influence")
-    (series,) = spec["series"]
-    beside = {node["name"]: node["label"] for node in series["data"][2:]}
-    assert {label["position"] for label in beside.values()} == {"left"}
-    assert not any("\n" in label["formatter"] for label in beside.values())
-    assert {node["label"]["position"] for node in series["data"][:2]} == {"bottom"}
-    assert (series["left"], series["right"]) == (graph.BESIDE_PIXELS, graph.AROUND_PIXELS)
-    (narrow,) = spec["media"][0]["option"]["series"]
-    assert [node["label"]["position"] for node in narrow["data"][:2]] == ["bottom", "top"]
-    assert {node["label"]["position"] for node in narrow["data"][2:]} == {"left"}
-    assert {node["label"]["overflow"] for node in narrow["data"][2:]} == {"truncate"}
-    assert (narrow["left"], narrow["right"]) == (graph.BESIDE_NARROW, graph.AROUND_PIXELS)
-    assert not any(link["label"]["show"] for link in narrow["links"])
-    (few,) = graph.spec(explained, facts.head(graph.NUM_BESIDE), column="influence")["series"]
-    assert {node["label"]["position"] for node in few["data"]} <= {"top", "bottom"}
+def test_a_large_graph_is_cut(explained: pd.Series, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(graph, "_component", lambda **more: given.update(more))
+    look = {"column": "influence", "selected": (), "kinds": {}, "alt": "Graph"}
+    graph.show(explained, star(200, between=0), key="g", take=lambda _: None, **look)
+    drawn = ElementTree.fromstring(f"<div>{given['data']['drawn']}</div>")
+    assert len(drawn) == len(graph.WIDTHS)
+    for svg in drawn:
+        assert len(svg.findall(f"{SVG}g[@data-fact]")) == graph.MAX_EDGES
+        assert len(svg.findall(f"{SVG}g[@data-entity]")) == graph.MAX_EDGES + 2
 
 
-def test_an_empty_graph_is_the_test_triple(explained: pd.Series, facts: pd.DataFrame) -> None:
-    spec = graph.spec(explained, facts.head(0), column="influence")
-    assert len(spec["series"][0]["links"]) == 1
+def test_an_empty_picture_is_the_test_triple(explained: pd.Series, facts: pd.DataFrame) -> None:
+    drawn = picture.draw(explained, facts.head(0), {})
+    assert parts(drawn, "fact") == []
+    assert [part.get("data-entity") for part in parts(drawn, "entity")] == ["H", "T"]
 
 
 @pytest.mark.parametrize(
-    ("selected", "rank"),
+    ("taken", "rank", "entity"),
     [
-        ([{"data_type": "edge", "data_indices": [2]}], 2),
-        ([{"data_type": "edge", "data_indices": [0]}], None),
-        ([{"data_type": "edge", "data_indices": [99]}], None),
-        ([{"data_type": "node", "data_indices": [2]}], None),
-        ([], None),
+        ({"fact": "2"}, [2], ""),
+        ({"entity": "a"}, [], "a"),
+        ({}, [None], ""),
+        (None, [None], ""),
     ],
 )
-def test_a_click_on_an_edge_takes_its_fact(
+def test_a_click_takes_a_fact_or_an_entity(
     explained: pd.Series,
     facts: pd.DataFrame,
-    selected: list[dict[str, Any]],
-    rank: int | None,
+    taken: dict[str, str] | None,
+    rank: list[int | None],
+    entity: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(st, "echarts_chart", lambda option, **more: given.update(more))
-    clicked = {"selected": selected}
-    monkeypatch.setattr(st, "session_state", {"g": SimpleNamespace(selection=clicked)})
-    taken: list[int | None] = []
+    monkeypatch.setattr(graph, "_component", lambda **more: given.update(more))
+    monkeypatch.setattr(st, "session_state", {"g": SimpleNamespace(taken=taken)})
+    monkeypatch.setattr(st, "query_params", {})
+    took: list[int | None] = []
     look = {"column": "influence", "selected": (), "kinds": {}, "alt": "Graph"}
-    graph.show(explained, facts, key="g", take=taken.append, **look)
-    given["on_select"]()
-    assert taken == [rank]
+    graph.show(explained, facts, key="g", take=took.append, **look)
+    given["on_taken_change"]()
+    assert took == rank
+    assert basics.address("entity") == entity

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
-from clew.runs.reading.picture import COLOURS, looks
-from clew.ui.components import facts, graph
+from clew.runs.reading.picture import COLOURS, PLAIN, draw, looks
+from clew.ui.components import facts
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, shown
 
@@ -28,15 +28,12 @@ def rows() -> tuple[pd.Series, pd.DataFrame]:
 def test_kinds_are_symbols_and_colours() -> None:
     test, facts = rows()
     kinds = {"MESH:D1": "Drug", "X:2": "Disease"}
-    drawn = {}
-    for told in ({}, kinds):
-        nodes = graph.spec(test, facts, column="influence", kinds=told)["series"][0]["data"]
-        drawn[len(told)] = {n["id"]: (n["symbol"], n["itemStyle"]["color"]) for n in nodes}
-    assert len(set(drawn[0].values())) == 1
+    plain, drawn = (draw(test, facts, told) for told in ({}, kinds))
+    assert plain.count(PLAIN.colour) == 2
     look = looks(kinds, kinds)
-    assert drawn[2]["MESH:D1"] == (look["Drug"].symbol, look["Drug"].colour)
-    assert drawn[2]["X:2"] == (look["Disease"].symbol, look["Disease"].colour)
-    assert drawn[2]["X:2"] != drawn[2]["MESH:D1"]
+    assert len({(found.colour, found.symbol) for found in look.values()}) == 2
+    assert all(found.colour in drawn for found in look.values())
+    assert PLAIN.colour not in drawn
 
 
 def test_identifiers_are_links_only_to_known_databases() -> None:

@@ -80,9 +80,7 @@ def marked(text: str, passages: list[tuple[int, int]]) -> Markup:
 
 FOR = "#1F88CB"
 AGAINST = "#D55E00"
-NEUTRAL = "#8A959B"
 REFERENCE = "#7F7F7F"
-HIGHLIGHT = "#E69F00"
 
 VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
 VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}

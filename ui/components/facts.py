@@ -11,10 +11,10 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from streamlit.column_config import BarChartColumn, NumberColumn, TextColumn
 
-from clew.biolink import is_denied, page_of
+from clew.biolink import is_denied
 from clew.names import average_notes
 from clew.runs.influence_forms import (
     CHECKPOINT_PREFIX,
@@ -162,7 +162,7 @@ def picture(
         column=column,
         selected=() if place is None else (place,),
         kinds=kinds,
-        key=f"{key}-graph-{st.session_state.get('fact-version', 0)}",
+        key=f"{key}-graph",
         take=_select,
         alt="Graph of the test triple and its strongest training facts",
     )
@@ -221,7 +221,6 @@ _CARD = (
     '<details class="clew-small"><summary>Details</summary>{details}</details></div>'
 )
 _NUMBER = '<span title="{help}">{label} {value}</span>'
-_LINK = '<a href="{page}" target="_blank" rel="noreferrer">{text}</a>'
 
 
 def card(
@@ -269,13 +268,8 @@ def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
 
     An identifier of a known database is a link to its page there.
     """
-    ends = []
-    for end in ("head", "tail"):
-        key = str(test[f"{end}_id"])
-        page, kind = page_of(key), kinds.get(key, "")
-        shown = basics.fill(_LINK, page=page, text=key) if page else escape(key)
-        parts = [shown] if page or key != str(test[end]) else []
-        ends.append(basics.join([*parts, escape(kind)] if kind else parts, ", "))
+    keys = [(str(test[f"{end}_id"]), str(test[end])) for end in ("head", "tail")]
+    ends = [graph.identified(key, name, kinds.get(key, "")) for key, name in keys]
     return basics.join([end for end in ends if end], " · ")
 
 

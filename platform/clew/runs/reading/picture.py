@@ -2,21 +2,21 @@
 
 Entities are placed in columns from the test triple's head to its tail. Entities on short paths are
 between the two; entities that are nearer to one end are outside. The same explanation always gives
-the same picture. Each kind of entity has a colour and a symbol.
+the same picture. Each kind of entity has a colour and a symbol. In a narrow picture the head is on
+top and the tail at the bottom. A picture is made higher until no name is over another.
 """
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from itertools import pairwise, product
+from typing import Literal, NamedTuple
 
 import pandas as pd
 from markupsafe import Markup
 
-MAX_TEXT = 24
-LINE_CHARACTERS = 20
+LINE_CHARACTERS, SLACK = 20, 4
 MAX_BETWEEN = 3
 """An entity on a path of at most this many facts from head to tail is placed between them."""
 ROOMY = 0.4
@@ -102,21 +102,25 @@ def _steps_from(start: str, beside: Mapping[str, set[str]], closed: str) -> dict
     return steps
 
 
-def name_lines(text: str, num_lines: int) -> list[str]:
-    """Return a name in at most `num_lines` short lines, broken after spaces and `_ / , -`."""
-    lines = [""]
-    for piece in re.findall(r"[^\s_/,-]+[\s_/,-]?|[\s_/,-]", " ".join(text.split())):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > LINE_CHARACTERS:
+def name_lines(text: str, num_lines: int, characters: int = LINE_CHARACTERS) -> list[str]:
+    """Return a name in at most `num_lines` short lines, broken after spaces and `_ / , -`.
+
+    A word can be `SLACK` characters longer than a line; a longer one is broken.
+    """
+    most, lines = characters + SLACK, [""]
+    words = rf"[^\s_/,-]{{1,{most}}}[\s_/,-]?|[\s_/,-]"
+    for piece in re.findall(words, " ".join(text.split())):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > characters:
             lines.append("")
         lines[-1] += piece
     if len(lines) > num_lines:
         lines = [*lines[: num_lines - 1], "".join(lines[num_lines - 1 :])]
-    return [short_text(line.strip()) for line in lines]
+    return [short_text(line.strip(), most) for line in lines]
 
 
-def short_text(text: str) -> str:
+def short_text(text: str, most: int = LINE_CHARACTERS + SLACK) -> str:
     """Return a text, shortened with `…` if it is too long for a picture."""
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -150,92 +154,174 @@ def looks(kinds: Mapping[str, str], entities: Iterable[str]) -> dict[str, Look]:
     }
 
 
-WIDTH, COLUMN_WIDTH = 960, 190
-ROW_HEIGHT, MIN_ROWS = 58, 4
-MARGIN_X, MARGIN_Y = 120, 60
+WIDTH, HEIGHT, WIDE_LETTERS = 960, 560, 0.64
+NARROW = 500
+"""In a picture less wide than this, columns are rows of at most `ABREAST` entities."""
+ABREAST = 3
+LEAST_ROW, ROW_HEIGHT, MIN_ROWS = 24.0, 58.0, 4
+GROWTH, MOST_GROWTH = 1.2, 15
+"""A picture in which names overlap is made higher by this factor, at most so many times."""
+MARGIN_X, MARGIN_Y = 100, 50
 FOR, AGAINST, ANSWER = "#1F6FB0", "#C24E00", "#B97900"
 RADIUS, END_RADIUS = 7, 10
-EDGE_SIZE, LINE_HEIGHT = 11.5, 15
+EDGE_SIZE, LINE_HEIGHT = 11.5, 1.27
 MAX_LABELS = 12
 ALONG = (0.5, 0.38, 0.62, 0.26, 0.74)
 """Where on a line its name can be, as shares of the line."""
-Box = tuple[float, float, float, float]
-"""Left, top, right and bottom."""
+WRAPS = ((4, LINE_CHARACTERS), (2, LINE_CHARACTERS), (4, 12), (5, 7))
+"""Lines and characters of a name; the later ones if the earlier would cover something, and those
+of short lines in a narrow picture."""
+BENDS = (0.0, 0.16, -0.16, 0.3, -0.3)
+NEAR, CLEAR = 13, 24
+"""Distances of a name from its entity, next to it and behind the arrowheads there."""
 _FRAME = Markup(
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
     'aria-label="{title}">{body}</svg>'
 )
 _LINE = Markup(
-    '<path d="M{x1:.1f} {y1:.1f} Q{cx:.1f} {cy:.1f} {x2:.1f} {y2:.1f}" fill="none" '
-    'stroke="{colour}" stroke-width="{width:.1f}" {dash}opacity="0.85"><title>{said}</title></path>'
-    '<path d="{arrow}" fill="{colour}"/>'
+    '<g{fact} opacity="{opacity}"><title>{said}</title>'
+    '<path d="{curve}" fill="none" stroke="transparent" stroke-width="14"/>'
+    '<path d="{curve}" fill="none" stroke="{colour}" stroke-width="{width:.1f}"{dash}/></g>'
 )
+_ARROW = Markup('<path d="{arrow}" fill="{colour}" opacity="{opacity}" pointer-events="none"/>')
+_ENTITY = Markup('<g data-entity="{key}"><title>{said}</title>{shape}{texts}</g>')
 _TEXT = Markup(
-    '<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" font-size="{size}" {weight}class="{kind}">'
-    "{text}</text>"
+    '<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" {weight}'
+    'class="{kind}">{text}</text>'
 )
 _SHAPES: dict[str, Markup] = {
-    "circle": Markup('<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}">{title}</circle>'),
-    "rect": Markup(
-        '<rect x="{left:.1f}" y="{top:.1f}" width="{d}" height="{d}" fill="{colour}">{title}</rect>'
-    ),
+    "circle": Markup('<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}"/>'),
+    "rect": Markup('<rect x="{left:.1f}" y="{top:.1f}" width="{d}" height="{d}" fill="{colour}"/>'),
     "diamond": Markup(
         '<path d="M{x:.1f} {top:.1f} L{right:.1f} {y:.1f} L{x:.1f} {bottom:.1f} L{left:.1f} '
-        '{y:.1f} Z" fill="{colour}">{title}</path>'
+        '{y:.1f} Z" fill="{colour}"/>'
     ),
     "triangle": Markup(
         '<path d="M{x:.1f} {top:.1f} L{right:.1f} {bottom:.1f} L{left:.1f} {bottom:.1f} Z" '
-        'fill="{colour}">{title}</path>'
+        'fill="{colour}"/>'
     ),
 }
 
 
-def draw(test: pd.Series, facts: pd.DataFrame, kinds: Mapping[str, str]) -> Markup:
+class _Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, others: Sequence["_Box"]) -> int:
+        return sum(
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+            for other in others
+        )
+
+
+_Anchor = Literal["start", "middle", "end"]
+_ANCHORS: dict[str, _Anchor] = {"left": "end", "right": "start"}
+
+
+class _Text(NamedTuple):
+    """A line of text, and about where it is."""
+
+    x: float
+    y: float
+    text: str
+    size: float
+    letters: float
+    anchor: _Anchor
+    bold: bool
+
+    @property
+    def box(self) -> _Box:
+        length = len(self.text) * self.size * self.letters * (1.16 if self.bold else 1)
+        left = self.x - length * {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor]
+        return _Box(left, self.y - self.size, left + length, self.y + 0.25 * self.size)
+
+    def draw(self, kind: str) -> Markup:
+        weight = Markup('font-weight="600" ' if self.bold else "")
+        return _TEXT.format(**self._asdict(), weight=weight, kind=kind)
+
+
+def draw(
+    test: pd.Series,
+    facts: pd.DataFrame,
+    kinds: Mapping[str, str],
+    *,
+    width: float = WIDTH,
+    height: float = HEIGHT,
+    letters: float = WIDE_LETTERS,
+    selected: Collection[int] = (),
+) -> Markup:
     """Return an SVG picture of a test triple and facts, with the head left and the tail right.
 
-    `test` is a row of a report's tests, and `facts` are drawn strongest first.
+    `test` is a row of a report's tests, and `facts` are drawn strongest first. `selected` has the
+    places of the facts that stand out. The picture is higher than `height` if it has to be.
+    `letters` is about how wide a letter is, in font sizes.
     """
     labels = node_labels(test, facts)
     found = positions(test, facts)
-    width = max(WIDTH, 2 * MARGIN_X + COLUMN_WIDTH * (len({x for x, _ in found.values()}) - 1))
-    height = 2 * MARGIN_Y + ROW_HEIGHT * max(MIN_ROWS, _num_rows(found))
-    places = {key: _point(place, width, height) for key, place in found.items()}
-    shown = looks(kinds, labels)
+    is_narrow = width < NARROW
+    found = _turned(found) if is_narrow else found
+    down = len({y for _, y in found.values()}) - 1 if is_narrow else _num_rows(found)
+    rows = max(MIN_ROWS, down)
+    row = min(ROW_HEIGHT, max(LEAST_ROW, (height - 2 * MARGIN_Y) / rows))
     facts = facts.fillna({"influence": 0.0})
-    largest = float(facts["influence"].abs().max() or 1.0) if len(facts) else 1.0
     ends = (str(test["head_id"]), str(test["tail_id"]))
-    taken = [(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places.values()]
+    for _ in range(MOST_GROWTH):
+        size = (width, 2 * MARGIN_Y + row * rows)
+        places = {key: _point(place, *size) for key, place in found.items()}
+        lines = list(_lines(test, facts, places, selected))
+        names, covered = _names(
+            labels, places, ends, [line.arrow_box for line in lines], size, letters=letters
+        )
+        if not covered:
+            break
+        row *= GROWTH
+    taken = _obstacles(places, size) + [line.arrow_box for line in lines]
+    taken += [text.box for texts in names.values() for text in texts]
+    said = [
+        line.name(taken, letters) for line in sorted(lines, key=lambda line: not line.stands_out)
+    ]
+    shown = looks(kinds, labels)
     nodes = []
     for key, text in labels.items():
-        look, above = shown.get(kinds.get(key, ""), PLAIN), places[key][1] < height / 2
-        nodes.append(_node(places[key], text, look, taken, is_end=key in ends, above=above))
-    answer = _Line(
-        start=places[ends[0]],
-        end=places[ends[1]],
-        colour=ANSWER,
-        width=3,
-        said=f"{test['relation']}?",
-        bend=0.22,
-        labelled=True,
-        dashed=True,
+        kind = kinds.get(key, "")
+        x, y = places[key]
+        r = END_RADIUS if key in ends else RADIUS
+        look = shown.get(kind, PLAIN)
+        corners = {"left": x - r, "right": x + r, "top": y - r, "bottom": y + r}
+        shape = _SHAPES[look.symbol].format(x=x, y=y, r=r, d=2 * r, colour=look.colour, **corners)
+        texts = Markup("").join(line.draw("name") for line in names[key])
+        about = f"{text} ({kind})" if kind else text
+        nodes.append(_ENTITY.format(key=key, said=about, shape=shape, texts=texts))
+    body = Markup("").join(
+        [*(line.draw() for line in lines), *nodes, *(line.draw_arrow() for line in lines), *said]
     )
-    edges = [_edge(answer, taken)]
-    seen: dict[frozenset[str], int] = {}
-    for number, (_, fact) in enumerate(facts.iterrows()):
-        pair = (str(fact["head_id"]), str(fact["tail_id"]))
-        before = seen.get(frozenset(pair), 0)
-        seen[frozenset(pair)] = before + 1
-        value = float(fact["influence"])
-        thick = 1.2 + 4 * abs(value) / largest
-        colour = FOR if value > 0 else AGAINST if value < 0 else PLAIN.colour
-        start, end = (places[key] for key in pair)
-        bend = 0.14 * before or (0.25 if start[0] == end[0] else 0.0)
-        said = f"{'▲ ' if value > 0 else '▼ ' if value < 0 else ''}{fact['relation']}"
-        line = _Line(start, end, colour, thick, said, bend, number < MAX_LABELS)
-        edges.append(_edge(line, taken))
     title = f"Training facts about {test['head']} {test['relation']} {test['tail']}"
-    body = Markup("").join([*edges, *nodes])
-    return _FRAME.format(width=width, height=height, title=title, body=body)
+    return _FRAME.format(width=size[0], height=size[1], title=title, body=body)
+
+
+def _turned(places: Mapping[str, Position]) -> dict[str, Position]:
+    """Return positions from top to bottom, in rows of at most `ABREAST` entities."""
+    columns: dict[float, list[str]] = {}
+    for key, (x, _) in sorted(places.items(), key=lambda item: item[1]):
+        columns.setdefault(x, []).append(key)
+    rows: list[list[str]] = []
+    for keys in columns.values():
+        left = keys
+        while left:  # fewer in every second row, so that lines pass between the names above
+            number = ABREAST - (len(rows) % 2 if len(left) > ABREAST else 0)
+            rows.append(left[:number])
+            left = left[number:]
+    down = 2 / max(len(rows) - 1, 1)
+    return {
+        key: ((2 * place + 1) / len(keys) - 1, down * row - 1)
+        for row, keys in enumerate(rows)
+        for place, key in enumerate(keys)
+    }
 
 
 def _num_rows(places: Mapping[str, Position]) -> float:
@@ -249,10 +335,78 @@ def _num_rows(places: Mapping[str, Position]) -> float:
 
 def _point(place: Position, width: float, height: float) -> Position:
     x, y = place
+    margin = MARGIN_X if width >= NARROW else 0
     return (
-        MARGIN_X + (x + 1) / 2 * (width - 2 * MARGIN_X),
+        margin + (x + 1) / 2 * (width - 2 * margin),
         MARGIN_Y + (y + 1) / 2 * (height - 2 * MARGIN_Y),
     )
+
+
+def _obstacles(places: Mapping[str, Position], size: tuple[float, float]) -> list[_Box]:
+    """Return where no name can be: on an entity, and outside of the picture."""
+    far, (width, height) = math.inf, size
+    return [
+        *(_Box(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places.values()),
+        *(_Box(-far, -far, 0, far), _Box(width, -far, far, far)),
+        *(_Box(-far, -far, far, 0), _Box(-far, height, far, far)),
+    ]
+
+
+def _names(
+    labels: Mapping[str, str],
+    places: Mapping[str, Position],
+    ends: tuple[str, str],
+    arrows: Sequence[_Box],
+    size: tuple[float, float],
+    *,
+    letters: float,
+) -> tuple[dict[str, list[_Text]], bool]:
+    """Return the names of entities where they cover least, and whether one covers another."""
+    taken = _obstacles(places, size)
+    names, covered, is_narrow = dict[str, list[_Text]](), False, size[0] < NARROW
+
+    def cost(texts: Sequence[_Text]) -> int:
+        boxes = [text.box for text in texts]
+        over = sum(box.meets(taken) for box in boxes)
+        return 1000 * over + sum(box.meets(arrows) for box in boxes)
+
+    for key, name in labels.items():
+        is_end = key in ends
+        sides: tuple[_Side, ...] = ("above", "below")
+        sides = sides if places[key][1] < size[1] / 2 else sides[::-1]
+        sides += () if is_narrow else ("left", "right")
+        # Near the entity if possible, otherwise behind the arrowheads there.
+        tried = [
+            _beside(places[key], name_lines(name, *wrap), room, side, letters, is_end=is_end)
+            for wrap, room in product(WRAPS[2 * is_narrow :], (NEAR, CLEAR))
+            for side in sides
+        ]
+        least, names[key] = min(
+            ((cost(texts), texts) for texts in tried), key=lambda found: found[0]
+        )
+        covered |= least >= 1000
+        taken += [text.box for text in names[key]]
+    return names, covered
+
+
+_Side = Literal["above", "below", "left", "right"]
+
+
+def _beside(
+    place: Position, lines: Sequence[str], room: float, side: _Side, letters: float, *, is_end: bool
+) -> list[_Text]:
+    """Return the lines of a name next to its entity."""
+    (x, y), size = place, 13 if is_end else 12
+    down = LINE_HEIGHT * size
+    more = down * (len(lines) - 1)
+    first = {"above": y - room - more, "below": y + room + size - 2}
+    top = first.get(side, y + 0.36 * size - more / 2)
+    across = {"left": x - room, "right": x + room}.get(side, x)
+    anchor = _ANCHORS.get(side, "middle")
+    return [
+        _Text(across, top + down * row, line, size, letters, anchor, is_end)
+        for row, line in enumerate(lines)
+    ]
 
 
 @dataclass(frozen=True)
@@ -261,118 +415,124 @@ class _Line:
 
     start: Position
     end: Position
+    bend: float
     colour: str
     width: float
+    relation: str
     said: str
-    bend: float
     labelled: bool
-    dashed: bool = False
+    fact: int | None = None
+    opacity: float = 0.9
+    stands_out: bool = False
 
+    @property
+    def points(self) -> tuple[Position, Position, Position]:
+        """Start, control and end of the curve."""
+        (x1, y1), (x2, y2), bend = self.start, self.end, self.bend
+        if self.start == self.end:  # a fact about an entity and itself
+            x1, x2, y1, y2, bend = x1 - 9, x2 + 9, y1 - 4, y2 - 4, 2.5
+        control = ((x1 + x2) / 2 + (y2 - y1) * bend, (y1 + y2) / 2 - (x2 - x1) * bend)
+        return (x1, y1), control, (x2, y2)
 
-def _edge(edge: _Line, taken: list[Box]) -> Markup:
-    """Draw a line and its name where that covers nothing `taken`; tables name all facts."""
-    (x1, y1), (x2, y2) = edge.start, edge.end
-    width, bend = edge.width, edge.bend
-    if edge.start == edge.end:  # a fact about an entity and itself
-        x1, x2, y1, y2, bend = x1 - 9, x2 + 9, y1 - 4, y2 - 4, 2.5
-    across, down = x2 - x1, y2 - y1
-    control = ((x1 + x2) / 2 + down * bend, (y1 + y2) / 2 - across * bend)
-    length = math.hypot(x2 - control[0], y2 - control[1]) or 1.0
-    ux, uy = (x2 - control[0]) / length, (y2 - control[1]) / length
-    tip = (x2 - ux * 11, y2 - uy * 11)
-    size = 5 + width
-    wing = (tip[0] - ux * size, tip[1] - uy * size)
-    side = (-uy * size * 0.55, ux * size * 0.55)
-    arrow = (
-        f"M{tip[0]:.1f} {tip[1]:.1f} L{wing[0] + side[0]:.1f} {wing[1] + side[1]:.1f} "
-        f"L{wing[0] - side[0]:.1f} {wing[1] - side[1]:.1f} Z"
-    )
-    line = _LINE.format(
-        x1=x1,
-        y1=y1,
-        cx=control[0],
-        cy=control[1],
-        x2=wing[0],
-        y2=wing[1],
-        colour=edge.colour,
-        width=width,
-        dash=Markup('stroke-dasharray="7 5" ' if edge.dashed else ""),
-        said=edge.said,
-        arrow=arrow,
-    )
-    if not edge.labelled:
-        return line
-    said = short_text(edge.said)
-    for t in ALONG:
-        spot = (
-            (1 - t) ** 2 * x1 + 2 * t * (1 - t) * control[0] + t**2 * x2,
-            (1 - t) ** 2 * y1 + 2 * t * (1 - t) * control[1] + t**2 * y2 - 5,
+    def at(self, share: float) -> Position:
+        one, two, three = (1 - share) ** 2, 2 * share * (1 - share), share**2
+        start, control, end = self.points
+        return (
+            one * start[0] + two * control[0] + three * end[0],
+            one * start[1] + two * control[1] + three * end[1],
         )
-        box = _box(spot, said, EDGE_SIZE, bold=edge.dashed)
-        if not _crossings([box], taken):
-            taken.append(box)
-            return line + _text(spot, said, EDGE_SIZE, "edge", bold=edge.dashed)
-    return line
+
+    @property
+    def arrow(self) -> tuple[Position, Position, Position]:
+        """The tip of the arrowhead and its other corners."""
+        _, (cx, cy), (x2, y2) = self.points
+        length = math.hypot(x2 - cx, y2 - cy) or 1.0
+        ux, uy, size = (x2 - cx) / length, (y2 - cy) / length, 5 + self.width
+        x, y = x2 - ux * 11, y2 - uy * 11
+        left, right = (
+            (x - ux * size - side * uy * size, y - uy * size + side * ux * size)
+            for side in (0.55, -0.55)
+        )
+        return (x, y), left, right
+
+    @property
+    def arrow_box(self) -> _Box:
+        across, down = zip(*self.arrow, strict=True)
+        return _Box(min(across), min(down), max(across), max(down))
+
+    def passes(self, places: Iterable[Position]) -> bool:
+        """Whether the line goes through the symbol of another entity."""
+        others = [place for place in places if place not in (self.start, self.end)]
+        points = [self.at(number / 24) for number in range(1, 24)]
+        return any(math.dist(point, other) < RADIUS + 3 for point in points for other in others)
+
+    def draw(self) -> Markup:
+        (x1, y1), (cx, cy), _ = self.points
+        _, left, right = self.arrow
+        x2, y2 = (left[0] + right[0]) / 2, (left[1] + right[1]) / 2
+        return _LINE.format(
+            fact="" if self.fact is None else Markup(' data-fact="{}"').format(self.fact),
+            said=self.said,
+            opacity=self.opacity,
+            curve=f"M{x1:.1f} {y1:.1f} Q{cx:.1f} {cy:.1f} {x2:.1f} {y2:.1f}",
+            colour=self.colour,
+            width=self.width,
+            dash=Markup(' stroke-dasharray="7 5"') if self.fact is None else "",
+        )
+
+    def draw_arrow(self) -> Markup:
+        corners = " L".join(f"{x:.1f} {y:.1f}" for x, y in self.arrow)
+        return _ARROW.format(arrow=f"M{corners} Z", colour=self.colour, opacity=self.opacity)
+
+    def name(self, taken: list[_Box], letters: float) -> Markup:
+        """Draw the line's name where it covers nothing `taken`; tables name all facts."""
+        bold = self.fact is None or self.stands_out
+        for share in ALONG if self.labelled else ():
+            x, y = self.at(share)
+            text = _Text(x, y - 5, short_text(self.relation), EDGE_SIZE, letters, "middle", bold)
+            if not text.box.meets(taken):
+                taken.append(text.box)
+                return text.draw("edge")
+        return Markup("")
 
 
-def _node(
-    place: Position, name: str, look: Look, taken: list[Box], *, is_end: bool, above: bool
-) -> Markup:
-    """Draw an entity and its name; the name is on the other side if it covers less there."""
-    x, y = place
-    r = END_RADIUS if is_end else RADIUS
-    shape = _SHAPES[look.symbol].format(
-        x=x,
-        y=y,
-        r=r,
-        d=2 * r,
-        left=x - r,
-        right=x + r,
-        top=y - r,
-        bottom=y + r,
-        colour=look.colour,
-        title=Markup("<title>{}</title>").format(name),
-    )
-    lines, size = name_lines(name, 2), 13 if is_end else 12
-
-    def boxes(*, above: bool) -> list[Box]:
-        first = y - r - 5 - LINE_HEIGHT * (len(lines) - 1) if above else y + r + 14
-        return [
-            _box((x, first + LINE_HEIGHT * number), line, size, bold=is_end)
-            for number, line in enumerate(lines)
+def _lines(
+    test: pd.Series,
+    facts: pd.DataFrame,
+    places: Mapping[str, Position],
+    selected: Collection[int],
+) -> Iterator[_Line]:
+    """Yield the test triple's line, then those of facts, around other entities if possible."""
+    head, tail = places[str(test["head_id"])], places[str(test["tail_id"])]
+    asked = f"{test['relation']}?"
+    whole = f"{test['head']} {asked} {test['tail']}"
+    yield _Line(head, tail, 0.22, ANSWER, 3, asked, whole, labelled=True)
+    largest = float(facts["influence"].abs().max() or 1.0) if len(facts) else 1.0
+    seen: dict[frozenset[str], int] = {}
+    for number, (_, fact) in enumerate(facts.iterrows()):
+        pair = (str(fact["head_id"]), str(fact["tail_id"]))
+        before = seen.get(frozenset(pair), 0)
+        seen[frozenset(pair)] = before + 1
+        value, place = float(fact["influence"]), int(fact["place"])
+        start, end = (places[key] for key in pair)
+        sign = "▲ " if value > 0 else "▼ " if value < 0 else ""
+        chosen = place in selected
+        least = 0.14 * before or (0.25 if start[0] == end[0] else 0.0)
+        tried = [
+            _Line(
+                start,
+                end,
+                least + more,
+                FOR if value > 0 else AGAINST if value < 0 else PLAIN.colour,
+                1.2 + 4 * abs(value) / largest + 1.5 * chosen,
+                f"{sign}{fact['relation']}",
+                f"{sign}{fact['head']} {fact['relation']} {fact['tail']}",
+                labelled=chosen or (not selected and number < MAX_LABELS),
+                fact=place,
+                opacity=1 if chosen else 0.5 if selected else 0.9,
+                stands_out=chosen,
+            )
+            for more in BENDS
         ]
-
-    chosen = min(
-        boxes(above=above), boxes(above=not above), key=lambda found: _crossings(found, taken)
-    )
-    taken += chosen
-    texts = [
-        _text((x, box[1] + size), line, size, "name", bold=is_end)
-        for box, line in zip(chosen, lines, strict=True)
-    ]
-    return shape + Markup("").join(texts)
-
-
-def _box(place: Position, text: str, size: float, *, bold: bool) -> Box:
-    """Return about where a text in a wide font is."""
-    (x, y), half = place, len(text) * size * (0.37 if bold else 0.32)
-    return x - half, y - size, x + half, y + 0.25 * size
-
-
-def _crossings(boxes: Sequence[Box], taken: Sequence[Box]) -> int:
-    return sum(
-        one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-        for one in boxes
-        for other in taken
-    )
-
-
-def _text(place: Position, text: str, size: float, kind: str, *, bold: bool) -> Markup:
-    return _TEXT.format(
-        x=place[0],
-        y=place[1],
-        text=text,
-        size=size,
-        kind=kind,
-        weight=Markup('font-weight="600" ' if bold else ""),
-    )
+        clear = (line for line in tried if not line.passes(places.values()))
+        yield next(clear, tried[0])
