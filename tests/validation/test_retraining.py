@@ -310,4 +310,5 @@ def test_agreement_is_spearmans_and_the_slope_through_zero() -> None:
     few = agreement_of(recipe, tuple(pairs[:8]))
     assert few is not None
     assert not few.corrects
+    assert ("95 %" in found.sentence, "95 %" in few.sentence) == (True, False)
     assert agreement_of(recipe, tuple(pairs[:2])) is None

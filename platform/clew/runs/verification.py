@@ -107,12 +107,13 @@ class Agreement(_Record):
 
     @property
     def sentence(self) -> str:
+        between = f" (95 %: {self.low:.2f} to {self.high:.2f})"
         return (
             f"On this model fine-tuning agreed with whole retraining with a rank correlation of "
-            f"{self.correlation:.2f} ({len(self.pairs)} groups of facts of {self.num_tests} "
-            f"explanations); whole effects were {self.factor:.2f} times as large (95 %: "
-            f"{self.low:.2f} to {self.high:.2f}), sizes are {'' if self.corrects else 'not '}"
-            "corrected by it."
+            f"{self.correlation:.2f} ({len(self.pairs)} groups of facts of "
+            f"{counted(self.num_tests, 'explanation')}); whole effects were {self.factor:.2f} "
+            f"times as large{between * (self.num_tests >= MIN_TESTS)}, sizes are "
+            f"{'' if self.corrects else 'not '}corrected by it."
         )
 
 
@@ -150,6 +151,17 @@ class Verification(_Record):
     """Number of members of an ensemble, over which effects are means."""
     tests: tuple[VerifiedTriple, ...]
     agreement: Agreement | None = None
+    earlier: tuple["Verification", ...] = ()
+    """Checks of other triples of the report, each with its own seeds and recipe."""
+
+    def beside(self, kept: "Verification | None") -> "Verification":
+        """Return this record with what an earlier one has of other triples."""
+        seen = {names_of(test.test) for test in self.tests}
+        others = []
+        for one in (kept, *kept.earlier) if kept else ():
+            tests = tuple(test for test in one.tests if names_of(test.test) not in seen)
+            others.append(one.model_copy(update={"tests": tests, "earlier": ()}))
+        return self.model_copy(update={"earlier": tuple(one for one in others if one.tests)})
 
     @property
     def is_whole(self) -> bool:
@@ -207,10 +219,12 @@ class Verification(_Record):
             f"{self.recipe.learning_rate:.2g}"
         )
         trust = "On this model it was not compared with whole retraining."
+        about = "the data" if self.is_whole else "this run" if self.runs == 1 else "these runs"
         return (
             f"{'By training again from the start' if self.is_whole else how} without the facts, "
             f"against the same with all facts, {counted(self.seeds, 'seed')}"
-            f"{f' for each of {self.runs} runs' * (self.runs > 1)}. "
+            f"{f' for each of {self.runs} runs' * (self.runs > 1 and not self.is_whole)}; about "
+            f"{about}, intervals over seeds alone. "
             f"{self.agreement.sentence if self.agreement else trust}"
         )
 
@@ -238,9 +252,10 @@ class Verification(_Record):
 
 def said_of(found: Verification | None, triple: Sequence[str]) -> tuple[str, ...]:
     """Return what is known of a triple in sentences, the verdict first; empty if nothing is."""
-    for test in found.tests if found else ():
-        if found and names_of(test.test) == tuple(triple):
-            return tuple(found.lines(test))
+    for one in (found, *found.earlier) if found else ():
+        for test in one.tests:
+            if names_of(test.test) == tuple(triple):
+                return tuple(one.lines(test))
     return ()
 
 
