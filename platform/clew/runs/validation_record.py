@@ -322,8 +322,7 @@ class ValidationRecord(_Record):
         """Return a sentence on each form of score that was tested."""
         forms = dict.fromkeys(s.form for s in self.scores if s.form not in BASELINES)
         model, asked = ",".join(self.ensemble) or self.source_run, vars(self)
-        each = (label_of(self.summary(f, ""), asked | {"score": f}, model) for f in forms)
-        return [label.sentence for label in each]
+        return [label_of(self.summary(f, ""), asked | {"score": f}, model).sentence for f in forms]
 
     def markdown(self) -> Iterator[str]:
         """Yield lines of Markdown: a table of datamodelling scores and, if any, of deletions."""

@@ -24,6 +24,7 @@ Names = tuple[str, str, str]
 MIN_TESTS = 3
 """Number of explained triples from which on the size of effects is corrected."""
 MOST_SHOWN = 4
+NOT_COMPARED = "On this model it was not compared with whole retraining"
 CALLED: dict[Kind, tuple[str, str]] = {
     "strongest": ("its strongest fact", "its {} strongest facts"),
     "siblings": ("its only sibling", "{} siblings (same relation and head or tail)"),
@@ -112,8 +113,7 @@ class Agreement(_Record):
             f"On this model fine-tuning agreed with whole retraining with a rank correlation of "
             f"{self.correlation:.2f} ({len(self.pairs)} groups of facts of "
             f"{counted(self.num_tests, 'explanation')}); whole effects were {self.factor:.2f} "
-            f"times as large{between * (self.num_tests >= MIN_TESTS)}, sizes are "
-            f"{'' if self.corrects else 'not '}corrected by it."
+            f"times as large{between * (self.num_tests >= MIN_TESTS)}"
         )
 
 
@@ -214,19 +214,19 @@ class Verification(_Record):
     @property
     def method(self) -> str:
         """How it was found, and how well that is known to agree with whole retraining."""
-        how = (
-            f"By going on from the finished model for {self.recipe.epochs} epochs at a rate of "
-            f"{self.recipe.learning_rate:.2g}"
-        )
-        trust = "On this model it was not compared with whole retraining."
-        about = "the data" if self.is_whole else "this run" if self.runs == 1 else "these runs"
-        return (
-            f"{'By training again from the start' if self.is_whole else how} without the facts, "
-            f"against the same with all facts, {counted(self.seeds, 'seed')}"
-            f"{f' for each of {self.runs} runs' * (self.runs > 1 and not self.is_whole)}; about "
-            f"{about}, intervals over seeds alone. "
-            f"{self.agreement.sentence if self.agreement else trust}"
-        )
+        known = self.agreement.sentence if self.agreement else NOT_COMPARED
+        if self.is_whole:
+            how, about = "By training again from the start", "the data, intervals over seeds alone"
+        else:
+            how = f"By going on from the finished model for {self.recipe.epochs} epochs at a rate "
+            how += f"of {self.recipe.learning_rate:.2g}"
+            corrected = self.agreement is not None and self.agreement.corrects
+            known += f"; sizes are {'corrected by it, ranks not' if corrected else 'not corrected'}"
+            over = "seeds and the factor below" if corrected else "seeds alone"
+            about = f"{'this run' if self.runs == 1 else 'these runs'}, intervals over {over}"
+        of_each = f" for each of {self.runs} runs" * (self.runs > 1 and not self.is_whole)
+        said = f"{how} without the facts, against the same with all facts, "
+        return f"{said}{counted(self.seeds, 'seed')}{of_each}; about {about}. {known}."
 
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
         yield self.verdict(test)

@@ -123,12 +123,11 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
             model = find_run(source)
             kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
+    tested = find_validation(head.model, head.settings) or head.validation
     reviews = read_reviews(run_id).records
     return replace(
         explanation,
-        head=replace(
-            head, validation=find_validation(head.model, head.settings) or head.validation
-        ),
+        head=replace(head, validation=tested),
         run=run,
         model=model,
         kinds=kinds,
