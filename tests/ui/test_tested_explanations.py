@@ -58,7 +58,7 @@ def test_the_page_reviews_says_it_of_an_opened_review(
 @pytest.mark.parametrize("kind", ["trace text", "trace frames"])
 def test_text_and_frames_are_not_tested(page: Open, recorded: Recorded, kind: str) -> None:
     content = shown(page("influence", recorded.uri, run=recorded.runs[kind]))
-    assert label_of(None, "raw", None).sentence in content
+    assert label_of(None, {"score": "raw"}, None).sentence in content
 
 
 def test_a_person_starts_the_check_and_reads_what_happened(

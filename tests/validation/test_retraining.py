@@ -26,8 +26,16 @@ from clew.influence.verify import (
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.validation_record import Recipe
-from clew.runs.verification import Pair
+from clew.runs.influence_report import Term, TripleRecord
+from clew.runs.validation_record import Measured, Recipe
+from clew.runs.verification import (
+    Answer,
+    Effect,
+    Pair,
+    Removal,
+    Verification,
+    VerifiedTriple,
+)
 from clew.training.manifest import Manifest
 from clew.training.task import Task
 from tests.oracles.plain_training import train_plainly
@@ -310,4 +318,36 @@ def test_agreement_is_spearmans_and_the_slope_through_zero() -> None:
     few = agreement_of(recipe, tuple(pairs[:8]))
     assert few is not None
     assert not few.corrects
+    assert ("95 %" in found.sentence, "95 %" in few.sentence) == (True, False)
     assert agreement_of(recipe, tuple(pairs[:2])) is None
+
+
+def test_only_fine_tuned_sizes_are_corrected_and_called_so() -> None:
+    recipe = Recipe(epochs=1, learning_rate=0.1)
+    tuned = np.random.default_rng(2).random(12).tolist()
+    pairs = tuple(
+        Pair(test=(str(i), "r", "t"), facts=(i,), tuned=x, whole=1.5 * x)
+        for i, x in enumerate(tuned)
+    )
+    one = tuple(pair.model_copy(update={"test": ("e", "r", "t")}) for pair in pairs)
+    known, few = agreement_of(recipe, pairs), agreement_of(recipe, one)
+    term = Term("e", "e")
+    answer = Answer(rank=1, log_probability=-1)
+    effect = Effect(before=answer, after=answer, fall=Measured(mean=0.1, half_width=0.01))
+    said, falls = {}, {}
+    for whole in (None, effect):
+        removal = Removal(kind="strongest", facts=(1,), tuned=effect, whole=whole)
+        test = VerifiedTriple(
+            test=TripleRecord(term, term, term), direction="tail", model=answer, removals=(removal,)
+        )
+        found = Verification(
+            run_id="t", source_run="m", recipe=recipe, seeds=2, tests=(test,), agreement=known
+        )
+        said[whole is not None] = found.method
+        falls[whole is not None] = found.fall(removal)[1].mean
+    assert falls == {False: pytest.approx(0.15), True: 0.1}
+    assert ["corrected by it" in said[is_whole] for is_whole in (False, True)] == [True, False]
+    assert ["this run" in said[is_whole] for is_whole in (False, True)] == [True, False]
+    for agreement in (few, None):
+        unscaled = found.model_copy(update={"agreement": agreement, "tests": ()})
+        assert "not corrected" in unscaled.method

@@ -14,7 +14,9 @@ from clew.influence.outcomes import Examiner
 from clew.influence.retraining import Retrainer
 from clew.runs.reading.explanation import html_report, open_explanation
 from clew.runs.reading.runs import download_artifact
-from clew.runs.verification import Agreement, Verification, names_of, read_kept
+from clew.runs.verification import Agreement, Verification, names_of, read_kept, said_of
+from clew.workflows.explaining.trace_source import open_trace_source
+from clew.workflows.explaining.validate_influence import identity
 from clew.workflows.train import train
 from clew.workflows.verify import VerifyRequest, verify
 from tests.workflows.trained import TrainedStore, small_config
@@ -73,10 +75,15 @@ def test_a_report_is_checked_kept_and_shown_everywhere(
     assert again.exit_code == 0, again.output
     (content,) = (json.loads(line) for line in again.stdout.splitlines() if "run_id" in line)
     assert content["agreement"]["factor"] == found.agreement.factor
-    # The other triple of the report stays, and so do whole retrainings.
-    assert {names_of(test.test) for test in read_kept(Verification, explained).tests} == {
-        names_of(test.test) for test in found.tests
-    }
+    # What is known of the other triple of the report stays, each with its own method.
+    latest = read_kept(Verification, explained)
+    assert latest is not None
+    assert not latest.is_whole
+    (quick,), (whole,) = latest.tests, [test for one in latest.earlier for test in one.tests]
+    assert names_of(whole.test) != names_of(quick.test)
+    assert said_of(latest, names_of(whole.test)) == tuple(found.lines(whole))
+    assert said_of(latest, names_of(quick.test)) == tuple(latest.lines(quick))
+    assert latest.method != found.method
     page = html_report(open_explanation(explained, 0))
     assert "What happens without these facts" in page
     download_artifact(explained, "influence/verification.json", tmp_path)
@@ -116,6 +123,15 @@ def test_python_and_a_triple_that_is_explained_first(trained: TrainedStore) -> N
     made = verify(VerifyRequest(test=TRIPLE, model=trained.weak, seeds=1))
     assert made.run_id != why.run_id
     assert made.tests == found.tests
+
+
+def test_without_inverse_relations_whole_trainings_are_others(trained: TrainedStore) -> None:
+    one_way = train(small_config(training__num_epochs=1, data__inverse_relations=False)).run_id
+    found = []
+    for run in (trained.weak, one_way):
+        with open_trace_source(run or "", {}) as source:
+            found.append(identity(source, source.task.graph.test[:1], source.model.config))
+    assert found[0] != found[1]
 
 
 def test_what_cannot_be_checked_is_refused(trained: TrainedStore) -> None:

@@ -118,12 +118,9 @@ def _validation(model: ReportModel, settings: dict[str, Any]) -> ValidationSumma
 
 
 def with_validation(head: ReportHead) -> ReportHead:
-    """Return a report's head with the validation of such explanations of its model, if any."""
-    return (
-        head
-        if head.validation
-        else replace(head, validation=_validation(head.model, dict(head.settings)))
-    )
+    """Return a report's head with the newest test of such explanations of its model, if any."""
+    found = _validation(head.model, dict(head.settings))
+    return replace(head, validation=found or head.validation)
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)

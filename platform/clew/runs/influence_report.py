@@ -231,7 +231,7 @@ class ReportFrame:
     @property
     def label(self) -> Label:
         """Whether the scores predict training without facts, as far as that was tested."""
-        return label_of(self.validation, form_of(self.settings).key, self.model.reference)
+        return label_of(self.validation, self.settings, self.model.reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,7 +419,7 @@ class WindowReport(ABC, Generic[W]):
     @property
     def label(self) -> Label:
         """Whether the scores predict training without windows: no command tests that."""
-        return label_of(None, self.form.key, None)
+        return label_of(None, {"score": self.form.key}, None)
 
     @property
     def listed(self) -> tuple[W, ...]:

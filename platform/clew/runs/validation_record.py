@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clew.config.services import Question, TestLoss
 from clew.errors import DataError, counted, described
+from clew.runs.influence_forms import form_of
 
 SIBLINGS = "siblings"
 BASELINES = {
@@ -29,6 +30,14 @@ FEWEST_SUBSETS = 10
 FEWEST_TESTS = 10
 WIDEST = 0.15
 """Largest half-width of a correlation's interval with which a test says something."""
+ONLY_TESTED: Mapping[str, tuple[object, ...]] = {
+    "use_last_layers_only": (False,),
+    "use_mixed_precision": (False,),
+    "tuning_epochs": (None,),
+    "tuning_learning_rate": (None,),
+    "tuning_seeds": (None, 2),
+}
+"""Settings that no option of `clew validate-influence` chooses, with the values that it tests."""
 
 
 class _Record(BaseModel):
@@ -174,22 +183,22 @@ class Label:
     score; None: not known."""
 
 
-def label_of(found: ValidationSummary | None, form: str, model: str | None) -> Label:
+def label_of(
+    found: ValidationSummary | None, settings: Mapping[str, Any], model: str | None
+) -> Label:
     """Return the label of an explanation.
 
     Args:
-        found: Test of exactly this form and these settings; None: there was none.
-        form: Form of the explanation's scores.
+        found: Test of exactly these settings; None: there was none.
+        settings: Settings of the explanation, form included; empty if a file does not have them.
         model: The explained model, as a command takes it; None for text and frames.
     """
-    command = f"clew validate-influence --model {model or 'RUN'}"
+    form = form_of(settings).key
     if found is None or found.score is None or found.baseline is None:
-        how = "no command tests text and frames yet" if model is None else command
-        return Label(
-            "not tested",
-            f"Not tested: whether {form or 'these'} scores with these settings predict training "
-            f"without the examples ({how}).",
-        )
+        said = f"Not tested: whether {form} scores with these settings predict training without "
+        said += f"the examples ({_test_of(form, settings, model)})."
+        unknown = "Not known whether it was tested: the file does not say which scores these are."
+        return Label("not tested", said if form else unknown)
     score, baseline, seeds = found.score, found.baseline, found.num_other_seeds
     about = f"the data ({seeds} other seed{'s' * (seeds > 1)})" if seeds else "this run (own seed)"
     extent = (
@@ -201,7 +210,8 @@ def label_of(found: ValidationSummary | None, form: str, model: str | None) -> L
             "too few to say",
             f"Too few to say: {form} was tested about {about} with {extent}, rank correlation "
             f"{_with_interval(score.correlation)}; a test needs {FEWEST_SUBSETS} subsets, "
-            f"{FEWEST_TESTS} test triples and an interval of ± {_short(WIDEST)} ({command}).",
+            f"{FEWEST_TESTS} test triples and an interval of ± {_short(WIDEST)} "
+            f"({_test_of(form, settings, model)}).",
         )
     reached, more = score.correlation, score.over_baseline or baseline.correlation
     verdict: Verdict = "alike"
@@ -228,6 +238,19 @@ def label_of(found: ValidationSummary | None, form: str, model: str | None) -> L
         f"{ceiling}); {extent}, intervals over both; {unit}.",
         fall,
     )
+
+
+def _test_of(form: str, settings: Mapping[str, Any], model: str | None) -> str:
+    """Return the command that tests such scores, or that there is none."""
+    if model is None:
+        return "no command tests text and frames yet"
+    if any(settings.get(name, given[0]) not in given for name, given in ONLY_TESTED.items()):
+        return "no option of clew validate-influence chooses their layers, precision or fine-tuning"
+    command = f"clew validate-influence --model {model or 'RUN'}"
+    for name, default in (("direction", "tail"), ("test_loss", "trained")):
+        if (asked := settings.get(name, default)) != default:
+            command += f" --{name.replace('_', '-')} {asked}"
+    return command + f" --scores {form}" * (form in {"unrolled", "tuned"})
 
 
 class ValidationRecord(_Record):
@@ -298,13 +321,19 @@ class ValidationRecord(_Record):
     def labels(self) -> list[str]:
         """Return a sentence on each form of score that was tested."""
         forms = dict.fromkeys(s.form for s in self.scores if s.form not in BASELINES)
-        return [label_of(self.summary(f, ""), f, self.source_run).sentence for f in forms]
+        model, asked = ",".join(self.ensemble) or self.source_run, vars(self)
+        return [label_of(self.summary(f, ""), asked | {"score": f}, model).sentence for f in forms]
 
     def markdown(self) -> Iterator[str]:
         """Yield lines of Markdown: a table of datamodelling scores and, if any, of deletions."""
         columns = list(dict.fromkeys((s.drop, s.seeds) for s in self.scores))
-        yield from _head("form", [_measured(drop, seeds) for drop, seeds in columns])
-        found = {(s.form, s.drop, s.seeds): _with_difference(s) for s in self.scores}
+        said = [f"{drop:.0%} dropped, {of} seed{'s' * (of == 'other')}" for drop, of in columns]
+        yield from _head("form", said)
+        found = {
+            (s.form, s.drop, s.seeds): f"{s.correlation}"
+            + (f" ({s.over_baseline})" if s.over_baseline else "")
+            for s in self.scores
+        }
         for form in dict.fromkeys(s.form for s in self.scores):
             yield _row(form, [found[form, *column] for column in columns])
         shown = {
@@ -340,15 +369,6 @@ def read_validation(path: Path) -> ValidationRecord:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except ValidationError as error:
         raise DataError(f"{path}: {described(error)}; expected a validation result") from None
-
-
-def _measured(drop: float, seeds: Seeds) -> str:
-    return f"{drop:.0%} dropped, {seeds} seed{'s' * (seeds == 'other')}"
-
-
-def _with_difference(score: DatamodellingScore) -> str:
-    over = score.over_baseline
-    return str(score.correlation) + (f" ({over})" if over else "")
 
 
 def _head(first: str, columns: list[str]) -> Iterator[str]:

@@ -24,6 +24,7 @@ Names = tuple[str, str, str]
 MIN_TESTS = 3
 """Number of explained triples from which on the size of effects is corrected."""
 MOST_SHOWN = 4
+NOT_COMPARED = "On this model it was not compared with whole retraining"
 CALLED: dict[Kind, tuple[str, str]] = {
     "strongest": ("its strongest fact", "its {} strongest facts"),
     "siblings": ("its only sibling", "{} siblings (same relation and head or tail)"),
@@ -107,12 +108,12 @@ class Agreement(_Record):
 
     @property
     def sentence(self) -> str:
+        between = f" (95 %: {self.low:.2f} to {self.high:.2f})"
         return (
             f"On this model fine-tuning agreed with whole retraining with a rank correlation of "
-            f"{self.correlation:.2f} ({len(self.pairs)} groups of facts of {self.num_tests} "
-            f"explanations); whole effects were {self.factor:.2f} times as large (95 %: "
-            f"{self.low:.2f} to {self.high:.2f}), sizes are {'' if self.corrects else 'not '}"
-            "corrected by it."
+            f"{self.correlation:.2f} ({len(self.pairs)} groups of facts of "
+            f"{counted(self.num_tests, 'explanation')}); whole effects were {self.factor:.2f} "
+            f"times as large{between * (self.num_tests >= MIN_TESTS)}"
         )
 
 
@@ -150,6 +151,17 @@ class Verification(_Record):
     """Number of members of an ensemble, over which effects are means."""
     tests: tuple[VerifiedTriple, ...]
     agreement: Agreement | None = None
+    earlier: tuple["Verification", ...] = ()
+    """Checks of other triples of the report, each with its own seeds and recipe."""
+
+    def beside(self, kept: "Verification | None") -> "Verification":
+        """Return this record with what an earlier one has of other triples."""
+        seen = {names_of(test.test) for test in self.tests}
+        others = []
+        for one in (kept, *kept.earlier) if kept else ():
+            tests = tuple(test for test in one.tests if names_of(test.test) not in seen)
+            others.append(one.model_copy(update={"tests": tests, "earlier": ()}))
+        return self.model_copy(update={"earlier": tuple(one for one in others if one.tests)})
 
     @property
     def is_whole(self) -> bool:
@@ -202,17 +214,19 @@ class Verification(_Record):
     @property
     def method(self) -> str:
         """How it was found, and how well that is known to agree with whole retraining."""
-        how = (
-            f"By going on from the finished model for {self.recipe.epochs} epochs at a rate of "
-            f"{self.recipe.learning_rate:.2g}"
-        )
-        trust = "On this model it was not compared with whole retraining."
-        return (
-            f"{'By training again from the start' if self.is_whole else how} without the facts, "
-            f"against the same with all facts, {counted(self.seeds, 'seed')}"
-            f"{f' for each of {self.runs} runs' * (self.runs > 1)}. "
-            f"{self.agreement.sentence if self.agreement else trust}"
-        )
+        known = self.agreement.sentence if self.agreement else NOT_COMPARED
+        if self.is_whole:
+            how, about = "By training again from the start", "the data, intervals over seeds alone"
+        else:
+            how = f"By going on from the finished model for {self.recipe.epochs} epochs at a rate "
+            how += f"of {self.recipe.learning_rate:.2g}"
+            corrected = self.agreement is not None and self.agreement.corrects
+            known += f"; sizes are {'corrected by it, ranks not' if corrected else 'not corrected'}"
+            over = "seeds and the factor below" if corrected else "seeds alone"
+            about = f"{'this run' if self.runs == 1 else 'these runs'}, intervals over {over}"
+        of_each = f" for each of {self.runs} runs" * (self.runs > 1 and not self.is_whole)
+        said = f"{how} without the facts, against the same with all facts, "
+        return f"{said}{counted(self.seeds, 'seed')}{of_each}; about {about}. {known}."
 
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
         yield self.verdict(test)
@@ -238,9 +252,10 @@ class Verification(_Record):
 
 def said_of(found: Verification | None, triple: Sequence[str]) -> tuple[str, ...]:
     """Return what is known of a triple in sentences, the verdict first; empty if nothing is."""
-    for test in found.tests if found else ():
-        if found and names_of(test.test) == tuple(triple):
-            return tuple(found.lines(test))
+    for one in (found, *found.earlier) if found else ():
+        for test in one.tests:
+            if names_of(test.test) == tuple(triple):
+                return tuple(one.lines(test))
     return ()
 
 

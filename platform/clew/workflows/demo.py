@@ -114,6 +114,7 @@ def explanation(
     for entry in shown_test.proponents[:SHOWN_PROPONENTS]:
         yield f"  {in_words(entry.train)}   ({entry.influence:+.3g})"
     yield f"in brackets: {form_of(result.report.settings).sentence}"
+    yield result.report.label.sentence
     yield "checked, by training on without them for a short while:"
     triple = names_of(shown_test.test)
     found = verify(VerifyRequest(result.run_id or "", triple=triple, epochs=CHECKED_EPOCHS))

@@ -27,6 +27,7 @@ from clew.link_prediction.triples import Triples
 from clew.runs.influence_report import ExplainedTriple, read_influence_json
 from clew.runs.reading.reports import report_files
 from clew.runs.reading.search import run_meant
+from clew.runs.validation_record import ONLY_TESTED
 from clew.runs.verification import (
     Agreement,
     Answer,
@@ -51,7 +52,7 @@ from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import identity
 
 logger = logging.getLogger(__name__)
-SCORES = ("score", "direction", "test_loss", "use_last_layers_only", "num_last_layers")
+SCORES = {"score", "direction", "test_loss", *ONLY_TESTED, "num_last_layers"}
 """Settings of an explanation that decide which facts are its strongest."""
 LISTED = {"influence.top_k": max(SIZES)}
 
@@ -120,14 +121,10 @@ def verify(
         )
         ensemble = bool(report.model.runs)
         agreement = _agreement(found, None if ensemble else read_kept(Agreement, found.source_run))
-        kept = read_kept(Verification, run_id)
         if agreement is not None and found.is_whole and not ensemble:
             keep(agreement, found.source_run, work)
         found = found.model_copy(update={"agreement": agreement})
-        others = () if kept is None or kept.recipe != found.recipe else kept.tests
-        seen = {names_of(test.test) for test in tests}
-        tests += tuple(test for test in others if names_of(test.test) not in seen)
-        keep(found.model_copy(update={"tests": tests}), run_id, work)
+        keep(found.beside(read_kept(Verification, run_id)), run_id, work)
     return found
 
 

@@ -130,7 +130,7 @@ def summary(
     ],
 )
 def test_a_label_is_a_function_of_the_test(found: ValidationSummary | None, verdict: str) -> None:
-    label = label_of(found, FORM, "RUN-ID")
+    label = label_of(found, {"score": FORM}, "RUN-ID")
     assert label.verdict == verdict
     assert FORM in label.sentence
     asks = verdict in {"not tested", "too few to say"}
@@ -142,11 +142,44 @@ def test_a_label_is_a_function_of_the_test(found: ValidationSummary | None, verd
         assert about in label.sentence
 
 
+COMMAND = "clew validate-influence --model RUN-ID"
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        ({"score": "kronecker", "direction": "tail", "test_loss": "trained"}, ""),
+        ({"score": "raw", "direction": "head"}, " --direction head"),
+        (
+            {"score": "tuned", "test_loss": "filtered", "tuning_seeds": 2},
+            " --test-loss filtered --scores tuned",
+        ),
+        ({"score": "unrolled"}, " --scores unrolled"),
+        ({"score": "raw", "use_last_layers_only": True}, None),
+        ({"score": "raw", "use_mixed_precision": True}, None),
+        ({"score": "tuned", "tuning_epochs": 3}, None),
+        ({"score": "tuned", "tuning_seeds": 1}, None),
+    ],
+)
+def test_a_label_names_the_command_that_tests_such_scores(
+    settings: dict[str, Any], options: str | None
+) -> None:
+    for found in (None, summary(num_tests=2)):
+        said = label_of(found, settings, "RUN-ID").sentence
+        assert (COMMAND in said) == (options is not None)
+        assert options is None or f"({COMMAND}{options})" in said
+
+
+def test_a_file_that_does_not_say_its_form_is_not_called_untested() -> None:
+    label = label_of(None, {}, "")
+    assert (label.verdict, "Not tested" in label.sentence) == ("not tested", False)
+
+
 def test_the_strongest_baseline_is_compared() -> None:
     found = record("r", FORM).summary(FORM, "t")
     assert found.baseline is not None
     assert found.baseline.form == "touching", "siblings are weaker"
-    assert "0.30 by touching" in label_of(found, FORM, "m").sentence
+    assert "0.30 by touching" in label_of(found, {"score": FORM}, "m").sentence
 
 
 def test_scores_have_a_unit_of_effect_only_where_enough_was_deleted() -> None:
@@ -165,11 +198,11 @@ def test_scores_have_a_unit_of_effect_only_where_enough_was_deleted() -> None:
         update={"deletions": (one, four, other), "num_deletions": 10}
     )
     assert known.summary(FORM, "t").deletion == four, "one fact says nothing beyond chance"
-    assert "0.03 ± 0.02" in label_of(known.summary(FORM, "t"), FORM, "m").sentence
+    assert "0.03 ± 0.02" in label_of(known.summary(FORM, "t"), {"score": FORM}, "m").sentence
     for changes in ({"num_deletions": 9}, {"deletions": (one, other)}, {"deletions": ()}):
         found = known.model_copy(update=changes).summary(FORM, "t")
         assert found.deletion is None
-        assert label_of(found, FORM, "m").fall is None
+        assert label_of(found, {"score": FORM}, "m").fall is None
 
 
 def test_scores_are_shown_as_an_expected_fall_where_a_test_has_found_it(
@@ -200,7 +233,7 @@ def test_scores_are_shown_as_an_expected_fall_where_a_test_has_found_it(
 
 
 def test_text_and_frames_name_no_command_that_would_refuse_them() -> None:
-    assert "clew" not in label_of(None, "raw", None).sentence
+    assert "clew" not in label_of(None, {"score": "raw"}, None).sentence
 
 
 def test_a_report_says_of_a_test_that_came_later(store: Recorded, tmp_path: Path) -> None:
@@ -224,6 +257,20 @@ def test_a_report_says_of_a_test_that_came_later(store: Recorded, tmp_path: Path
     explanation = open_explanation(trace, 0)
     assert explanation.head.label.verdict == "better"
     assert explanation.head.label.sentence in html.unescape(html_report(explanation))
+
+
+def test_a_small_test_kept_with_a_report_does_not_hide_a_later_one(
+    store: Recorded, tmp_path: Path
+) -> None:
+    head, settings = settings_of(store, tmp_path)
+    form, path = head.settings["score"], report_files(store.runs["trace"], tmp_path).json
+    assert path is not None
+    small = record(head.run_id, form, settings).model_copy(update={"num_subsets": 3})
+    kept = dataclasses.replace(read_influence_json(path), validation=small.summary(form, "small"))
+    write_influence_json(kept, path)
+    assert open_explanation(store.runs["trace"], 0).head.label.verdict == "too few to say"
+    add_validation(store, head.run_id, record(head.run_id, form, settings).model_dump_json())
+    assert open_explanation(store.runs["trace"], 0).head.label.verdict == "better"
 
 
 def test_neither_another_form_nor_a_small_test_hides_an_earlier_one(

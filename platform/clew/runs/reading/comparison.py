@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import pandas as pd
@@ -185,7 +186,10 @@ def told_apart(runs: Sequence[RunRecord], *, most: int) -> dict[str, list[str]]:
     """
     differing = differing_parameters(runs)
     telling = [key for key in differing if not key.startswith((OPTIMIZATIONS, *NO_TRAINING))]
-    shown = sorted(telling, key=lambda key: _place_in_name(key, differing[key]))[:most]
+    # The kind of model first, then other kinds; what only some runs have follows from the kind.
+    shown = sorted(
+        telling, key=lambda k: (k != MODEL_KIND, not k.endswith(KIND), "" in differing[k].values())
+    )[:most]
     values = {
         key: {i: re.sub("^/(.*/)?", "", v) for i, v in differing[key].items()} for key in shown
     }
@@ -199,15 +203,6 @@ def setting_name(key: str) -> str:
     """Return a parameter's name without its section; for a `kind`, return the section instead."""
     section, _, name = key.removeprefix(names.PARAMETER_PREFIX).rpartition(".")
     return section if key.endswith(KIND) and section else name
-
-
-def _place_in_name(key: str, by_run: Mapping[str, str]) -> tuple[bool, ...]:
-    """Return the sort key of a parameter in the names of runs.
-
-    The kind of model comes first, then other kinds. Parameters that only some runs have come last,
-    because they follow from the kind.
-    """
-    return key != MODEL_KIND, not key.endswith(KIND), "" in by_run.values()
 
 
 def _shared(labels: Mapping[str, str], label: str) -> bool:
@@ -401,7 +396,7 @@ def to_csv(comparison: Comparison, labels: Mapping[str, str]) -> str:
 
 def to_markdown(comparison: Comparison, labels: Mapping[str, str]) -> str:
     """Return a Markdown table of values, each followed by its ratio to the reference."""
-    rows = _text_rows(comparison, labels, _escape_markdown)
+    rows = _text_rows(comparison, labels, partial(re.sub, r"([\\`*_{}\[\]<>|#$~])", r"\\\1"))
     widths = "|".join(["---"] + ["---:"] * (len(rows[0]) - 1))
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], f"|{widths}|", *lines[1:]]) + "\n"
@@ -429,7 +424,3 @@ def _text_rows(
         ]
         rows.append([escape(text) for text in (group.label, str(len(group.run_ids)), *texts)])
     return rows
-
-
-def _escape_markdown(text: str) -> str:
-    return re.sub(r"([\\`*_{}\[\]<>|#$~])", r"\\\1", text)

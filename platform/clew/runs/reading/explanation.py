@@ -123,11 +123,11 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
             model = find_run(source)
             kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
-    validation = head.validation or find_validation(head.model, head.settings)
+    tested = find_validation(head.model, head.settings) or head.validation
     reviews = read_reviews(run_id).records
     return replace(
         explanation,
-        head=replace(head, validation=validation),
+        head=replace(head, validation=tested),
         run=run,
         model=model,
         kinds=kinds,
@@ -331,7 +331,8 @@ def _response(explanation: SharedExplanation) -> Content:
         "schema_version": TRAPI_VERSION,
         "biolink_version": terms().version,
         "status": "Success",
-        "description": f"Clew: the training facts behind an answer, {explanation.title}{note}",
+        "description": f"Clew: the training facts behind an answer, {explanation.title}{note}. "
+        + explanation.head.label.sentence,
     }
 
 

@@ -88,7 +88,12 @@ def paths_of(searched: FoundPaths | None) -> Paths:
                 math.nan if fact.influence is None else fact.influence
                 for fact in itertools.chain(*path.steps)
             ),
-            tuple(" and ".join(_in_words(fact.train) for fact in step) for step in path.steps),
+            tuple(
+                " and ".join(" ".join(texts_of(fact.train)[1::2]) for fact in step).replace(
+                    "_", " "
+                )
+                for step in path.steps
+            ),
         )
         for path in records
     )
@@ -100,11 +105,6 @@ def texts_of(triple: TripleRecord) -> tuple[str, ...]:
     """Return a triple's texts in the order of `TRIPLE_COLUMNS`."""
     terms = (triple.head, triple.relation, triple.tail)
     return tuple(text for term in terms for text in (term.id, term.label))
-
-
-def _in_words(triple: TripleRecord) -> str:
-    terms = (triple.head, triple.relation, triple.tail)
-    return " ".join(term.label.replace("_", " ") for term in terms)
 
 
 def by_side(rows: pd.DataFrame, column: str = "influence") -> pd.DataFrame:
@@ -147,7 +147,8 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
             text += f"; {_number(same)} of them {'has' if same == 1 else 'have'} its relation"
             text += f", {relation}"
         text += "."
-    if _is_itself(test, facts).any():
+    keys = ["head_id", "relation_id", "tail_id"]
+    if (facts[keys].astype(str) == test[keys]).all(axis=1).any():
         text += " The triple is itself a training fact."
     leaking = facts[facts["counterpart"] != ""] if "counterpart" in facts else facts[:0]
     for _, fact in leaking.head(1).iterrows():
@@ -161,13 +162,6 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
 def searched(test: pd.Series, facts: pd.DataFrame) -> str:
     count, of = len(facts), scored(test, facts)
     return f"{count:,} facts in this report" + (f" (of {of:,} scored)" if of > count else "")
-
-
-def _is_itself(test: pd.Series, facts: pd.DataFrame) -> pd.Series:
-    same = pd.Series(True, index=facts.index)
-    for column in ("head_id", "relation_id", "tail_id"):
-        same &= facts[column] == test[column]
-    return same
 
 
 def _number(count: int) -> str:

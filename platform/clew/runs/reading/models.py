@@ -215,7 +215,10 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
         )
         kind_of = _said(folder / "entities.parquet", "category")
     kinds = pd.Categorical([kind_of.get(name, "") for name in entities])
-    rows = triples.iloc[_example_rows(triples["relation"].to_numpy())]
+    # A middle row of each of the most frequent relations; the triples are sorted by relation.
+    _, starts, counts = np.unique(triples["relation"], return_index=True, return_counts=True)
+    most = np.argsort(-counts, kind="stable")[:NUM_EXAMPLES]
+    rows = triples.iloc[starts[most] + counts[most] // 2]
     uses: dict[str, dict[End, dict[str, int]]] = {name: {} for name in relations}
     try:
         for end in get_args(End):
@@ -247,13 +250,6 @@ def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Pat
             except OSError as error:
                 raise TrackingError(f"{what} cannot be fetched ({error})") from None
         yield Path(found)
-
-
-def _example_rows(relation: np.ndarray) -> list[int]:
-    """Return a middle row of each of the most frequent relations; `relation` must be sorted."""
-    ids, starts, counts = np.unique(relation, return_index=True, return_counts=True)
-    most = np.argsort(-counts, kind="stable")[: min(NUM_EXAMPLES, len(ids))]
-    return [int(starts[place] + counts[place] // 2) for place in most]
 
 
 def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry]:

@@ -130,7 +130,7 @@ class ReportHead:
 
     @property
     def label(self) -> Label:
-        return label_of(self.validation, self.form.key, self.model.reference)
+        return label_of(self.validation, self.settings, self.model.reference)
 
 
 def read_head(files: ReportFiles) -> ReportHead:

@@ -287,7 +287,7 @@ def batch_tracin(
         else:
             outcomes = run_on_cluster(nodes, request, batch, tests, progress)
         _record(tracker, request, batch, outcomes)
-        label = label_of(report.validation, settings["score"], report.model.reference)
+        label = label_of(report.validation, settings, report.model.reference)
         notes = (*names.average_notes(settings), label.sentence)
         return BatchResult(tuple(outcomes), tracker.run_id, output.root, batch.seconds, notes)
 
@@ -364,7 +364,10 @@ def run_on_cluster(
     """
     outcomes, waiting = batch.look(tests)
     progress(len(outcomes), len(tests))
-    for part in _parts([test for test, _ in waiting], batch.group_size, cluster.slots):
+    num_groups = -(-len(waiting) // batch.group_size)
+    size = batch.group_size * max(1, -(-num_groups // (cluster.slots * PARTS_PER_SLOT)))
+    for start in range(0, len(waiting), size):
+        part = tuple(test for test, _ in waiting[start : start + size])
         cluster.submit(part, explain_part, request, part, batch.report.settings)
     for part, ended in cluster.finished():
         result: PartResult | None = ended.result
@@ -379,11 +382,3 @@ def run_on_cluster(
             batch.seconds += result.seconds
         progress(len(outcomes), len(tests))
     return [outcomes[test.index] for test in tests]
-
-
-def _parts(
-    tests: Sequence[GivenTriple], group_size: int, slots: int
-) -> list[tuple[GivenTriple, ...]]:
-    num_groups = -(-len(tests) // group_size)
-    size = group_size * max(1, -(-num_groups // (slots * PARTS_PER_SLOT)))
-    return [tuple(tests[start : start + size]) for start in range(0, len(tests), size)]

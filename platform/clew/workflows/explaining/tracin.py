@@ -36,7 +36,6 @@ from clew.runs.influence_report import (
 )
 from clew.runs.reading.explanation import open_explanation, picture_of
 from clew.runs.reading.run_details import find_validation
-from clew.runs.validation_record import Measured
 from clew.training.precision import device_name
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
@@ -146,15 +145,17 @@ class TraceResult:
         if self.output is not None:
             lines.append(f"files in {self.output}")
         shared, form = shared_labels(self.report), form_of(self.report.settings)
+        fall = self.report.label.fall
+        expected = " (expected fall of the log-probability without it)" if fall else ""
         for test in self.report.tests:
             triple = in_words(test.test, shared)
             lines += ["", f"{triple}   model's score {test.score:.4f}, rank {test.rank:g}"]
-            fall = " (expected fall of the log-probability without it)" if self._fall else ""
             strongest = f"the strongest of {test.candidates:,} training facts:"
-            lines.append(f"  {form.heading}{fall}, {strongest}")
+            lines.append(f"  {form.heading}{expected}, {strongest}")
             for sign, entries in (("+", test.proponents), ("-", test.opponents)):
                 lines += [
-                    f"  {sign} {entry.influence:+.4g}{self._expected(entry)}  "
+                    f"  {sign} {entry.influence:+.4g}"
+                    + (f" ({entry.influence * fall.mean:+.2g})  " if fall else "  ")
                     + in_words(entry.train, shared)
                     + self._agreement(entry)
                     + (f"  [{entry.counterpart} of the triple]" if entry.counterpart else "")
@@ -169,13 +170,6 @@ class TraceResult:
         if self.run_id:
             said.append(f"next: clew report --explanation {self.run_id} --output why.html")
         return "\n".join([*lines, "", *said])
-
-    @property
-    def _fall(self) -> Measured | None:
-        return self.report.label.fall
-
-    def _expected(self, entry: InfluenceEntry) -> str:
-        return f" ({entry.influence * self._fall.mean:+.2g})" if self._fall else ""
 
     def _agreement(self, entry: InfluenceEntry) -> str:
         """Return how far the runs of an ensemble agree; empty for a single run."""

@@ -81,7 +81,9 @@ def validate_influence(
         retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
-        folder = KeptRetrainings(_folder(request, source), identity(source, tests))
+        name = source.model.run_id or source.model.manifest.config_hash
+        given = request.output_dir or Path("runs") / "validate_influence" / name
+        folder = KeptRetrainings(given, identity(source, tests))
         trained = examiner.examine(source.tracer.models[-1])
         plan = plan_experiment(request, source, tests, trained)
         missing = len({one.key for one in plan.retrainings if one not in folder})
@@ -138,11 +140,6 @@ def _seconds_per_model(retrainer: Retrainer) -> float:
     return (first + each * (retrainer.num_steps - 1)) / retrainer.models_at_once
 
 
-def _folder(request: ValidationRequest, source: TraceSource) -> Path:
-    name = source.model.run_id or source.model.manifest.config_hash
-    return request.output_dir or Path("runs") / "validate_influence" / name
-
-
 def identity(source: TraceSource, tests: Triples, config: RunConfig | None = None) -> str:
     """Return a hash of what all retrainings depend on, except their seeds and dropped facts.
 
@@ -153,6 +150,8 @@ def identity(source: TraceSource, tests: Triples, config: RunConfig | None = Non
         section: getattr(config, section).model_dump(mode="json")
         for section in ("model", "loss", "optimizer", "schedule", "training", "optimizations")
     }
+    if not source.task.inverse_relations:
+        parts["data"] = {"inverse_relations": False}
     content = json.dumps([parts, source.task.data_fingerprint, tests.tolist()], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
