@@ -193,7 +193,10 @@ class Delivery:
             run = self.client.get_run(self.run_id)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise RunGoneError(f"run {self.run_id} no longer exists") from None
+                raise RunGoneError(
+                    f"run {self.run_id} no longer exists; bring its store back, or delete "
+                    f"{self.spool.folder}, which has its unsent files"
+                ) from None
             raise
         if run.info.lifecycle_stage != "active":
             raise RunGoneError(
@@ -441,7 +444,7 @@ class Forwarder(threading.Thread):
             except Exception as error:
                 self._num_failures += 1
                 self._run_is_gone = isinstance(error, RunGoneError)
-                problem = described(error)
+                problem = store.reason_of(error)
                 if not self._run_is_gone:
                     problem = f"the tracking store does not accept the records ({problem})"
                 if self.problem is None:
@@ -456,6 +459,8 @@ class Forwarder(threading.Thread):
 
     def _attempt(self) -> None:
         client = self._delivery.client
+        if store.is_missing(str(client.tracking_uri)):
+            raise ConnectionError(f"{client.tracking_uri} is gone")
         # MLflow's client would wait for half a minute; a probe fails within seconds.
         if self.problem and (reason := store.probe(str(client.tracking_uri))):
             raise ConnectionError(reason)
@@ -545,7 +550,7 @@ def _sync_one(folder: Path) -> SyncResult:
             sent = delivery.send_waiting()
             delivery.end_dead()
         except Exception as error:
-            problem = described(error)
+            problem = store.reason_of(error)
             logger.info("%s: %s", folder, problem)
     refused = spool.num_refused
     if refused and problem is None:
