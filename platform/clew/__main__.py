@@ -72,6 +72,10 @@ def _log_to_stderr() -> None:
         expected = "expected DEBUG, INFO, WARNING, ERROR or CRITICAL"
         sys.exit(_report(f"CLEW_LOG_LEVEL is {level!r}; {expected}", UsageError.exit_code))
     logging.getLogger("clew").setLevel(level.upper())
+    # MLflow raises each of these errors too; a run's log keeps them with their tracebacks.
+    database = logging.getLogger("mlflow.store.db")
+    database.addHandler(logging.NullHandler())
+    database.propagate = False
 
 
 class _OneLine(logging.Formatter):

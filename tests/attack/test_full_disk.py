@@ -4,6 +4,7 @@ import contextlib
 import io
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 
 from clew import names
 from clew.__main__ import run
+from clew.errors import ProtectedStop
 from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.spool import list_spools
 from clew.training.checkpoints import require_whole
 from clew.training.manifest import list_checkpoints
 from tests.attack.cases import require_one_line
@@ -112,4 +115,54 @@ def test_everything_on_a_full_disk(
     assert code in {2, 3}
     assert clew("sync")[0] == 0
     assert "RUNNING" not in statuses()
+    dispose_of(uri)
+
+
+STORE_FAILS = """
+import sys
+from pathlib import Path
+from clew.__main__ import main
+from clew.runs.tracker import MlflowTracker
+keep, database = MlflowTracker.checkpoint, Path(sys.argv.pop(1))
+def fail(tracker, path, **named):
+    tracker.flush()
+    if database.name == "filler":
+        try:
+            database.write_bytes(bytes(2**25))
+        except OSError:
+            pass
+    else:
+        database.unlink()
+    MlflowTracker.checkpoint = keep
+    keep(tracker, path, **named)
+MlflowTracker.checkpoint = fail
+main()
+"""
+
+
+@pytest.mark.parametrize("lost", ["mlflow.db", "filler"])
+def test_a_store_that_fails_in_mid_training(
+    lost: str, disk: Path, store_template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is deleted, or has no room; the training goes on, and keeps its checkpoints."""
+    uri = copy_store(store_template, disk)
+    use_store(monkeypatch, uri)
+    monkeypatch.setenv("CLEW_SPOOL", str(tmp_path / "spool"))
+    write_graph(tmp_path / "graph")
+    files = [f"--{split}={tmp_path}/graph/{split}.txt" for split in SPLITS]
+    command = [sys.executable, "-c", STORE_FAILS, disk / lost, "train", *files, *TRAINING]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == ProtectedStop.exit_code, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("unsent records are kept in") == 1
+    [folder] = list_spools(tmp_path / "spool")
+    assert str(folder) in result.stderr
+    kept = list(folder.glob("files/*/epoch-*"))
+    assert {path.name for path in kept} == {"epoch-0001", "epoch-0002"}
+    for path in kept:
+        require_whole(path)
+    if lost == "filler":
+        (disk / lost).unlink()
+        assert clew("sync")[0] == 0
+        assert statuses() == ["FINISHED"]
     dispose_of(uri)

@@ -1,6 +1,7 @@
 """A journal on a full disk: no partial message is written, and the run still ends."""
 
 import errno
+import logging
 import os
 import resource
 import threading
@@ -140,3 +141,10 @@ def test_a_ctrl_c_near_the_end_does_not_change_how_the_run_ends(
     assert kept.status == status
     assert kept.metrics == {"train/loss": [(1.0, 1)]}
     assert sync_spool() == []
+
+
+def test_tracebacks_of_the_database_are_in_the_log_of_the_run(open_run: Open) -> None:
+    tracker = open_run()
+    logging.getLogger("mlflow.store.db.utils").error("disk I/O error")
+    log = tracker._spool.log.read_text()
+    assert "disk I/O error" in log

@@ -238,12 +238,19 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self.root, self.flushed, self.names = root, dict[int, bytes](), dict[Path, int]()
         self.states: list[dict[str, bytes]] = []
+        self.kept = root.with_name("kept")
+        """Links to all files, so that no new file gets the number of a removed one."""
+        self.kept.mkdir()
 
     def flush(self, descriptor: int) -> None:
         path = Path(f"/proc/self/fd/{descriptor}").resolve()
         if path.is_dir():
             self.names = {name: i for name, i in self.names.items() if name.parent != path}
             self.names |= {child: child.stat().st_ino for child in path.iterdir()}
+            for child in path.iterdir():
+                link = self.kept / str(child.stat().st_ino)
+                if child.is_file() and not link.exists():
+                    link.hardlink_to(child)
         else:
             self.flushed[path.stat().st_ino] = path.read_bytes()
         found = {

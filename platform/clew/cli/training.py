@@ -24,7 +24,7 @@ from clew.cli.options import (
     command,
     is_main_process,
 )
-from clew.errors import ConfigError
+from clew.errors import ConfigError, ProtectedStop
 from clew.names import NEWEST
 
 if TYPE_CHECKING:
@@ -55,8 +55,9 @@ class TrainOptions(ConfigOptions, Spoken):
 
 
 @command(TrainOptions, "clew train umls epochs=20 batch_size=256")
-def train(options: TrainOptions) -> None:
+def train(options: TrainOptions) -> int:
     """Train a model. CONFIG is a YAML file or the name of a preset."""
+    from clew.runs.store import spool_root
     from clew.workflows import train as workflow
 
     if options.resume:
@@ -71,11 +72,13 @@ def train(options: TrainOptions) -> None:
             strict=options.strict,
         )
     if not is_main_process():
-        return
+        return 0
     if options.result_file:
         content = json.dumps(dataclasses.asdict(result))
         options.result_file.write_text(content, encoding="utf-8")
     click.echo(result.table(everything=options.all))
+    is_unsent = result.run_id is not None and (spool_root() / result.run_id).exists()
+    return ProtectedStop.exit_code if is_unsent else 0
 
 
 class ImportOptions(ConfigOptions, Spoken):

@@ -47,13 +47,18 @@ from clew.errors import TrackingError, described, printable
 from clew.masking import masked
 from clew.runs import store
 from clew.runs.base import Status
+from clew.runs.reading.runs import get_run
+from clew.runs.reading.search import RunQuery, experiment_ids_of
 from clew.runs.spool import (
+    OPENING,
     Artifact,
     Checkpoint,
     DataSet,
     Entry,
     Finish,
+    LostOriginError,
     Metrics,
+    Origin,
     Params,
     Record,
     Spool,
@@ -154,9 +159,17 @@ class Delivery:
         last = deque(self.spool.waiting(0), maxlen=1)
         if last and isinstance(last[0].record, Finish):
             return
-        # `mlflow run` may have ended the run already, but does not know why.
-        if self.client.get_run(self.run_id).info.status not in {"RUNNING", "FAILED"}:
+        if self.run_id.startswith(OPENING):
+            self._end_announced()
             return
+        try:
+            # `mlflow run` may have ended the run already, but does not know why.
+            if self.client.get_run(self.run_id).info.status not in {"RUNNING", "FAILED"}:
+                return
+        except MlflowException as error:
+            if error.error_code in store.MISSING and not self.spool.length:
+                return  # nothing is lost
+            raise
         if self.spool.log.exists():
             record = logging.LogRecord("clew", logging.ERROR, "", 0, DIED, None, None)
             lines = self.spool.log.read_text(encoding="utf-8", errors="replace")
@@ -165,12 +178,25 @@ class Delivery:
             )
         end_run(self.client, self.run_id, "FAILED", DIED)
 
+    def _end_announced(self) -> None:
+        wanted = f"tags.`{names.TAG_OPENED_AS}` = '{self.run_id}'"
+        for run in self.client.search_runs(experiment_ids_of(self.client, RunQuery()), wanted):
+            run_id = run.info.run_id
+            if (self.spool.folder.parent / run_id).exists():
+                continue  # its process, which may be alive, came further
+            if self.client.get_run(run_id).info.status == "RUNNING":
+                end_run(self.client, run_id, "FAILED", DIED)
+                logger.info("run %s was ended because its process had died", run_id)
+
     def _require_run(self) -> None:
         try:
             run = self.client.get_run(self.run_id)
         except MlflowException as error:
             if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise RunGoneError(f"run {self.run_id} no longer exists") from None
+                raise RunGoneError(
+                    f"run {self.run_id} no longer exists; bring its store back, or delete "
+                    f"{self.spool.folder}, which has its unsent files"
+                ) from None
             raise
         if run.info.lifecycle_stage != "active":
             raise RunGoneError(
@@ -418,7 +444,7 @@ class Forwarder(threading.Thread):
             except Exception as error:
                 self._num_failures += 1
                 self._run_is_gone = isinstance(error, RunGoneError)
-                problem = described(error)
+                problem = store.reason_of(error)
                 if not self._run_is_gone:
                     problem = f"the tracking store does not accept the records ({problem})"
                 if self.problem is None:
@@ -433,6 +459,8 @@ class Forwarder(threading.Thread):
 
     def _attempt(self) -> None:
         client = self._delivery.client
+        if store.is_missing(str(client.tracking_uri)):
+            raise ConnectionError(f"{client.tracking_uri} is gone")
         # MLflow's client would wait for half a minute; a probe fails within seconds.
         if self.problem and (reason := store.probe(str(client.tracking_uri))):
             raise ConnectionError(reason)
@@ -463,12 +491,20 @@ def sync_spool(root: Path | None = None) -> list[SyncResult]:
     another store stays until that store is in use, because the address in it is not
     trusted.
     """
-    return [_sync_one(folder) for folder in list_spools(root or store.spool_root())]
+    results = [_sync_one(folder) for folder in list_spools(root or store.spool_root())]
+    return [result for result in results if result.problem or OPENING not in result.run_id]
 
 
 def end_dead_runs(client: MlflowClient, kind: str) -> None:
-    """Send the spools that dead processes left on this machine, and end their runs of a kind."""
+    """Send the spools that dead processes left on this machine, and end their runs of a kind.
+
+    A dead training stays, to be resumed. A run that died before it had a spool is always ended.
+    """
     for folder in list_spools(store.spool_root(str(client.tracking_uri))):
+        if folder.name.startswith(OPENING):
+            _sync_one(folder)
+        if folder.name.startswith(OPENING) or kind == names.KIND_TRAIN:
+            continue
         try:
             tags = client.get_run(folder.name).data.tags
         except Exception as error:  # of another store, or deleted
@@ -478,9 +514,25 @@ def end_dead_runs(client: MlflowClient, kind: str) -> None:
             logger.info("run %s was ended because its process had died", folder.name)
 
 
+def open_spool(folder: Path) -> Spool:
+    """Open a spool; if its `run.json` was lost, write it again for the run in the store in use.
+
+    Raises:
+        TrackingError: The spool cannot be used, or the store in use does not have the run.
+    """
+    try:
+        return Spool.open(folder)
+    except LostOriginError as error:
+        lost = f"{str(error).partition(';')[0]}; "
+    uri, journal, experiment_id = store.tracking_uri(), folder / "journal.jsonl", "none"
+    if journal.exists() and journal.stat().st_size:
+        experiment_id = get_run(store.connect(uri), folder.name, lost).info.experiment_id
+    return Spool.create(folder.parent, Origin(store.address(uri), folder.name, experiment_id))
+
+
 def _sync_one(folder: Path) -> SyncResult:
     try:
-        spool = Spool.open(folder)
+        spool = open_spool(folder)
     except TrackingError as error:
         is_alive = isinstance(error, SpoolInUseError)
         return SyncResult(folder, folder.name, problem=str(error), is_alive=is_alive)
@@ -498,7 +550,7 @@ def _sync_one(folder: Path) -> SyncResult:
             sent = delivery.send_waiting()
             delivery.end_dead()
         except Exception as error:
-            problem = described(error)
+            problem = store.reason_of(error)
             logger.info("%s: %s", folder, problem)
     refused = spool.num_refused
     if refused and problem is None:

@@ -8,7 +8,9 @@ import hashlib
 import os
 import re
 import sys
+import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -32,7 +34,7 @@ from clew.runs.delivery import (
 )
 from clew.runs.hardware import git_commit
 from clew.runs.reading.runs import get_run
-from clew.runs.spool import Origin, Spool
+from clew.runs.spool import OPENING, Origin, Spool
 from clew.runs.tracker import MlflowTracker
 
 # The name that `mlflow run` gives to a run without a name: adjective-animal-number.
@@ -66,31 +68,37 @@ def open_tracker(
         all_tags[names.TAG_COMMAND] = typed
 
     client = store.connect(uri)
-    if run_id is None and kind != names.KIND_TRAIN:  # a dead training stays, to be resumed
+    if run_id is None:
         end_dead_runs(client, kind)
-    run = _open_run(
-        client,
-        experiment=experiment,
-        run_name=masked(tracking.run_name or run_name or "") or None,
-        tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
-        run_id=run_id,
-    )
-    spool = None
-    try:
-        origin = Origin(store.address(uri), run.info.run_id, run.info.experiment_id)
-        spool = Spool.create(store.spool_root(uri), origin)
-        tracker = MlflowTracker(client, run, spool, tracking, pace or Pace())
-    except BaseException as error:
-        if spool is not None:
-            spool.close()
-        if run_id is None:
-            end_run(client, run.info.run_id, *outcome_of(error))
-        raise
+    with ExitStack() as opening:
+        run = _open_run(
+            client,
+            opening,
+            experiment=experiment,
+            run_name=masked(tracking.run_name or run_name or "") or None,
+            tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
+            run_id=run_id,
+        )
+        spool = None
+        try:
+            spool = _spool(client, run.info.run_id, run.info.experiment_id)
+            tracker = MlflowTracker(client, run, spool, tracking, pace or Pace())
+        except BaseException as error:
+            if spool is not None:
+                spool.close()
+            if run_id is None:
+                end_run(client, run.info.run_id, *outcome_of(error))
+            raise
     if run_id is not None:
         tracker.recall()
     if problem := _misplaced(run, uri):
         tracker.warn(problem)
     return tracker
+
+
+def _spool(client: MlflowClient, run_id: str, experiment_id: str) -> Spool:
+    uri = str(client.tracking_uri)
+    return Spool.create(store.spool_root(uri), Origin(store.address(uri), run_id, experiment_id))
 
 
 def end_unused_run(run_id: str, status: Status, reason: str) -> None:
@@ -118,6 +126,7 @@ def _misplaced(run: Run, uri: str) -> str:
 
 def _open_run(
     client: MlflowClient,
+    opening: ExitStack,
     *,
     experiment: str,
     run_name: str | None,
@@ -125,6 +134,8 @@ def _open_run(
     run_id: str | None,
 ) -> Run:
     """Continue the run `run_id`, adopt the run that `mlflow run` opened, or create a run.
+
+    Before a run is created, a spool announces it, until `opening` ends.
 
     When a run is adopted, `MLFLOW_RUN_ID` is removed from the environment, as MLflow itself does,
     so that a second run of this process is a separate run.
@@ -137,10 +148,13 @@ def _open_run(
             run = _continue_run(client, adopted, "MLFLOW_RUN_ID: ", run_name, tags)
             del os.environ["MLFLOW_RUN_ID"]
             return run
+        experiment_id = find_experiment(client, experiment).experiment_id
+        announcement = _spool(client, f"{OPENING}{uuid.uuid4().hex}", experiment_id)
+        # After an error, nobody knows whether the run was created: the next command looks.
+        opening.push(lambda error, *_: announcement.close(keep=error is not None))
+        announced = {names.TAG_OPENED_AS: announcement.origin.run_id}
         return client.create_run(
-            find_experiment(client, experiment).experiment_id,
-            run_name=run_name,
-            tags=_source_tags() | dict(tags),
+            experiment_id, run_name=run_name, tags=_source_tags() | dict(tags) | announced
         )
 
 

@@ -14,6 +14,9 @@ sent again; every kind of record can be sent twice without harm (see `clew.runs.
 `sent` counts records, they are on the disk, and copies are there before their records. So if the
 machine stops, what was not sent is lost at most back to the last time that something was.
 
+Before a run is created, an empty spool `opening-...` announces it, and the run has its name as a
+tag: if the process dies before the run has its own spool, the run is found by this tag.
+
 The contents are not trusted when they are read back, because a folder can be cloned, unpacked or
 shared. The folder must belong to the user, no path may lead out of it, every record is validated,
 and only the files listed above are removed.
@@ -22,6 +25,7 @@ and only the files listed above are removed.
 import itertools
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -44,8 +48,11 @@ from clew.errors import TrackingError, described, quoted
 from clew.files import sync
 
 WRITTEN = ("journal.jsonl", "log.txt", "sent.new", "sent", "run.json.new", "run.json", "lock")
-"""Files removed with a spool, in this order: a spool is found as long as `run.json` exists."""
+"""Files removed with a spool, in this order; as long as one of them exists, a spool is found."""
 FILES = (*WRITTEN, "refused.jsonl")
+OPENING = "opening-"
+"""Prefix of the folder that announces a run before it is created."""
+_NAME = re.compile(rf"({OPENING})?[0-9a-f]{{32}}")
 
 
 def _names_a_file(staged: str) -> str:
@@ -176,6 +183,10 @@ class SpoolInUseError(TrackingError):
     """Another process is writing to the run."""
 
 
+class LostOriginError(TrackingError):
+    """The file `run.json` of a spool is missing, or its end is."""
+
+
 class UnusableRecordError(Exception):
     """A record can never be sent, for example because its file is missing."""
 
@@ -249,9 +260,12 @@ class Spool:
             file = folder
             return cls(folder, origin)
         except (OSError, ValidationError) as error:
-            raise TrackingError(
+            problem = error.errors()[0]["type"] if isinstance(error, ValidationError) else ""
+            is_lost = isinstance(error, FileNotFoundError) or problem == "json_invalid"
+            raise (LostOriginError if is_lost else TrackingError)(
                 f"{file}: not readable ({described(error)}); expected a spool folder as this "
-                "version of Clew writes it"
+                "version of Clew writes it; if this file is damaged, delete it: `clew sync` makes "
+                "it again"
             ) from None
 
     @property
@@ -366,7 +380,12 @@ class Spool:
 def list_spools(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
-    return sorted(path for path in root.iterdir() if os.access(path / "run.json", os.F_OK))
+    return sorted(path for path in root.iterdir() if _is_spool(path))
+
+
+def _is_spool(folder: Path) -> bool:
+    own = (*WRITTEN, "files") if _NAME.fullmatch(folder.name) else ("run.json",)
+    return any(os.access(folder / name, os.F_OK) for name in own)
 
 
 def _require_own(folder: Path) -> None:

@@ -35,6 +35,8 @@ ARTIFACTS_VARIABLE = "CLEW_ARTIFACTS"
 DATABASE_SERVERS = ("postgresql", "mysql", "mssql")
 MISSING = frozenset({"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"})
 """MLflow's error codes for a missing object; the second is for an id that is malformed."""
+REFUSED = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED"})
+"""MLflow's error codes for a user who is unknown, or may not do something."""
 
 # Values that the user sets in the environment take precedence.
 CLIENT_ENVIRONMENT = {
@@ -215,15 +217,33 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
             "MLFLOW_TRACKING_URI to another store"
         ) from None
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        code = getattr(error, "error_code", type(error).__name__)
+        code, said = getattr(error, "error_code", type(error).__name__), reason_of(error)
         if code == "RESOURCE_DOES_NOT_EXIST":
-            raise TrackingError(
-                f"{where}: {what}: not found ({described(error)}); it may have been deleted"
-            ) from None
-        raise TrackingError(
-            f"{where}: {what}: {described(error)} ({code}); check that the store responds and "
-            "that MLFLOW_TRACKING_URI is the right address, then try again"
-        ) from None
+            said = f"not found ({said}); it may have been deleted"
+        elif code not in REFUSED:
+            said = (
+                f"{said} ({code}); check that the store responds and that MLFLOW_TRACKING_URI is "
+                "the right address, then try again"
+            )
+        raise TrackingError(f"{where}: {what}: {said}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why a store failed; if it refuses the user, also what is missing."""
+    code = getattr(error, "error_code", "")
+    if code not in REFUSED:
+        return described(error)
+    from mlflow.utils.credentials import read_mlflow_creds
+
+    user, sign_in = read_mlflow_creds().username, "MLFLOW_TRACKING_USERNAME and _PASSWORD"
+    if code == "PERMISSION_DENIED":
+        return (
+            f"user {user!r} has no permission for this (403); ask the server's administrator for "
+            f"EDIT on the experiment or model, or sign in as another user with {sign_in}"
+        )
+    if user is None:
+        return f"the server asks who you are (401); set {sign_in}"
+    return f"the server does not know user {user!r} with this password (401); correct {sign_in}"
 
 
 def connect(uri: str) -> "MlflowClient":

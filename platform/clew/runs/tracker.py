@@ -58,17 +58,22 @@ logger = logging.getLogger(__name__)
 
 VALIDATION = names.metric("valid", "")
 """Prefix of the metrics that are also recorded with a checkpoint."""
+DATABASE_LOGGER = "mlflow.store.db"
 MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
 
 
 class RunLog(logging.FileHandler):
-    """Writes Clew's log messages during a run to a file, which is stored when the run ends."""
+    """Writes Clew's log messages during a run to a file, which is stored when the run ends.
+
+    The errors of a database, with MLflow's tracebacks, are there too.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace", delay=True)
         self.setFormatter(log_formatter)
-        self._source = logging.getLogger("clew")
-        self._source.addHandler(self)
+        self._sources = [logging.getLogger(name) for name in ("clew", DATABASE_LOGGER)]
+        for source in self._sources:
+            source.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         # On a full disk, or if the folder was removed, other records report the problem.
@@ -80,7 +85,8 @@ class RunLog(logging.FileHandler):
 
     def end(self, reason: str = "") -> None:
         """Stop collecting messages; add a last line that says why the run ended, if not empty."""
-        self._source.removeHandler(self)
+        for source in self._sources:
+            source.removeHandler(self)
         if reason:
             self.handle(logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None))
         self.close()

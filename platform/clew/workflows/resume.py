@@ -21,7 +21,7 @@ from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError
 from clew.files import remove
 from clew.runs import store
-from clew.runs.delivery import DIED
+from clew.runs.delivery import DIED, open_spool
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import (
     HEARTBEAT_LIMIT_SECONDS,
@@ -34,7 +34,7 @@ from clew.runs.reading.runs import (
     state_of,
 )
 from clew.runs.reading.search import RunQuery, every_run
-from clew.runs.spool import Spool, list_spools
+from clew.runs.spool import list_spools
 from clew.training.checkpoints import load_training_values, require_whole
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.manifest import (
@@ -341,7 +341,7 @@ def require_dead(run: RunRecord) -> None:
     """
     folder = store.spool_root() / run.run_id
     if folder in list_spools(folder.parent):
-        Spool.open(folder).close(keep=True)
+        open_spool(folder).close(keep=True)
     elif last_heartbeat(run) is None:
         raise TrackingError(
             f"run {run.run_id} is marked as running and sent no heartbeat, so nobody knows whether "
