@@ -69,7 +69,7 @@ def show(
     drawn = [draw(width=w, height=HEIGHT, letters=LETTERS, selected=selected) for w in WIDTHS]
     labels = picture.node_labels(test, facts)
     lines = [
-        (picture.ANSWER, "┅", f"{test['relation']}?"),
+        (picture.ANSWER, "┅", str(test["relation"]).replace("_", " ") + "?"),
         (picture.FOR, "━", "made it more likely"),
         (picture.AGAINST, "━", "less likely"),
     ]

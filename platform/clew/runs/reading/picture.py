@@ -103,13 +103,14 @@ def _steps_from(start: str, beside: Mapping[str, set[str]], closed: str) -> dict
 
 
 def name_lines(text: str, num_lines: int, characters: int = LINE_CHARACTERS) -> list[str]:
-    """Return a name in at most `num_lines` short lines, broken after spaces and `_ / , -`.
+    """Return a name in at most `num_lines` short lines, with spaces for `_`.
 
-    A word can be `SLACK` characters longer than a line; a longer one is broken.
+    Lines end after a space or one of `/ , -`. A word can be `SLACK` characters longer than a line;
+    a longer one is broken.
     """
     most, lines = characters + SLACK, [""]
-    words = rf"[^\s_/,-]{{1,{most}}}[\s_/,-]?|[\s_/,-]"
-    for piece in re.findall(words, " ".join(text.split())):
+    words = rf"[^\s/,-]{{1,{most}}}[\s/,-]?|[\s/,-]"
+    for piece in re.findall(words, " ".join(text.replace("_", " ").split())):
         if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > characters:
             lines.append("")
         lines[-1] += piece
@@ -504,8 +505,8 @@ def _lines(
 ) -> Iterator[_Line]:
     """Yield the test triple's line, then those of facts, around other entities if possible."""
     head, tail = places[str(test["head_id"])], places[str(test["tail_id"])]
-    asked = f"{test['relation']}?"
-    whole = f"{test['head']} {asked} {test['tail']}"
+    asked = str(test["relation"]).replace("_", " ") + "?"
+    whole = f"{test['head']} {test['relation']}? {test['tail']}"
     yield _Line(head, tail, 0.22, ANSWER, 3, asked, whole, labelled=True)
     largest = float(facts["influence"].abs().max() or 1.0) if len(facts) else 1.0
     seen: dict[frozenset[str], int] = {}
@@ -525,7 +526,7 @@ def _lines(
                 least + more,
                 FOR if value > 0 else AGAINST if value < 0 else PLAIN.colour,
                 1.2 + 4 * abs(value) / largest + 1.5 * chosen,
-                f"{sign}{fact['relation']}",
+                sign + str(fact["relation"]).replace("_", " "),
                 f"{sign}{fact['head']} {fact['relation']} {fact['tail']}",
                 labelled=chosen or (not selected and number < MAX_LABELS),
                 fact=place,
