@@ -56,6 +56,13 @@ def commands() -> list[tuple[str, str]]:
     ]
 
 
+def test_start_takes_two_commands_that_set_up_what_they_need() -> None:
+    begin = (ROOT / "docs" / "start.md").read_text(encoding="utf-8").split("\n## ")[0]
+    assert re.findall(r"^    (\S.*)$", begin, re.M) == ["make demo", "make ui"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.findall(r"^(demo|ui): \$\(INSTALLED\)$", makefile, re.M) == ["demo", "ui"]
+
+
 def test_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) <= MOST_WORDS
