@@ -146,9 +146,11 @@ def option_pages() -> dict[str, str]:
 
 
 def _settings_of(sections: Iterable[str]) -> Iterator[str]:
+    """Yield each class of settings; a key that an earlier kind has too is only named."""
     for section in sections:
+        said: dict[tuple[str, ...], str] = {}
         for choice in section_classes(section):
-            yield _class_section(section, choice)
+            yield _class_section(section, choice, said)
 
 
 def _verb_section(verb: Verb) -> str:
@@ -173,16 +175,21 @@ def _value(option: DeclaredOption) -> str:
     return f"[{words}]" if option.alone else words
 
 
-def _class_section(section: str, choice: type[BaseModel]) -> str:
-    kind = choice.model_fields.get("kind")
-    title = f"## `{section}`" + (f", `kind: {kind.default}`" if kind else "")
+def _class_section(section: str, choice: type[BaseModel], said: dict[tuple[str, ...], str]) -> str:
+    kind = str(choice.model_fields["kind"].default) if "kind" in choice.model_fields else ""
+    title = f"## `{section}`" + (f", `kind: {kind}`" if kind else "")
     rows = [
         (f"`{section}.{name}`", type_in_words(field.annotation), _default(field), _text(field))
         for name, field in choice.model_fields.items()
         if name != "kind"
     ]
-    table = _table(("key", "value", "default", "meaning"), rows) if rows else ["It has no keys."]
-    return "\n".join([title, "", " ".join(str(choice.__doc__).split()), "", *table, ""])
+    new = [row for row in rows if said.setdefault(row, kind) == kind]
+    lines = [*_table(("key", "value", "default", "meaning"), new), ""] if new else []
+    for other in dict.fromkeys(said[row] for row in rows if row not in new):
+        named = ", ".join(row[0] for row in rows if said[row] == other)
+        lines += [f"As for `kind: {other}`: {named}.", ""]
+    lines = lines or ["It has no keys.", ""]
+    return "\n".join([title, "", " ".join(str(choice.__doc__).split()), "", *lines])
 
 
 def _default(field: FieldInfo) -> str:
