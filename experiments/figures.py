@@ -1,16 +1,23 @@
 """The ten figures that the documents quote, and the result file of each; README has five.
 
 A figure is quoted only if its file was written from a committed tree with the default sizes, and if
-it has at least three rounds.
+it has at least three rounds. Each figure names the files of code that it depends on. If one of them
+has changed since by more than comments, docstrings and blank lines, the figure is marked as older.
 """
 
+import ast
+import hashlib
+import io
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from clew.runs.hardware import why_no_result_file
 
 MIN_ROUNDS = 3
+CODE = Path(__file__).resolve().parents[1] / "platform/clew"
 Content = Mapping[str, Any]
 """The JSON content of a result file."""
 
@@ -31,16 +38,31 @@ class Figure:
     benchmark: str
     measured: tuple[Quote, ...]
     beside: tuple[Quote, ...] = ()
+    code: tuple[str, ...] = ()
+    """Files below platform/clew whose code decides the figure."""
     short: tuple[str, str, str] | None = None
     """README's words: what, the first measured value and the first one beside it."""
 
 
+TRAINING = (
+    "training/trainer.py",
+    "training/optimizer.py",
+    "link_prediction/task.py",
+    "link_prediction/models/conve.py",
+    "link_prediction/losses/fused_one_vs_all.py",
+)
 TRACIN = "32,000 rows, 100 tests, 1 checkpoints, raw"
 FIGURES = (
     Figure(
         "`make demo` once everything is installed: two runs, explanations, a check, promotion",
         "demo_time",
         (Quote("seconds", "{} s"),),
+        code=(
+            "workflows/demo.py",
+            "workflows/train.py",
+            "workflows/verify.py",
+            "training/trainer.py",
+        ),
     ),
     Figure(
         "ConvE training, FB15k-237's sizes, batch 512, float32",
@@ -50,13 +72,19 @@ FIGURES = (
             Quote("matrix products alone, float32, queries/s", "its matrix products alone: {}"),
             Quote("PyKEEN 1.11.1, float32, queries/s", "PyKEEN 1.11.1, batch 128: {}"),
         ),
-        ("ConvE training, FB15k-237's sizes", "{} queries/s", "{} for its matrix products alone"),
+        short=(
+            "ConvE training, FB15k-237's sizes",
+            "{} queries/s",
+            "{} for its matrix products alone",
+        ),
+        code=TRAINING,
     ),
     Figure(
         "its memory above an interpreter with torch",
         "training_speed",
         (Quote("trainer, float32, GiB above torch", "{} GiB"),),
         (Quote("PyKEEN 1.11.1, float32, GiB above torch", "PyKEEN: {} GiB"),),
+        code=TRAINING,
     ),
     Figure(
         "the loss over 1,000,000 entities, batch 1,024, forward and backward",
@@ -66,14 +94,22 @@ FIGURES = (
             Quote("loss, fused, extra_gib", "{} GiB extra"),
         ),
         (Quote("loss, bare products, seconds", "its three matrix products alone: {} s"),),
-        ("loss and gradients over 1,000,000 entities", "{} s", "{} s for its products alone"),
+        short=("loss and gradients over 1,000,000 entities", "{} s", "{} s for its products alone"),
+        code=(
+            "link_prediction/losses/fused_one_vs_all.py",
+            "link_prediction/losses/score_tiles.py",
+        ),
     ),
     Figure(
         "filtered ranking of FB15k-237's test triples, both sides",
         "ranking_speed",
         (Quote("clew, queries/s", "{} queries/s"), Quote("clew, GiB", "{} GiB")),
         (Quote("PyKEEN 1.11.1, queries/s", "PyKEEN on 256 queries: {}"),),
-        ("filtered ranking of FB15k-237's test triples", "{} queries/s", "{} with PyKEEN"),
+        short=("filtered ranking of FB15k-237's test triples", "{} queries/s", "{} with PyKEEN"),
+        code=(
+            "link_prediction/ranking.py",
+            "link_prediction/triples.py",
+        ),
     ),
     Figure(
         "reading 10,000,000 triples of names",
@@ -87,6 +123,10 @@ FIGURES = (
             Quote("pandas, tenth.txt, seconds", "pandas {} s"),
             Quote("pykeen, tenth.txt, seconds", "PyKEEN {} s"),
         ),
+        code=(
+            "link_prediction/triple_files.py",
+            "link_prediction/vocabulary.py",
+        ),
     ),
     Figure(
         "TracIn with every parameter, 32,000 training rows x 100 test triples",
@@ -98,10 +138,16 @@ FIGURES = (
                 "on 4 test triples a loop of backward passes takes {} times as long",
             ),
         ),
-        (
+        short=(
             "TracIn with every parameter, 32,000 facts x 100 answers",
             "{} s",
             "{} times as long in a loop of backward passes, on 4 answers",
+        ),
+        code=(
+            "influence/summation.py",
+            "influence/link_prediction/tracin.py",
+            "influence/link_prediction/traced_run.py",
+            "influence/link_prediction/rows.py",
         ),
     ),
     Figure(
@@ -109,7 +155,12 @@ FIGURES = (
         "influence_quality",
         (Quote("one_vs_all, AUC self-influence", "area under the curve {}"),),
         (Quote("one_vs_all, AUC last loss", "by their loss: {}"),),
-        ("corrupted facts found on UMLS", "area under the curve {}", "{} by their loss"),
+        short=("corrupted facts found on UMLS", "area under the curve {}", "{} by their loss"),
+        code=(
+            "influence/link_prediction/tracin.py",
+            "influence/link_prediction/traced_run.py",
+            "workflows/explaining/trace_source.py",
+        ),
     ),
     Figure(
         "language model `nano` (10 million parameters), windows of 32,768 tokens, bfloat16",
@@ -120,6 +171,12 @@ FIGURES = (
             Quote("transformer, windows of 512, tokens/s", "transformer of that size: {}"),
             Quote("transformer, windows of 4096, tokens/s", "with windows of 4,096: {}"),
         ),
+        code=(
+            "language_modeling/model.py",
+            "language_modeling/loss.py",
+            "layers/eigenstate.py",
+            "layers/scan.py",
+        ),
     ),
     Figure(
         "serving over HTTP, batches of 64",
@@ -129,8 +186,42 @@ FIGURES = (
             Quote("HTTP, 1 a request, queries/s", "one per request: {}"),
             Quote("predictor alone, 64, queries/s", "the predictor without a server: {}"),
         ),
+        code=(
+            "runs/served_model.py",
+            "runs/request_door.py",
+            "link_prediction/prediction.py",
+        ),
     ),
 )
+
+
+def digest_of(source: str) -> str:
+    """Return a digest of a file's code, without comments, docstrings and blank lines."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text and isinstance(node.value.value, str) and node.end_lineno:
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    code = "\n".join(line.rstrip() for line in lines if line.strip())
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def digests(benchmark: str) -> dict[str, str]:
+    """Return the digests of the files that the figures of a benchmark depend on."""
+    files = dict.fromkeys(
+        f for figure in FIGURES if figure.benchmark == benchmark for f in figure.code
+    )
+    return {file: digest_of((CODE / file).read_text(encoding="utf-8")) for file in files}
+
+
+def changed(figure: Figure, content: Content) -> list[str]:
+    """Return the files that a figure depends on and that have changed since it was measured."""
+    before, now = content.get("code", {}), digests(figure.benchmark)
+    return [file for file in figure.code if before.get(file) != now[file]]
 
 
 def gap(figure: Figure, content: Content | None) -> str | None:

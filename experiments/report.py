@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import claims, quality_picture, trust_picture
-from experiments.figures import FIGURES, MIN_ROUNDS, Content, Figure, Quote, gap
+from experiments.figures import FIGURES, MIN_ROUNDS, Content, Figure, Quote, changed, gap
 
 ROOT = Path(__file__).resolve().parents[1]
 BENCHMARKS = ROOT / "experiments/benchmarks/results"
@@ -94,6 +94,8 @@ def figure_row(figure: Figure, content: Content | None) -> str:
         return f"| {figure.what} | to be measured | | {command} |"
     path = (BENCHMARKS / f"{figure.benchmark}.json").relative_to(ROOT)
     source = f"`{content['command']}`, `{path.name}`, {content['commit'][:10]}"
+    if files := changed(figure, content):
+        source += f", before changes of {', '.join(f'`{file}`' for file in files)}"
     return f"| {figure.what} | {' | '.join(_values(figure, content))} | {source} |"
 
 
@@ -129,7 +131,8 @@ def readme_section(benchmarks: Mapping[str, Content]) -> str:
                 words.format(number(content["figures"][quote.key]["median"]))
                 for words, quote in pairs
             ]
-            rows.append(f"| {figure.short[0]} | {' | '.join(said)} |")
+            older = " (older code)" if changed(figure, content) else ""
+            rows.append(f"| {figure.short[0]}{older} | {' | '.join(said)} |")
     return "\n".join(["| | Clew | beside it |", "|---|---|---|", *rows])
 
 

@@ -26,6 +26,7 @@ from clew.runs.hardware import (
     process_peak_gib,
     why_no_result_file,
 )
+from experiments.figures import digests
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -223,6 +224,7 @@ def write_results(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", "-m", f"experiments.benchmarks.{name}", *sys.argv[1:]]),
         "commit": COMMIT,
+        "code": digests(name),
         "machine": describe_machine().as_dict() | {"processor": processor(), "load": load()},
         "packages": {package: version(package) for package in packages},
         "figures": {key: spread(values) for key, values in (figures or {}).items()},

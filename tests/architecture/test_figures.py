@@ -6,6 +6,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from clew.config.study import load_study
 from experiments import report
 from experiments.benchmarks import harness
-from experiments.figures import FIGURES, Figure, Quote, gap
+from experiments.figures import CODE, FIGURES, Figure, Quote, changed, digest_of, digests, gap
 
 BENCHMARKS = report.results(report.BENCHMARKS)
 STUDIES = report.results(report.STUDIES)
@@ -114,6 +115,56 @@ def test_what_cannot_be_trusted_is_not_quoted(
     content = written(recorded) | change
     assert reason in str(gap(FIGURE, content))
     assert "| to be measured |" in report.figure_row(FIGURE, content)
+
+
+CODE_OF_A_STEP = '''"""What it does."""
+
+RATE = 2  # a comment
+
+
+def step(x: int) -> int:
+    """Return it."""
+    return x * RATE
+'''
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ("a comment", "another one", True),
+        ("Return it.", "Return it twice.\n\n    At most.\n    ", True),
+        ("RATE = 2", "RATE = 3", False),
+        ("return x * RATE", 'return "x" * RATE', False),
+    ],
+)
+def test_a_digest_is_of_code_alone(old: str, new: str, is_same: bool) -> None:
+    assert old in CODE_OF_A_STEP
+    assert (digest_of(CODE_OF_A_STEP.replace(old, new)) == digest_of(CODE_OF_A_STEP)) is is_same
+
+
+def test_a_figure_of_older_code_says_so(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fast.py", "slow.py"):
+        (recorded / name).write_text(CODE_OF_A_STEP)
+    figure = replace(FIGURE, code=("fast.py", "slow.py"), short=("a step", "{} s", "{}"))
+    monkeypatch.setattr("experiments.figures.CODE", recorded)
+    monkeypatch.setattr("experiments.figures.FIGURES", (figure,))
+    monkeypatch.setattr("experiments.report.FIGURES", (figure,))
+    harness.write_results("speed", [], figures={"seconds": [2.0] * 3, "other": [1.0] * 3})
+    content = written(recorded)
+    assert changed(figure, content) == []
+    assert "| a step | 2 s | 1 |" in report.readme_section({"speed": content})
+    (recorded / "slow.py").write_text(CODE_OF_A_STEP.replace("RATE = 2", "RATE = 3"))
+    assert changed(figure, content) == ["slow.py"]
+    assert report.figure_row(figure, content).endswith(", before changes of `slow.py` |")
+    assert "| a step (older code) | 2 s | 1 |" in report.readme_section({"speed": content})
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.benchmark)
+def test_each_figure_names_the_code_that_it_depends_on(figure: Figure) -> None:
+    assert figure.code
+    assert set(figure.code) <= set(digests(figure.benchmark))
+    assert all((CODE / file).is_file() for file in figure.code)
+    assert isinstance(BENCHMARKS[figure.benchmark]["code"], dict)
 
 
 def test_two_rounds_are_too_few(recorded: Path) -> None:
