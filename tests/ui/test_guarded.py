@@ -1,6 +1,7 @@
 """Pages of other origins cannot control the dashboard or show it in a frame."""
 
 import http.client
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from tests.browser.dashboard import serving, wait_for
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
-NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin")
-PROXY = """
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+AS_PRINTED = "127.0.0.1:8501"
+NGINX = """
 pid {folder}/pid;
 error_log {folder}/error.log;
 daemon off;
@@ -29,16 +31,29 @@ http {{
   scgi_temp_path {folder}/scgi;
   server {{
     listen 127.0.0.1:{port};
-    location /clew/ {{
-      proxy_pass http://{upstream};
-      proxy_http_version 1.1;
-      proxy_set_header Host $http_host;
-      proxy_set_header Upgrade $http_upgrade;
-      proxy_set_header Connection "upgrade";
-    }}
+    {example}
   }}
 }}
 """
+CADDY = """
+{{
+  admin off
+  auto_https off
+  storage file_system {folder}
+}}
+http://127.0.0.1:{port} {{
+  {example}
+}}
+"""
+
+
+def example_of(proxy: str) -> str:
+    """Return the lines that the documentation gives for a proxy."""
+    if proxy == "nginx":
+        return (DOCS / "deploy" / "nginx.conf").read_text(encoding="utf-8")
+    page = " ".join((DOCS / "expose.md").read_text(encoding="utf-8").split())
+    (line,) = re.findall(r"in a Caddyfile `(reverse_proxy [^`]*)`", page)
+    return str(line)
 
 
 @pytest.fixture(scope="module")
@@ -56,25 +71,36 @@ def copy_of(template: Path, folders: pytest.TempPathFactory) -> str:
     return f"sqlite:///{copy}"
 
 
-@pytest.fixture
-def behind_nginx(
-    store_template: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+@pytest.fixture(params=["nginx", "caddy"])
+def behind_proxy(
+    request: pytest.FixtureRequest,
+    store_template: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, int]]:
-    """Serve the dashboard under a path, behind a proxy with its default buffers."""
-    if NGINX is None:
-        pytest.skip("nginx is not installed (apt-get install nginx)")
+    """Serve the dashboard under a path, behind a proxy with its defaults and our example."""
+    program = shutil.which(request.param, path="/usr/sbin:/usr/bin")
+    if program is None:
+        pytest.skip(f"{request.param} is not installed (apt-get install {request.param})")
     port, uri = free_port(), copy_of(store_template, tmp_path_factory)
     with serving(uri, options=("--server.baseUrlPath", "clew"), wait=False) as url:
         wait_for(f"{url}/clew")
-        content = PROXY.format(folder=tmp_path, port=port, upstream=urlsplit(url).netloc)
-        (tmp_path / "nginx.conf").write_text(content)
-        nginx = subprocess.Popen([NGINX, "-c", tmp_path / "nginx.conf"])
+        example = example_of(request.param)
+        assert AS_PRINTED in example
+        example = example.replace(AS_PRINTED, urlsplit(url).netloc)
+        template, file = (NGINX if request.param == "nginx" else CADDY), tmp_path / "proxy.conf"
+        file.write_text(template.format(folder=tmp_path, port=port, example=example))
+        words = ["-c", str(file)]
+        if request.param == "caddy":
+            words = ["run", "--adapter", "caddyfile", "--config", str(file)]
+        with (tmp_path / "proxy.log").open("w") as log:
+            proxy = subprocess.Popen([program, *words], stdout=log, stderr=log)
         try:
             wait_for(f"http://127.0.0.1:{port}/clew")
             yield "127.0.0.1", port
         finally:
-            nginx.terminate()
-            nginx.wait(20)
+            proxy.terminate()
+            proxy.wait(20)
 
 
 def status_of_websocket(address: tuple[str, int], origin: str | None, base: str = "") -> int:
@@ -143,9 +169,9 @@ def test_the_headers_of_a_page_fit_into_a_proxys_default_buffer(address: tuple[s
         connection.close()
 
 
-def test_pages_work_behind_nginx_under_a_path_of_their_own(behind_nginx: tuple[str, int]) -> None:
-    host, port = behind_nginx
+def test_pages_work_behind_proxy_under_a_path_of_their_own(behind_proxy: tuple[str, int]) -> None:
+    host, port = behind_proxy
     for page in ("/clew/", "/clew/compare", "/clew/ask"):
-        assert status_of(behind_nginx, page) == 200, page
-    assert status_of_websocket(behind_nginx, f"http://{host}:{port}", "/clew") == 101
-    assert status_of_websocket(behind_nginx, "http://evil.org", "/clew") == 403
+        assert status_of(behind_proxy, page) == 200, page
+    assert status_of_websocket(behind_proxy, f"http://{host}:{port}", "/clew") == 101
+    assert status_of_websocket(behind_proxy, "http://evil.org", "/clew") == 403
