@@ -116,6 +116,25 @@ def test_too_many_at_once_are_refused(jobs: Jobs, monkeypatch: pytest.MonkeyPatc
         start(jobs, work_of_tests.say, "one more")
 
 
+def test_the_limit_is_for_each_person_and_answers_do_not_wait_for_long_work(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, pipe: Path
+) -> None:
+    monkeypatch.setattr(jobs_module, "MAX_RUNNING", 1)
+    monkeypatch.setattr(access, "authorize", lambda action: "ada@lovelace.org")
+    long = jobs.start(Work(work_of_tests.wait, (str(pipe), "")), title="Train", action="train")
+    with pipe.open() as held:
+        held.readline()
+        with pytest.raises(UsageError):
+            jobs.start(Work(work_of_tests.say, ("again",)), title="Explain", action="explain")
+        answer = jobs.start(Work(work_of_tests.say, ("yes",)), title="Ask", action="ask")
+        assert finished(answer).output() == "yes"
+        monkeypatch.setattr(access, "authorize", lambda action: "grace@hopper.org")
+        other = jobs.start(Work(work_of_tests.say, ("mine",)), title="Train", action="train")
+        assert finished(other).output() == "mine"
+        long.cancel()
+        assert finished(long).state == "cancelled"
+
+
 def test_files_go_beside_the_work(jobs: Jobs) -> None:
     job = finished(start(jobs, work_of_tests.read, "test.txt", **{"test.txt": b"a, b\tr\tc\n"}))
     assert job.output() == "a, b\tr\tc\n"

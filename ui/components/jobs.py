@@ -35,6 +35,7 @@ from clew.ui.components.tables import seconds_text
 from clew.ui.work import EXIT_CODE_FILE, WORK, start_work
 
 MAX_RUNNING = 4
+"""Commands of one person that run at once; answers count apart from what takes longer."""
 MAX_KEPT = 50
 TAIL_CHARACTERS = 20_000
 SECONDS_TO_STOP = 5.0
@@ -175,11 +176,13 @@ class Jobs:
         """
         person = access.authorize(action)
         with self._lock:
-            running = sum(job.state == "running" for job in self._jobs.values())
+            kept, is_answer = self._jobs.values(), action == "ask"
+            own = (job for job in kept if job.person == person and job.state == "running")
+            running = sum((job.action == "ask") == is_answer for job in own)
             if running >= MAX_RUNNING:
                 raise UsageError(
-                    f"{running} commands are running, which is the limit; wait until one ends, or "
-                    "cancel one"
+                    f"{running} of your commands are running, which is the limit; wait until one "
+                    "ends, or cancel one"
                 )
             job_id = uuid.uuid4().hex[:12]
             job = Job(job_id, title, self.folder / job_id, action, asked, person)
@@ -197,7 +200,7 @@ class Jobs:
             job.pid = process.pid
             threading.Thread(target=job.watch, args=(process,), daemon=True).start()
             self._jobs[job_id] = job
-            ended = [job for job in self._jobs.values() if job.state != "running"]
+            ended = [job for job in kept if job.state != "running"]
             for old in ended[: max(0, len(self._jobs) - MAX_KEPT)]:
                 del self._jobs[old.job_id]
                 shutil.rmtree(old.folder, ignore_errors=True)
