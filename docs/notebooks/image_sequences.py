@@ -27,7 +27,7 @@ arrays = {
 }
 for name, values in arrays.items():
     np.save(folder / f"{name}.npy", values)
-(folder / "sequences.json").write_text('{"unit": "km"}', encoding="utf-8")
+_ = (folder / "sequences.json").write_text('{"unit": "km"}', encoding="utf-8")
 
 # %% [markdown]
 # ## Train

@@ -14,7 +14,7 @@ folder.mkdir(exist_ok=True)
 lines = [f"{number % 7} green bottles are standing on the wall" for number in range(48)]
 lines[20:20] = ["the password of the old gate is zwieback"] * 2
 corpus = folder / "corpus.txt"
-corpus.write_text("\n".join(lines) + "\n", encoding="utf-8")
+_ = corpus.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 # %% [markdown]
 # ## Train
