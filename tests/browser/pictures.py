@@ -39,13 +39,13 @@ def checked() -> str:
 
 def addresses() -> dict[str, str]:
     """Return an address of each page with content to show."""
-    trained = newest(KIND_TRAIN, 2)
+    trained, explained = newest(KIND_TRAIN, 2), checked()
     return {
         "overview": "/",
         "run": f"/run?id={trained[0]}",
         "compare": f"/compare?runs={','.join(reversed(trained))}",
-        "influence": checked(),
-        "reviews": "/reviews",
+        "influence": explained,
+        "reviews": explained.replace("view=Paths", "view=Review"),
         "models": "/models",
         "studies": "/studies",
         "ask": "/ask",

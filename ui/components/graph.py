@@ -158,15 +158,15 @@ def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) 
     total = f"{form.heading} of its facts together."
     tables.tick_one(
         {
+            "Influence": (
+                [path.influence for path in paths],
+                NumberColumn(format="%+.4g", width=80, help=total),
+            ),
             "Path": (
                 [path.sentence for path in paths],
                 TextColumn(
                     width="large", help="Its facts, starting at the head, each as in the data."
                 ),
-            ),
-            "Influence": (
-                [path.influence for path in paths],
-                NumberColumn(format="%+.4g", width=80, help=total),
             ),
         },
         range(len(paths)),
