@@ -1,6 +1,7 @@
 """Wrong usage ends with code 2 before anything is read, in lines that a terminal shows whole."""
 
 import io
+import json
 import logging
 import queue
 import sys
@@ -11,6 +12,7 @@ import pytest
 from clew.__main__ import run as run_command
 from clew.cli import cli, options
 from clew.cli.options import Verb, dashed
+from clew.workflows.train import TrainResult
 
 FRAMES = ("predict", "--model=none", "--frames=f", "--output=o")
 
@@ -161,3 +163,16 @@ def test_a_command_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         logger.removeHandler(listener)
         logger.setLevel(level)
     assert options.BEATING == []
+
+
+def test_what_was_not_sent_is_told_by_the_exit_code_or_to_a_study_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id, file = "a" * 32, tmp_path / "result.json"
+    monkeypatch.setattr("clew.workflows.train.train", lambda *_, **__: TrainResult(run_id, "fp32"))
+    monkeypatch.setattr("clew.runs.store.spool_root", lambda: tmp_path)
+    assert run_command(["train", "umls"]) == 0
+    (tmp_path / run_id).mkdir()
+    assert run_command(["train", "umls"]) == 3
+    assert run_command(["train", "umls", f"--result-file={file}"]) == 0
+    assert json.loads(file.read_text(encoding="utf-8"))["run_id"] == run_id

@@ -78,7 +78,8 @@ def train(options: TrainOptions) -> int:
         options.result_file.write_text(content, encoding="utf-8")
     click.echo(result.table(everything=options.all))
     is_unsent = result.run_id is not None and (spool_root() / result.run_id).exists()
-    return ProtectedStop.exit_code if is_unsent else 0
+    # A study that reads the file goes on with the result.
+    return ProtectedStop.exit_code if is_unsent and not options.result_file else 0
 
 
 class ImportOptions(ConfigOptions, Spoken):
