@@ -131,7 +131,7 @@ def readme_section(benchmarks: Mapping[str, Content]) -> str:
                 words.format(number(content["figures"][quote.key]["median"]))
                 for words, quote in pairs
             ]
-            older = " (older code)" if changed(figure, content) else ""
+            older = " (older)" if changed(figure, content) else ""
             rows.append(f"| {figure.short[0]}{older} | {' | '.join(said)} |")
     return "\n".join(["| | Clew | beside it |", "|---|---|---|", *rows])
 

@@ -156,7 +156,7 @@ def test_a_figure_of_older_code_says_so(recorded: Path, monkeypatch: pytest.Monk
     (recorded / "slow.py").write_text(CODE_OF_A_STEP.replace("RATE = 2", "RATE = 3"))
     assert changed(figure, content) == ["slow.py"]
     assert report.figure_row(figure, content).endswith(", before changes of `slow.py` |")
-    assert "| a step (older code) | 2 s | 1 |" in report.readme_section({"speed": content})
+    assert "| a step (older) | 2 s | 1 |" in report.readme_section({"speed": content})
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.benchmark)
