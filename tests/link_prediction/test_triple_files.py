@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from clew.errors import DataError
@@ -89,6 +89,7 @@ rows = st.lists(st.tuples(field, field, field), min_size=1, max_size=20)
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(train=rows, test=rows)
+@example(train=[("0", "0", "0")], test=[("0", "00", "0")])
 def test_names_come_back_in_the_order_of_the_lines(tmp_path: Path, train: list, test: list) -> None:
     paths = {"train": tmp_path / "train.txt", "test": tmp_path / "test.txt"}
     for (_, path), triples in zip(paths.items(), (train, test), strict=True):

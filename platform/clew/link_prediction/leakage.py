@@ -76,7 +76,9 @@ def find_leakage(graph: KnowledgeGraph) -> Leakage:
         pair, side = np.divmod(keys, 2 * size)
         numbers += np.bincount(side // 2, minlength=size)
         is_next = pair[1:] == pair[:-1]
-        is_shared = np.append(is_next, False) | np.append(False, is_next)
+        is_shared = np.zeros(len(pair), bool)  # none, if all triples are self-loops
+        is_shared[:-1] |= is_next
+        is_shared[1:] |= is_next
         pair, side = pair[is_shared], side[is_shared]
         starts = np.append(np.flatnonzero(np.diff(pair, prepend=-1)), len(pair))
         ones = np.ones(len(side), np.int64)
