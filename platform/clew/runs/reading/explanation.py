@@ -35,7 +35,7 @@ from clew.biolink import (
     predicate_of,
     terms,
 )
-from clew.errors import ConfigError, TrackingError, extra, quoted
+from clew.errors import ConfigError, TrackingError, counted, extra, quoted
 from clew.files import expanded
 from clew.runs.reading.facts import (
     TRAIN_KEY,
@@ -311,8 +311,7 @@ def _response(explanation: SharedExplanation) -> Content:
         "support_graphs": list(graphs),
     }
     missing = int(denied.sum())
-    noun = "fact" if missing == 1 else "facts"
-    note = f" (without {missing} denied {noun}, as TRAPI has no denials)" if missing else ""
+    note = f" (without {counted(missing, 'denied fact')}, as TRAPI has no denials)" * bool(missing)
     return {
         "message": {
             "query_graph": {
