@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments import claims, quality_picture, trust_picture
+from experiments import claims, growth_picture, quality_picture, trust_picture
 from experiments.figures import FIGURES, MIN_ROUNDS, Content, Figure, Quote, changed, gap
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,6 +55,7 @@ PAGES = {
         "Image sequences: how good, in how much memory?",
         ("era5_temperature", "image_memory", "image_presets"),
     ),
+    "growth": ("How does time grow with size?", ("growth",)),
     "answers": (
         "How fast are ranking, serving, the dashboard and the demo?",
         ("ranking_speed", "serving_speed", "dashboard_speed", "demo_time"),
@@ -288,6 +289,7 @@ def main() -> None:
         (MEASUREMENTS / name).write_text(page, encoding="utf-8")
     trust_picture.main()
     quality_picture.main()
+    growth_picture.main()
     for figure in FIGURES:
         if reason := gap(figure, benchmarks.get(figure.benchmark)):
             print(f"to be measured: {figure.benchmark}: {reason}")

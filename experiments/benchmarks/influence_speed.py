@@ -59,17 +59,17 @@ ALTERNATIVES = {"loop": (256, 4), "captum": (128, 4), "dattri": (32, 4)}
 """Number of rows and tests that each alternative computes."""
 
 
-def triples(count: int, seed: int) -> np.ndarray:
+def triples(count: int, seed: int, entities: int = ENTITIES) -> np.ndarray:
     """Return random triples."""
-    bounds = (ENTITIES, RELATIONS, ENTITIES)
+    bounds = (entities, RELATIONS, entities)
     return np.random.default_rng(seed).integers(0, bounds, (count, 3)).astype(np.int32)
 
 
-def network() -> ConvE:
+def network(entities: int = ENTITIES) -> ConvE:
     """Return ConvE with FB15k-237's sizes, and running statistics from some forward passes."""
     torch.manual_seed(0)
-    model = ConvE(ENTITIES, RELATIONS, ConvEModel()).train()
-    rows = torch.from_numpy(triples(2048, 7).astype(np.int64))
+    model = ConvE(entities, RELATIONS, ConvEModel()).train()
+    rows = torch.from_numpy(triples(2048, 7, entities).astype(np.int64))
     with torch.no_grad():
         for _ in range(20):
             model.queries(rows[:, 0], rows[:, 1])
@@ -105,6 +105,7 @@ def run_clew(
     train: np.ndarray,
     test: np.ndarray,
     *,
+    entities: int = ENTITIES,
     num_checkpoints: int = 1,
     half: bool = False,
     cosine: bool = False,
@@ -117,7 +118,7 @@ def run_clew(
     rows = TripleRows(
         form, training_rows(train, form, kind).to(*to), own_rows(test, form, kind).to(*to)
     )
-    models = [network().to(device) for _ in range(num_checkpoints)]
+    models = [network(entities).to(device) for _ in range(num_checkpoints)]
     options = KernelOptions(product=MatrixProduct(torch.bfloat16 if half else None))
     plan = plan_tiles(
         models[0],

@@ -92,11 +92,11 @@ def loss_alone(entities: int, implementation: str) -> dict[str, float]:
     return {"seconds": seconds, "extra_gib": extra}
 
 
-def graph_of(entities: int) -> KnowledgeGraph:
+def graph_of(entities: int, num_triples: int = 50_000) -> KnowledgeGraph:
     """Return a generated graph with uneven entity frequencies."""
     generator = np.random.default_rng(0)
-    ends = (entities * generator.random((2, 50_000)) ** 2).astype(np.int32)
-    relation = generator.integers(0, RELATIONS, 50_000).astype(np.int32)
+    ends = (entities * generator.random((2, num_triples)) ** 2).astype(np.int32)
+    relation = generator.integers(0, RELATIONS, num_triples).astype(np.int32)
     triples = np.stack([ends[0], relation, ends[1]], axis=1)
     names = Vocabulary.from_names("entity", [f"e{i}" for i in range(entities)])
     relations = Vocabulary.from_names("relation", [f"r{i}" for i in range(RELATIONS)])
