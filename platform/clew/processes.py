@@ -38,13 +38,9 @@ def run_child(
 ) -> tuple[int, str]:
     """Run a command to its end and return its exit code and its standard output.
 
-    A SIGTERM to this process also stops the command. It does not record into the run that `mlflow
-    run` opened, which is for this process only.
-
-    Args:
-        command: Program and arguments.
-        environment: Variables in addition to the environment of this process.
-        capture: Return the command's standard output instead of printing it.
+    A SIGTERM to this process also stops the command. It has the variables of `environment` too, but
+    not the run that `mlflow run` opened, which is for this process only. With `capture`, its output
+    is not printed.
     """
     inherited = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
     with subprocess.Popen(

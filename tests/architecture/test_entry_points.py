@@ -128,7 +128,7 @@ def test_an_option_that_stands_alone_leaves_the_next_assignment() -> None:
         (["predict", "--model=a", "--top-k=many"], "--top-k is 'many'; expected a whole number"),
         (["evaluate", "--model=a", "--split=train"], "expected 'valid' or 'test'"),
         (["promote", "--dry-run=perhaps"], "--dry-run is 'perhaps'; expected true or false"),
-        (["compare", "--study=training", "--seeds=1,x"], "--seeds is '1,x'; expected whole"),
+        (["compare", "--study=training", "--seeds=1,x"], "--seeds is 'x'; expected a whole"),
     ],
 )
 def test_a_value_that_is_not_valid_is_one_line(words: list[str], message: str) -> None:

@@ -211,7 +211,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 def is_number(annotation: Any) -> bool:
     """Whether values of a type are numbers; true and false are not."""
-    if get_origin(annotation) is Literal:
+    if get_origin(annotation) in (Literal, tuple):
         return False
     return annotation in (int, float) or any(is_number(part) for part in get_args(annotation))
 
