@@ -12,8 +12,8 @@ import yaml
 from clew.__main__ import run
 from clew.cli import UNDER_TORCHRUN, cli
 from clew.cli.options import flags
-from clew.cli.reference import PROGRAM, written_files
 from clew.errors import ConfigError
+from experiments.reference import PROGRAM, written_files
 
 OF_THE_COMMAND_LINE_ALONE = {"runs", "sync", "ui"}
 """Verbs that are not in MLproject, because MLflow would open a run for them."""

@@ -2,8 +2,8 @@
 
 Each field of such a class is an option of the command line and a parameter of MLproject; its
 docstring is the help text. Configuration settings that have their own option
-(`clew.cli.options`) are added automatically. `clew.cli.reference` writes MLproject and the
-reference page from the same declarations.
+(`clew.cli.options`) are added automatically. `experiments.reference` writes MLproject and the
+reference pages from the same declarations.
 """
 
 import functools
