@@ -1,6 +1,5 @@
 """The command that tests explanations: measures, resumption, refusals, and display."""
 
-import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -169,9 +168,9 @@ def test_retrainings_of_other_subsets_are_not_taken_for_finished_ones(
     said: list[str] = []
     validate_influence(small, say=said.append)
     assert said[0].startswith("0 retrainings")
-    more = dataclasses.replace(small, subsets=4)
+    more = small.model_copy(update={"subsets": 4})
     with pytest.raises(ConfigError, match=r"^4 retrainings of this graph take about .*more than"):
-        validate_influence(dataclasses.replace(more, max_hours=1e-9))
+        validate_influence(more.model_copy(update={"max_hours": 1e-9}))
     validate_influence(more, say=said.append)
     assert said[1].startswith("4 retrainings"), "four subsets; nothing dropped is there already"
 
@@ -243,7 +242,7 @@ def planned(request: ValidationRequest) -> ValidationPlan:
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, source.model.config, tests)
         trained = examiner.examine(source.tracer.models[-1])
-        return plan_experiment(dataclasses.replace(request, deletions=0), source, tests, trained)
+        return plan_experiment(request.model_copy(update={"deletions": 0}), source, tests, trained)
 
 
 def test_an_ensemble_is_tested_as_one(trained: TrainedStore, tmp_path: Path) -> None:
@@ -255,12 +254,12 @@ def test_an_ensemble_is_tested_as_one(trained: TrainedStore, tmp_path: Path) -> 
     of_both = planned(request)
     assert of_both.other_seeds == (seed + 2,)
     each = [
-        planned(dataclasses.replace(request, model=run)).forms["cosine"]
+        planned(request.model_copy(update={"model": run})).forms["cosine"]
         for run in (trained.strong, twin)
     ]
     np.testing.assert_allclose(of_both.forms["cosine"], np.mean(each, axis=0), atol=1e-6)
 
-    record = validate_influence(dataclasses.replace(request, deletions=0)).record
+    record = validate_influence(request.model_copy(update={"deletions": 0})).record
     assert record.ensemble == (trained.strong, twin)
     score = {"influence.score": "cosine"}
     assert tracin(both, TRIPLE, score).report.validation == record.summary(
