@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from clew.config.load import load
+from clew.config.services import ValidationRequest
 from clew.influence.outcomes import datamodelling_scores, measured
 from clew.influence.retraining import KeptRetrainings, Retraining
 from clew.workflows.explaining.trace_source import open_trace_source
@@ -29,7 +30,6 @@ from clew.workflows.explaining.validate_influence import (
 )
 from clew.workflows.explaining.validation_plan import (
     UNROLLED,
-    ValidationRequest,
     choose_tests,
     random_subsets,
     scores_by_form,
@@ -65,7 +65,14 @@ def measure(activation: str, changed: Mapping[str, object]) -> Iterator[Row]:
     training_seconds = (time.process_time() - began) / len(members)
     runs = [str(result.run_id) for result in (first, *members)]
     request = ValidationRequest(
-        runs[0], SUBSETS, SEEDS, (DROP,), TESTS, 0, ("raw",), output_dir=folder
+        model=runs[0],
+        subsets=SUBSETS,
+        seeds=SEEDS,
+        drop=(DROP,),
+        tests=TESTS,
+        deletions=0,
+        scores=("raw",),
+        output_dir=folder,
     )
     ceiling = (
         validate_influence(request, say=lambda line: print(line, flush=True))

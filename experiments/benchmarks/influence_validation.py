@@ -28,10 +28,10 @@ from statistics import mean
 from typing import get_args
 
 from clew.config.load import load
-from clew.config.services import Question, TestLoss
+from clew.config.services import Question, TestLoss, ValidationRequest
 from clew.runs.validation_record import ValidationRecord
 from clew.workflows.explaining.validate_influence import validate_influence
-from clew.workflows.explaining.validation_plan import FORMS, ValidationRequest
+from clew.workflows.explaining.validation_plan import FORMS
 from clew.workflows.train import train
 from experiments.benchmarks.dense_part import write_dense_part
 from experiments.benchmarks.harness import result_file, write_results
@@ -147,7 +147,7 @@ def measure(
         alone = len(tested) == 1
         for question, loss in case.questions if alone else [(TAIL, "trained")]:
             request = ValidationRequest(
-                ",".join(tested),
+                model=",".join(tested),
                 subsets=case.subsets,
                 seeds=SEEDS,
                 drop=(0.5,),

@@ -31,6 +31,7 @@ from sklearn.metrics import (  # type: ignore[import-untyped]
 )
 
 from clew.config.load import load
+from clew.config.services import ValueRequest
 from clew.influence.scores import Explanation
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.ranking import rank_triples
@@ -38,7 +39,7 @@ from clew.link_prediction.sources import BUNDLED
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import FilterIndex
 from clew.workflows.explaining.trace_source import open_trace_source
-from clew.workflows.explaining.value_facts import ValueRequest, value_facts
+from clew.workflows.explaining.value_facts import value_facts
 from clew.workflows.model_source import load_source, open_model
 from clew.workflows.train import TrainResult, train
 from experiments.benchmarks.harness import print_table, write_results
@@ -100,7 +101,7 @@ def suspicion(run: str, seed: int, num_facts: int) -> dict[str, np.ndarray]:
         own = np.concatenate([part.self_influence for part in parts])
         scores, _ = source.tracer.scores_and_ranks(train_facts)
     return {
-        "values": -value_facts(ValueRequest(run)).values,
+        "values": -value_facts(ValueRequest(model=run)).values,
         "raw": -np.asarray(summed),
         "self-influence": own,
         "own loss": -scores,

@@ -8,7 +8,6 @@ import shutil
 import signal
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -26,11 +25,6 @@ from clew.processes import (
 
 MAX_CHARACTERS = 1_500
 """Longest error message; longer ones, for example with a long file name, are cut."""
-AGAIN_SECONDS = 0.05
-"""Delay before a SIGTERM whose KeyboardInterrupt was lost is sent again.
-
-By then, the destructor or callback that lost the KeyboardInterrupt has returned.
-"""
 
 
 def main() -> None:
@@ -42,7 +36,6 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end_once)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _end_once)
-    sys.unraisablehook = _end_nevertheless
     end_with_parent()
     end_at_second_signal()
     collect_garbage_rarely()
@@ -52,7 +45,9 @@ def main() -> None:
         problem = "the current folder does not exist any more; change to one that exists"
         sys.exit(_report(problem, UsageError.exit_code))
     try:
-        prepare_environment()
+        from clew.runs.hardware import prepare_threads  # `clew.runs` sets the variables of MLflow
+
+        prepare_threads(os.environ)
         _log_to_stderr()
     except KeyboardInterrupt:
         sys.exit(_report("interrupted", 130))
@@ -92,34 +87,8 @@ def _end_once(_number: int, _frame: FrameType | None) -> None:
     `end_with_parent`).
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _ends_already)
+        signal.signal(number, lambda *_: None)  # only `end_at_second_signal` counts later ones
     raise KeyboardInterrupt
-
-
-def _ends_already(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing: only the process that watches (`end_at_second_signal`) counts this signal."""
-
-
-def _end_nevertheless(lost: "sys.UnraisableHookArgs") -> None:
-    """Report an exception from a destructor or callback, or send a SIGTERM again if it was lost.
-
-    Python continues after an exception in a destructor or callback. If the exception comes from a
-    SIGTERM, the command would also continue, and would ignore every later SIGTERM.
-    """
-    came = signal.getsignal(signal.SIGTERM) is _ends_already
-    if not (came and isinstance(lost.exc_value, KeyboardInterrupt)):
-        sys.__unraisablehook__(lost)
-        return
-    signal.signal(signal.SIGTERM, _end_once)
-    again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
-    again.daemon = True  # if the command ends before, it needs no signal
-    again.start()
-
-
-def prepare_environment() -> None:
-    from clew.runs.hardware import prepare_threads  # `clew.runs` sets the variables of MLflow
-
-    prepare_threads(os.environ)
 
 
 def run(arguments: list[str]) -> int:
@@ -128,12 +97,13 @@ def run(arguments: list[str]) -> int:
     given = [word for word in arguments if not re.fullmatch(r"--[\w-]+=", word)]
     typed_command.set(shlex.join(["clew", *given]))
     try:
-        with keeping_reason(), _interrupted_as_usual():
+        with keeping_reason():
             from clew.cli import cli
 
-            result = cli.main(arguments, prog_name="clew", standalone_mode=False)
-    except ClewError as error:
-        return _report(str(error), error.exit_code)
+            try:
+                result = cli.main(arguments, prog_name="clew", standalone_mode=False)
+            except click.Abort:  # which click makes of a KeyboardInterrupt
+                raise KeyboardInterrupt from None
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
@@ -143,13 +113,19 @@ def run(arguments: list[str]) -> int:
             usage = f"{context.get_usage()}\nTry '{context.command_path} --help' for help.\n"
             click.echo(usage, err=True)
         return _report(error.format_message(), error.exit_code)
-    except KeyboardInterrupt:
-        return _report("interrupted", 130)
-    except OSError as error:
-        if (found := of_the_system(error)) is None:
+    except (ClewError, KeyboardInterrupt, OSError) as error:
+        if (code := ended_by(error)) is None:
             raise
-        return _report(str(found), found.exit_code)
+        return code
     return result if isinstance(result, int) else 0
+
+
+def ended_by(error: BaseException) -> int | None:
+    """Report an error, and return the exit code; None if it is a bug, which is not reported."""
+    found = of_the_system(error) if isinstance(error, OSError) else error
+    if isinstance(found, ClewError):
+        return _report(str(found), found.exit_code)
+    return _report("interrupted", 130) if isinstance(error, KeyboardInterrupt) else None
 
 
 @contextmanager
@@ -180,15 +156,6 @@ def keeping_reason() -> Iterator[None]:
                     "run %s does not say why it ended: %s", run_id, said
                 )
         raise
-
-
-@contextmanager
-def _interrupted_as_usual() -> Iterator[None]:
-    """Raise a KeyboardInterrupt again that click has turned into its own error."""
-    try:
-        yield
-    except click.Abort:
-        raise KeyboardInterrupt from None
 
 
 def _report(message: str, exit_code: int) -> int:

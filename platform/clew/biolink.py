@@ -10,7 +10,6 @@ import functools
 import re
 from collections.abc import Iterable
 from importlib import resources
-from types import MappingProxyType
 from urllib.parse import quote
 
 from pydantic import BaseModel
@@ -21,17 +20,15 @@ RELATED_TO = "biolink:related_to"
 AFFECTS = "biolink:affects"
 REGULATES = "biolink:regulates"
 
-CATEGORY_ALIASES = MappingProxyType(
-    {
-        "Anatomy": "AnatomicalEntity",
-        "ChemicalSubstance": "ChemicalEntity",
-        "Compound": "ChemicalEntity",
-        "MolecularFunction": "MolecularActivity",
-        "PharmacologicClass": "ChemicalRole",
-        "SideEffect": "PhenotypicFeature",
-        "Symptom": "PhenotypicFeature",
-    }
-)
+CATEGORY_ALIASES = {
+    "Anatomy": "AnatomicalEntity",
+    "ChemicalSubstance": "ChemicalEntity",
+    "Compound": "ChemicalEntity",
+    "MolecularFunction": "MolecularActivity",
+    "PharmacologicClass": "ChemicalRole",
+    "SideEffect": "PhenotypicFeature",
+    "Symptom": "PhenotypicFeature",
+}
 """Kind names of DrugMechDB and Hetionet to Biolink categories."""
 ASPECTS = frozenset(
     [

@@ -28,9 +28,6 @@ def replacing(path: Path) -> Iterator[Path]:
     The previous content of `path` stays until the end of the block. If the block fails, the
     previous content is kept and the temporary file or folder is removed. A file does not replace a
     folder.
-
-    Raises:
-        OSError: If the file or folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -49,11 +46,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step, so that both paths exist at every moment.
-
-    Returns:
-        Whether the folders were exchanged; not every file system supports this.
-    """
+    """Exchange two folders in one step, if the file system can; both exist at every moment."""
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
     if renameat2 is None:
         return False
@@ -173,11 +166,7 @@ def data_folder() -> Path | None:
 
 
 def check_data_name(name: str) -> str:
-    """Return a data set's name, after checking that it stays in the folder of named data sets.
-
-    Raises:
-        ConfigError: If the name leads out of that folder.
-    """
+    """Return a data set's name, after checking that it stays in the folder of named data sets."""
     if os.path.isabs(name) or ".." in Path(name).parts:
         raise ConfigError(
             f"data.name is {name!r}, which leads out of ${DATA_VARIABLE}; give a name in that "

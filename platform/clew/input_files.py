@@ -151,11 +151,7 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
 
 
 def check_ratio(path: Path, packed: int, unpacked: int) -> None:
-    """Refuse a small file that unpacks to a huge one; text and tables shrink to a tenth or so.
-
-    Raises:
-        DataError: If `unpacked` bytes are too many for `packed` bytes.
-    """
+    """Refuse a small file that unpacks to a huge one; text and tables shrink to a tenth or so."""
     if unpacked > max(FREE_BYTES, MAX_RATIO * packed):
         raise DataError(
             f"{path}: unpacks to more than {MAX_RATIO} times its size; unpack it first if this is "
@@ -180,11 +176,7 @@ def check_is_file(path: Path) -> None:
 
 
 def columns_of(path: Path, expected: str) -> list[str]:
-    """Return the names of a file's columns.
-
-    Args:
-        path: The file.
-        expected: What the file should be, for the message.
+    """Return the names of a file's columns; `expected` is what it should be, for the message.
 
     Raises:
         DataError: If the file cannot be read.
@@ -197,11 +189,7 @@ def columns_of(path: Path, expected: str) -> list[str]:
 
 
 def check_unpacked(path: Path, expected: str, most_bytes: int) -> None:
-    """Refuse a file whose footer names more uncompressed bytes than a reader can hold.
-
-    Raises:
-        DataError: If the file is too large, or cannot be read.
-    """
+    """Refuse a file whose footer names more uncompressed bytes than a reader can hold."""
     try:
         with pq.ParquetFile(path) as file:
             groups = range(file.metadata.num_row_groups)
@@ -224,11 +212,8 @@ def read_columns(
 ) -> pa.Table:
     """Read some columns of a file and convert them to the given types, if no value changes.
 
-    Args:
-        path: The file.
-        types: Column to type.
-        expected: What the file should be, for the message.
-        where: Column and number; only the rows with this number in the column are read.
+    With `where`, a column and a number, only the rows with this number in the column are read;
+    `expected` is what the file should be, for the message.
 
     Raises:
         DataError: If the file cannot be read, a column is missing, or a value does not fit its

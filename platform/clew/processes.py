@@ -33,33 +33,19 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
-def child_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with `more` added, without the run that `mlflow run` opened.
-
-    That run is for this process only.
-    """
-    own = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
-    return own | dict(more)
-
-
 def run_child(
     command: Sequence[str], *, environment: Mapping[str, str] | None = None, capture: bool = False
 ) -> tuple[int, str]:
     """Run a command to its end and return its exit code and its standard output.
 
-    A SIGTERM to this process also stops the command.
-
-    Args:
-        command: Program and arguments.
-        environment: Variables in addition to the environment of this process.
-        capture: Return the command's standard output instead of printing it.
-
-    Raises:
-        OSError: If the program does not exist.
+    A SIGTERM to this process also stops the command. It has the variables of `environment` too, but
+    not the run that `mlflow run` opened, which is for this process only. With `capture`, its output
+    is not printed.
     """
+    inherited = {key: value for key, value in os.environ.items() if key != "MLFLOW_RUN_ID"}
     with subprocess.Popen(
         command,
-        env=child_environment(environment or {}),
+        env=inherited | dict(environment or {}),
         stdout=subprocess.PIPE if capture else None,
         text=True,
     ) as process:
@@ -124,13 +110,12 @@ def end_at_second_signal() -> None:
     os.close(told)
     os.set_blocking(tells, False)
     signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=lambda: _stop_telling(tells))
 
+    def stop_telling() -> None:  # a signal to a forked process is no request to stop its parent
+        signal.set_wakeup_fd(-1)
+        os.close(tells)
 
-def _stop_telling(tells: int) -> None:
-    """Close the pipe in a forked process: a signal to it is no request to stop its parent."""
-    signal.set_wakeup_fd(-1)
-    os.close(tells)
+    os.register_at_fork(after_in_child=stop_telling)
 
 
 def _watch(told: int, process: int) -> None:

@@ -24,8 +24,8 @@ prepare_threads(os.environ)  # before torch is imported
 # ruff: noqa: E402
 import torch._dynamo  # noqa: F401 - recomputed activations and plans import it
 
+from clew.__main__ import ended_by
 from clew.config.load import from_mapping
-from clew.errors import ClewError, of_the_system, printable
 from clew.language_modeling.model import Sampling
 from clew.runs.mlflow_store import preload_databases
 from clew.ui.work import (
@@ -78,24 +78,11 @@ def run(asked: object, folder: Path) -> int:
 
         try:
             perform(asked, folder, say)
-        except ClewError as error:
-            return _ended(str(error), error.exit_code)
-        except KeyboardInterrupt:
-            return _ended("interrupted", 130)
-        except OSError as error:
-            if (found := of_the_system(error)) is not None:
-                return _ended(str(found), found.exit_code)
-            traceback.print_exc()
-            return 1
-        except Exception:
-            traceback.print_exc()
-            return 1
+        except (Exception, KeyboardInterrupt) as error:
+            if (code := ended_by(error)) is None:
+                traceback.print_exc()
+            return 1 if code is None else code
     return 0
-
-
-def _ended(message: str, exit_code: int) -> int:
-    sys.stderr.write(f"clew: error: {printable(' '.join(message.split()))}\n")
-    return exit_code
 
 
 def perform(asked: object, folder: Path, say: Say) -> None:
@@ -131,11 +118,9 @@ def perform(asked: object, folder: Path, say: Say) -> None:
                 ).as_dict()
             )
         case Why():
-            test = folder / "test.txt"  # names can have any characters
-            test.write_text(f"{asked.head}\t{asked.relation}\t{asked.tail}\n", encoding="utf-8")
             result = tracin.tracin(
                 asked.model,
-                str(test),
+                [(asked.head, asked.relation, asked.tail)],
                 {"influence.direction": asked.end},
                 first_answer=folder / FIRST_ANSWER_FILE,
                 progress=progress,

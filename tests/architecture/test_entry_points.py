@@ -12,8 +12,8 @@ import yaml
 from clew.__main__ import run
 from clew.cli import UNDER_TORCHRUN, cli
 from clew.cli.options import flags
-from clew.cli.reference import PROGRAM, written_files
 from clew.errors import ConfigError
+from experiments.reference import PROGRAM, written_files
 
 OF_THE_COMMAND_LINE_ALONE = {"runs", "sync", "ui"}
 """Verbs that are not in MLproject, because MLflow would open a run for them."""
@@ -128,7 +128,7 @@ def test_an_option_that_stands_alone_leaves_the_next_assignment() -> None:
         (["predict", "--model=a", "--top-k=many"], "--top-k is 'many'; expected a whole number"),
         (["evaluate", "--model=a", "--split=train"], "expected 'valid' or 'test'"),
         (["promote", "--dry-run=perhaps"], "--dry-run is 'perhaps'; expected true or false"),
-        (["compare", "--study=training", "--seeds=1,x"], "--seeds is '1,x'; expected whole"),
+        (["compare", "--study=training", "--seeds=1,x"], "--seeds is 'x'; expected a whole"),
     ],
 )
 def test_a_value_that_is_not_valid_is_one_line(words: list[str], message: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis.strategies import DrawFn
 
 from clew.__main__ import run
 from clew.cli.options import Verb, dashed
-from clew.cli.reference import verbs
+from experiments.reference import verbs
 from tests.attack.cases import attempt, fuzz, require_one_line
 from tests.attack.damage import HOSTILE_TEXTS, scalars, texts
 from tests.attack.material import Material

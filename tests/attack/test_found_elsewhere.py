@@ -94,7 +94,7 @@ def test_results_of_a_batch_that_are_none(tmp_path: Path, name: str, content: st
 
     def go_on() -> None:
         output.prepare(SETTINGS)
-        output.finished(0, "a")
+        output.kept(0, "a")
         output.summarise([])
 
     refused(go_on, "not what batch-tracin writes")

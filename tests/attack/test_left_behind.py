@@ -71,7 +71,8 @@ def test_results_of_a_batch(material: Material, place: Path) -> None:
         content = json.loads((folder / "influence.json").read_bytes())
         content["tests"] = content["tests"][:1]
         (folder / "influence.json").write_text(json.dumps(content))
-        (folder / NOTE_FILE).write_text(json.dumps({"index": number, "text": f"line {number}"}))
+        note = {"index": number, "text": f"line {number}", "status": "done"}
+        (folder / NOTE_FILE).write_text(json.dumps(note))
     failed = {"index": 7, "text": "x", "status": "failed", "message": "no candidates"}
     (whole / SUMMARY_FILE).write_text(json.dumps({"failed": 1, "tests": [failed]}))
     names = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file())
@@ -79,12 +80,8 @@ def test_results_of_a_batch(material: Material, place: Path) -> None:
     def go_on() -> None:
         output = OutputFolder(root)
         output.prepare(settings)
-        outcomes = [
-            output.kept(number, f"line {number}", folder)
-            for number in range(2)
-            if (folder := output.finished(number, f"line {number}"))
-        ]
-        output.summarise(outcomes)
+        kept = [output.kept(number, f"line {number}") for number in range(2)]
+        output.summarise([outcome for outcome in kept if outcome])
         output.join(report)
 
     def case(draw: DrawFn) -> None:

@@ -39,8 +39,12 @@ FRAMES = ("predict", "--model=none", "--frames=f", "--output=o")
             "--prompts and --prompt are both given",
         ),
         ((*FRAMES, "--conformal=0.8"), "the option for the intervals of frames is --confidence"),
-        (("trace-sequence", "--model=none", "--frame=²"), "expected numbers of frames"),
+        (
+            ("trace-sequence", "--model=none", "--frame=²"),
+            "expected a whole number",
+        ),
         (("report", "--explanation=~nosuch/x", "--output=o"), "~nosuch/x"),
+        (("batch-tracin", "--model=none", "--start-index=-1"), "expected at least 0"),
         (("ui", "--port=99999"), "65535"),
         (("ui", "--port=0"), "--port"),
         (

@@ -69,7 +69,6 @@ def test_the_resolved_file_repeats_the_configuration():
             {"model.kind": "eigenstate_lm", "model.further_tokens": 512},
             "set further_tokens below max_seq_len",
         ),
-        ({"model.kind": "eigenstate_lm", "model.scales": [1, 4]}, r"scales is \[1, 4\], but"),
         ({"data.name": "x", "data.dataset": "y"}, "data.name and data.dataset are both given"),
         ({"data.valid_fraction": 0.5, "data.test_fraction": 0.5}, "leave nothing to train on"),
         ({"training.gradient_accumulation": 0}, "at least 1"),
@@ -78,12 +77,6 @@ def test_the_resolved_file_repeats_the_configuration():
 def test_what_does_not_fit_is_refused(overrides: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         from_mapping({"data": {"kind": "tokens", "dataset": "corpus.txt"}}, overrides)
-
-
-def test_runs_of_versions_with_time_scales_are_read():
-    model = {"kind": "eigenstate_lm", "scales": [1]}
-    content = {"data": {"kind": "tokens", "dataset": "corpus.txt"}, "model": model}
-    assert from_mapping(content) == language(model__kind="eigenstate_lm")
 
 
 def test_tokens_need_a_source():

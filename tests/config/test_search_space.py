@@ -45,7 +45,7 @@ def write(folder: Path, parameters: object, **others: Any) -> Path:
         ({RATE: {"choices": [0.1, 0.1]}}, "a choice is given twice"),
         ({RATE: {"choices": [0.1, 0.2], "log": True}}, "choices, or low and high, not both"),
         ({"loss.label_smoothing": {"low": 0, "high": 1}}, "1.0 given, expected less than 1"),
-        ({"model.embedding_dim": {"low": 8.5, "high": 16}}, "low is 8.5, but the setting is a who"),
+        ({"model.embedding_dim": {"low": 8.5, "high": 16}}, "8.5 given, expected a whole number"),
         ({"model.output_channels": {"low": 0, "high": 4}}, "0 given, expected at least"),
         (
             {"optimizations.use_tf32": {"low": 0, "high": 1}},

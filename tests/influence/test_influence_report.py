@@ -28,7 +28,7 @@ from clew.runs.reading.facts import evidence, paths_of
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.spreadsheets import restored
 from clew.training.manifest import CheckpointRecord
-from clew.workflows.explaining.batch_results import OutputFolder
+from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.tracin import TraceResult
 
 NAMES = ["plain", "tab\there", "comma, here", 'quote " here', "=1+1", "-minus", "line\nbreak", "ü"]
@@ -154,7 +154,7 @@ def test_inverses_and_duplicates_of_the_test_triple_are_marked_everywhere(tmp_pa
     batch = OutputFolder(tmp_path / "batch")
     batch.prepare({})
     for index in range(2):
-        batch.write(index, "", explained, found.only(index))
+        batch.write(Outcome(index, "", "done"), explained, found.only(index))
     joined = batch.join(replace(report, tests=())) / "influence.csv"
     for index in range(2):
         one, whole = (

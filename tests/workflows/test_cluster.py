@@ -15,12 +15,13 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.__main__ import run as run_command
+from clew.config.services import ClusterRequest
 from clew.config.study import load_study
 from clew.link_prediction.sources import BUNDLED
 from clew.runs import store
 from clew.runs.influence_report import read_influence_json
 from clew.workflows import cluster as cluster_module
-from clew.workflows.cluster import ClusterRequest, opened_cluster
+from clew.workflows.cluster import opened_cluster
 from clew.workflows.compare import compare
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.train import train
@@ -107,7 +108,7 @@ def test_triples_explained_on_two_nodes_of_which_one_dies_are_those_of_one_proce
     seen: list[tuple[int, int]] = []
     result = batch_tracin(
         request("nodes"),
-        cluster=ClusterRequest(ray_cluster.address),
+        cluster=ClusterRequest(cluster=ray_cluster.address),
         progress=lambda done, total: seen.append((done, total)),
     )
 
@@ -128,7 +129,7 @@ def test_triples_explained_on_two_nodes_of_which_one_dies_are_those_of_one_proce
         np.testing.assert_allclose(
             [v for _, v in pairs], [v for _, v in expected], rtol=1e-5, atol=1e-9
         )
-    kept = batch_tracin(request("nodes"), cluster=ClusterRequest(ray_cluster.address))
+    kept = batch_tracin(request("nodes"), cluster=ClusterRequest(cluster=ray_cluster.address))
     assert kept.count("kept") == result.count("done"), "and the command goes on from there"
 
 
@@ -143,7 +144,9 @@ def test_cells_on_two_nodes_of_which_one_dies_are_there_once(
     path.write_text(yaml.safe_dump(STUDY))
     kill_in_the_middle(monkeypatch, second, tmp_path / "killed")
     study = load_study(path)
-    lines = list(compare(study, everything=True, cluster=ClusterRequest(ray_cluster.address)))
+    lines = list(
+        compare(study, everything=True, cluster=ClusterRequest(cluster=ray_cluster.address))
+    )
 
     assert (tmp_path / "killed").exists(), "the node died"
     assert [line[:5] for line in lines if line.startswith("[")] == ["[1/2]", "[2/2]"]
@@ -171,13 +174,13 @@ def test_trials_on_two_nodes_of_which_one_dies_are_decided_once(
     )
     kill_in_the_middle(monkeypatch, second, tmp_path / "killed")
     request = TuneRequest(
-        small_config(evaluation__every_epochs=1, training__num_epochs=2),
+        config=small_config(evaluation__every_epochs=1, training__num_epochs=2),
         space=str(space),
         output_dir=tmp_path / "search",
         trials=5,
     )
     lines: list[str] = []
-    result = tune(request, cluster=ClusterRequest(ray_cluster.address), say=lines.append)
+    result = tune(request, cluster=ClusterRequest(cluster=ray_cluster.address), say=lines.append)
 
     assert (tmp_path / "killed").exists(), "the node died"
     assert sorted(record.number for record in result.trials) == list(range(5))
@@ -189,23 +192,23 @@ def test_trials_on_two_nodes_of_which_one_dies_are_decided_once(
     for record in result.trials:
         history = client.get_metric_history(record.run_id, "valid/mrr")
         assert max(entry.value for entry in history) >= (record.value or 0)
-    again = tune(request, cluster=ClusterRequest(ray_cluster.address))
+    again = tune(request, cluster=ClusterRequest(cluster=ray_cluster.address))
     assert again.trials == result.trials, "all trials are there"
 
 
 def test_a_node_that_just_died_is_left_out(ray_cluster: Any, second: str) -> None:
-    with opened_cluster(ClusterRequest(ray_cluster.address)) as cluster:
+    with opened_cluster(ClusterRequest(cluster=ray_cluster.address)) as cluster:
         ray.cloudpickle.register_pickle_by_value(sys.modules[raylet_of.__module__])
         (raylet,) = [ended for ended in cluster.on_each(raylet_of, second) if ended]
     os.kill(raylet, signal.SIGKILL)
-    with opened_cluster(ClusterRequest(ray_cluster.address)) as cluster:
+    with opened_cluster(ClusterRequest(cluster=ray_cluster.address)) as cluster:
         assert cluster.on_each(raylet_of, second) == [None], "only the other node answers"
 
 
 def test_a_unit_that_kills_node_after_node_is_lost_and_the_others_are_not(
     ray_cluster: Any, tracking_store: Path
 ) -> None:
-    with opened_cluster(ClusterRequest(ray_cluster.address)) as cluster:
+    with opened_cluster(ClusterRequest(cluster=ray_cluster.address)) as cluster:
         ray.cloudpickle.register_pickle_by_value(sys.modules[die.__module__])
         cluster.submit("dies", die)
         cluster.submit("lives", len, "four")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clew.__main__ import run as run_command
-from clew.workflows.cluster import ClusterRequest
+from clew.config.services import ClusterRequest
 
 has_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed (pip install 'clew[cluster]')"
@@ -49,7 +49,9 @@ def test_an_address_where_nothing_listens_is_refused(
 def test_a_unit_takes_a_gpu_where_there_are_some() -> None:
     small, large = {"CPU": 4.0, "memory": 8.0 * 2**30}, {"CPU": 16.0, "GPU": 4.0}
     nodes = [{"Resources": small}, {"Resources": large}]
-    assert ClusterRequest("a:1").needs(nodes[:1]) == {"CPU": 1.0}
-    assert ClusterRequest("a:1", cpus=2).needs(nodes) == {"CPU": 2, "GPU": 1}
-    needs = ClusterRequest("a:1", cpus=2, gpus=0, memory_gib=3).needs(nodes)
+    assert ClusterRequest(cluster="a:1").needs(nodes[:1]) == {"CPU": 1.0}
+    assert ClusterRequest(cluster="a:1", cpus_per_task=2).needs(nodes) == {"CPU": 2, "GPU": 1}
+    needs = ClusterRequest(
+        cluster="a:1", cpus_per_task=2, gpus_per_task=0, memory_gib_per_task=3
+    ).needs(nodes)
     assert needs == {"CPU": 2, "memory": 3 * 2**30}

@@ -67,7 +67,6 @@ def study_files(store: Path) -> tuple[dict[str, Any], str]:
     experiments = [e.experiment_id for e in client.search_experiments()]
     runs = client.search_runs(experiments, "tags.`clew.kind` = 'compare'")
     folder = Path(client.download_artifacts(runs[0].info.run_id, "study", str(store)))
-    assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
     return json.loads((folder / "study.json").read_text()), (folder / "study.md").read_text()
 
 
@@ -273,13 +272,3 @@ def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
         load_study(write(tmp_path, seeds=[3, 4, 3]))
     with pytest.raises(ConfigError, match="seeds: 1 is given twice"):
         load_study(write(tmp_path), seeds=[1, 1])
-
-
-@pytest.mark.parametrize("claims", [[], [{"variant": "mixed", "metric": SPEED, "at_least": 2}]])
-def test_a_study_with_claims_is_refused_and_names_what_judges_them(
-    tmp_path: Path, claims: list[dict[str, Any]]
-) -> None:
-    with pytest.raises(ConfigError) as refused:
-        load_study(write(tmp_path, claims=claims))
-    (line,) = str(refused.value).splitlines()
-    assert "python -m experiments.claims" in line

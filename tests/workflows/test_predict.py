@@ -129,8 +129,8 @@ def test_files_of_queries(tmp_path: Path) -> None:
         ("cell\t\ttissue\n", "line 1: .*give a relation and either a head"),
         ("?\tpart_of\t?\n", "line 1: .*give a relation and either a head"),
         ("cell\t\t?\n", "line 1: query with head 'cell', relation '', tail ''; give a relation"),
-        ('{"head": "cell", "relation"\n', "line 1: not valid JSON"),
-        ('{"head": "cell", "rel": "part_of"}\n', "line 1: .* not 'rel'"),
+        ('{"head": "cell", "relation"\n', "line 1: .*JSON"),
+        ('{"head": "cell", "rel": "part_of"}\n', "line 1: rel.*expected texts"),
         ('{"head": 3, "relation": "part_of"}\n', "line 1: .*expected texts"),
         ('{"relation": "part_of"}\n', "line 1: .*give a relation and either a head"),
     ],
@@ -419,7 +419,7 @@ def test_a_checkpoint_without_names_and_data(trained: TrainedStore, tmp_path: Pa
     folder = download_artifact(trained.weak, "best", tmp_path)
     edit_manifest(folder, lambda m: m.update(run_id=""))
     edit_manifest(folder, lambda m: m["config"]["data"].update(name="a graph that is not here"))
-    with pytest.raises(CheckpointError, match="neither its data set nor a folder vocabulary"):
+    with pytest.raises(CheckpointError, match="vocabulary is not next to it"):
         predict(str(folder), [asked(*QUERY)])
     # The vocabulary next to it is enough.
     download_artifact(trained.weak, "vocabulary", tmp_path)

@@ -12,7 +12,6 @@ from clew.workflows.explaining.trace_windows import (
     WindowTrace,
     trace_sequences,
     trace_texts,
-    write_outputs,
 )
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.train import train
@@ -53,13 +52,13 @@ def check(result: WindowTrace[SequenceInfluenceReport]) -> None:
 
 
 def test_a_window_is_traced_and_recorded(model: str, tmp_path: Path) -> None:
-    (result,) = trace_sequences(model, [25], {"influence.top_k": "3"})
-    write_outputs([result], tmp_path / "report.json")
+    copy = tmp_path / "report.json"
+    (result,) = trace_sequences(model, [25], {"influence.top_k": "3"}, output=copy)
     check(result)
     assert result.report.group == "flight 2"
     assert "window that ends at frame 25" in result.table()
     assert "average" not in result.table()
-    assert SequenceInfluenceReport.read(tmp_path / "report.json") == result.report
+    assert SequenceInfluenceReport.read(copy) == result.report
     assert result.run_id is not None
     folder = download_artifact(result.run_id, "influence", tmp_path)
     assert {path.name for path in folder.iterdir()} == {

@@ -11,12 +11,12 @@ from clew.errors import CheckpointError, ConfigError, DataError
 from clew.runs.influence_report import TextInfluenceReport
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
+from clew.workflows.explaining import trace_windows
 from clew.workflows.explaining.trace_windows import (
     Text,
     WindowTrace,
     read_texts,
     trace_texts,
-    write_outputs,
 )
 from clew.workflows.predict import asked, predict
 from tests.workflows.trained import StoredRun
@@ -49,12 +49,12 @@ def explained(
 
 
 def test_a_given_continuation_is_traced_and_recorded(model: str, tmp_path: Path):
-    result = explained(model, "green bottles", " on", {"influence.top_k": "3"})
-    write_outputs([result], tmp_path / "report.json")
+    copy = tmp_path / "report.json"
+    result = explained(model, "green bottles", " on", {"influence.top_k": "3"}, output=copy)
     check(result)
     assert len(result.report.proponents) == 3
     assert result.run_id is not None
-    assert TextInfluenceReport.read(tmp_path / "report.json") == result.report
+    assert TextInfluenceReport.read(copy) == result.report
     assert result.report.sign in result.table()
     assert "' on'" in result.table()
     assert result.report.settings["ema_decay"] == 0.5
@@ -67,10 +67,12 @@ def test_the_average_is_not_explained(model: str, tmp_path: Path):
         explained(str(best), "green bottles", " on", {})
 
 
-def test_a_copy_that_cannot_be_written_loses_nothing(model: str, tmp_path: Path):
-    result = explained(model, "green bottles", " on", {})
+def test_a_copy_that_cannot_be_written_loses_nothing(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(trace_windows, "check_output", lambda *_: None)
     with pytest.raises(IsADirectoryError):
-        write_outputs([result], tmp_path)
+        explained(model, "green bottles", " on", {}, output=tmp_path)
     (run,) = search_runs(RunQuery(kind=names.KIND_TRACE, source_run=model), limit=1).runs
     assert run.status == "FINISHED"
     path = download_artifact(run.run_id, "influence/text_influence.json", tmp_path)
@@ -85,8 +87,8 @@ def test_the_whole_training_is_differentiated(
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     texts = [Text("green bottles", " on"), Text("the password is", " zwieback")]
-    results = trace_texts(model, texts, UNROLLED | {"influence.top_k": 3})
-    write_outputs(results, tmp_path / "reports")
+    settings = UNROLLED | {"influence.top_k": 3}
+    results = trace_texts(model, texts, settings, output=tmp_path / "reports")
     for number, result in enumerate(results):
         report = result.report
         assert TextInfluenceReport.read(tmp_path / "reports" / f"{number:04d}.json") == report

@@ -18,7 +18,7 @@ def search(tmp_path: Path) -> Search:
     config = from_mapping({"data": {"name": "umls"}})
     study = TrialStudy(optuna.create_study(direction="minimize"), {}, 0)
     return Search(
-        TuneRequest(config),
+        TuneRequest(config=config),
         study,
         Tracker(),
         tmp_path,

@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 import clew
 from clew import names
 from clew.__main__ import run as run_command
+from clew.config.services import ValueRequest
 from clew.errors import DataError
 from clew.influence.link_prediction.unrolled import UnrolledTracer
 from clew.influence.retraining import Retrainer
@@ -21,7 +22,6 @@ from clew.workflows.explaining.trace_source import open_trace_source, read_test_
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.value_facts import (
     FactValues,
-    ValueRequest,
     read_weights,
     value_facts,
 )
@@ -73,7 +73,7 @@ def test_the_run_is_open_while_the_values_are_computed(trained: TrainedStore, te
         if done == total:
             open_runs.append(len(search_runs(query).runs))
 
-    value_facts(ValueRequest(trained.strong, test=str(tests)), progress=look)
+    value_facts(ValueRequest(model=trained.strong, test=str(tests)), progress=look)
     assert open_runs == [1]
     assert not search_runs(query).runs
 
@@ -120,7 +120,7 @@ def test_an_artifact_at_an_end_of_the_list_is_marked(
     one, other = 7, 11
     given[one], given[other] = 20.0, -20.0
 
-    artifacts = value_facts(ValueRequest(trained.strong, test=str(tests), confirm=2))
+    artifacts = value_facts(ValueRequest(model=trained.strong, test=str(tests), confirm=2))
     assert not artifacts.confirmed.any()
     assert not len(artifacts.worst)
     ends = np.flatnonzero(np.isfinite(artifacts.without))
@@ -131,12 +131,12 @@ def test_an_artifact_at_an_end_of_the_list_is_marked(
 def test_values_of_about_the_size_of_the_effect_are_confirmed(trained: TrainedStore):
     values = np.array([4.0, 1.0, -1.0, -2.0, -3.0, 0.0])
     without = np.array([np.nan, 0.4, -1.9, -1.1, 3.0, 0.0])
-    request = ValueRequest(trained.strong, worst=1, confirm=2)
+    request = ValueRequest(model=trained.strong, worst=1, confirm=2)
     with open_trace_source(trained.strong, {}) as source:
         found = FactValues(source.task.graph, values, 1, without, request, None)
     assert found.confirmed.tolist() == [False, False, True, True, False, False]
     assert found.worst.tolist() == [3]
-    assert replace(found, request=ValueRequest(trained.strong, worst=1)).worst.tolist() == [4]
+    assert replace(found, request=ValueRequest(model=trained.strong, worst=1)).worst.tolist() == [4]
 
 
 def _effects(run: str, tests: Path, facts: tuple[int, ...]) -> list[float]:

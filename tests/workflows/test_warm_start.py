@@ -196,7 +196,7 @@ def test_a_start_that_cannot_be_used_is_refused_before_a_run_is_opened(
 def test_trials_do_not_start_from_each_other(earlier, tmp_path):
     config = config_of(**{"model.warm_start": "newest"})
     with pytest.raises(ConfigError, match="each would start from the one before it"):
-        tune(TuneRequest(config, output_dir=tmp_path / "search"))
+        tune(TuneRequest(config=config, output_dir=tmp_path / "search"))
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,9 @@ Chart = alt.Chart | alt.VConcatChart
 def influence_chart(
     frame: pd.DataFrame, titles: Sequence[str], heading: str, *, num_examples: int
 ) -> Chart:
-    """Return bars of the strongest examples, one panel for each prediction.
+    """Return bars of the strongest examples, one panel with a title for each prediction.
 
-    Args:
-        frame: A table of examples from `clew.api.explanations`.
-        titles: What is explained, one text per prediction.
-        heading: Name and unit of the scores.
-        num_examples: Largest number of examples to draw for each side.
+    The frame is a table of `clew.api.explanations`, the heading the name and unit of its scores.
     """
     strongest = frame[frame["rank"] <= num_examples]
     panels = [

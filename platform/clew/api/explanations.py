@@ -12,8 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from tqdm import tqdm
 
 from clew.api.models import Model, Recorded, reference_of
-from clew.errors import ConfigError, DataError, extra, quoted
-from clew.files import working_folder
+from clew.errors import ConfigError, extra, quoted
 from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX, Form, form_of
 from clew.runs.influence_report import (
     InfluenceReport,
@@ -204,8 +203,9 @@ def attribute(
         raise ConfigError(f"{model.title} is a {model.task} model; give {model.explained_with}")
     reference, settings = reference_of(model), {"influence.top_k": top_k, **(overrides or {})}
     if triples is not None:
-        with written(triples) as path, progress_of("triples") as progress:
-            traced = tracin(reference, str(path), settings, progress=progress)
+        named = named_triples(triples)
+        with progress_of("triples") as progress:
+            traced = tracin(reference, named, settings, progress=progress)
         return Attribution(traced.report, traced.run_id, triple_table(traced.report))
     with progress_of("windows") as progress:
         if prompt is not None:
@@ -216,52 +216,31 @@ def attribute(
         return Attribution(frames.report, frames.run_id, window_table(frames.report))
 
 
-@contextmanager
-def written(triples: pd.DataFrame | Iterable[Triple]) -> Iterator[Path]:
-    """Write triples to a temporary file, separated by tabs because names can contain commas.
-
-    Raises:
-        ConfigError: If `triples` does not contain triples of names.
-        DataError: If the block refuses the file; the message says `triples` instead of its path.
-    """
+def named_triples(triples: pd.DataFrame | Iterable[Triple]) -> list[Triple]:
+    """Return triples of names as a list; refuse anything else."""
     if isinstance(triples, pd.DataFrame):
         if missing := [name for name in TRIPLE_COLUMNS if name not in triples.columns]:
             raise ConfigError(
                 f"triples is a table without the column {missing[0]}; expected "
                 f"{', '.join(TRIPLE_COLUMNS)}, one triple in each row"
             )
-        triples = list(triples[TRIPLE_COLUMNS].itertuples(index=False, name=None))
+        triples = triples[TRIPLE_COLUMNS].itertuples(index=False, name=None)
+    is_listed = isinstance(triples, Iterable) and not isinstance(triples, str)
+    given: Any = list(triples) if is_listed else triples
     try:
-        listed = isinstance(triples, Iterable) and not isinstance(triples, str)
-        checked = TypeAdapter(list[Triple]).validate_python(
-            list(triples) if listed else triples, strict=True
-        )
+        found = TypeAdapter(list[Triple]).validate_python(given, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = f"triples[{first['loc'][0]}]" if first["loc"] else "triples"
-        # A triple with too few or too many parts is quoted whole; a part of another type, alone.
-        in_part = first["loc"][1:] and not isinstance(first["input"], tuple)
-        part = f", part {first['loc'][1]}," if in_part else ""
+        place = error.errors()[0]["loc"][:1]
+        wrong = (
+            f"triples[{place[0]}] is {quoted(given[place[0]])}" if place else f"triples is {given}"
+        )
         raise ConfigError(
-            f"{where}{part} is {quoted(first['input'])}; expected (head, relation, tail) by "
-            "name, a tuple for each triple, such as "
+            f"{wrong}; expected (head, relation, tail) by name, a tuple for each triple, such as "
             "[('virus', 'causes', 'neoplastic_process')]"
         ) from None
-    for number, triple in enumerate(checked):
-        if any(not name or "\t" in name or "\n" in name for name in triple):
-            raise ConfigError(
-                f"triples[{number}] is {quoted(triple)}; expected names that are not empty and "
-                "contain no tab and no line break"
-            )
-    if not checked:
+    if not found:
         raise ConfigError("triples is empty; give at least one (head, relation, tail)")
-    with working_folder("attribute") as folder:
-        path = folder / "triples"
-        path.write_text("".join("\t".join(t) + "\n" for t in checked), encoding="utf-8")
-        try:
-            yield path
-        except DataError as error:  # the caller did not give a file, and this one is temporary
-            raise DataError(str(error).replace(str(path), "triples")) from None
+    return found
 
 
 @contextmanager

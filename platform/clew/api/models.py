@@ -418,12 +418,7 @@ def evaluate(
 
 
 def reference_of(model: Model | Recorded | str | Path) -> str:
-    """Return the reference of a model that the workflows use.
-
-    Raises:
-        ConfigError: If `model` is not a model, a run or a reference.
-        UsageError: If `model` is a run that was not recorded.
-    """
+    """Return the reference of a model that the workflows use; refuse a run that has none."""
     if isinstance(model, str | Path):
         return run_meant(str(model), names.KIND_TRAIN)
     if isinstance(model, Model):

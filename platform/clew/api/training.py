@@ -182,7 +182,7 @@ def tune(
 
     result = search(
         TuneRequest(
-            read_configuration(config, overrides, settings),
+            config=read_configuration(config, overrides, settings),
             space=str(space),
             minutes=minutes,
             trials=trials,
@@ -208,11 +208,7 @@ def tune(
 def read_configuration(
     config: Configuration, overrides: Mapping[str, object] | None, settings: Mapping[str, object]
 ) -> RunConfig:
-    """Return the checked configuration with the overrides and settings applied.
-
-    Raises:
-        ConfigError: If the configuration or a setting is invalid, or a setting is given twice.
-    """
+    """Return the checked configuration with the overrides and settings applied."""
     changed = full_settings({**(overrides or {}), **settings})
     if isinstance(config, str | Path):
         return load_config(config, changed)

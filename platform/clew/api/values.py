@@ -1,19 +1,19 @@
 """`clew.value_facts`: the effect of each training fact on the total loss of many predictions."""
 
-import math
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from pydantic import ValidationError
 
-from clew.api.explanations import Triple, progress_of, written
+from clew.api.explanations import Triple, named_triples, progress_of
 from clew.api.models import Model, Recorded, reference_of
-from clew.config.services import Question
-from clew.errors import ConfigError, quoted
-from clew.files import working_folder, write_whole
+from clew.config.services import Question, ValueRequest
+from clew.errors import ConfigError, described, quoted
 from clew.link_prediction.triples import HEAD, RELATION, TAIL
-from clew.workflows.explaining.value_facts import FactValues, ValueRequest
+from clew.workflows.explaining.value_facts import FactValues
 from clew.workflows.explaining.value_facts import value_facts as workflow
 
 
@@ -53,41 +53,36 @@ def value_facts(
     """
     if weights is not None and triples is None:
         raise ConfigError("weights are given without triples; give the triples that they are for")
-    if isinstance(triples, Iterable) and not isinstance(triples, str | pd.DataFrame):
-        triples = list(triples)
-    if weights is not None:
-        weights = _numbers(weights, triples)
-    with working_folder("values") as folder, progress_of("steps") as progress:
-        file = None
-        if weights is not None:
-            file = folder / "weights"
-            write_whole(file, "".join(f"{weight!r}\n" for weight in weights))
-        with nullcontext("") if triples is None else written(triples) as path:
-            asked = (reference_of(model), str(path), file, direction)
-            found = workflow(ValueRequest(*asked, confirm=confirm), progress=progress)
-    return _table(found)
-
-
-def _numbers(weights: Sequence[float], triples: object) -> list[float]:
-    """Return the weights as finite numbers, one per triple.
-
-    Raises:
-        ConfigError: If a weight is not a finite number, or the number of weights is wrong.
-    """
+    tests = [] if triples is None else named_triples(triples)
+    numbers = None if weights is None else _numbers(weights, len(tests))
+    asked: dict[str, Any] = {
+        "test": tuple(tests),
+        "weights": numbers,
+        "direction": direction,
+        "confirm": confirm,
+    }
     try:
-        numbers = [float(weight) for weight in weights]
+        request = ValueRequest(model=reference_of(model), **asked)
+    except ValidationError as error:
+        raise ConfigError(described(error)) from None
+    with progress_of("steps") as progress:
+        return _table(workflow(request, progress=progress))
+
+
+def _numbers(weights: Sequence[float], count: int) -> tuple[float, ...]:
+    try:
+        numbers = np.array(weights, float)
     except (TypeError, ValueError):
-        numbers = None
-    if numbers is None or isinstance(weights, str):  # else each digit of a text would be a weight
+        numbers = np.array(np.nan)
+    if numbers.ndim != 1:
         raise ConfigError(f"weights is {quoted(weights)}; expected a number for each triple")
-    wrong = next((number for number in numbers if not math.isfinite(number)), None)
-    if wrong is not None:
-        raise ConfigError(f"weights: {wrong} given; expected a finite number")
-    if isinstance(triples, list | pd.DataFrame) and len(numbers) != len(triples):
+    if len(numbers) != count:
         raise ConfigError(
-            f"weights: {len(numbers)} given for {len(triples)} triples; expected one for each"
+            f"weights: {len(numbers)} given for {count} triples; expected one for each"
         )
-    return numbers
+    if not np.isfinite(numbers).all():
+        raise ConfigError(f"weights: {quoted(weights)} given; expected finite numbers")
+    return tuple(numbers.tolist())
 
 
 def _table(found: FactValues) -> pd.DataFrame:

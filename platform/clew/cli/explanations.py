@@ -2,26 +2,24 @@
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import click
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from clew.cli.options import (
-    HIDDEN,
-    ClusterOptions,
     Configured,
-    JsonFlag,
     ModelReference,
     Option,
     Options,
+    Printed,
     Spoken,
     command,
     progress_bar,
 )
-from clew.config.services import Question, TestLoss
+from clew.config.base import COMMAS
+from clew.config.services import ClusterRequest, ValidationRequest, ValueRequest
 from clew.errors import ConfigError
 from clew.names import KIND_TRACE, KIND_TRAIN
 
@@ -29,7 +27,7 @@ logger = logging.getLogger(__name__)
 ModelToExplain = Annotated[str, Option(also=("model_path",), run_kind=KIND_TRAIN, first=True)]
 
 
-class ExplainOptions(Configured, Spoken):
+class ExplainOptions(Configured, Spoken, Printed):
     model: ModelToExplain = ""
     """Run id, newest, models:/name@alias, or a folder of checkpoints; RUN1,RUN2 explains the mean
     over runs of one configuration with different seeds."""
@@ -39,8 +37,6 @@ class ExplainOptions(Configured, Spoken):
     """Dictionary of entities; checked against the model's own."""
     relation_to_id: str = ""
     """Dictionary of relations; checked against the model's own."""
-    as_json: JsonFlag = False
-    """Print JSON, one object per line."""
 
 
 class TracinOptions(ExplainOptions):
@@ -48,49 +44,44 @@ class TracinOptions(ExplainOptions):
     """File of triples, or head,relation,tail."""
     output: Path | None = None
     """Folder for three result files, or a single .json, .csv or .parquet file."""
-    first_answer: Annotated[Path | None, HIDDEN] = None
-    """Before all training triples are scored, write the scores of those that share an entity with
-    the test triple to this JSON file."""
-    prepare: Annotated[bool, HIDDEN] = False
-    """Explain nothing; only compute and keep what later explanations of the model share."""
 
 
 @command(TracinOptions, "clew tracin newest test=virus,causes,pathologic_function")
 def tracin(options: TracinOptions) -> None:
     """Find the training triples behind a prediction. They raised or lowered it."""
     from clew.workflows.explaining.trace_source import GivenFiles
-    from clew.workflows.explaining.tracin import prepare
     from clew.workflows.explaining.tracin import tracin as workflow
 
-    if options.prepare:
-        prepare(options.model, options.overrides)
-        return
     result = workflow(
         options.model,
         options.test,
         options.overrides,
         files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
         output=options.output,
-        first_answer=options.first_answer,
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
 
 
-class BatchTracinOptions(ExplainOptions, ClusterOptions):
+class BatchTracinOptions(ExplainOptions, ClusterRequest):
     test_triples: Annotated[str, Option(also=("test",))] = ""
     """File of triples to explain."""
     output_dir: Annotated[Path | None, Option(also=("output",))] = None
     """Folder for results; if it holds part of the same request, the rest is added (default: one
     under runs/batch_tracin for each model, file of test triples, and settings)."""
-    start_index: int = 0
+    start_index: Annotated[int, Field(ge=0)] = 0
     """First line to explain; lines are counted from 0."""
-    max_triples: int | None = None
+    max_triples: Annotated[int | None, Field(ge=1)] = None
     """Number of lines to explain (default: all that follow)."""
     edge_map: str = ""
     """JSON file that maps each predicate to a readable label."""
     node_name_dict: str = ""
     """File of entity labels, id<TAB>name."""
+
+
+BATCH = {
+    *("test_triples", "output_dir", "start_index", "max_triples", "edge_map", "node_name_dict"),
+}
 
 
 @command(BatchTracinOptions, "clew batch-tracin newest test_triples=test.txt max_triples=10")
@@ -102,17 +93,12 @@ def batch_tracin(options: BatchTracinOptions) -> None:
 
     request = BatchRequest(
         model=options.model,
-        test_triples=options.test_triples,
-        output_dir=options.output_dir,
         overrides=options.overrides,
         files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
-        start_index=options.start_index,
-        max_triples=options.max_triples,
-        edge_map=options.edge_map,
-        node_name_dict=options.node_name_dict,
+        **options.model_dump(include=BATCH),
     )
     progress = progress_bar("tests", as_json=options.as_json)
-    result = workflow.batch_tracin(request, cluster=options.cluster_request(), progress=progress)
+    result = workflow.batch_tracin(request, cluster=options, progress=progress)
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
 
 
@@ -132,37 +118,24 @@ class TraceWindowsOptions(Configured, Spoken):
 class TraceSequenceOptions(TraceWindowsOptions):
     model: ModelReference
     """Run id, newest, or a folder of checkpoints of image sequences."""
-    frame: str = ""
+    frame: Annotated[tuple[int, ...], COMMAS] = ()
     """Last frame of the window to explain; several are separated by commas (default: the window
     with the largest error)."""
-
-    @field_validator("frame")
-    @classmethod
-    def _are_frames(cls, value: str) -> str:
-        if value and not all(part.strip().isdecimal() for part in value.split(",")):
-            raise ValueError("expected numbers of frames, such as 1200 or 1200,1208")
-        return value
 
 
 @command(TraceSequenceOptions, "clew trace-sequence newest frame=1200")
 def trace_sequence(options: TraceSequenceOptions) -> None:
     """Find the training windows behind a frame prediction."""
-    from clew.workflows.explaining.trace_windows import (
-        check_outputs,
-        trace_sequences,
-        write_outputs,
-    )
+    from clew.workflows.explaining.trace_windows import trace_sequences
 
-    frames = [int(part) for part in options.frame.split(",")] if options.frame else [None]
-    check_outputs(options.output, len(frames))
     results = trace_sequences(
         options.model,
-        frames,
+        options.frame or [None],
         options.overrides,
         num_last_layers=options.num_last_layers,
+        output=options.output,
         progress=progress_bar(_unit(options, "windows"), as_json=False),
     )
-    write_outputs(results, options.output)
     click.echo("\n\n".join(result.table() for result in results))
 
 
@@ -181,13 +154,7 @@ class TraceTextOptions(TraceWindowsOptions):
 @command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
 def trace_text(options: TraceTextOptions) -> None:
     """Find the training windows behind a text. They made its continuation likely."""
-    from clew.workflows.explaining.trace_windows import (
-        Text,
-        check_outputs,
-        read_texts,
-        trace_texts,
-        write_outputs,
-    )
+    from clew.workflows.explaining.trace_windows import Text, read_texts, trace_texts
 
     if options.prompts is not None and (options.prompt or options.continuation):
         beside = "--prompt" if options.prompt else "--continuation"
@@ -195,68 +162,33 @@ def trace_text(options: TraceTextOptions) -> None:
     texts = [Text(options.prompt, options.continuation)]
     if options.prompts is not None:
         texts = read_texts(options.prompts)
-    check_outputs(options.output, len(texts))
     results = trace_texts(
         options.model,
         texts,
         options.overrides,
         num_last_layers=options.num_last_layers,
+        output=options.output,
         progress=progress_bar(_unit(options, "windows"), as_json=False),
     )
-    write_outputs(results, options.output)
     click.echo("\n\n".join(result.table() for result in results))
 
 
-class ValidateInfluenceOptions(Options):
+class ValidateInfluenceOptions(Options, ValidationRequest):
     model: ModelReference
     """Run id, newest, models:/name@alias, or a folder of checkpoints of a graph model."""
-    subsets: Annotated[int, Field(ge=2)] = 40
-    """Random subsets of facts for each share that is dropped."""
-    seeds: Annotated[int, Field(ge=0)] = 2
-    """Other seeds with which each subset is trained."""
-    drop: str = ""
-    """Shares of the facts that subsets drop, separated by commas (default: 0.05,0.5)."""
-    tests: Annotated[int, Field(ge=1)] = 100
-    """Number of test triples, chosen at random."""
-    deletions: Annotated[int, Field(ge=0)] = 30
-    """Number of test triples with rank 1 whose strongest facts are deleted."""
-    scores: str = ""
-    """Forms of score to test, separated by commas (default: all that the run allows, except
-    unrolled and tuned, which take longer)."""
-    direction: Question = "tail"
-    """Which answer is explained, and checked after retraining."""
-    test_loss: TestLoss = "trained"
-    """Which loss is explained: trained, or filtered."""
-    max_hours: Annotated[float, Field(gt=0)] = 1.0
-    """Refuse to start if the estimate is longer than this."""
-    output_dir: Path | None = None
-    """Folder that keeps each finished retraining (default: runs/validate_influence/RUN_ID)."""
-
-    @field_validator("drop")
-    @classmethod
-    def _are_numbers(cls, value: str) -> str:
-        if value and not all(re.fullmatch(r"\s*\d*\.?\d+\s*", part) for part in value.split(",")):
-            raise ValueError("expected shares of the facts, such as 0.05,0.5")
-        return value
 
 
 @command(ValidateInfluenceOptions, "clew validate-influence newest subsets=10 seeds=1")
 def validate_influence(options: ValidateInfluenceOptions) -> None:
     """Test a model's explanations. It trains again without facts and compares."""
-    from clew.workflows.explaining import validate_influence as workflow
-    from clew.workflows.explaining.validation_plan import ValidationRequest
+    from clew.workflows.explaining.validate_influence import validate_influence as workflow
 
-    chosen = options.model_dump() | {
-        "drop": [float(part) for part in (options.drop or "0.05,0.5").split(",")],
-        "scores": [part.strip() for part in options.scores.split(",") if part.strip()],
-    }
-    request = ValidationRequest(**chosen)
     progress = progress_bar("retrainings", as_json=False)
-    result = workflow.validate_influence(request, say=click.echo, progress=progress)
+    result = workflow(options, say=click.echo, progress=progress)
     click.echo(result.table())
 
 
-class VerifyOptions(Options):
+class VerifyOptions(Printed):
     explanation: Annotated[str, Option(run_kind=KIND_TRACE, first=True)] = ""
     """Run of kind trace, or newest (default: the newest, or a new one if --test is given)."""
     test: str = ""
@@ -273,8 +205,6 @@ class VerifyOptions(Options):
     """Epochs of the fine-tuning (default: a sixth of the model's)."""
     learning_rate: Annotated[float | None, Field(gt=0)] = None
     """Peak rate of the fine-tuning (default: 0.4 times the model's)."""
-    as_json: JsonFlag = False
-    """Print JSON, one object per line."""
 
 
 @command(VerifyOptions, "clew verify newest")
@@ -294,23 +224,9 @@ def verify(options: VerifyOptions) -> int:
     return 0
 
 
-class ValueFactsOptions(Options):
+class ValueFactsOptions(Options, ValueRequest):
     model: ModelReference
     """Run id, newest, models:/name@alias, or a folder of checkpoints of a graph model."""
-    test: str = ""
-    """File of triples whose losses are summed (default: the validation triples)."""
-    weights: Path | None = None
-    """File with a number on each line: the weight of each triple's loss (default: their mean)."""
-    direction: Question = "both"
-    """Which answers' losses count: tail, head, or both (tails alone in a model without inverse
-    relations)."""
-    worst: Annotated[int, Field(ge=0)] = 100
-    """Number of facts with the lowest values to list in worst_facts.tsv, to look them up."""
-    confirm: Annotated[int, Field(ge=0)] = 0
-    """Number of facts at each end of the list to train again without, one run each;
-    worst_facts.tsv then lists only confirmed ones."""
-    output_dir: Path | None = None
-    """New folder for copies of fact_values.csv and worst_facts.tsv."""
 
 
 @command(ValueFactsOptions, "clew value-facts newest worst=20")
@@ -319,11 +235,10 @@ def value_facts(options: ValueFactsOptions) -> None:
 
     The sum of their losses is differentiated through the whole training run, in one pass.
     """
-    from clew.workflows.explaining import value_facts as workflow
+    from clew.workflows.explaining.value_facts import value_facts as workflow
 
-    request = workflow.ValueRequest(**options.model_dump())
     bars = [progress_bar(unit, as_json=False) for unit in ("steps", "retrainings")]
-    result = workflow.value_facts(request, progress=bars[0], retrained=bars[1])
+    result = workflow(options, progress=bars[0], retrained=bars[1])
     click.echo(result.table())
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -11,10 +10,10 @@ import click
 from pydantic import Field, model_validator
 
 from clew.cli.options import (
-    JsonFlag,
     ModelReference,
     Option,
     Options,
+    Printed,
     Spoken,
     command,
     dashed,
@@ -33,7 +32,7 @@ TEXT = ("prompt", "prompt_file", "max_tokens", "temperature", "top_p", "seed", "
 FRAMES = ("frames", "confidence")
 
 
-class PredictOptions(Options):
+class PredictOptions(Printed):
     model: ModelReference
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     head: str = ""
@@ -82,8 +81,6 @@ class PredictOptions(Options):
     """File for answers, a list or triples (.parquet, .tsv, .csv, .json), or frames (.parquet)."""
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of targets that the intervals of frames should contain."""
-    as_json: JsonFlag = False
-    """Print JSON instead of a table or text."""
 
     @model_validator(mode="after")
     def _asks_one_way(self) -> Self:
@@ -93,7 +90,7 @@ class PredictOptions(Options):
             raise ValueError("--triples and a query are both given; give one of them")
         if self.prompt and self.prompt_file:
             raise ValueError("--prompt and --prompt-file are both given; give one of them")
-        first = [given[0] for options in (GRAPH, TEXT, FRAMES) if (given := self._given(options))]
+        first = [given[0] for options in (GRAPH, TEXT, FRAMES) if (given := self.given(options))]
         if self.frames and "conformal" in self.model_fields_set:
             raise ValueError(
                 "--conformal is given with --frames; the option for the intervals of frames is "
@@ -115,15 +112,9 @@ class PredictOptions(Options):
         """Whether the best pairs of a relation are requested."""
         return bool(self.relation and not (self.head or self.tail))
 
-    def _given(self, options: tuple[str, ...]) -> list[str]:
+    def given(self, options: tuple[str, ...]) -> list[str]:
+        """Return which of some options are given."""
         return [name for name in options if name in self.model_fields_set]
-
-    @property
-    def way(self) -> Callable[["PredictOptions"], None]:
-        """The function that asks the model; for a graph model, unless other options are given."""
-        if self._given(TEXT):
-            return _continue
-        return _predict_frames if self.frames else _list if self.triples or self.lists else _answer
 
     def limits(self) -> "Limits":
         """Return which heads and tails are candidates; reads the files of names."""
@@ -140,7 +131,14 @@ class PredictOptions(Options):
 @command(PredictOptions, "clew predict newest head=virus relation=causes")
 def predict(options: PredictOptions) -> None:
     """Ask a trained model. It answers with heads, tails, a triple's rank, text or values."""
-    options.way(options)
+    if options.given(TEXT):
+        _continue(options)
+    elif options.frames:
+        _predict_frames(options)
+    elif options.triples or options.lists:
+        _list(options)
+    else:
+        _answer(options)
 
 
 def _answer(options: PredictOptions) -> None:
@@ -173,21 +171,16 @@ def _answer(options: PredictOptions) -> None:
 
 def _list(options: PredictOptions) -> None:
     from clew.workflows.predict import read_queries
-    from clew.workflows.predict_list import predict_list, predict_triples
+    from clew.workflows.predict_list import predict_list
 
-    limits, output = options.limits(), options.output
-    if options.triples:
-        asked = read_queries(options.triples)
-        result = predict_triples(options.model, asked, limits=limits, output=output)
-    else:
-        result = predict_list(
-            options.model,
-            options.relation,
-            top_k=options.top_k,
-            filter_known=options.filter_known or "filter_known" not in options.model_fields_set,
-            limits=limits,
-            output=output,
-        )
+    result = predict_list(
+        options.model,
+        read_queries(options.triples) if options.triples else options.relation,
+        top_k=options.top_k,
+        filter_known=options.filter_known or "filter_known" not in options.model_fields_set,
+        limits=options.limits(),
+        output=options.output,
+    )
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
@@ -230,7 +223,7 @@ def _predict_frames(options: PredictOptions) -> None:
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
-class PromoteOptions(Spoken):
+class PromoteOptions(Spoken, Printed):
     run_id: ModelReference = ""
     """Run whose best checkpoint to promote; newest for the training run that finished last."""
     experiment: str = ""
@@ -247,8 +240,6 @@ class PromoteOptions(Spoken):
     """Reason to overrule the checks that can be overruled; the reason is recorded."""
     rollback: bool = False
     """Give the alias back to the version that had it before."""
-    as_json: JsonFlag = False
-    """Print JSON, one object per line."""
 
     @model_validator(mode="after")
     def _rollback_chooses_nothing(self) -> Self:

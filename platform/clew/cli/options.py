@@ -2,8 +2,8 @@
 
 Each field of such a class is an option of the command line and a parameter of MLproject; its
 docstring is the help text. Configuration settings that have their own option
-(`clew.cli.options`) are added automatically. `clew.cli.reference` writes MLproject and the
-reference page from the same declarations.
+(`clew.cli.options`) are added automatically. `experiments.reference` writes MLproject and the
+reference pages from the same declarations.
 """
 
 import functools
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import click
 from pydantic import Field, ValidationError
@@ -30,9 +30,6 @@ from clew.config.schema import RunConfig, section_classes, task_of
 from clew.errors import ConfigError, quoted, reason_of, valid_names
 from clew.names import KIND_TRAIN, NEWEST
 from clew.processes import typed_command
-
-if TYPE_CHECKING:
-    from clew.workflows.cluster import ClusterRequest
 
 logger = logging.getLogger(__name__)
 SILENT_SECONDS, BEAT_SECONDS = 25.0, 1.0
@@ -71,7 +68,6 @@ class Option:
 
 
 ModelReference = Annotated[str, Option(run_kind=KIND_TRAIN, first=True)]
-JsonFlag = Annotated[bool, Option(name="json", terminal_only=True)]
 HIDDEN = Option(terminal_only=True, hidden=True)
 
 
@@ -181,6 +177,13 @@ class Spoken(Options):
         return super().call(function)
 
 
+class Printed(Options):
+    """Options of a command that can print its result as JSON."""
+
+    as_json: Annotated[bool, Option(name="json", terminal_only=True)] = False
+    """Print JSON instead of text, one object per line."""
+
+
 class Configured(Options):
     """Options of a command that needs a configuration, with flags, `--set` and assignments."""
 
@@ -211,28 +214,6 @@ class ConfigOptions(Configured):
         return load(self.config, self.overrides)
 
 
-class ClusterOptions(Options):
-    cluster: str = ""
-    """Work on a cluster of Ray: HOST:PORT of its head, auto for the one that runs here, or local to
-    start one here (default: in this process)."""
-    cpus_per_task: Annotated[float, Field(gt=0)] = 1.0
-    """With --cluster: processor cores for each task (a cell, a trial or some test triples)."""
-    gpus_per_task: Annotated[float | None, Field(ge=0)] = None
-    """With --cluster: GPUs for each task (default: 1 if the cluster has GPUs, else 0)."""
-    memory_gib_per_task: Annotated[float | None, Field(gt=0)] = None
-    """With --cluster: memory to reserve for each task (default: none)."""
-
-    def cluster_request(self) -> "ClusterRequest | None":
-        """Return the requested cluster, or None."""
-        from clew.workflows.cluster import ClusterRequest
-
-        if not self.cluster:
-            return None
-        return ClusterRequest(
-            self.cluster, self.cpus_per_task, self.gpus_per_task, self.memory_gib_per_task
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeclaredOption(Option):
     """One option, as click, MLproject and the reference page need it; its name has underscores."""
@@ -255,9 +236,16 @@ class DeclaredOption(Option):
         """The help with the default, or with the key of a setting."""
         if self.key:
             return f"{self.help} Sets {self.key}."
-        if self.default in (None, "", False) or self.help.startswith("Same as"):
+        if self.default in (None, "", (), False) or self.help.startswith("Same as"):
             return self.help
-        return f"{self.help.removesuffix('.')} (default: {self.default})."
+        return f"{self.help.removesuffix('.')} (default: {self.default_text})."
+
+    @property
+    def default_text(self) -> str:
+        """The default as it is typed; empty if there is none."""
+        if isinstance(self.default, tuple):
+            return ",".join(map(str, self.default))
+        return "" if self.default is None else str(self.default)
 
 
 def declared_options(verb: str, options: type[Options]) -> list[DeclaredOption]:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import Configured, JsonFlag, Option, Options, command, dashed
+from clew.cli.options import Configured, Option, Options, Printed, command, dashed
 from clew.config.data import ImportSettings
 from clew.errors import counted
 
@@ -97,7 +97,7 @@ class PretokenizeOptions(Options):
     Hugging Face."""
     output: Path = Path("packed")
     """Folder for the packed tokens."""
-    chunk_size: int = 32768
+    chunk_size: int = Field(default=32768, ge=1)
     """Number of tokens per window."""
     tokenizer: str = "bytes"
     """Either bytes, bpe, or a tokenizers JSON file."""
@@ -105,9 +105,9 @@ class PretokenizeOptions(Options):
     """Size of a locally trained BPE vocabulary."""
     text_column: str = "text"
     """Key or column that holds the text."""
-    num_proc: int = 1
+    num_proc: int = Field(default=1, ge=1)
     """Number of processes that tokenize."""
-    max_chunks: int | None = None
+    max_chunks: int | None = Field(default=None, ge=1)
     """Stop after this many windows."""
     held_out_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Share at the end of the text that is not used to train a BPE vocabulary."""
@@ -122,21 +122,17 @@ def pretokenize(options: PretokenizeOptions) -> None:
     from clew.workflows.data import pretokenize_corpus
 
     settings = PackSettings(**options.model_dump(exclude={"output", "num_proc", "force"}))
-    result = pretokenize_corpus(
-        settings, options.output, num_proc=options.num_proc, force=options.force
-    )
-    click.echo(result.table())
+    output, num_proc = options.output, options.num_proc
+    click.echo(pretokenize_corpus(settings, output, num_proc=num_proc, force=options.force))
 
 
-class RunsOptions(Options):
+class RunsOptions(Printed):
     kind: RunKind | None = None
     """Kind of the runs (default: all)."""
     experiment: str = ""
     """Name of the experiment (default: all)."""
     limit: int = Field(default=20, ge=1, le=1000)
     """Number of runs to list at most."""
-    as_json: JsonFlag = False
-    """Print JSON, one object per line."""
 
 
 @command(RunsOptions, "clew runs kind=train limit=5")
@@ -152,12 +148,8 @@ def runs(options: RunsOptions) -> None:
         click.echo(found.table())
 
 
-class NoOptions(Options):
-    """Options of a command that has none."""
-
-
-@command(NoOptions)
-def sync(options: NoOptions) -> int:
+@command(Options)
+def sync(options: Options) -> int:
     """Send the records that the tracking server missed. They were kept on this machine."""
     from clew.runs.delivery import sync_spool
 

@@ -15,15 +15,16 @@ from clew.cli.options import (
     BEATING,
     DEFAULT_CONFIG,
     HIDDEN,
-    ClusterOptions,
     ConfigOptions,
-    JsonFlag,
     ModelReference,
     Option,
+    Printed,
     Spoken,
     command,
     is_main_process,
 )
+from clew.config.base import COMMAS
+from clew.config.services import ClusterRequest, SearchBudget
 from clew.errors import ConfigError, ProtectedStop
 from clew.names import NEWEST
 
@@ -139,32 +140,21 @@ def _resumed(options: TrainOptions) -> "TrainResult":
     )
 
 
-class PlanOptions(ConfigOptions):
+class PlanOptions(ConfigOptions, Printed):
     device: str = ""
     """Device to plan for: cpu, cuda, or a GPU by name, here or not, such as 'H100 80GB'."""
     memory_gib: Annotated[float | None, Field(gt=0)] = None
     """Memory to fit into (default: what the device has)."""
-    num_processes: Annotated[int, Option(also=("devices",))] = 1
+    num_processes: Annotated[int, Option(also=("devices",)), Field(ge=1)] = 1
     """Processes of a data-parallel run, each on its device."""
     num_entities: Annotated[int | None, Field(ge=1)] = None
     """Plan for this many entities, without the data."""
     num_relations: Annotated[int | None, Field(ge=1)] = None
     """Plan for this many relations, without inverses and without the data."""
-    num_triples: Annotated[str, HIDDEN] = ""
-    """Removed."""
     vocabulary_size: Annotated[int | None, Field(ge=1)] = None
     """Plan for a vocabulary of this size (default: that of the packed text or its tokenizer)."""
     frame_shape: str = ""
     """Plan for frames of CHANNELSxHEIGHTxWIDTH, such as 1x440x640, without the data."""
-    as_json: JsonFlag = False
-    """Print JSON instead of a table."""
-
-    @field_validator("num_triples")
-    @classmethod
-    def _is_removed(cls, given: str) -> str:
-        if given:
-            raise ValueError("times are not planned: leave it out, and train with max_steps=50")
-        return given
 
     @field_validator("frame_shape")
     @classmethod
@@ -187,27 +177,15 @@ def plan(options: PlanOptions) -> None:
         memory_gib=options.memory_gib,
         world_size=options.num_processes,
         sizes=DataSizes(
-            num_entities=options.num_entities,
-            num_relations=options.num_relations,
-            vocabulary_size=options.vocabulary_size,
+            **options.model_dump(include={"num_entities", "num_relations", "vocabulary_size"}),
             frame_shape=(channels, height, width) if options.frame_shape else None,
         ),
     )
     click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
-class TuneOptions(ConfigOptions, Spoken, ClusterOptions):
-    space: str = ""
-    """YAML file, or the name of a search space that ships with Clew (default: the one for the
-    configuration's kind of data)."""
-    minutes: Annotated[float, Field(gt=0)] = 60.0
-    """Minutes that this command may take; then the running trial is stopped."""
-    trials: Annotated[int | None, Field(ge=1)] = None
-    """Stop after this many trials in all, including those of earlier commands."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the search; training.seed is the seed of training."""
-    output_dir: Path | None = None
-    """Folder that keeps the trials and the best configuration (default: in runs/tune)."""
+class TuneOptions(ConfigOptions, Spoken, ClusterRequest, SearchBudget):
+    pass
 
 
 @command(TuneOptions, "clew tune umls minutes=10 trials=5 epochs=20")
@@ -224,14 +202,8 @@ def tune(options: TuneOptions) -> None:
         if not options.quiet:  # unless one lasts long
             for name in ("clew.training.reports", "clew.cli.options"):
                 logging.getLogger(name).setLevel(logging.INFO)
-    request = TuneRequest(
-        options.configuration(),
-        space=options.space,
-        minutes=options.minutes,
-        trials=options.trials,
-        seed=options.seed,
-        output_dir=options.output_dir,
-    )
+    own = options.model_dump(include=set(SearchBudget.model_fields))
+    request = TuneRequest(config=options.configuration(), **own)
     layout = "search: {percentage:3.0f}% of {total:g} minutes |{bar}| {postfix}"
     with (
         logging_redirect_tqdm(),
@@ -246,12 +218,11 @@ def tune(options: TuneOptions) -> None:
             bar.set_postfix_str(found, refresh=False)
             bar.update(min(seconds / 60, options.minutes) - bar.n)
 
-        cluster = options.cluster_request()
-        result = workflow(request, cluster=cluster, say=say, progress=show)
+        result = workflow(request, cluster=options, say=say, progress=show)
     click.echo(result.table())
 
 
-class EvaluateOptions(Spoken):
+class EvaluateOptions(Spoken, Printed):
     model: ModelReference
     """Run id, newest, models:/name@alias, or a checkpoint folder."""
     split: Literal["valid", "test"] = "test"
@@ -262,8 +233,6 @@ class EvaluateOptions(Spoken):
     (ranking)."""
     all: Annotated[bool, Option(terminal_only=True)] = False
     """Print all metrics at the end, in groups."""
-    as_json: JsonFlag = False
-    """Print JSON instead of a table."""
 
 
 @command(EvaluateOptions, "clew evaluate newest split=valid")
@@ -279,11 +248,11 @@ def evaluate(options: EvaluateOptions) -> None:
     )
 
 
-class CompareOptions(Spoken, ClusterOptions):
+class CompareOptions(Spoken, ClusterRequest):
     beats: ClassVar[bool] = False
     study: Annotated[str, Option(first=True)]
     """YAML file, or the name of a study that ships with Clew."""
-    seeds: str = ""
+    seeds: Annotated[tuple[int, ...], COMMAS] = ()
     """Seeds to use instead of the study's, separated by commas."""
     size: str = ""
     """Size of the study: quick for two cores, full for a GPU (default: quick)."""
@@ -292,13 +261,6 @@ class CompareOptions(Spoken, ClusterOptions):
     all: Annotated[bool, Option(terminal_only=True)] = False
     """Print the table of all values and ratios at the end."""
 
-    @field_validator("seeds")
-    @classmethod
-    def _are_whole_numbers(cls, value: str) -> str:
-        if value and not all(text.strip().isdecimal() for text in value.split(",")):
-            raise ValueError("expected whole numbers, separated by commas")
-        return value
-
 
 @command(CompareOptions, "clew compare training seeds=0,1")
 def compare(options: CompareOptions) -> None:
@@ -306,14 +268,13 @@ def compare(options: CompareOptions) -> None:
     from clew.config.study import load_study
     from clew.workflows.compare import compare as run_study
 
-    seeds = [int(text) for text in options.seeds.split(",")] if options.seeds else None
-    loaded = load_study(options.study, seeds=seeds, size=options.size or None)
+    loaded = load_study(options.study, seeds=options.seeds, size=options.size)
     lines = run_study(
         loaded,
         typed=options.study,
         output=options.output,
         everything=options.all,
-        cluster=options.cluster_request(),
+        cluster=options,
     )
     for line in lines:
         click.echo(line)

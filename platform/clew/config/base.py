@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 
 
 class Section(BaseModel):
@@ -47,6 +47,8 @@ class Flag:
     """A second option, which takes no value and means `false`."""
 
 
+COMMAS = BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given)
+"""Marks a list that can be typed with commas between its elements."""
 TRAIN_FLAG = Flag(("train", "plan"))
 EXPLAIN_FLAG = Flag(("tracin", "batch_tracin"))
 FILTER_FLAG = Flag(("batch_tracin",))

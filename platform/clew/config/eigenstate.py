@@ -5,7 +5,6 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from clew.config.base import Section
-from clew.errors import quoted
 
 PresetName = Literal["nano", "small_32k", "medium_32k", "large_32k"]
 
@@ -86,19 +85,6 @@ class EigenstateLMModel(Section):
         if isinstance(values, dict) and isinstance(values.get("preset"), str):
             return PRESETS.get(values["preset"], {}) | values
         return values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_scales(cls, values: Any) -> Any:
-        """Accept runs of earlier versions that had time scales, if they used only the scale 1."""
-        if not isinstance(values, dict) or "scales" not in values:
-            return values
-        if values["scales"] not in ([1], (1,)):
-            raise ValueError(
-                f"scales is {quoted(values['scales'])}, but this version of Clew does not support "
-                "scales; leave it out and train again, or use the version that trained the run"
-            )
-        return {key: value for key, value in values.items() if key != "scales"}
 
     @property
     def gates(self) -> int:

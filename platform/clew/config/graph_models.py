@@ -218,27 +218,22 @@ class RotatEModel(PlainModel):
     """Squared distances of the rotated head to the tails."""
     embedding_dim: EvenDim = 200
     """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
-    parts. A relation has one angle for each complex number."""
+    parts. A relation has one angle for each complex number, and, for RotE, a translation."""
     entity_bias: bool = True
     """Whether to add a bias to each entity's score; the score of a distance is never positive."""
     input_dropout: Probability = 0.0
-    """Dropout on the head, before its rotation."""
+    """Dropout on the head, before its rotation, and, for RotE, on the translation."""
 
     @property
     def relation_size(self) -> int:
         return self.embedding_dim // 2
 
 
-class RotEModel(PlainModel):
+class RotEModel(RotatEModel):
     """RotE (Chami et al., 2020, arXiv 2005.00545): a relation rotates and translates the head."""
 
-    kind: Literal["rote"] = "rote"
+    kind: Literal["rote"] = "rote"  # type: ignore[assignment]
     """Squared distances of the rotated and translated head to the tails."""
-    embedding_dim: EvenDim = 200
-    """Length of an entity's row: real parts of `embedding_dim / 2` complex numbers, then imaginary
-    parts. A relation has one angle for each complex number, and a translation of this length."""
-    entity_bias: bool = True
-    """Whether to add a bias to each entity's score; the score of a distance is never positive."""
 
     @property
     def relation_size(self) -> int:

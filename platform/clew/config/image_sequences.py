@@ -72,19 +72,6 @@ class ImageSequenceData(Section):
     def source(self) -> str:
         return self.name or self.path or ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, content: Any) -> Any:
-        """Refuse a setting that is gone; configurations of older runs have it as false."""
-        if isinstance(content, dict) and "leave_one_group_out" in content:
-            content = dict(content)
-            if content.pop("leave_one_group_out"):
-                raise ValueError(
-                    "leave_one_group_out is gone; train once for each group, with "
-                    "data.test_group=GROUP (docs/train.md, each group in turn)"
-                )
-        return content
-
     @model_validator(mode="after")
     def _settings_fit(self) -> "ImageSequenceData":
         if (self.name is None) == (self.path is None):

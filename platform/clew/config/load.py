@@ -49,11 +49,11 @@ def from_mapping(
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
-        problems = [_describe(dict(p), first=not i) for i, p in enumerate(error.errors())]
+        problems = [_describe(p, first=not i) for i, p in enumerate(error.errors())]
         more = len(problems) - SHOWN_PROBLEMS
         shown = "; ".join(problems[:SHOWN_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         # If every problem comes from an override, the message does not name the file.
-        is_of_file = not all(_path(dict(p)) in overrides for p in error.errors())
+        is_of_file = not all(_place(p)[0] in overrides for p in error.errors())
         raise ConfigError(f"{source}: {shown}" if is_of_file else shown) from None
 
 
@@ -176,20 +176,19 @@ def _keep_common_keys(target: dict[str, Any], section: str, kind: str) -> None:
                 del target[name]
 
 
-def _describe(problem: dict[str, Any], *, first: bool) -> str:
+def _describe(problem: Mapping[str, Any], *, first: bool) -> str:
     """Return a problem as one line.
 
     For an unknown key, the valid keys are listed only if it is the `first` problem, because
     sections have many keys.
     """
-    location = [quoted(str(part))[1:-1] for part in problem["loc"]]
-    kinds, path = _kinds_of(problem["loc"]), _path(problem)
+    path, names, kinds = _place(problem)
     given = problem.get("input")
     match problem["type"]:
         case "extra_forbidden":
-            names = _valid_keys(location, kinds)
             help_with = valid_names if first else similar_name
-            return f"{path}: unknown key; {help_with(location[-1], names)}".removesuffix("; ")
+            name = quoted(str(problem["loc"][-1]))[1:-1]
+            return f"{path}: unknown key; {help_with(name, names)}".removesuffix("; ")
         case "union_tag_invalid" | "union_tag_not_found":
             tag = given.get("kind") if isinstance(given, Mapping) else given
             return f"{path}: {quoted(tag)} is not valid; {valid_names(str(tag), kinds)}"
@@ -201,32 +200,17 @@ def _describe(problem: dict[str, Any], *, first: bool) -> str:
             return f"{path}: {quoted(given)} given, {reason_of(problem)}"
 
 
-def _path(problem: dict[str, Any]) -> str:
-    """Return the location of a problem as `section.key`, without the kind that a union adds."""
-    parts = [quoted(str(part))[1:-1] for part in problem["loc"]]
+def _place(problem: Mapping[str, Any]) -> tuple[str, list[str], list[str]]:
+    """Return where a problem is, as `section.key`, the keys there, and the section's kinds."""
+    section, *rest = [quoted(str(part))[1:-1] for part in problem["loc"]] or [""]
+    classes = section_classes(section) if section in RunConfig.model_fields else []
+    by_kind = {kind_of(c): c for c in classes if "kind" in c.model_fields}
+    if rest and rest[0] in by_kind:  # pydantic adds the kind
+        classes = [by_kind[rest.pop(0)]]
     if problem["type"].startswith("union_tag"):
-        parts.append("kind")
-    kinds = _kinds_of(problem["loc"])
-    return ".".join(part for i, part in enumerate(parts) if not (i == 1 and part in kinds))
-
-
-def _kinds_of(location: Sequence[int | str]) -> list[str]:
-    return [kind_of(c) for c in _classes_or_none(str(location[0]))] if location else []
-
-
-def _classes_or_none(section: str) -> list[type[BaseModel]]:
-    if section not in RunConfig.model_fields:
-        return []
-    return [c for c in section_classes(section) if "kind" in c.model_fields]
-
-
-def _valid_keys(location: list[str], kinds: list[str]) -> list[str]:
-    if len(location) == 1:
-        return list(RunConfig.model_fields)
-    classes = section_classes(location[0])
-    if len(location) > 2 and location[1] in kinds:
-        classes = [c for c in classes if kind_of(c) == location[1]]
-    return list(classes[0].model_fields)
+        rest.append("kind")
+    keys = classes[0].model_fields if rest else RunConfig.model_fields
+    return ".".join([section, *rest]), list(keys), list(by_kind)
 
 
 SHORT_KEYS = {

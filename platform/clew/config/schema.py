@@ -65,27 +65,41 @@ class RunConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_sections(cls, values: Any) -> Any:
-        return fill_sections(values) if isinstance(values, dict) else values
+    def _fill_sections(cls, content: Any) -> Any:
+        """Return a raw configuration with the missing values that the given ones imply.
+
+        These are the sections `model` and `loss`, each `kind`, `evaluation.metric`, and the keys of
+        other sections that a preset of the model sets.
+        """
+        if not isinstance(content, dict):
+            return content
+        filled = {k: dict(v) if isinstance(v, dict) else v for k, v in content.items()}
+        task = task_of(filled, {})
+        for section in ("data", "model", "loss", "optimizer", "schedule"):
+            values = filled.setdefault(section, {})
+            if isinstance(values, dict) and "kind" not in values:
+                misfits = _misfits(values, section, task)
+                values["kind"] = kind_of(_choices(section, task)[misfits.index(min(misfits))])
+        _fill(filled, "evaluation", {"metric": f"valid/{TASK_KINDS[task].metrics[0]}"})
+        model = filled.get("model")
+        preset = model.get("preset") if isinstance(model, dict) else None
+        for section, values in PRESET_COMPANIONS.get(str(preset), {}).items():
+            _fill(filled, section, values)
+        return filled
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "RunConfig":
-        needs_metric = []
-        if self.schedule.kind == "plateau":
-            needs_metric.append("schedule.kind=plateau")
-        if self.training.early_stopping_patience is not None:
-            needs_metric.append("training.early_stopping_patience")
-        if needs_metric and not self.evaluation.enabled:
-            raise ValueError(
-                f"{needs_metric[0]} depends on {self.evaluation.metric}, but evaluation.enabled is "
-                "false; enable evaluation, or change this setting"
-            )
-        if self.training.ema_decay is not None and not self.evaluation.enabled:
-            raise ValueError(
-                f"training.ema_decay is {self.training.ema_decay}, but evaluation.enabled is false "
-                "and only the best checkpoint keeps the average; enable evaluation or leave "
-                "ema_decay out"
-            )
+        needs_evaluation = {
+            "schedule.kind=plateau": self.schedule.kind == "plateau",
+            "training.early_stopping_patience": self.training.early_stopping_patience is not None,
+            "training.ema_decay": self.training.ema_decay is not None,
+        }
+        for key, is_given in needs_evaluation.items():
+            if is_given and not self.evaluation.enabled:
+                raise ValueError(
+                    f"{key} depends on {self.evaluation.metric}, but evaluation.enabled is false; "
+                    "enable evaluation, or change this setting"
+                )
         if 0 < self.training.batch_size < self.smallest_batch_size:
             raise ValueError(
                 "training.batch_size is 1, but the model's batch normalisation needs 2 or more "
@@ -96,8 +110,8 @@ class RunConfig(Section):
             self._refuse_whole_tables(self.loss)
         if self.training.shard_entities:
             self._refuse_unsharded()
-        if self.data.kind == "image_sequences":
-            self._refuse_unused_groups(self.data)
+        if isinstance(self.data, ImageSequenceData) and not self.data.hold_out_validation:
+            self._refuse_choice_by_test()
         check_kinds(self.data.kind, self.model.kind, self.loss.kind, self.evaluation.metric)
         return self
 
@@ -148,11 +162,6 @@ class RunConfig(Section):
                     f"training.shard_entities is true, which does not work with {key}"
                     f"{'=false' if fit else ''}; change that, or set training.shard_entities=false"
                 )
-
-    def _refuse_unused_groups(self, data: ImageSequenceData) -> None:
-        """Refuse a held-out group that chooses the model and tests it."""
-        if not data.hold_out_validation:
-            self._refuse_choice_by_test()
 
     def _refuse_choice_by_test(self) -> None:
         """Refuse to choose anything by `valid/` metrics without a validation group."""
@@ -274,27 +283,6 @@ def _misfits(values: Mapping[str, Any], section: str, task: str) -> list[int]:
     ]
 
 
-def fill_sections(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a raw configuration with the missing values that the given ones imply.
-
-    These are the sections `model` and `loss`, each `kind`, `evaluation.metric`, and the keys of
-    other sections that a preset of the model sets.
-    """
-    filled = {k: dict(v) if isinstance(v, dict) else v for k, v in content.items()}
-    task = task_of(filled, {})
-    for section in ("data", "model", "loss", "optimizer", "schedule"):
-        values = filled.setdefault(section, {})
-        if isinstance(values, dict) and "kind" not in values:
-            misfits = _misfits(values, section, task)
-            values["kind"] = kind_of(_choices(section, task)[misfits.index(min(misfits))])
-    _fill(filled, "evaluation", {"metric": f"valid/{TASK_KINDS[task].metrics[0]}"})
-    model = filled.get("model")
-    preset = model.get("preset") if isinstance(model, dict) else None
-    for section, values in PRESET_COMPANIONS.get(str(preset), {}).items():
-        _fill(filled, section, values)
-    return filled
-
-
 def _fill(content: dict[str, Any], section: str, values: dict[str, Any]) -> None:
     given = content.get(section, {})
     if isinstance(given, dict):
@@ -302,11 +290,7 @@ def _fill(content: dict[str, Any], section: str, values: dict[str, Any]) -> None
 
 
 def check_kinds(data: str, model: str, loss: str, metric: str) -> None:
-    """Refuse sections that do not fit together.
-
-    Raises:
-        ValueError: If the model, the loss or the metric does not fit the data.
-    """
+    """Refuse sections that do not fit together."""
     fitting = TASK_KINDS[data]
     for section, given, valid in (("model", model, fitting.models), ("loss", loss, fitting.losses)):
         if given not in valid:

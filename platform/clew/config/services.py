@@ -1,16 +1,21 @@
 """Sections `evaluation`, `influence` and `tracking`."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from clew.config.base import EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
+from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
 from clew.masking import masked
 from clew.names import maximizes
 
 Question = Literal["tail", "head", "both"]
 """Which answer of a triple is explained: its tail, its head or both."""
 TestLoss = Literal["trained", "filtered"]
+Names = tuple[str, str, str]
+"""A triple by name."""
+Form = Literal["raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled", "tuned"]
+"""Form of the scores of an explanation."""
 
 WINDOW_FLAG = Flag(("trace_text", "trace_sequence"))
 ANY_EXPLAIN_FLAG = Flag((*EXPLAIN_FLAG.verbs, *WINDOW_FLAG.verbs))
@@ -44,9 +49,7 @@ class InfluenceConfig(Section):
     top_k: Annotated[int, ANY_EXPLAIN_FLAG] = Field(default=10, ge=0)
     """Number of proponents and of opponents to keep for each test example; 0: keep every score."""
     score: Annotated[
-        Literal[
-            "auto", "raw", "cosine", "deflated", "kronecker", "preconditioned", "unrolled", "tuned"
-        ],
+        Literal["auto", Form],
         ANY_EXPLAIN_FLAG,
     ] = "auto"
     """`auto`: `kronecker`, which predicted retraining best when it was measured; `cosine` for
@@ -129,6 +132,102 @@ class InfluenceConfig(Section):
     def goes_through_steps(self) -> bool:
         """Whether scores are derivatives through training steps, not sums over checkpoints."""
         return self.score in {"unrolled", "tuned"}
+
+
+class ValidationRequest(Section):
+    """The model whose explanations are tested, and the size of the test."""
+
+    model: str
+    """Run id, `models:/name@alias`, or a folder of checkpoints of a graph model."""
+    subsets: Annotated[int, Field(ge=2)] = 40
+    """Random subsets of facts for each share that is dropped."""
+    seeds: Annotated[int, Field(ge=0)] = 2
+    """Other seeds with which each subset is trained."""
+    drop: Annotated[tuple[Annotated[float, Field(gt=0, le=0.9)], ...], COMMAS] = (0.05, 0.5)
+    """Shares of the facts that subsets drop, separated by commas."""
+    tests: Annotated[int, Field(ge=1)] = 100
+    """Number of test triples, chosen at random."""
+    deletions: Annotated[int, Field(ge=0)] = 30
+    """Number of test triples with rank 1 whose strongest facts are deleted."""
+    scores: Annotated[tuple[Form, ...], COMMAS] = ()
+    """Forms of score to test, separated by commas (default: all that the run allows, except
+    unrolled and tuned, which take longer)."""
+    direction: Question = "tail"
+    """Which answer is explained, and checked after retraining."""
+    test_loss: TestLoss = "trained"
+    """Which loss is explained: trained, or filtered."""
+    max_hours: Annotated[float, Field(gt=0)] = 1.0
+    """Refuse to start if the estimate is longer than this."""
+    output_dir: Path | None = None
+    """Folder that keeps each finished retraining (default: runs/validate_influence/RUN_ID)."""
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Settings of the explanations, by their full names."""
+        return {
+            "influence.top_k": 0,
+            "influence.direction": self.direction,
+            "influence.test_loss": self.test_loss,
+        }
+
+
+class ValueRequest(Section):
+    """The predictions by which training facts are valued, and the model that makes them."""
+
+    model: str
+    """Run id, `models:/name@alias`, or a folder of checkpoints of a graph model."""
+    test: str | tuple[Names, ...] = ""
+    """File of triples whose losses are summed (default: the validation triples)."""
+    weights: Path | tuple[float, ...] | None = None
+    """File with a number on each line: the weight of each triple's loss (default: their mean)."""
+    direction: Question = "both"
+    """Which answers' losses count: tail, head, or both (tails alone in a model without inverse
+    relations)."""
+    worst: Annotated[int, Field(ge=0)] = 100
+    """Number of facts with the lowest values to list in worst_facts.tsv, to look them up."""
+    confirm: Annotated[int, Field(ge=0)] = 0
+    """Number of facts at each end of the list to train again without, one run each;
+    worst_facts.tsv then lists only confirmed ones."""
+    output_dir: Path | None = None
+    """New folder for copies of fact_values.csv and worst_facts.tsv."""
+
+
+class ClusterRequest(Section):
+    """A cluster of Ray, and the resources that a unit of work needs on a node."""
+
+    cluster: str = ""
+    """Work on a cluster of Ray: HOST:PORT of its head, auto for the one that runs here, or local to
+    start one here (default: in this process)."""
+    cpus_per_task: Annotated[float, Field(gt=0)] = 1.0
+    """With --cluster: processor cores for each task (a cell, a trial or some test triples)."""
+    gpus_per_task: Annotated[float | None, Field(ge=0)] = None
+    """With --cluster: GPUs for each task (default: 1 if the cluster has GPUs, else 0)."""
+    memory_gib_per_task: Annotated[float | None, Field(gt=0)] = None
+    """With --cluster: memory to reserve for each task (default: none)."""
+
+    def needs(self, nodes: list[dict[str, Any]]) -> dict[str, float]:
+        """Return the resources of a unit by Ray's names."""
+        has_gpus = any(node["Resources"].get("GPU", 0) for node in nodes)
+        gpus = float(has_gpus) if self.gpus_per_task is None else self.gpus_per_task
+        memory = (self.memory_gib_per_task or 0) * 2**30
+        needs = {"CPU": self.cpus_per_task, "GPU": gpus, "memory": memory}
+        return {kind: need for kind, need in needs.items() if need}
+
+
+class SearchBudget(Section):
+    """What `clew tune` varies, and for how long."""
+
+    space: str = ""
+    """YAML file, or the name of a search space that ships with Clew (default: the one for the
+    configuration's kind of data)."""
+    minutes: Annotated[float, Field(gt=0)] = 60.0
+    """Minutes that this command may take; then the running trial is stopped."""
+    trials: Annotated[int | None, Field(ge=1)] = None
+    """Stop after this many trials in all, including those of earlier commands."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the search; training.seed is the seed of training."""
+    output_dir: Path | None = None
+    """Folder that keeps the trials and the best configuration (default: in runs/tune)."""
 
 
 class TrackingConfig(Section):

@@ -4,8 +4,6 @@ A study compares variants, run with several seeds, with a reference (`clew compa
 names the settings that `clew tune` varies, and their values.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,16 +69,6 @@ class Study(Section):
     def reference(self) -> str:
         return next(iter(self.variants))
 
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, content: Any) -> Any:
-        if isinstance(content, dict) and "claims" in content:
-            raise ValueError(
-                "a study has no claims; put them into a file of their own and judge the results "
-                "with `python -m experiments.claims CLAIMS.yaml RESULTS.json` in a checkout"
-            )
-        return content
-
     @model_validator(mode="after")
     def _seeds_differ(self) -> "Study":
         for seeds in (self.seeds, *(size.seeds or [] for size in self.sizes.values())):
@@ -101,11 +89,7 @@ class Study(Section):
         return self
 
     def sized(self, size: str) -> "Study":
-        """Return the study at one of its sizes.
-
-        Raises:
-            ConfigError: If the study has no such size.
-        """
+        """Return the study at one of its sizes."""
         if size not in self.sizes:
             raise ConfigError(
                 f"study {self.name} has no size {quoted(size)}; "
@@ -136,29 +120,23 @@ class Study(Section):
         return from_mapping(read_yaml(find(self.base)), own, source=f"{self.name}, {variant}")
 
     def cell_id(self, variant: str, seed: int) -> str:
-        content = [self.name, variant, self.config(variant, seed).config_hash]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+        return f"{self.name}/{variant}/{self.config(variant, seed).config_hash}"
 
 
-def load_study(
-    path: Path | str, *, seeds: list[int] | None = None, size: str | None = None
-) -> Study:
+def load_study(path: Path | str, *, seeds: Sequence[int] = (), size: str = "") -> Study:
     """Read a study and check it, including all its configurations.
 
     Args:
         path: YAML file, or the name of a study that ships with Clew.
         seeds: Seeds to use instead of the study's seeds.
-        size: One of the study's sizes; None: `quick`, if the study has that size.
-
-    Raises:
-        ConfigError: If the file, a key, or the configuration of a cell is not valid.
+        size: One of the study's sizes; empty: `quick`, if the study has that size.
     """
     study = read_section(Study, find(path, studies), source=str(path))
     if size or QUICK in study.sizes:
         study = study.sized(size or QUICK)
-    if seeds is not None:
+    if seeds:
         _refuse_twice(seeds)
-        study = study.model_copy(update={"seeds": seeds})
+        study = study.model_copy(update={"seeds": list(seeds)})
     for variant in study.variants:
         study.config(variant, study.seeds[0])
     return study
@@ -227,20 +205,8 @@ class Parameter(Section):
         if self.choices is not None:
             return list(self.choices)
         low, high = self.ends
-        if whole:
-            return [int(low), int(low + (self.step or 1)), int(high)]
-        return [low, low + self.step if self.step else (low + high) / 2, high]
-
-    def check_whole(self, key: str) -> None:
-        """Check that the range contains only whole numbers.
-
-        Raises:
-            ConfigError: If `low`, `high` or `step` is not a whole number.
-        """
-        for name in ("low", "high", "step"):
-            number = getattr(self, name)
-            if number is not None and not float(number).is_integer():
-                raise ConfigError(f"{key}: {name} is {number:g}, but the setting is a whole number")
+        step = self.step or (1.0 if whole else (high - low) / 2)
+        return [low, low + step, high]
 
 
 class SearchSpace(Section):
@@ -263,9 +229,6 @@ def load_space(given: Path | str, config: RunConfig) -> SearchSpace:
         given: YAML file, or the name of a space that ships with Clew; empty: the space for this
             kind of data.
         config: The configuration that the trials share.
-
-    Raises:
-        ConfigError: If the file, a key, a range or a value is not valid.
     """
     path = find(given or config.data.kind, spaces)
     space = read_section(SearchSpace, path, source=str(path))
@@ -281,10 +244,7 @@ def _check(key: str, parameter: Parameter, config: RunConfig) -> None:
     """Refuse a setting that does not exist, or values that it cannot have."""
     if key.partition(".")[0] in NOT_SEARCHED:
         raise ConfigError(f"{key} does not change what is trained; leave it out of the space")
-    is_whole = takes_whole_numbers(config, key)
-    if is_whole:
-        parameter.check_whole(key)
-    for value in parameter.samples(whole=is_whole):
+    for value in parameter.samples(whole=takes_whole_numbers(config, key)):
         with_settings(config, {key: value}, source=f"{key}={value}")
 
 

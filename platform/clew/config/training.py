@@ -13,7 +13,7 @@ DEFAULT_TIMEOUT_SECONDS = 1800.0
 
 
 def _read_auto(value: Any) -> Any:
-    if str(value) == str(AUTO_BATCH_SIZE):
+    if str(value) in ("0", "0.0"):
         raise ValueError(f"batch_size is {value}; give 1 or more, or auto")
     return AUTO_BATCH_SIZE if value == "auto" else value
 

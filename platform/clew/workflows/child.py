@@ -22,11 +22,7 @@ def train_in_child(
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> TrainResult:
-    """Train like `train`, but in a new process, whose output is printed by this one.
-
-    Raises:
-        ClewError: The child ended with an error; its exit code decides the class.
-    """
+    """Train like `train`, but in a new process, whose output is printed by this one."""
     with working_folder("child") as folder:
         path, result = folder / "config.yaml", folder / "result.json"
         path.write_text(to_yaml(config), encoding="utf-8")
@@ -39,11 +35,7 @@ def train_in_child(
 
 
 def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:
-    """Explain triples like `tracin`, but in a new process, and return the id of its run.
-
-    Raises:
-        ClewError: The child ended with an error; its exit code decides the class.
-    """
+    """Explain triples like `tracin`, but in a new process, and return the id of its run."""
     assignments = ",".join(f"{key}={value}" for key, value in settings.items())
     command = [sys.executable, "-m", "clew", "tracin", "--model", model, "--test", tests]
     command += ["--set", assignments, "--json"]
@@ -51,11 +43,7 @@ def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:
 
 
 def _run(command: list[str], what: str) -> str:
-    """Run a command and return what it prints.
-
-    Raises:
-        ClewError: The command ended with an error; its exit code decides the class.
-    """
+    """Run a command and return what it prints; its exit code decides the class of an error."""
     parent = {PARENT_VARIABLE: str(os.getpid())}
     code, printed = run_child(command, environment=parent, capture=True)
     if code:

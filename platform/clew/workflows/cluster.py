@@ -18,6 +18,7 @@ from platform import python_version
 from typing import Any
 
 import clew
+from clew.config.services import ClusterRequest
 from clew.errors import ClewError, ClusterError, described
 from clew.files import DATA_VARIABLE
 from clew.runs.hardware import Machine, describe_machine, num_cores
@@ -27,26 +28,6 @@ LOCAL, AUTO = "local", "auto"
 CONNECT_SECONDS, LOOK_SECONDS, NUM_RETRIES = 10.0, 120.0, 3
 LOCAL_STORE_BYTES = 256 * 2**20
 PASSED_ON = (DATA_VARIABLE, "MLFLOW_EXPERIMENT_NAME", "XDG_CACHE_HOME")
-
-
-@dataclass(frozen=True)
-class ClusterRequest:
-    """A cluster, and the resources that a unit of work needs on a node."""
-
-    address: str
-    """HOST:PORT of its head, `auto` for the cluster on this machine, `local` to start one here."""
-    cpus: float = 1.0
-    gpus: float | None = None
-    """None: one if the cluster has GPUs, else zero."""
-    memory_gib: float | None = None
-    """None: no memory is reserved."""
-
-    def needs(self, nodes: list[dict[str, Any]]) -> dict[str, float]:
-        """Return the resources of a unit by Ray's names."""
-        has_gpus = any(node["Resources"].get("GPU", 0) for node in nodes)
-        gpus = float(has_gpus) if self.gpus is None else self.gpus
-        needs = {"CPU": self.cpus, "GPU": gpus, "memory": (self.memory_gib or 0) * 2**30}
-        return {kind: need for kind, need in needs.items() if need}
 
 
 @dataclass(frozen=True)
@@ -86,9 +67,6 @@ class Cluster:
         """Return what a function returns on each node, without using its slots.
 
         A node that died is left out from now on: Ray names it for some seconds after its death.
-
-        Raises:
-            ClusterError: A node does not answer or cannot run the function.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -123,27 +101,30 @@ class Cluster:
 
 
 @contextmanager
-def opened_cluster(request: ClusterRequest, *, shows_output: bool = False) -> Iterator[Cluster]:
+def opened_cluster(
+    request: ClusterRequest | None, *, shows_output: bool = False
+) -> Iterator[Cluster | None]:
     """Connect to a cluster, and check that its nodes can run the same work as this process.
 
-    Raises:
-        ClusterError: Ray is not installed, the cluster cannot be reached, a node has other code or
-            other folders, or no node is large enough for a unit.
+    None if no cluster is asked for.
     """
-    ray = _connected(request.address, shows_output=shows_output)
+    if request is None or not request.cluster:
+        yield None
+        return
+    ray = _connected(request.cluster, shows_output=shows_output)
     try:
         alive = _alive(ray)
         needs, has = request.needs(alive), [node["Resources"] for node in alive]
         rooms = [min(int(had.get(kind, 0) / need) for kind, need in needs.items()) for had in has]
         if not any(rooms):
             raise ClusterError(
-                f"no node of the cluster {request.address} has {needs}; they have {has}. Ask for "
+                f"no node of the cluster {request.cluster} has {needs}; they have {has}. Ask for "
                 "less with --cpus-per-task, --gpus-per-task or --memory-gib-per-task"
             )
         hosts, store = {node["NodeManagerAddress"] for node in alive}, tracking_uri()
         if len(hosts) > 1 and store.startswith(SQLITE_PREFIX):
             raise ClusterError(
-                f"the nodes of {request.address} are {len(hosts)} machines, but the tracking store "
+                f"the nodes of {request.cluster} are {len(hosts)} machines, but the tracking store "
                 f"{store} is a file on one of them; set MLFLOW_TRACKING_URI to a server"
             )
         names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}

@@ -8,13 +8,12 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from clew import names
-from clew.config.services import TrackingConfig
+from clew.config.services import ClusterRequest, TrackingConfig
 from clew.config.study import Study
 from clew.errors import ClewError, Interrupted, UsageError
 from clew.files import working_folder, write_whole
@@ -24,9 +23,9 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import find_cell
 from clew.workflows.child import trace_in_child, train_in_child
-from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
+from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.outputs import check_file
-from clew.workflows.study_report import StudyReport, draw, in_words
+from clew.workflows.study_report import StudyReport, in_words
 from clew.workflows.subjects import data_fingerprint
 from clew.workflows.verdict import as_note, of_study
 
@@ -66,12 +65,6 @@ def compare(
         everything: Whether the verdict is followed by the table of all values and ratios.
         cluster: Cluster to run the cells on; None: run here, one after another. On a cluster, cells
             run in parallel on nodes that can differ, so times also depend on the node.
-
-    Raises:
-        ConfigError: The results cannot be written to the file.
-        ClusterError: The cluster cannot be used.
-        UsageError: No cell of the reference finished, so there is nothing to compare with.
-        Interrupted: The user stopped the command. Finished cells are kept.
     """
     check_file("--output", output)
     reason = why_no_result_file(git_commit()) if output else None
@@ -80,7 +73,7 @@ def compare(
         logger.warning("%s", obstacle)
     tracking = study.config(study.reference, study.seeds[0]).tracking
     with (
-        opened_cluster(cluster, shows_output=True) if cluster else nullcontext() as nodes,
+        opened_cluster(cluster, shows_output=True) as nodes,
         open_tracker(
             TrackingConfig(experiment=tracking.experiment),
             kind=names.KIND_COMPARE,
@@ -99,7 +92,10 @@ def compare(
         ending = (run_cell(study, variant, seed, parent, here) for seed, variant in turns)
         for cell in cells_on_cluster(nodes, study, turns, parent) if nodes else ending:
             cells.append(cell)
-            yield _progress(study, cell, len(cells))
+            measured = (m for m in study.measures if m.metric in cell.metrics)
+            shown = ", ".join(f"{m.label} {cell.metrics[m.metric]:.4g}" for m in measured)
+            place = f"[{len(cells)}/{len(turns)}] {cell.variant}, seed {cell.seed}"
+            yield f"{place}: {cell.problem or shown}"
         cells.sort(key=lambda cell: turns.index((cell.seed, cell.variant)))
         report = _report(study, cells, nodes.machines if nodes else ())
         _store(report, tracker)
@@ -112,22 +108,8 @@ def compare(
     yield from ["", *report.markdown()] if everything else []
 
 
-def _progress(study: Study, cell: CellResult, done: int) -> str:
-    total = len(study.seeds) * len(study.variants)
-    shown = cell.problem or ", ".join(
-        f"{measure.label} {cell.metrics[measure.metric]:.4g}"
-        for measure in study.measures
-        if measure.metric in cell.metrics
-    )
-    return f"[{done}/{total}] {cell.variant}, seed {cell.seed}: {shown}"
-
-
 def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -> StudyReport:
-    """Build the report of what the cells measured, on this machine or on the cluster's nodes.
-
-    Raises:
-        UsageError: No cell of the reference measured anything.
-    """
+    """Build the report of what the cells measured, on this machine or on the cluster's nodes."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for cell in cells:
         for measure in study.measures:
@@ -160,17 +142,12 @@ def _store(report: StudyReport, tracker: Tracker) -> None:
         content = json.dumps(report.as_dict(), indent=1)
         (folder / "study.json").write_text(content, encoding="utf-8")
         (folder / "study.md").write_text("\n".join([*report.markdown(), ""]), encoding="utf-8")
-        draw(report, folder / "study.png")
         tracker.artifact(folder)
         tracker.metrics(report.ratios(), step=0)
 
 
 def run_cell(study: Study, variant: str, seed: int, parent: str | None, place: str) -> CellResult:
-    """Return the cell's earlier result, or run the cell; a failure is also a result.
-
-    Raises:
-        Interrupted: The user stopped the command.
-    """
+    """Return the cell's earlier result, or run the cell; a failure is also a result."""
     cell_id = _identify(study.cell_id(variant, seed), place)
     earlier = find_cell(cell_id)
     if earlier is not None:
@@ -194,11 +171,7 @@ def place_of(machines: Iterable[Machine]) -> str:
 
 
 def trained_model(study: Study, seed: int, parent: str | None, place: str) -> str:
-    """Return the run id of the model that a seed's cells explain; train the model if necessary.
-
-    Raises:
-        ClewError: The model cannot be trained.
-    """
+    """Return the run id of the model that a seed's cells explain; train the model if necessary."""
     config = study.model_config_of(seed)
     model_id = _identify(f"{study.name}/model/{config.config_hash}", place)
     model = find_cell(model_id)
@@ -225,12 +198,7 @@ def _traced(
 def cells_on_cluster(
     cluster: Cluster, study: Study, turns: Sequence[tuple[int, str]], parent: str | None
 ) -> Iterator[CellResult]:
-    """Yield the results of cells as they end; if all nodes that try a cell die, it has failed.
-
-    Raises:
-        ClusterError: The data on a node differs from the data on this machine.
-        Interrupted: The user stopped the command.
-    """
+    """Yield the results of cells as they end; if all nodes that try a cell die, it has failed."""
     cluster.require_same("the data", fingerprints, study)
     place = place_of(cluster.machines)
     if study.command == "tracin":  # or parallel cells of one seed would each train its model

@@ -11,11 +11,7 @@ from clew.runs.store import tracking_uri
 
 
 def serve_dashboard(*, port: int, address: str, base_path: str = "") -> int:
-    """Run Streamlit until it is stopped; return its exit code.
-
-    Raises:
-        UsageError: Streamlit is not installed, or the address and port cannot be used.
-    """
+    """Run Streamlit until it is stopped; return its exit code."""
     if find_spec("streamlit") is None:
         raise UsageError(
             "the package streamlit is not installed; install it with pip install 'clew[ui]'"

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ from clew.errors import ConfigError, UsageError, counted
 from clew.files import as_typed, expanded
 from clew.image_sequences.files import FINGERPRINT_FRAMES
 from clew.image_sequences.windows import SequenceSplits, group_names, load_sequences
-from clew.language_modeling.packed_tokens import PackManifest
 from clew.language_modeling.pretokenize import PackSettings, pretokenize
 from clew.language_modeling.tokens import find_text
 from clew.link_prediction.imports import import_graph, write_data_set
@@ -30,11 +29,7 @@ from clew.workflows.outputs import check_folder, check_new_folder
 def data_settings(
     config: str, name: str, files: Mapping[str, str], overrides: Mapping[str, object]
 ) -> DataConfig:
-    """Return the settings of the data set that one argument, or overrides alone, name.
-
-    Raises:
-        ConfigError: None or several arguments are given, or the configuration or name is unknown.
-    """
+    """Return the settings of the data set that one argument, or overrides alone, name."""
     named = bool(config) + bool(name) + bool(files)
     if named > 1 or not (named or overrides):
         raise ConfigError(
@@ -48,12 +43,7 @@ def data_settings(
 
 
 def describe_data(settings: DataConfig) -> str:
-    """Return the counts of a data set, one per line.
-
-    Raises:
-        ConfigError: The data set is text.
-        DataError: The data cannot be read.
-    """
+    """Return the counts of a data set, one per line."""
     if isinstance(settings, ImageSequenceData):
         return describe_sequences(load_sequences(settings), settings)
     if isinstance(settings, TripleData):
@@ -70,12 +60,7 @@ def _lines(summary: Mapping[str, object]) -> str:
 
 
 def pack_data(settings: DataConfig, path: Path) -> str:
-    """Pack triples into a new file; return its counts and the command that trains on it.
-
-    Raises:
-        ConfigError: The data are not triples, or the file exists already.
-        DataError: The data cannot be read.
-    """
+    """Pack triples into a new file; return its counts and the command that trains on it."""
     if not isinstance(settings, TripleData):
         raise ConfigError(
             f"data.kind is {settings.kind!r}; clew data --pack packs triples (text is packed by "
@@ -151,12 +136,7 @@ def _shown(value: object) -> str:
 def import_data(paths: Sequence[Path], settings: ImportSettings, output_dir: Path | None) -> str:
     """Read files in published formats; write a data set into a new folder if one is given.
 
-    Returns:
-        What each file was taken for, what became of its rows, and the counts, one per line.
-
-    Raises:
-        ConfigError: The shares leave no training triples, or the folder is not empty.
-        DataError: The files cannot be read.
+    Return what each file was taken for, what became of its rows, and the counts, one per line.
     """
     check_new_folder("--output-dir", output_dir)
     place = output_dir or paths[0]
@@ -179,55 +159,30 @@ MANY_TOKENS = 50_000_000
 """Tokens of a text for the smallest model of windows of 32,768 tokens."""
 
 
-@dataclass(frozen=True)
-class PretokenizeResult:
-    """A packed corpus, and its folder."""
-
-    output: Path
-    manifest: PackManifest
-
-    def table(self) -> str:
-        """Return the counts of the packed corpus, one per line."""
-        manifest = self.manifest
-        windows = max(0, manifest.num_tokens - 1) // manifest.chunk_size
-        facts = {
-            "documents": f"{manifest.num_documents:,}",
-            "bytes of text": f"{manifest.num_bytes:,}",
-            "tokens": f"{manifest.num_tokens:,}",
-            "bytes per token": f"{manifest.num_bytes / manifest.num_tokens:.2f}",
-            f"windows of {manifest.chunk_size:,}": f"{windows:,}",
-            "vocabulary": f"{manifest.vocabulary_size:,} ({manifest.tokenizer})",
-            "fingerprint": manifest.fingerprint,
-        }
-        lines = [f"  {name:24} {value}" for name, value in facts.items()]
-        # 123 million parameters are for large texts.
-        small = "nano data.name=null data.tokenizer=null"
-        preset = "small_32k" if manifest.num_tokens >= MANY_TOKENS else small
-        train = f"train on it: clew train {preset} data.packed={as_typed(self.output)}"
-        return "\n".join([f"packed into {self.output}", *lines, train])
-
-
 def pretokenize_corpus(
     settings: PackSettings, output: Path, *, num_proc: int = 1, force: bool = False
-) -> PretokenizeResult:
-    """Pack a corpus, or continue where a killed process stopped.
+) -> str:
+    """Pack a corpus, or continue where a killed process stopped; return its counts.
 
     The corpus is a path, a named data set, or a data set on Hugging Face.
-
-    Raises:
-        UsageError: A number is not positive, or the corpus cannot be read.
     """
-    for name, value in (
-        ("chunk_size", settings.chunk_size),
-        ("num_proc", num_proc),
-        ("max_chunks", settings.max_chunks),
-    ):
-        if value is not None and value < 1:
-            raise UsageError(f"{name} is {value}; expected 1 or more")
     check_folder("--output", output)
-    return PretokenizeResult(
-        output, pretokenize(_resolved(settings), output, num_proc=num_proc, force=force)
-    )
+    manifest = pretokenize(_resolved(settings), output, num_proc=num_proc, force=force)
+    windows = max(0, manifest.num_tokens - 1) // manifest.chunk_size
+    facts = {
+        "documents": manifest.num_documents,
+        "bytes of text": manifest.num_bytes,
+        "tokens": manifest.num_tokens,
+        "bytes per token": manifest.num_bytes / manifest.num_tokens,
+        f"windows of {manifest.chunk_size:,}": windows,
+        "vocabulary": f"{manifest.vocabulary_size:,} ({manifest.tokenizer})",
+        "fingerprint": manifest.fingerprint,
+    }
+    # 123 million parameters are for large texts.
+    small = "nano data.name=null data.tokenizer=null"
+    preset = "small_32k" if manifest.num_tokens >= MANY_TOKENS else small
+    train = f"train on it: clew train {preset} data.packed={as_typed(output)}"
+    return "\n".join([f"packed into {output}", _lines(facts), train])
 
 
 def _resolved(settings: PackSettings) -> PackSettings:

@@ -8,6 +8,7 @@ classification. A file `.npz` (arrays of OGB's splits) selects ranking against g
 import logging
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,11 +58,7 @@ class EvaluateResult:
 
 
 def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) -> EvaluateResult:
-    """Evaluate a model on a split of the run's data, and record a run of kind `evaluate`.
-
-    Raises:
-        UsageError: The model or its data cannot be used; nothing is recorded then.
-    """
+    """Evaluate a model on a split of the run's data, and record a run of kind `evaluate`."""
     if split not in SPLITS:
         raise ConfigError(f"split is {split!r}; expected {' or '.join(SPLITS)}")
     with open_model(model) as source:
@@ -96,11 +93,7 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
 
 
 def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, float]:
-    """Return the metrics of a loaded model on a split.
-
-    Raises:
-        DataError: The split has no examples.
-    """
+    """Return the metrics of a loaded model on a split."""
     metrics = loaded.metrics(split)
     if not metrics:
         raise DataError(
@@ -123,20 +116,11 @@ def measure_seen(loaded: LoadedModel, split: str) -> dict[str, float]:
         return {}
     known = FilterIndex.of_questions(graph, triples)
     scores = QueryScores(model.cpu(), graph.num_relations, known)
-    quality = scores.rank_seen(triples, graph.train).quality().metrics()
-    return {
-        names.metric(split, names.SEEN.format(name=name)): value for name, value in quality.items()
-    }
+    return _named(split, names.SEEN, scores.rank_seen(triples, graph.train).quality().metrics())
 
 
 def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[str, float]:
-    """Return `classification_accuracy` and `_f1`, or `given_mrr` and `given_hits_at_k`, of a split.
-
-    Raises:
-        ConfigError: The model is not a link prediction model, or the thresholds would be chosen on
-            the split that is evaluated.
-        DataError: The files cannot be read.
-    """
+    """Return `classification_accuracy` and `_f1`, or `given_mrr` and `given_hits_at_k`."""
     task, model = loaded.task, loaded.model
     if not (isinstance(task, LinkPrediction) and isinstance(model, GraphModel)):
         raise ConfigError(
@@ -152,10 +136,8 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
         return _classify(task, model, negatives)
     graph = task.graph
     given = read_given_negatives(negatives, graph.entities, graph.relations)
-    quality = rank_given(model, given, graph.num_relations).quality().metrics()
-    return {
-        names.metric(split, names.GIVEN.format(name=name)): value for name, value in quality.items()
-    }
+    ranks = rank_given(model, given, graph.num_relations)
+    return _named(split, names.GIVEN, ranks.quality().metrics())
 
 
 def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:
@@ -170,7 +152,8 @@ def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str
     thresholds = Thresholds.fit(*scored["valid"], graph.num_relations)
     scores, is_true, relation = scored["test"]
     quality = ClassificationQuality.of(thresholds.predict(scores, relation), is_true)
-    return {
-        names.metric("test", names.CLASSIFICATION.format(name=name)): value
-        for name, value in vars(quality).items()
-    }
+    return _named("test", names.CLASSIFICATION, vars(quality))
+
+
+def _named(split: str, pattern: str, found: Mapping[str, float]) -> dict[str, float]:
+    return {names.metric(split, pattern.format(name=name)): value for name, value in found.items()}

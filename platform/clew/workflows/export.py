@@ -21,7 +21,6 @@ import importlib
 import json
 import logging
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -37,7 +36,7 @@ from torch.export import ExportedProgram
 
 from clew import __version__
 from clew.config.data import TripleData
-from clew.errors import ConfigError, DataError, UsageError, described, extra
+from clew.errors import ConfigError, DataError, described, extra
 from clew.files import write_whole
 from clew.link_prediction.models.base import EntityScorer, GraphModel
 from clew.link_prediction.vocabulary import Vocabulary
@@ -107,10 +106,6 @@ def export(
 
     With a format, only the embeddings are written. With `onnx`, the program is written for ONNX
     Runtime too.
-
-    Raises:
-        UsageError: The model is no graph model or cannot be used, the folder is not empty, or the
-            packages for ONNX are not installed.
     """
     if onnx:
         with extra("onnx"):
@@ -123,18 +118,18 @@ def export(
                 f"{source.title} is no graph model, and clew export writes only those; promote it "
                 "and use mlflow models serve, or see Export in docs/serve.md"
             )
-        is_new = not output_dir.exists()
+        predictor, _ = open_predictor(source)
         output_dir.mkdir(parents=True, exist_ok=True)
-        try:
-            predictor, _ = open_predictor(source)
-        except UsageError:
-            if is_new:
-                shutil.rmtree(output_dir)
-            raise
         network = predictor.model
+        entities, relations, bias = predictor.entities, predictor.relations, network.tail_bias()
+        more = {
+            "bias": None if bias is None else pa.array(bias.detach().numpy()),
+            "kind": entities.category_array,
+        }
+        inverse = pa.array(np.arange(network.relation.num_embeddings) >= len(relations))
         tables = {
-            "entities": _entity_table(network, predictor.entities),
-            "relations": _relation_table(network, predictor.relations),
+            "entities": embedding_table(entities, network.entity, more),
+            "relations": embedding_table(relations, network.relation, {"inverse": inverse}),
         }
         files: dict[str, str] = {}
         for name, table in tables.items():
@@ -267,36 +262,19 @@ def write_embeddings(folder: Path, name: str, table: pa.Table, form: Format) -> 
     return [f"{name}_vectors.tsv", f"{name}.tsv", PROJECTOR_FILE]
 
 
-def _entity_table(model: GraphModel, entities: Vocabulary) -> pa.Table:
-    bias = model.tail_bias()
-    columns = _name_columns(entities)
-    if bias is not None:
-        columns["bias"] = pa.array(bias.detach().numpy())
-    if entities.category_array is not None:
-        columns["kind"] = entities.category_array
-    return pa.table(columns | {"embedding": rows_of(model.entity)})
-
-
-def _relation_table(model: GraphModel, relations: Vocabulary) -> pa.Table:
-    num_directions = model.relation.num_embeddings // len(relations)
+def embedding_table(
+    vocabulary: Vocabulary, embedding: nn.Embedding, more: Mapping[str, pa.Array | None]
+) -> pa.Table:
+    """Return a row for each name and, if there are more rows than names, for its inverse."""
+    num_rows, values = embedding.num_embeddings, pa.array(embedding.weight.detach().numpy().ravel())
+    times = num_rows // len(vocabulary)
+    label = vocabulary.label_array
+    label = pa.nulls(len(vocabulary), pa.string()) if label is None else label
     columns = {
-        key: pa.concat_arrays([column] * num_directions)
-        for key, column in _name_columns(relations).items()
+        "id": pa.array(np.arange(num_rows, dtype=np.int32)),
+        "name": pa.concat_arrays([vocabulary.name_array] * times),
+        "label": pa.concat_arrays([label] * times),
+        **{name: column for name, column in more.items() if column is not None},
+        "embedding": pa.FixedSizeListArray.from_arrays(values, embedding.embedding_dim),
     }
-    columns["id"] = pa.array(np.arange(model.relation.num_embeddings, dtype=np.int32))
-    inverse = np.arange(model.relation.num_embeddings) >= len(relations)
-    return pa.table(columns | {"inverse": pa.array(inverse), "embedding": rows_of(model.relation)})
-
-
-def _name_columns(vocabulary: Vocabulary) -> dict[str, pa.Array]:
-    labels = vocabulary.label_array
-    return {
-        "id": pa.array(np.arange(len(vocabulary), dtype=np.int32)),
-        "name": vocabulary.name_array,
-        "label": labels if labels is not None else pa.nulls(len(vocabulary), pa.string()),
-    }
-
-
-def rows_of(table: nn.Embedding) -> pa.FixedSizeListArray:
-    values = pa.array(table.weight.detach().numpy().ravel())
-    return pa.FixedSizeListArray.from_arrays(values, table.embedding_dim)
+    return pa.table(columns)

@@ -45,11 +45,7 @@ class RunList:
 
 
 def list_runs(*, kind: str = "", experiment: str = "", limit: int = 20) -> RunList:
-    """Return the latest runs.
-
-    Raises:
-        TrackingError: The experiment or the store does not exist, or the store does not answer.
-    """
+    """Return the latest runs."""
     ids = (experiment_id_of(experiment),) if experiment else ()
     page = search_runs(RunQuery(ids, kind=kind), limit=limit)
     return RunList(tuple(map(_listed, page.runs)), page.more)

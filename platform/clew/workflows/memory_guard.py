@@ -33,11 +33,7 @@ USED_SHARE = 0.85
 
 
 def resolve_batch_size(config: RunConfig, device: torch.device, world: World) -> RunConfig:
-    """Return the configuration with numbers in place of `auto`, the same in every process.
-
-    Raises:
-        OutOfMemoryError: Not even the smallest microbatch fits.
-    """
+    """Return the configuration with numbers in place of `auto`, the same in every process."""
     if config.training.batch_size != AUTO_BATCH_SIZE:
         return config
     chosen = 0

@@ -75,15 +75,6 @@ def open_version(version: RegisteredVersion, folder: Path) -> ModelSource:
     return model_of(OpenedRun(version.uri, folder, version.run_id, version))
 
 
-def open_run_best(run_id: str, folder: Path) -> ModelSource:
-    """Download the best checkpoint of a run into `folder`.
-
-    Raises:
-        CheckpointError: The run has no best checkpoint.
-    """
-    return model_of(OpenedRun(run_id, folder, run_id))
-
-
 def model_of(run: OpenedRun) -> ModelSource:
     """Return the best model of a run, after checking that its checkpoint is complete."""
     folder = run.best()
@@ -113,17 +104,17 @@ def require_data(source: ModelSource, kind: type[DataT], only: str) -> DataT:
     return source.config.data
 
 
-def recorded_file(source: ModelSource, name: str, work: Path) -> Path:
-    """Return a file that a model's run recorded; download it to `work` if it is not on disk.
+def recorded(source: ModelSource, name: str, work: Path) -> Path:
+    """Return a file or folder of a model's run; download it to `work` if it is not on disk.
 
     Raises:
-        CheckpointError: The file is not next to the checkpoint, and the model's run is unknown.
-        TrackingError: The run does not have the file.
+        CheckpointError: It is not next to the checkpoint, and the model's run is unknown.
+        TrackingError: The run does not have it.
     """
     beside = [source.checkpoint, source.checkpoint.parent]
     if source.checkpoint.parent.name == names.ARTIFACT_CHECKPOINTS:
         beside.append(source.checkpoint.parents[1])
-    found = next((folder / name for folder in beside if (folder / name).is_file()), None)
+    found = next((folder / name for folder in beside if (folder / name).exists()), None)
     if found is not None:
         return found
     if source.run_id is None:
@@ -134,11 +125,7 @@ def recorded_file(source: ModelSource, name: str, work: Path) -> Path:
 
 
 def trained_with(manifest: Manifest, overrides: Overrides, *, source: str) -> RunConfig:
-    """Return the configuration of a model, with data paths that are valid in any working folder.
-
-    Raises:
-        ConfigError: A setting is not valid.
-    """
+    """Return the configuration of a model, with data paths that are valid in any working folder."""
     config = from_mapping(manifest.config, overrides, source=source)
     data = looked_up_in(manifest.folder, config.data) if manifest.folder else config.data
     return config.model_copy(update={"data": data})
@@ -162,13 +149,7 @@ class LoadedModel:
 def load_source(source: ModelSource, *, data: DataConfig | None = None) -> LoadedModel:
     """Build the task that a model was trained on, and the model with its weights.
 
-    Args:
-        source: The model.
-        data: Where to read the training data, if not where the model's configuration says.
-
-    Raises:
-        DataError: The data cannot be read.
-        CheckpointError: The model was trained on other data, or the weights do not fit.
+    `data` says where to read the training data, if not where the model's configuration says.
     """
     if data is not None:
         own = source.config.data
@@ -181,12 +162,7 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
 
 
 def own_task(source: ModelSource) -> Task[Any]:
-    """Build the task that a model was trained on.
-
-    Raises:
-        DataError: The data cannot be read.
-        CheckpointError: The model was trained on other data.
-    """
+    """Build the task that a model was trained on."""
     task = build_task(source.config)
     check_fingerprint(source, task.data_fingerprint)
     return task
@@ -198,11 +174,7 @@ def device_of(config: RunConfig) -> torch.device:
 
 
 def check_fingerprint(source: ModelSource, fingerprint: str) -> None:
-    """Refuse data that differ from the model's training data.
-
-    Raises:
-        CheckpointError: The fingerprints differ.
-    """
+    """Refuse data that differ from the model's training data."""
     if fingerprint != source.manifest.data_fingerprint:
         raise CheckpointError(
             f"{source.title} was trained on data {source.manifest.data_fingerprint}, the data now "

@@ -73,11 +73,7 @@ class OpenedRun:
         return download_artifact(self.run_id or "", name, self.work)
 
     def best(self) -> Path:
-        """Return the best checkpoint; of a registered version, its whole model folder.
-
-        Raises:
-            CheckpointError: There is none.
-        """
+        """Return the best checkpoint; of a registered version, its whole model folder."""
         if self.version is not None:
             return self._model_of(self.version)
         if self.folder is not None:
@@ -94,11 +90,7 @@ class OpenedRun:
         return found
 
     def checkpoints(self) -> list[CheckpointRecord]:
-        """Return the checkpoints in order of their steps; only one if the folder is one.
-
-        Raises:
-            CheckpointError: There are none.
-        """
+        """Return the checkpoints in order of their steps; only one if the folder is one."""
         if self.folder is not None and (self.folder / MANIFEST_FILE).is_file():
             return [read_record(self.folder)]
         place = self.place()

@@ -11,21 +11,13 @@ RESERVE = 24
 
 
 def check_folder(option: str, path: Path | None) -> None:
-    """Refuse a folder that is a file, or that cannot be created or written.
-
-    Raises:
-        ConfigError: Nothing can be written there.
-    """
+    """Refuse a folder that is a file, or that cannot be created or written."""
     if path is not None:
         _check_can_hold(path, f"{option} {path}")
 
 
 def check_new_folder(option: str, path: Path | None) -> None:
-    """Refuse what `check_folder` refuses, and a folder that is not empty.
-
-    Raises:
-        ConfigError: Nothing can be written there, or something would be overwritten.
-    """
+    """Refuse what `check_folder` refuses, and a folder that is not empty."""
     check_folder(option, path)
     if path is not None and path.exists() and any(path.iterdir()):
         raise ConfigError(
@@ -34,11 +26,7 @@ def check_new_folder(option: str, path: Path | None) -> None:
 
 
 def check_file(option: str, path: Path | None) -> None:
-    """Refuse a file path that is a folder, or whose folder cannot be created or written.
-
-    Raises:
-        ConfigError: Nothing can be written there.
-    """
+    """Refuse a file path that is a folder, or whose folder cannot be created or written."""
     if path is None:
         return
     if path.is_dir():

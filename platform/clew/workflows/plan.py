@@ -58,10 +58,6 @@ def task_to_plan(config: RunConfig, sizes: DataSizes) -> tuple[Task[Any], int | 
     """Return a task with the shapes of a configuration, and its number of examples if known.
 
     Text is never read; the vocabulary size is that of the packed corpus or of the tokenizer.
-
-    Raises:
-        ConfigError: Some sizes are missing, or they belong to another kind of data.
-        DataError: The data cannot be read, and no sizes are given.
     """
     data, needed = config.data, set(TASK_KINDS[config.data.kind].sizes)
     given = {name for name, value in vars(sizes).items() if value is not None}
@@ -162,7 +158,6 @@ def _frames(data: ImageSequenceData, shape: tuple[int, int, int]) -> SequenceSpl
     return SequenceSplits(table, encoding, dict.fromkeys(SPLITS, windows), NAME)
 
 
-AS_CONFIGURED = "as configured"
 SEARCHED_TIMES = 32
 """The largest microbatch is searched up to this multiple of the configured one."""
 SWITCHES = {"use_mixed_precision": "mixed precision", "use_gradient_checkpointing": "checkpointing"}
@@ -256,13 +251,7 @@ def plan(
             this machine does not have it.
         world_size: Number of processes of a data-parallel run; the plan is for each of them.
         sizes: Sizes to plan with instead of the data.
-
-    Raises:
-        ConfigError: The device is unknown, or `world_size` is below 1.
-        DataError: The data cannot be read, and no sizes are given.
     """
-    if world_size < 1:
-        raise ConfigError(f"{world_size} processes given; expected one or more")
     target = find_device(device or config.training.device)
     limit = target.memory_gib if memory_gib is None else memory_gib
     sizes = sizes or DataSizes()
@@ -301,7 +290,7 @@ def plan(
 
 
 def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
-    changes: dict[str, Settings] = {AS_CONFIGURED: {}}
+    changes: dict[str, Settings] = {"as configured": {}}
     for key, name in SWITCHES.items():
         on = getattr(config.optimizations, key)
         changes[f"{'without' if on else 'with'} {name}"] = {f"optimizations.{key}": not on}

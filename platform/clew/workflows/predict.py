@@ -1,23 +1,22 @@
 """Answers queries by name with the best entities, their scores and their probabilities."""
 
-import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import pyarrow as pa
+from pydantic import TypeAdapter, ValidationError
 
 from clew.config.data import TripleData
-from clew.errors import CheckpointError, DataError, UsageError, described, quoted
+from clew.errors import DataError, UsageError, described, quoted
 from clew.files import working_folder
 from clew.input_files import read_lines
 from clew.link_prediction.candidates import EVERYTHING, Limits
 from clew.link_prediction.model_folder import (
-    ENTITIES_FILE,
     VOCABULARY_FOLDER,
     load_graph_model,
     load_predictor,
@@ -26,9 +25,13 @@ from clew.link_prediction.model_folder import (
 from clew.link_prediction.prediction import Answer, Prediction, Predictor, Query
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
-from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.reading.runs import download_artifact
-from clew.workflows.model_source import ModelSource, check_fingerprint, open_model, require_data
+from clew.workflows.model_source import (
+    ModelSource,
+    check_fingerprint,
+    open_model,
+    recorded,
+    require_data,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ UNCALIBRATED = (
 )
 ASKED = "?"
 """Placeholder for the unknown end of a query in a file."""
+Part = Literal["head", "relation", "tail"]
+_PARTS = TypeAdapter(dict[Part, str | None])
 
 
 @dataclass(frozen=True)
@@ -112,11 +117,6 @@ def predict(
     """Answer queries with a trained model; one that it cannot answer does not stop the others.
 
     The settings are those of `Predictor.predict`.
-
-    Raises:
-        UsageError: The model cannot be found, or no query can be answered, for example because of
-            an unknown name; the message suggests similar names. Or an answer set is requested, but
-            the model's data are not available to calibrate it.
     """
     with open_model(model) as source:
         predictor, notes = open_predictor(source)
@@ -175,9 +175,6 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
 
     A registered model contains everything. For a run or a checkpoint, the known answers are read
     from the data set. Without the data set, the names that the run recorded are enough to answer.
-
-    Raises:
-        UsageError: The model is not a link prediction model, or neither data nor names are found.
     """
     require_data(
         source,
@@ -189,7 +186,8 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     try:
         graph = _own_graph(source)
     except UsageError as error:
-        entities, relations = _recorded_names(source)
+        with working_folder("names") as work:
+            entities, relations = read_vocabularies(recorded(source, VOCABULARY_FOLDER, work))
         model = load_graph_model(source.checkpoint, len(entities), len(relations))
         return Predictor(model, entities, relations), [f"known answers cannot be marked: {error}"]
     model = load_graph_model(source.checkpoint, graph.num_entities, graph.num_relations)
@@ -198,11 +196,7 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
 
 
 def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
-    """Calibrate answer sets on the model's data, unless the model contains the calibration.
-
-    Raises:
-        UsageError: The data cannot be read, have changed, or have no validation triples.
-    """
+    """Calibrate answer sets on the model's data, unless the model contains the calibration."""
     if predictor.answer_sets is not None:
         return
     try:
@@ -221,29 +215,11 @@ def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
 
 
 def _own_graph(source: ModelSource) -> KnowledgeGraph:
-    """Read the graph that a model was trained on.
-
-    Raises:
-        UsageError: The graph cannot be read, or has changed.
-    """
+    """Read the graph that a model was trained on."""
     assert isinstance(source.config.data, TripleData)
     graph = load_graph(source.config.data)
     check_fingerprint(source, graph.fingerprint)
     return graph
-
-
-def _recorded_names(source: ModelSource) -> tuple[Vocabulary, Vocabulary]:
-    for folder in list(source.checkpoint.parents)[:2]:
-        if (folder / VOCABULARY_FOLDER / ENTITIES_FILE).is_file():
-            return read_vocabularies(folder / VOCABULARY_FOLDER)
-    if source.run_id is None:
-        raise CheckpointError(
-            f"{source.title}: neither its data set nor a folder {VOCABULARY_FOLDER} with names was "
-            "found; give the run's id instead"
-        )
-    with working_folder("names") as work:
-        path = download_artifact(source.run_id, VOCABULARY_FOLDER, work)
-        return read_vocabularies(path)
 
 
 def _table_of(prediction: Prediction | Unanswered) -> Iterator[str]:
@@ -285,9 +261,6 @@ def read_queries(path: Path) -> list[Asked]:
 
     In tab-separated lines, `?` is the unknown end, and an unknown tail can be left out. A line with
     both ends is a whole triple. A line that is no query has an `error`.
-
-    Raises:
-        DataError: The file contains no query.
     """
     found = [
         _of_line(line, f"{path}, line {number}")
@@ -305,7 +278,8 @@ def read_queries(path: Path) -> list[Asked]:
 
 def _of_line(line: str, where: str) -> Asked:
     try:
-        parts = _parts_of_json(line) if line.lstrip().startswith("{") else _parts_of_tabs(line)
+        is_json = line.lstrip().startswith("{")
+        parts = _PARTS.validate_json(line) if is_json else _parts_of_tabs(line)
         query = Query(
             parts.get("relation") or "",
             head=parts.get("head") or None,
@@ -313,11 +287,14 @@ def _of_line(line: str, where: str) -> Asked:
         )
         _ = query.is_triple or query.asks_for
         return Asked(query, where)
+    except ValidationError as error:
+        said = f"{described(error)}; expected texts under head, relation and tail"
+        return Asked(Query(""), where, said)
     except UsageError as error:
         return Asked(Query(""), where, str(error))
 
 
-def _parts_of_tabs(line: str) -> dict[str, str | None]:
+def _parts_of_tabs(line: str) -> Mapping[Part, str | None]:
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) not in (2, 3):
         raise DataError(
@@ -325,18 +302,4 @@ def _parts_of_tabs(line: str) -> dict[str, str | None]:
             f"relation and tail, with {ASKED} for the unknown end"
         )
     parts = ["" if field == ASKED else field for field in fields]
-    return dict(zip(("head", "relation", "tail"), parts, strict=False))
-
-
-def _parts_of_json(line: str) -> dict[str, str | None]:
-    try:
-        content: dict[str, str | None] = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"not valid JSON ({described(error)})") from None
-    unknown = sorted(content.keys() - {"head", "relation", "tail"})
-    if unknown or not all(isinstance(value, str | None) for value in content.values()):
-        raise DataError(
-            f"{quoted(line.strip())}; expected texts under head, relation and tail"
-            + (f", not {quoted(unknown[0])}" if unknown else "")
-        )
-    return content
+    return dict(zip(get_args(Part), parts, strict=False))

@@ -28,7 +28,7 @@ from clew.workflows.model_source import (
     device_of,
     open_model,
     own_task,
-    recorded_file,
+    recorded,
     require_data,
 )
 from clew.workflows.outputs import check_file
@@ -93,10 +93,6 @@ def predict_frames(
     Half widths come from the errors on the validation windows. They can be too small, because these
     windows also chose the checkpoint; the coverage of the test windows is therefore measured.
     A child process reads the frames (`clew.untrusted`).
-
-    Raises:
-        UsageError: The model is not a model of image sequences, the frames do not fit the model, or
-            there are too few validation windows for the confidence.
     """
     check_file("--output", output)
     if not frames.exists():
@@ -109,7 +105,7 @@ def predict_frames(
         config, data = source.config, require_data(source, ImageSequenceData, only)
         device = device_of(config)
         with working_folder("sequences") as work:
-            record = SequencesRecord.read(recorded_file(source, SEQUENCES_FILE, work))
+            record = SequencesRecord.read(recorded(source, SEQUENCES_FILE, work))
         regressor = load_sequence_model(source.checkpoint, record).to(device)
         errors, notes = _held_out_errors(source, regressor, device)
         intervals, width = None, None

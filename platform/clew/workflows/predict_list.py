@@ -13,7 +13,6 @@ from clew.errors import ConfigError, counted
 from clew.files import replacing
 from clew.link_prediction.candidate_lists import list_pairs, scored_triples
 from clew.link_prediction.candidates import EVERYTHING, Limits
-from clew.link_prediction.prediction import Predictor
 from clew.link_prediction.rank_metrics import SIDES
 from clew.spreadsheets import changed, disarmed
 from clew.workflows.model_source import open_model
@@ -62,67 +61,41 @@ class ListResult:
 
 def predict_list(
     model: str,
-    relation: str,
+    asked: str | Sequence[Asked],
     *,
-    top_k: int,
+    top_k: int = 10,
     filter_known: bool = True,
     limits: Limits = EVERYTHING,
     output: Path | None = None,
 ) -> ListResult:
-    """Return the best pairs of a relation, and write them as a file.
+    """Return the best pairs of a relation, or given triples with scores; write them as a file.
 
-    Raises:
-        UsageError: The model or the relation cannot be found, or no candidate is left.
+    A triple that cannot be scored has its reason in the column `error`.
     """
     check_table("--output", output)
     with open_model(model) as source:
         predictor, notes = open_predictor(source)
-        rows = list_pairs(
-            predictor, relation, top_k=top_k, filter_known=filter_known, limits=limits
-        )
-        return _result(source.title, predictor, rows, output, notes)
-
-
-def predict_triples(
-    model: str, triples: Sequence[Asked], *, limits: Limits = EVERYTHING, output: Path | None = None
-) -> ListResult:
-    """Return the scores and ranks of triples, and write them as a file.
-
-    A row that cannot be scored has its reason in the column `error`.
-
-    Raises:
-        UsageError: The model cannot be used, or no row can be scored.
-    """
-    check_table("--output", output)
-    with open_model(model) as source:
-        predictor, notes = open_predictor(source)
-        names = [(item.query.head, item.query.relation, item.query.tail) for item in triples]
-        told = {
-            row: f"{item.where}: {item.error}" for row, item in enumerate(triples) if item.error
-        }
-        rows = scored_triples(predictor, names, limits, told)
-        num_bad = rows.num_rows - rows["error"].null_count
-        if num_bad:
-            notes.append(f"{num_bad:,} of {rows.num_rows:,} rows have no score; see their error")
-        return _result(source.title, predictor, rows, output, notes)
-
-
-def _result(
-    title: str, predictor: Predictor, rows: pa.Table, output: Path | None, notes: list[str]
-) -> ListResult:
-    if predictor.calibration is None:
-        notes.append(UNCALIBRATED)
-    if output is not None:
-        write_table(output, rows)
-    return ListResult(title, rows, output, tuple(notes))
+        if isinstance(asked, str):
+            rows = list_pairs(
+                predictor, asked, top_k=top_k, filter_known=filter_known, limits=limits
+            )
+        else:
+            triples = [(item.query.head, item.query.relation, item.query.tail) for item in asked]
+            wrong = {i: f"{item.where}: {item.error}" for i, item in enumerate(asked) if item.error}
+            rows = scored_triples(predictor, triples, limits, wrong)
+            if num_bad := rows.num_rows - rows["error"].null_count:
+                notes.append(
+                    f"{num_bad:,} of {rows.num_rows:,} rows have no score; see their error"
+                )
+        if predictor.calibration is None:
+            notes.append(UNCALIBRATED)
+        if output is not None:
+            write_table(output, rows)
+        return ListResult(source.title, rows, output, tuple(notes))
 
 
 def check_table(option: str, path: Path | None) -> None:
-    """Refuse a file whose format is unknown, or that cannot be written.
-
-    Raises:
-        ConfigError: If the name ends otherwise, or nothing can be written there.
-    """
+    """Refuse a file whose format is unknown, or that cannot be written."""
     if path is not None and path.suffix not in FORMATS:
         raise ConfigError(f"{option} {path}: expected a name that ends with {', '.join(FORMATS)}")
     check_file(option, path)

@@ -31,7 +31,7 @@ from clew.workflows.model_source import (
     check_fingerprint,
     device_of,
     open_model,
-    recorded_file,
+    recorded,
     require_data,
 )
 from clew.workflows.outputs import check_file
@@ -65,10 +65,6 @@ def predict_text(
 
     The same request gives the same text. With a state file, two calls give the same text as one
     long call. Without one, an incomplete character at the end becomes the replacement character.
-
-    Raises:
-        UsageError: The model is not a language model, the prompt is empty or not in its vocabulary,
-            or the state belongs to another model.
     """
     check_file("--state", request.state)
     continued = request.state is not None and request.state.exists()
@@ -99,17 +95,14 @@ def open_text_model(source: ModelSource) -> TextModel:
 
     The tokenizer is read from the run's record of its tokens. If an older run has no such record,
     the tokenizer is read from the training text.
-
-    Raises:
-        UsageError: Neither the record nor the text is found, or they do not belong to the model.
     """
     config = source.config
     with working_folder("tokens") as work:
         try:
-            folder = recorded_file(source, TOKENS_FILE, work).parent
+            folder = recorded(source, TOKENS_FILE, work).parent
             text, kind = read_manifest(folder, TOKENS_FILE), BYTES
             if text.tokenizer != BYTES:
-                kind, folder = BPE, recorded_file(source, TOKENIZER_FILE, work).parent
+                kind, folder = BPE, recorded(source, TOKENIZER_FILE, work).parent
             tokenizer = load_tokenizer(kind, folder)
         except (CheckpointError, TrackingError):
             assert isinstance(config.data, TokenData)

@@ -32,7 +32,8 @@ from clew.runs.reading.search import RunQuery, find_best_run, own_metric, search
 from clew.runs.registry import Registry, check_alias, check_name
 from clew.runs.store import acting_person
 from clew.workflows.gate import Check, Gate
-from clew.workflows.model_source import open_run_best
+from clew.workflows.model_source import model_of
+from clew.workflows.open_run import OpenedRun
 from clew.workflows.resume import require_dead
 
 Report = Callable[[Check], None]
@@ -109,13 +110,17 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     check_alias(alias, reserved=frozenset({names.ALIAS_PREVIOUS, names.ALIAS_CHALLENGER}))
     if request.name:
         check_name(request.name)
-    _check_metric(request.metric)
+    if request.metric and not request.metric.startswith("valid/"):
+        raise ConfigError(
+            f"metric {quoted(request.metric)} cannot decide a promotion: the validation split "
+            "decides, test figures are only reported; give a metric such as valid/mrr"
+        )
     registry = Registry.connect()
     run, tries = _choose_run(request)
     metric = request.metric or own_metric([run])
     maximize = maximizes(metric)
     with working_folder("promote", holds=f"run {run.run_id}") as folder:
-        candidate = open_run_best(run.run_id, folder)
+        candidate = model_of(OpenedRun(run.run_id, folder, run.run_id))
         name = request.name or names.default_model_name(run.tags.get(names.TAG_DATASET, "model"))
         if not request.dry_run:
             _end_dead_promotions(registry)
@@ -144,7 +149,12 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
     check_name(name)
     previous, registry = alias_beside(alias, names.ALIAS_PREVIOUS), Registry.connect()
     now = registry.version_at(name, alias)
-    former = _former_version(registry, now, alias, previous)
+    if previous not in registry.aliases(name):
+        raise TrackingError(
+            f"version {now.number} is the first {alias} of {name!r}: there is no earlier one to go "
+            "back to"
+        )
+    former = registry.version_at(name, previous)
     if now.number == former.number:
         raise TrackingError(f"{alias!r} and {previous!r} of {name!r} are the same version")
     if dry_run:
@@ -161,32 +171,6 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
         f"is {previous}"
     )
     return PromotionResult(name, alias, former.number, now.number, former.run_id, outcome)
-
-
-def _former_version(
-    registry: Registry, now: RegisteredVersion, alias: str, previous: str
-) -> RegisteredVersion:
-    """Return the version that had the alias before the one that has it now."""
-    if previous not in registry.aliases(now.name):
-        raise TrackingError(
-            f"version {now.number} is the first {alias} of {now.name!r}: there is no earlier one "
-            "to go back to"
-        )
-    return registry.version_at(now.name, previous)
-
-
-def _check_metric(metric: str) -> None:
-    """Refuse to promote by other metrics than those of the validation split.
-
-    Raises:
-        ConfigError: The metric cannot decide.
-    """
-    if metric and not metric.startswith("valid/"):
-        own = metric.rpartition("/")[2]
-        raise ConfigError(
-            f"metric {quoted(metric)} cannot decide a promotion: the validation split decides, "
-            f"test figures are only reported; give a metric such as valid/{own}"
-        )
 
 
 def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:

@@ -82,11 +82,7 @@ class ResumePoint:
     """Other checkpoints that a killed process left: partly written, damaged or later ones."""
 
     def __post_init__(self) -> None:
-        """Refuse a checkpoint that is beyond the configured end of training.
-
-        Raises:
-            ConfigError: The checkpoint has more epochs or steps than the configuration.
-        """
+        """Refuse a checkpoint that is beyond the configured end of training."""
         for key, reached in (
             ("num_epochs", self.manifest.epoch),
             ("max_steps", self.manifest.step),
@@ -114,11 +110,7 @@ class ResumePoint:
                 path.rename(aside)
 
     def check_data(self, fingerprint: str) -> None:
-        """Refuse data that differ from the run's.
-
-        Raises:
-            CheckpointError: The fingerprints differ.
-        """
+        """Refuse data that differ from the run's."""
         if fingerprint != self.manifest.data_fingerprint:
             raise CheckpointError(
                 f"run {self.run_id} was trained on data {self.manifest.data_fingerprint}, the "
@@ -164,9 +156,6 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
     """Find the newest run with this configuration that did not finish.
 
     Runs without a usable checkpoint are skipped with a warning.
-
-    Raises:
-        TrackingError: There is no such run, or its process is alive.
     """
     for run in _unfinished(with_named_start(config, is_part=False)):
         try:
@@ -216,10 +205,8 @@ def find_in_folder(
 ) -> ResumePoint:
     """Return the newest good checkpoint of a folder that was given as `--checkpoint-dir`.
 
-    Args:
-        folder: Contains `checkpoints/`, or the checkpoints themselves.
-        config: Configuration to continue with; None: that of the checkpoint.
-        overrides: If `config` is None, settings that replace those of the checkpoint.
+    The folder contains `checkpoints/`, or the checkpoints themselves. Without a configuration to
+    continue with, that of the checkpoint is used, with the overrides.
 
     Raises:
         CheckpointError: The folder has no checkpoint to resume from.
@@ -279,9 +266,6 @@ def _good(
     The run can continue from the last of them as if it had never stopped. Damaged checkpoints are
     left out. If the best checkpoint is damaged or missing, all checkpoints from its step on are
     left out too, because training must reach that step again.
-
-    Raises:
-        CheckpointError: There is no good checkpoint.
     """
     found, problems = [], []
     for path in sorted(checkpoints):
@@ -292,7 +276,11 @@ def _good(
         except CheckpointError as error:
             problems.append(str(error).replace(f"{path.parent}/", ""))
     found.sort()
-    has_best = _is_whole(best)
+    has_best = True
+    try:
+        require_whole(best)
+    except CheckpointError:
+        has_best = False
     if found and (best_step := found[-1][2]) >= 0 and not has_best:
         problems.append(f"{best.name} is damaged or missing")
         found = [entry for entry in found if entry[0] < best_step]
@@ -307,20 +295,8 @@ def _good(
     return tuple(path for _, path, _ in found), best if has_best else None
 
 
-def _is_whole(folder: Path) -> bool:
-    try:
-        require_whole(folder)
-    except CheckpointError:
-        return False
-    return True
-
-
 def end_if_dead(run_id: str) -> None:
-    """End a run whose process died, if the store has the run.
-
-    Raises:
-        TrackingError: The process of the run is alive.
-    """
+    """End a run whose process died, if the store has the run."""
     try:
         run = find_run(run_id)
     except TrackingError:  # the folder may come from another machine, with another store

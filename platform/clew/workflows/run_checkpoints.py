@@ -1,6 +1,6 @@
 """Finds the checkpoints that influence is summed over: of a run, a registered model or a folder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,17 +26,17 @@ OF_THE_MACHINE = {
     "training.peer_timeout_seconds",
 }
 """Settings in these sections that change only where and how fast the training is computed."""
+MISSING = (
+    "is missing; influence is a sum over all checkpoints of a run: copy the missing one here, or "
+    "give the run's id"
+)
 
 
 @contextmanager
 def open_checkpoints(
     reference: str, overrides: Mapping[str, Any]
 ) -> Iterator[tuple[ModelSource, tuple[CheckpointRecord, ...]]]:
-    """Find a model's checkpoints, in order of their steps, and keep them on local disk.
-
-    Raises:
-        UsageError: Checkpoints are missing, or they do not belong to one run.
-    """
+    """Find a model's checkpoints, in order of their steps, and keep them on local disk."""
     with open_run(reference, "trace") as run:
         records = run.checkpoints()
         config = _common_config(records, overrides)
@@ -49,44 +49,16 @@ def open_checkpoints(
 
 
 def _complete(records: list[CheckpointRecord], run: OpenedRun) -> list[CheckpointRecord]:
-    """Check that all checkpoints of a run are there, unless the user named a single one.
+    """Return the checkpoints of a run, one per step, if none is missing; or a single named one.
 
-    Raises:
-        CheckpointError: A checkpoint is missing, or this cannot be determined.
+    A resumed run can have two checkpoints of one step, under two names; only one of them is kept.
     """
-    folder, place = run.folder, run.title
-    if folder is not None and records[0].path == folder:
+    if run.folder is not None and records[0].path == run.folder:
         return records
     history = run.kept(names.ARTIFACT_HISTORY)
     if history is not None and (end := last_step(history)) > records[-1].step:
-        raise CheckpointError(
-            f"{place}: the checkpoint of the last step, {end}, is missing; influence is a sum over "
-            "all checkpoints of a run: copy the missing one here, or give the run's id"
-        )
-    if folder is None:
-        return _without_gaps(records, place)
-    unlinked = [record.path.name for record in records if record.previous_step is None]
-    if unlinked:
-        run_id = read_manifest(records[-1].path).run_id
-        raise CheckpointError(
-            f"{folder}: {unlinked[0]} does not say which checkpoint comes before it, because an "
-            "older version of Clew wrote it, so a missing one would not be noticed; give the "
-            f"run's id{f' ({run_id})' if run_id else ''}, or one checkpoint's folder"
-        )
-    return _without_gaps(records, place)
-
-
-def _without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[CheckpointRecord]:
-    """Return the checkpoints of a run, one per step, if none is missing.
-
-    A resumed run can have two checkpoints of one step, under two names; only one of them is kept.
-    Older versions did not record the previous step, so a missing checkpoint of theirs is not
-    noticed here; the tracking store has all checkpoints that were written.
-
-    Raises:
-        CheckpointError: A checkpoint is missing, or has lost its learning-rate weight.
-    """
-    ordered = sorted(checkpoints, key=lambda c: (c.step, c.learning_rate_weight, c.epoch))
+        raise CheckpointError(f"{run.title}: the checkpoint of the last step, {end}, {MISSING}")
+    ordered = sorted(records, key=lambda c: (c.step, c.learning_rate_weight, c.epoch))
     kept = list({record.step: record for record in ordered}.values())
     reached = 0
     for record in kept:
@@ -94,20 +66,12 @@ def _without_gaps(checkpoints: Sequence[CheckpointRecord], place: str) -> list[C
         previous = reached if record.previous_step is None else record.previous_step
         if previous > reached:
             raise CheckpointError(
-                f"{place}: the checkpoint of step {previous}, before {name}, is missing; influence "
-                "is a sum over all checkpoints of a run: copy the missing one here, or give the "
-                "run's id"
+                f"{run.title}: the checkpoint of step {previous}, before {name}, {MISSING}"
             )
         if previous < reached:
             raise CheckpointError(
-                f"{place}: {name} follows step {previous}, but there is a checkpoint of step "
+                f"{run.title}: {name} follows step {previous}, but there is a checkpoint of step "
                 f"{reached} between them; expected the checkpoints of one run"
-            )
-        if record.learning_rate_weight == 0 and record.step > reached:
-            raise CheckpointError(
-                f"{place}: {name} has learning_rate_weight 0 for the steps after {reached}, which "
-                "an older version of Clew lost when training ended; their influence cannot be "
-                "computed: train again"
             )
         reached = record.step
     return kept

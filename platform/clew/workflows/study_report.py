@@ -4,7 +4,6 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from clew.config.study import Study
 from clew.runs.hardware import Machine
@@ -123,33 +122,8 @@ class StudyReport:
         }
 
 
-def shown(estimate: Estimate | None) -> str:
+def shown(estimate: Estimate) -> str:
     """Return an estimate with its interval as text for tables."""
-    if estimate is None:
-        return "-"
     if estimate.rounds == 1:
         return f"{estimate.value:.3g}"
     return f"{estimate.value:.3g}, {estimate.low:.3g} to {estimate.high:.3g}"
-
-
-def draw(report: StudyReport, path: Path) -> None:
-    """Draw each variant's ratios with their intervals as bars, one panel per measure."""
-    from matplotlib.figure import Figure
-
-    variants = list(report.study.variants)
-    width = max(4.0, 3.2 * len(report.study.measures))
-    figure = Figure(figsize=(width, 1.2 + 0.4 * len(variants)), layout="constrained")
-    panels = figure.subplots(1, len(report.study.measures), squeeze=False, sharey=True)[0]
-    for panel, measure in zip(panels, report.study.measures, strict=True):
-        found = [report.ratio(variant, measure.metric) for variant in variants]
-        ratios = [0.0 if ratio is None else ratio.value for ratio in found]
-        errors = [
-            (0.0, 0.0) if r is None or r.rounds == 1 else (r.value - r.low, r.high - r.value)
-            for r in found
-        ]
-        panel.barh(variants, ratios, xerr=list(zip(*errors, strict=True)), color="#4477aa")
-        panel.axvline(1.0, color="black", linewidth=1)
-        panel.set_title(measure.label, fontsize=9)
-        panel.set_xlabel(f"ratio to {report.study.reference}", fontsize=8)
-    panels[0].invert_yaxis()
-    figure.savefig(path, dpi=120)

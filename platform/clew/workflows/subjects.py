@@ -26,11 +26,7 @@ def subject_in(folder: Path) -> Subject[Any, Any, Any]:
 
 
 def build_task(config: RunConfig) -> Task[Any]:
-    """Read the data, and return the task with the configuration's model and loss.
-
-    Raises:
-        DataError: The data cannot be read.
-    """
+    """Read the data, and return the task with the configuration's model and loss."""
     task: Task[Any] = SUBJECTS[config.data.kind].build_task(config)
     return task
 

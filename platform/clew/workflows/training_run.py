@@ -152,9 +152,6 @@ def check_folders(
     """Refuse folders that a training run cannot use; a resumed run's folders can contain its files.
 
     An output folder with a finished training is not refused; `free_output_dir` chooses another.
-
-    Raises:
-        ConfigError: A folder is not empty or cannot be written, or both are the same folder.
     """
     # `Path.is_dir` raises for a name that is too long.
     goes_on = resumes and output_dir and os.path.isdir(output_dir / names.ARTIFACT_CHECKPOINTS)
@@ -194,11 +191,7 @@ def _holds_finished(folder: Path) -> bool:
 
 
 def check_output_dir(output_dir: Path | None, point: ResumePoint | None) -> None:
-    """Refuse an output folder that contains more than the resumed run's files up to its checkpoint.
-
-    Raises:
-        ConfigError: The folder contains other files, or cannot be written.
-    """
+    """Refuse an output folder with more than the resumed run's files up to its checkpoint."""
     if output_dir is None or point is None or not _holds_begin(output_dir, point):
         check_new_folder("--output-dir", output_dir)
 
@@ -221,11 +214,7 @@ def lock_of(folder: Path) -> Path:
 
 @contextmanager
 def only_training_in(option: str, folder: Path | None, world: World) -> Iterator[None]:
-    """Lock a folder, so that no second training on this machine writes into it.
-
-    Raises:
-        ConfigError: Another process trains there.
-    """
+    """Lock a folder, so that no second training on this machine writes into it."""
     if folder is None or not world.is_main:
         yield
         return
@@ -272,11 +261,17 @@ def linked_run(
 
     `context` is the purpose of the data set in this run, for MLflow.
     """
+    own = task_tags(loaded.task, source.manifest.config_hash, loaded.device)
+    own[names.TAG_CHECKPOINT_STEP] = str(source.manifest.step)
+    if source.run_id is not None:
+        own[names.TAG_SOURCE_RUN] = source.run_id
+    if source.version is not None:
+        own[names.TAG_MODEL_VERSION] = source.version.uri
     tracker = open_tracker(
         TrackingConfig(experiment=source.config.tracking.experiment),
         kind=kind,
         run_name=run_name,
-        tags=tags_of(source, loaded) | dict(tags or {}),
+        tags=own | dict(tags or {}),
     )
     with tracker:
         record_data(tracker, source.config, loaded.task, context)
@@ -307,17 +302,6 @@ def trace_run(
         peak = process_peak_gib()
         process = {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - started_gib}
         tracker.metrics(process | gpu_peaks(loaded.device), source.manifest.step)
-
-
-def tags_of(source: ModelSource, loaded: LoadedModel) -> dict[str, str]:
-    """Return the tags of a run that uses a trained model."""
-    tags = task_tags(loaded.task, source.manifest.config_hash, loaded.device)
-    tags[names.TAG_CHECKPOINT_STEP] = str(source.manifest.step)
-    if source.run_id is not None:
-        tags[names.TAG_SOURCE_RUN] = source.run_id
-    if source.version is not None:
-        tags[names.TAG_MODEL_VERSION] = source.version.uri
-    return tags
 
 
 def task_tags(task: Task[Any], config_hash: str, device: torch.device) -> dict[str, str]:

@@ -50,13 +50,8 @@ OF_A_TRIAL: dict[str, Value] = {
 }
 
 State = Literal["complete", "pruned", "failed", "stopped"]
-STATES: dict[State, TrialState] = {
-    "complete": TrialState.COMPLETE,
-    "pruned": TrialState.PRUNED,
-    "failed": TrialState.FAIL,
-    "stopped": TrialState.FAIL,
-}
-"""Optuna's names of the states. A failed trial has a problem, a stopped trial has none."""
+STATES: dict[TrialState, State] = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}
+"""Optuna's states; others are FAIL: a failed trial has a problem, a stopped trial has none."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +113,8 @@ class TrialStudy:
             state, problem = "failed", "the metric was never a finite number"
         if problem:
             trial.set_user_attr(PROBLEM, problem)
-        self.study.tell(trial, value, state=STATES[state])
+        told = next((name for name, own in STATES.items() if own == state), TrialState.FAIL)
+        self.study.tell(trial, value, state=told)
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -150,11 +146,10 @@ class TrialStudy:
 
 def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:
     problem = trial.user_attrs.get(PROBLEM, "")
-    states: dict[TrialState, State] = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}
     has_value = trial.value is not None and math.isfinite(trial.value)
     return TrialRecord(
         number=trial.number,
-        state=states.get(trial.state, "failed" if problem else "stopped"),
+        state=STATES.get(trial.state, "failed" if problem else "stopped"),
         settings=dict(trial.params),
         value=trial.value if has_value else None,
         epoch=trial.user_attrs.get(EPOCH),
@@ -168,11 +163,7 @@ def _record(trial: optuna.trial.FrozenTrial) -> TrialRecord:
 def opened_study(
     folder: Path, *, identity: str, space: SearchSpace, config: RunConfig, seed: int
 ) -> Iterator[TrialStudy]:
-    """Open the search in a folder, or begin one; trials whose process died count as stopped.
-
-    Raises:
-        ConfigError: Another process is using the folder, or the folder has another search.
-    """
+    """Open the search in a folder, or begin one; trials whose process died count as stopped."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(folder / LOCK_FILE).acquire(timeout=0)
@@ -260,21 +251,13 @@ class TrialWatch(Watch):
         self.trial.set_user_attr(RUN, tracker.run_id)
 
     def before_step(self) -> None:
-        """Stop the training if the time is up.
-
-        Raises:
-            OutOfTime: The time of the search is up.
-        """
+        """Stop the training if the time is up."""
         if self.is_time_up():
             self._tracker.tags({names.TAG_STOPPED_BECAUSE: OUT_OF_TIME})
             raise OutOfTime(f"trial {self.trial.number}: the time is up")
 
     def validated(self, value: float, epoch: int, *, is_last: bool) -> None:
-        """Report the metric, and stop the training if the search prunes the trial.
-
-        Raises:
-            TrialPruned: The search prunes the trial.
-        """
+        """Report the metric, and stop the training if the search prunes the trial."""
         if epoch not in self._epochs:
             self.trial.report(value, epoch)
             self._epochs.add(epoch)
@@ -303,10 +286,6 @@ def train_trial(
 
     A failure because of the settings (values that do not fit together, a loss that is not finite,
     too little memory) is a result.
-
-    Raises:
-        UsageError: The data or the tracking store cannot be used.
-        Interrupted: The user stopped the search.
     """
     watch = TrialWatch(trial, config.evaluation.maximize, is_time_up)
     name = f"{config.tracking.run_name or 'trial'} {trial.number}"

@@ -9,7 +9,6 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,19 +19,20 @@ from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import flatten, to_yaml, with_settings
 from clew.config.schema import RunConfig
-from clew.config.services import TrackingConfig
+from clew.config.services import ClusterRequest, SearchBudget, TrackingConfig
 from clew.config.study import SearchSpace, Value, load_space
 from clew.errors import ConfigError, Interrupted, UsageError, counted
 from clew.files import as_typed, write_whole
-from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.run_details import TRIAL_COLUMNS
 from clew.runs.tracker import MlflowTracker
 from clew.spreadsheets import csv_text
-from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
+from clew.training.precision import resolve_device
+from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.outputs import check_folder
 from clew.workflows.resume import end_if_dead
 from clew.workflows.subjects import build_task, data_fingerprint
+from clew.workflows.training_run import task_tags
 from clew.workflows.trials import PARENT, Ending, TrialRecord, TrialStudy, opened_study, train_trial
 from clew.workflows.warm_start import with_named_start
 
@@ -77,53 +77,30 @@ def chart(records: Sequence[TrialRecord], metric: str, *, maximize: bool) -> dic
 
     A pruned trial is drawn at its last value.
     """
-    measured = [record for record in records if record.value is not None]
-    values = [
-        {
-            "trial": record.number,
-            "state": record.state,
-            "value": record.value,
-            "epoch": record.epoch,
-            "settings": shown(dict(record.settings)),
-        }
-        for record in measured
+    rows = [
+        {"trial": r.number, "state": r.state, "value": r.value, "settings": shown(dict(r.settings))}
+        for r in records
+        if r.value is not None
     ]
-    bests: list[dict[str, object]] = []
-    best: float | None = None
-    for record in measured:
-        if record.state == "complete" and record.value is not None:
-            choose = max if maximize else min
-            best = record.value if best is None else choose(best, record.value)
-            bests.append({"trial": record.number, "best": best})
-    trial = {"field": "trial", "type": "quantitative", "title": "trial"}
-    height = {"type": "quantitative", "title": metric, "scale": {"zero": False}}
+    best = {"op": "max" if maximize else "min", "field": "value", "as": "best"}
+    x = {"field": "trial", "type": "quantitative"}
+    y = {"type": "quantitative", "title": metric, "scale": {"zero": False}}
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
         "description": f"{metric} of each trial, and the best so far",
+        "data": {"values": rows},
         "layer": [
             {
-                "data": {"values": bests},
+                "transform": [{"filter": "datum.state == 'complete'"}, {"window": [best]}],
                 "mark": {"type": "line", "interpolate": "step-after", "color": "#999999"},
-                "encoding": {"x": trial, "y": {"field": "best"} | height},
+                "encoding": {"x": x, "y": {"field": "best"} | y},
             },
             {
-                "data": {"values": values},
-                "mark": {"type": "point", "filled": True, "size": 60},
+                "mark": {"type": "point", "filled": True, "tooltip": {"content": "data"}},
                 "encoding": {
-                    "x": trial,
-                    "y": {"field": "value"} | height,
-                    "color": {
-                        "field": "state",
-                        "type": "nominal",
-                        "title": None,
-                        "scale": {
-                            "domain": ["complete", "pruned"],
-                            "range": ["#1F88CB", "#D55E00"],
-                        },
-                    },
-                    "tooltip": [
-                        {"field": name} for name in ("trial", "value", "epoch", "settings")
-                    ],
+                    "x": x,
+                    "y": {"field": "value"} | y,
+                    "color": {"field": "state", "type": "nominal"},
                 },
             },
         ],
@@ -137,23 +114,11 @@ MOST_FAILURES = 10
 """Number of consecutive failures after which a search stops."""
 
 
-@dataclass(frozen=True)
-class TuneRequest:
+class TuneRequest(SearchBudget):
     """What to search, and with which budget."""
 
     config: RunConfig
     """Configuration that all trials share."""
-    space: str = ""
-    """YAML file, or the name of a space that ships with Clew; empty: the one for the data's kind.
-    """
-    minutes: float = 60.0
-    """Time budget of this command."""
-    trials: int | None = None
-    """Total number of trials, including those of earlier commands; None: no limit."""
-    seed: int = 0
-    """Seed of the search; `training.seed` is the seed of training."""
-    output_dir: Path | None = None
-    """Folder for the trials and the best configuration; None: one below `runs/tune`."""
 
 
 @dataclass
@@ -162,7 +127,7 @@ class Search:
 
     request: TuneRequest
     study: TrialStudy
-    tracker: Tracker
+    tracker: MlflowTracker
     folder: Path
     began: float
     clock: Callable[[], float]
@@ -177,10 +142,6 @@ class Search:
 
         On a cluster, as many run at once as it has room for. If all nodes that try a trial die, it
         fails: its settings may need too much memory.
-
-        Raises:
-            UsageError: The data or the tracking store cannot be used, or too many trials failed one
-                after another.
         """
         running: dict[int, optuna.Trial] = {}
         try:
@@ -193,15 +154,13 @@ class Search:
                 self.study.settle(trial, Ending("stopped"))
 
     def _begin(self, running: dict[int, optuna.Trial]) -> bool:
-        before = len(running)
-        while len(running) < (self.nodes.slots if self.nodes else 1) and self._wants_more(
-            len(running)
-        ):
+        before, slots = len(running), self.nodes.slots if self.nodes else 1
+        while len(running) < slots and self._wants_more(len(running)):
             trial = self.study.ask()
             running[trial.number] = trial
             if self.nodes is not None:
                 is_over = partial(_is_over, time.time() + self._seconds_left())
-                own = (self.request.config, trial, is_over, self._parent)
+                own = (self.request.config, trial, is_over, self.tracker.run_id)
                 self.nodes.submit(trial.number, train_trial, *own)
         return len(running) > before
 
@@ -209,16 +168,11 @@ class Search:
         if self.nodes is None:
             ((number, trial),) = running.items()
             config = self.request.config
-            return number, train_trial(config, trial, self._is_time_up, self._parent)
+            return number, train_trial(config, trial, self._is_time_up, self.tracker.run_id)
         number, ended = next(self.nodes.finished())
         if ended.error is not None and not ended.is_lost:
             raise ended.error
         return number, ended.result or Ending("failed", str(ended.error))
-
-    @property
-    def _parent(self) -> str:
-        assert self.tracker.run_id is not None
-        return self.tracker.run_id
 
     def _wants_more(self, running: int) -> bool:
         limit = self.request.trials
@@ -226,11 +180,7 @@ class Search:
         return not self._is_time_up() and has_room
 
     def _ended(self, number: int) -> None:
-        """Report in one line how a trial ended, and update the search's run and files.
-
-        Raises:
-            UsageError: Too many trials failed one after another.
-        """
+        """Report in one line how a trial ended, and update the search's run and files."""
         record = next(r for r in reversed(self.study.records) if r.number == number)
         best, decided = self.study.best, self.study.decided
         self.say(self._line(record, is_best=record == best))
@@ -340,24 +290,16 @@ def tune(
         say: Receives one line for each trial.
         progress: Receives the seconds that have passed, and the best metric so far as text.
         clock: Returns the seconds since any fixed time.
-
-    Raises:
-        UsageError: The configuration, space, data, folder, tracking store or cluster cannot be
-            used, no trial was completed, or too many trials failed one after another.
-        Interrupted: The user stopped the search. The trials that ended are kept.
     """
     began = clock()
     _check(request)
     config = request.config
     space = load_space(request.space, config)
     task = build_task(config)
-    tags = {
-        names.TAG_TASK: task.kind,
-        names.TAG_DATASET: task.dataset,
-        names.TAG_DATA_FINGERPRINT: task.data_fingerprint,
-        names.TAG_CONFIG_HASH: config.config_hash,
-    }
-    identity = _identity(request, space, task.data_fingerprint)
+    tags = task_tags(task, config.config_hash, resolve_device(config.training.device))
+    content = [config.config_hash, space.model_dump(mode="json"), request.seed]
+    text = json.dumps([*content, task.data_fingerprint])
+    identity = hashlib.sha256(text.encode()).hexdigest()[:12]
     del task  # each trial reads the data itself and may need the memory
     place = re.sub(r"[^\w.-]+", "-", tags[names.TAG_DATASET])
     folder = request.output_dir or Path("runs") / "tune" / f"{place}-{identity}"
@@ -365,7 +307,7 @@ def tune(
         opened_study(
             folder, identity=identity, space=space, config=config, seed=request.seed
         ) as study,
-        opened_cluster(cluster) if cluster else nullcontext() as nodes,
+        opened_cluster(cluster) as nodes,
     ):
         if nodes is not None:
             nodes.require_same("the data", data_fingerprint, config)
@@ -373,7 +315,20 @@ def tune(
             end_if_dead(run_id)
         with _parent_run(request, study, space, tags) as tracker:
             search = Search(request, study, tracker, folder, began, clock, say, progress, nodes)
-            best = _searched(search)
+            try:
+                search.run()
+            except Interrupted:
+                raise Interrupted(
+                    f"the search was stopped ({_counts(study.records)}); its trials are in "
+                    f"{folder}, and the same command continues it"
+                ) from None
+            finally:
+                search.store()
+            if (best := study.best) is None:
+                raise UsageError(
+                    f"no trial was completed ({_counts(study.records)}), so there is no best one; "
+                    "give more --minutes or --trials, or shorten the training (training.num_epochs)"
+                )
             return TuneResult(
                 tracker.run_id,
                 config.evaluation.metric,
@@ -383,37 +338,13 @@ def tune(
             )
 
 
-def _searched(search: Search) -> TrialRecord:
-    study = search.study
-    try:
-        search.run()
-    except Interrupted:
-        raise Interrupted(
-            f"the search was stopped ({_counts(study.records)}); its trials are in "
-            f"{search.folder}, and the same command continues it"
-        ) from None
-    finally:
-        search.store()
-    if study.best is None:
-        raise UsageError(
-            f"no trial was completed ({_counts(study.records)}), so there is no best one; give "
-            "more --minutes or --trials, or shorten the training (training.num_epochs)"
-        )
-    return study.best
-
-
 def _counts(records: Sequence[TrialRecord]) -> str:
     states = Counter(record.state for record in records)
     return ", ".join(f"{count} {state}" for state, count in states.items()) or "no trial began"
 
 
 def _check(request: TuneRequest) -> None:
-    """Refuse a request that cannot be carried out, or only with the test split.
-
-    Raises:
-        ConfigError: Evaluation is not enabled, no group is held out for validation, or the output
-            folder cannot be written.
-    """
+    """Refuse a request that cannot be carried out, or only with the test split."""
     config = request.config
     check_folder("--output-dir", request.output_dir)
     with_named_start(config, is_part=True)
@@ -427,11 +358,6 @@ def _check(request: TuneRequest) -> None:
             "a search needs a validation group, because it must not choose by the test group; set "
             "data.hold_out_validation=true and evaluation.every_epochs=1"
         )
-
-
-def _identity(request: TuneRequest, space: SearchSpace, fingerprint: str) -> str:
-    content = [request.config.config_hash, space.model_dump(mode="json"), request.seed, fingerprint]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def _parent_run(

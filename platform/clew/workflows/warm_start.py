@@ -47,31 +47,18 @@ class WarmStart:
         return {f"{names.TAG_WARM_START}.{key}": str(value) for key, value in vars(self).items()}
 
 
-@dataclass(frozen=True)
-class Matches:
-    """Rows of an earlier table, and the rows of the new table with the same names."""
+Rows = tuple[np.ndarray, np.ndarray]
+"""Rows of an earlier table, and the rows of the new table with the same names."""
 
-    earlier: np.ndarray
-    now: np.ndarray
 
-    @classmethod
-    def by_name(cls, earlier: Vocabulary, now: Vocabulary) -> "Matches":
-        place = pc.index_in(now.name_array, value_set=earlier.name_array)
-        known = np.flatnonzero(place.is_valid().to_numpy(zero_copy_only=False))
-        return cls(place.drop_null().to_numpy(), known)
-
-    def with_inverses(self, num_earlier: int, num_now: int) -> "Matches":
-        earlier = np.concatenate([self.earlier, self.earlier + num_earlier])
-        return Matches(earlier, np.concatenate([self.now, self.now + num_now]))
+def rows_by_name(earlier: Vocabulary, now: Vocabulary) -> Rows:
+    place = pc.index_in(now.name_array, value_set=earlier.name_array)
+    known = np.flatnonzero(place.is_valid().to_numpy(zero_copy_only=False))
+    return place.drop_null().to_numpy(), known
 
 
 def with_named_start(config: RunConfig, *, is_part: bool) -> RunConfig:
-    """Return the configuration with a run id in place of `newest` in `model.warm_start`.
-
-    Raises:
-        ConfigError: `model.warm_start` is `newest`, and the training is one of several.
-        TrackingError: No training has finished, or the store does not answer.
-    """
+    """Return the configuration with a run id in place of `newest` in `model.warm_start`."""
     model = config.model
     if not isinstance(model, GraphModelSettings) or model.warm_start != names.NEWEST:
         return config
@@ -84,23 +71,13 @@ def with_named_start(config: RunConfig, *, is_part: bool) -> RunConfig:
 
 
 def check_start(task: Task[Any], earlier: str | OtherModel) -> None:
-    """Refuse a model from which training cannot start, before a run is opened.
-
-    Raises:
-        UsageError: When `start_warm` raises it.
-    """
+    """Refuse a model from which training cannot start, before a run is opened."""
     with torch.device("meta"):
         _find(task.build_model(), task, earlier)
 
 
 def start_warm(model: nn.Module, task: Task[Any], earlier: str | OtherModel) -> WarmStart:
-    """Copy the parameters of an earlier model, or of another library's, into a model, in place.
-
-    Raises:
-        ConfigError: The models have different kinds or sizes, or no entity in common; or another
-            library's model lacks a name.
-        UsageError: There is no such model.
-    """
+    """Copy the parameters of an earlier model, or of another library's, into a model, in place."""
     before, rows, found = _find(model, task, earlier)
     _copy(before, model, rows)
     logger.info(
@@ -112,23 +89,24 @@ def start_warm(model: nn.Module, task: Task[Any], earlier: str | OtherModel) -> 
 
 def _find(
     model: nn.Module, task: Task[Any], earlier: str | OtherModel
-) -> tuple[dict[str, Tensor], dict[str, Matches], WarmStart]:
+) -> tuple[dict[str, Tensor], dict[str, Rows], WarmStart]:
     """Return earlier parameters, the rows of their tables to copy into a model, and the counts."""
     assert isinstance(task, LinkPrediction)
     graph, is_other = task.graph, isinstance(earlier, OtherModel)
     if isinstance(earlier, str):
         earlier = _of_run(earlier, task)
     _check_fits(earlier, model)
-    entities = Matches.by_name(earlier.entities, graph.entities)
-    relations = Matches.by_name(earlier.relations, graph.relations)
+    entities = rows_by_name(earlier.entities, graph.entities)
+    relations = rows_by_name(earlier.relations, graph.relations)
+    taken = len(entities[1]), len(relations[1])
     found = WarmStart(
         source=earlier.source,
-        entities_taken=len(entities.now),
-        entities_new=graph.num_entities - len(entities.now),
-        relations_taken=len(relations.now),
-        relations_new=graph.num_relations - len(relations.now),
+        entities_taken=taken[0],
+        entities_new=graph.num_entities - taken[0],
+        relations_taken=taken[1],
+        relations_new=graph.num_relations - taken[1],
     )
-    if not len(entities.now) or (is_other and found.entities_new + found.relations_new):
+    if not taken[0] or (is_other and found.entities_new + found.relations_new):
         raise ConfigError(
             f"{earlier.source} has {found.entities_taken:,} of the {graph.num_entities:,} entities "
             f"and {found.relations_taken:,} of the {graph.num_relations:,} relations of "
@@ -136,7 +114,9 @@ def _find(
             f"{graph.entities.name(0)!r}; give the data that it was trained on"
         )
     if task.inverse_relations:
-        relations = relations.with_inverses(len(earlier.relations), graph.num_relations)
+        before, now = relations
+        inverse = before + len(earlier.relations), now + graph.num_relations
+        relations = np.concatenate([before, inverse[0]]), np.concatenate([now, inverse[1]])
     rows = dict.fromkeys(ENTITY_TABLES, entities) | {RELATION_TABLE: relations}
     return earlier.parameters, rows, found
 
@@ -177,12 +157,10 @@ def _check_fits(earlier: OtherModel, model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def _copy(before: dict[str, Tensor], model: nn.Module, rows: dict[str, Matches]) -> None:
+def _copy(before: dict[str, Tensor], model: nn.Module, rows: dict[str, Rows]) -> None:
     for name, tensor in model.state_dict().items():
         if name in rows:
-            source, target = (
-                torch.from_numpy(ids.astype(np.int64)) for ids in vars(rows[name]).values()
-            )
+            source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in rows[name])
             tensor[target.to(tensor.device)] = before[name][source].to(tensor.device)
         else:
             tensor.copy_(before[name])

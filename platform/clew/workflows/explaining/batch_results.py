@@ -10,11 +10,11 @@ The last two cover the whole folder, so a file of test triples can be explained 
 """
 
 import csv
-import dataclasses
 import json
 import shutil
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,10 +40,10 @@ R = TypeVar("R")
 SETTINGS_FILE = "settings.json"
 SUMMARY_FILE = "summary.json"
 TESTS_FOLDER = "tests"
-VERSION, FILES_VERSION = "version_of_files", 2
+VERSION, FILES_VERSION = "version_of_files", 3
 """In the settings; higher if the columns of the files change, as results are joined."""
 NOTE_FILE = "test.json"
-"""File next to a finished test triple's results that identifies the triple."""
+"""File next to a finished test triple's results that holds its outcome."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +61,14 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Note:
-    """The test triple that a folder belongs to."""
-
-    index: int
-    text: str
-
-
-@dataclass(frozen=True)
 class Summary:
     """The part of `summary.json` that is read back."""
 
     tests: list[Outcome]
 
 
-_SETTINGS, _NOTES, _SUMMARIES = TypeAdapter(dict[str, Any]), TypeAdapter(Note), TypeAdapter(Summary)
+_SETTINGS, _OUTCOMES = TypeAdapter(dict[str, Any]), TypeAdapter(Outcome)
+_SUMMARIES = TypeAdapter(Summary)
 
 
 @dataclass(frozen=True)
@@ -90,12 +83,13 @@ class OutputFolder:
         settings = {**settings, VERSION: FILES_VERSION}
         if path.is_file():
             earlier: dict[str, Any] = _read(path, _SETTINGS)
-            if earlier.get(VERSION) != FILES_VERSION:
-                raise ConfigError(
-                    f"{self.root}: holds results of another version of Clew, whose files have "
-                    "other columns; give another output folder"
-                )
-            self._require_same(earlier, settings)
+            for key in sorted(earlier.keys() | settings.keys()):
+                if earlier.get(key) != settings.get(key):
+                    raise ConfigError(
+                        f"{self.root} holds results for other settings ({quoted(key)[1:-1]}: "
+                        f"{quoted(earlier.get(key))} there, {quoted(settings.get(key))} now); give "
+                        "another output folder"
+                    )
         elif self.root.is_dir() and any(self.root.iterdir()):
             raise ConfigError(
                 f"{self.root}: is not empty and has no {SETTINGS_FILE}; give a new folder, or the "
@@ -104,25 +98,24 @@ class OutputFolder:
         (self.root / TESTS_FOLDER).mkdir(parents=True, exist_ok=True)
         _write_json(path, settings)
 
-    def finished(self, index: int, text: str) -> Path | None:
-        """Return the folder with the results of a test triple, or None if it is not finished."""
-        folder = self._folder(index)
-        note = folder / NOTE_FILE
+    def kept(self, index: int, text: str) -> Outcome | None:
+        """Return the outcome of a test triple that is finished already; else None."""
+        note = self._folder(index) / NOTE_FILE
         if not note.is_file():
             return None
-        earlier = _read(note, _NOTES).text
-        if earlier != text:
+        earlier = _read(note, _OUTCOMES)
+        if earlier.text != text:
             raise ConfigError(
-                f"{folder}: holds results for {quoted(earlier)}, line {index + 1} of the test "
-                f"triples is now {quoted(text)}; give another output folder"
+                f"{note.parent}: holds results for {quoted(earlier.text)}, line {index + 1} of the "
+                f"test triples is now {quoted(text)}; give another output folder"
             )
-        return folder
+        return replace(earlier, status="kept")
 
-    def write(self, index: int, text: str, source: ReportSource, findings: Findings) -> None:
+    def write(self, outcome: Outcome, source: ReportSource, findings: Findings) -> None:
         """Write the results of one test triple, all or nothing."""
-        with replacing(self._folder(index)) as temporary:
+        with replacing(self._folder(outcome.index)) as temporary:
             write_report(temporary, source, findings)
-            _write_json(temporary / NOTE_FILE, dataclasses.asdict(Note(index, text)))
+            _write_json(temporary / NOTE_FILE, asdict(outcome))
 
     def files(self) -> dict[int, dict[str, bytes]]:
         """Return the content of the files of all finished test triples, by index and file name."""
@@ -138,31 +131,33 @@ class OutputFolder:
             for name, content in files.items():
                 (temporary / name).write_bytes(content)
 
-    def kept(self, index: int, text: str, folder: Path) -> Outcome:
-        found = _only_test(folder)[0]
-        return Outcome(index, text, "kept", "", found.candidates, found.score, found.rank)
-
     def summarise(self, outcomes: Sequence[Outcome]) -> None:
-        """Write the summary: these outcomes, and the other test triples of the folder."""
-        every = self._failed_earlier() | self._kept_earlier({o.index for o in outcomes})
+        """Write the summary: these outcomes, and the other test triples of the folder.
+
+        The folders are read because a killed command wrote no summary.
+        """
+        path = self.root / SUMMARY_FILE
+        earlier = _read(path, _SUMMARIES).tests if path.is_file() else []
+        every = {outcome.index: outcome for outcome in earlier if outcome.status == "failed"}
+        for folder in self._finished_folders():
+            outcome = _read(folder / NOTE_FILE, _OUTCOMES)
+            every[outcome.index] = replace(outcome, status="kept")
         every |= {outcome.index: outcome for outcome in outcomes}
-        counts = {status: 0 for status in ("done", "kept", "failed")}
-        for outcome in every.values():
-            counts[outcome.status] += 1
-        tests = [dataclasses.asdict(every[index]) for index in sorted(every)]
-        _write_json(self.root / SUMMARY_FILE, {**counts, "tests": tests})
+        counts = Counter(done=0, kept=0, failed=0)
+        counts.update(outcome.status for outcome in every.values())
+        tests = [asdict(every[index]) for index in sorted(every)]
+        _write_json(path, {**counts, "tests": tests})
 
     def join(self, frame: InfluenceReport) -> Path:
-        """Join the results of all finished test triples, in order; `frame` has the common fields.
+        """Join the results of all finished test triples, in order, and return their folder.
 
-        Returns:
-            The folder of the joined report.
+        `frame` has the common fields.
         """
         target = self.root / names.ARTIFACT_INFLUENCE
         target.mkdir(exist_ok=True)
         folders = self._finished_folders()
         found = [_only_test(folder) for folder in folders]
-        report = dataclasses.replace(
+        report = replace(
             frame,
             tests=tuple(test for test, _ in found),
             seconds=sum(seconds for _, seconds in found),
@@ -172,25 +167,6 @@ class OutputFolder:
         _join_parquet(folders, target / names.INFLUENCE_PARQUET)
         return target
 
-    def _failed_earlier(self) -> dict[int, Outcome]:
-        path = self.root / SUMMARY_FILE
-        if not path.is_file():
-            return {}
-        earlier = _read(path, _SUMMARIES).tests
-        return {outcome.index: outcome for outcome in earlier if outcome.status == "failed"}
-
-    def _kept_earlier(self, known: Collection[int]) -> dict[int, Outcome]:
-        """Return the finished test triples except the known ones.
-
-        The folders are read because a killed command wrote no summary.
-        """
-        notes = {folder: _read(folder / NOTE_FILE, _NOTES) for folder in self._finished_folders()}
-        return {
-            note.index: self.kept(note.index, note.text, folder)
-            for folder, note in notes.items()
-            if note.index not in known
-        }
-
     def _finished_folders(self) -> list[Path]:
         notes = (self.root / TESTS_FOLDER).glob(f"[0-9]*/{NOTE_FILE}")
         found = (note.parent for note in notes if note.parent.name.isdecimal())
@@ -198,15 +174,6 @@ class OutputFolder:
 
     def _folder(self, index: int) -> Path:
         return self.root / TESTS_FOLDER / f"{index:06d}"
-
-    def _require_same(self, earlier: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-        for key in sorted(earlier.keys() | identity.keys()):
-            if earlier.get(key) != identity.get(key):
-                raise ConfigError(
-                    f"{self.root} holds results for other settings ({quoted(key)[1:-1]}: "
-                    f"{quoted(earlier.get(key))} there, {quoted(identity.get(key))} now); give "
-                    "another output folder"
-                )
 
 
 def _read(path: Path, kind: TypeAdapter[R]) -> R:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from clew import names
+from clew.config.services import ClusterRequest
 from clew.errors import (
     ClewError,
     ClusterError,
@@ -36,7 +37,7 @@ from clew.link_prediction.descriptions import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.runs.validation_record import label_of
-from clew.workflows.cluster import Cluster, ClusterRequest, opened_cluster
+from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
@@ -83,11 +84,6 @@ class BatchRequest:
 
     def chosen(self, tests: list[GivenTriple]) -> list[GivenTriple]:
         """Return at most `max_triples` test triples, starting at `start_index`."""
-        if self.start_index < 0 or (self.max_triples is not None and self.max_triples < 1):
-            raise ConfigError(
-                f"start_index is {self.start_index} and max_triples {self.max_triples}; expected "
-                "start_index 0 or more and max_triples 1 or more"
-            )
         if self.start_index >= len(tests):
             raise ConfigError(
                 f"start_index is {self.start_index}, but {self.test_triples} has {len(tests)} lines"
@@ -154,44 +150,38 @@ class BatchTrace:
         """Return the outcomes that are already known, by index, and the triples to explain."""
         known: dict[int, Outcome] = {}
         waiting: Waiting = []
+        f = self._filtering
         for test in tests:
-            outcome, candidates = self._look(test)
-            if outcome is not None:
-                known[test.index] = outcome
-            else:
+            if test.ids is None:
+                known[test.index] = failed(test, test.problem)
+                continue
+            if (kept := self.output.kept(test.index, test.text)) is not None:
+                known[test.index] = kept
+                continue
+            head, _, tail = test.ids
+            candidates = self._neighbourhood.candidates(head, tail, f)
+            if len(candidates):
                 waiting.append((test, candidates))
-        return known, waiting
-
-    def _look(self, test: GivenTriple) -> tuple[Outcome | None, np.ndarray]:
-        nothing = np.empty(0, np.int64)
-        if test.ids is None:
-            return unusable(test), nothing
-        folder = self.output.finished(test.index, test.text)
-        if folder is not None:
-            return self.output.kept(test.index, test.text, folder), nothing
-        head, _, tail = test.ids
-        candidates = self._neighbourhood.candidates(head, tail, self._filtering)
-        if not len(candidates):
-            f = self._filtering
+                continue
             message = (
                 f"no candidates within n_hops={f.n_hops} (min_degree={f.min_degree}, "
                 f"strict_path_filtering={str(f.strict_paths).lower()}); widen the filter"
             )
-            return Outcome(test.index, test.text, "failed", message), candidates
-        return None, candidates
+            known[test.index] = failed(test, message)
+        return known, waiting
 
     def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
         """Explain a group together; if that fails, explain its triples one by one."""
         try:
             return self._explain(group)
-        except (Interrupted, KeyboardInterrupt):
+        except Interrupted:
             raise
         except (ClewError, RuntimeError, MemoryError) as error:
             if len(group) > 1:
                 return [outcome for item in group for outcome in self._group([item])]
             test = group[0][0]
             logger.warning("line %d (%s): %s", test.index + 1, test.text, error)
-            return [Outcome(test.index, test.text, "failed", described(error))]
+            return [failed(test, described(error))]
 
     def _explain(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
         mask = np.zeros((len(group), len(self.source.task.graph.train)), bool)
@@ -200,19 +190,22 @@ class BatchTrace:
         findings = explain(self.source, ids_of([test for test, _ in group]), candidates=mask)
         outcomes = []
         for row, (test, _) in enumerate(group):
-            self.output.write(test.index, test.text, self.report, findings.only(row))
-            numbers = (
-                int(findings.candidates[row]),
-                float(findings.scores[row]),
-                float(findings.ranks[row]),
+            outcome = Outcome(
+                test.index,
+                test.text,
+                "done",
+                candidates=int(findings.candidates[row]),
+                score=float(findings.scores[row]),
+                rank=float(findings.ranks[row]),
             )
-            outcomes.append(Outcome(test.index, test.text, "done", "", *numbers))
+            self.output.write(outcome, self.report, findings.only(row))
+            outcomes.append(outcome)
         self.seconds += findings.seconds
         return outcomes
 
 
-def unusable(test: GivenTriple) -> Outcome:
-    return Outcome(test.index, test.text, "failed", test.problem)
+def failed(test: GivenTriple, message: str) -> Outcome:
+    return Outcome(test.index, test.text, "failed", message)
 
 
 def ids_of(tests: Sequence[GivenTriple]) -> Triples:
@@ -273,11 +266,13 @@ def batch_tracin(
         graph = request.labelled(source.task.graph)
         tests = request.chosen(read_test_triples(request.test_triples, graph))
         if not len(ids_of(tests)):
-            raise DataError(_none_explained(request, [unusable(test) for test in tests]))
+            raise DataError(
+                _none_explained(request, [failed(test, test.problem) for test in tests])
+            )
         settings = settings_of(source, ids_of(tests))
         report = replace(report_source(source, settings), graph=graph)
         identity = request.identity(report)
-        nodes = stack.enter_context(opened_cluster(cluster)) if cluster else None
+        nodes = stack.enter_context(opened_cluster(cluster))
         output = OutputFolder(request.folder(identity))
         output.prepare(identity)
         batch = BatchTrace(source, report, output)
@@ -316,19 +311,13 @@ def _none_explained(request: BatchRequest, outcomes: Sequence[Outcome]) -> str:
     return f"{request.test_triples}: no triple could be explained ({reasons})"
 
 
-@dataclass(frozen=True)
-class PartResult:
-    """The outcomes of a part's test triples, with the files of those that were explained."""
-
-    outcomes: tuple[Outcome, ...]
-    files: Mapping[int, Mapping[str, bytes]]
-    """Index of a test triple to the names and content of its files."""
-    seconds: float
+Part = tuple[list[Outcome], dict[int, dict[str, bytes]], float]
+"""Outcomes of some test triples, the files of each that was explained, by index, and seconds."""
 
 
 def explain_part(
     request: BatchRequest, tests: Sequence[GivenTriple], settings: Mapping[str, Any]
-) -> PartResult:
+) -> Part:
     """Explain a part of the test triples on a node; `settings` are those of the reports."""
     with (
         open_trace_source(request.model, request.overrides, files=request.files) as source,
@@ -347,8 +336,7 @@ def explain_part(
         output = OutputFolder(folder / "output")
         output.prepare(expected)
         batch = BatchTrace(source, report, output)
-        outcomes = batch.run(tests, lambda done, total: None)
-        return PartResult(tuple(outcomes), output.files(), batch.seconds)
+        return batch.run(tests, lambda done, total: None), output.files(), batch.seconds
 
 
 def run_on_cluster(
@@ -370,15 +358,14 @@ def run_on_cluster(
         part = tuple(test for test, _ in waiting[start : start + size])
         cluster.submit(part, explain_part, request, part, batch.report.settings)
     for part, ended in cluster.finished():
-        result: PartResult | None = ended.result
+        result: Part | None = ended.result
         if result is None:
-            failed = (Outcome(t.index, t.text, "failed", str(ended.error)) for t in part)
-            outcomes |= {outcome.index: outcome for outcome in failed}
+            outcomes |= {test.index: failed(test, str(ended.error)) for test in part}
         else:
-            for outcome in result.outcomes:
-                if outcome.index in result.files:
-                    batch.output.receive(outcome.index, result.files[outcome.index])
-                outcomes[outcome.index] = outcome
-            batch.seconds += result.seconds
+            found, files, seconds = result
+            for index, contents in files.items():
+                batch.output.receive(index, contents)
+            outcomes |= {outcome.index: outcome for outcome in found}
+            batch.seconds += seconds
         progress(len(outcomes), len(tests))
     return [outcomes[test.index] for test in tests]

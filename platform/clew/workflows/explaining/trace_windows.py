@@ -62,6 +62,12 @@ T = TypeVar("T", bound=Task[Any])
 R = TypeVar("R", bound=WindowReport[Any])
 
 
+def check_output(output: Path | None, count: int) -> None:
+    """Refuse an output path where copies of `count` reports cannot be written."""
+    check = check_file if count == 1 else check_new_folder
+    check("--output", output)
+
+
 def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
     if source.manifest.task != kind.kind:
         raise ConfigError(
@@ -214,13 +220,14 @@ def record_each(
     command: str,
     window_of: Callable[[WindowScore], Any],
     report_of: Callable[[dict[str, Any], int, Path], R],
+    output: Path | None,
     progress: Callable[[int, int], None],
 ) -> list[WindowTrace[R]]:
     """Explain test windows, and record each explanation as a run.
 
     All tests are explained while the first run is open, so its peak memory includes all the work.
     `window_of` describes a training window, and `report_of` makes the report of a test from what is
-    said of it.
+    said of it. Copies of the reports are written to the file `output`, or several to that folder.
     """
     found, results = list[WindowExplanation](), []
     for test in range(len(tests)):
@@ -241,6 +248,9 @@ def record_each(
             report = report_of(said[test], test, folder)
             tracker.artifact(folder)
         results.append(WindowTrace(report, tracker.run_id))
+    if output is not None:
+        for number, result in enumerate(results):
+            result.report.write(output if len(results) == 1 else output / f"{number:04d}.json")
     return results
 
 
@@ -272,25 +282,6 @@ def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
             )
         )
     return found
-
-
-def check_outputs(output: Path | None, count: int) -> None:
-    """Refuse an output path where copies of `count` reports cannot be written."""
-    if count == 1:
-        check_file("--output", output)
-    else:
-        check_new_folder("--output", output)
-
-
-def write_outputs(results: Sequence[WindowTrace[R]], output: Path | None) -> None:
-    """Write copies of the reports: one to a file, several to a folder, numbered from 0."""
-    if output is None:
-        return
-    if len(results) == 1:
-        results[0].report.write(output)
-        return
-    for number, result in enumerate(results):
-        result.report.write(output / f"{number:04d}.json")
 
 
 WRITTEN_TOKENS = 64
@@ -333,9 +324,11 @@ def trace_texts(
     overrides: Mapping[str, Any],
     *,
     num_last_layers: int | None = None,
+    output: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[WindowTrace[TextInfluenceReport]]:
     """Explain continuations in one pass over the windows, each as a run of kind `trace`."""
+    check_output(output, len(texts))
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, LanguageModeling, "trace-text explains language models")
         windows = task.train_examples()
@@ -372,6 +365,7 @@ def trace_texts(
             command="trace-text",
             window_of=window_of,
             report_of=report_of,
+            output=output,
             progress=progress,
         )
 
@@ -393,9 +387,11 @@ def trace_sequences(
     overrides: Mapping[str, Any],
     *,
     num_last_layers: int | None = None,
+    output: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[WindowTrace[SequenceInfluenceReport]]:
     """Explain test windows in one pass over the training windows, each as a run of kind `trace`."""
+    check_output(output, len(frames))
     with open_checkpoints(model, overrides) as (source, checkpoints):
         task = open_task(source, SequenceRegression, "trace-sequence explains image sequences")
         windows = task.train_examples()
@@ -434,6 +430,7 @@ def trace_sequences(
             command="trace-sequence",
             window_of=window_of,
             report_of=report_of,
+            output=output,
             progress=progress,
         )
 

@@ -36,11 +36,13 @@ from clew.runs.influence_report import (
 )
 from clew.runs.reading.explanation import open_explanation, picture_of
 from clew.runs.reading.run_details import find_validation
+from clew.runs.verification import Names
 from clew.training.precision import device_name
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
     TraceSource,
     explain_unrolled,
+    of_fields,
     open_trace_source,
     read_test_triples,
     unrolled_settings,
@@ -78,7 +80,7 @@ Progress = Callable[[int, int], None]
 
 def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
     """Refuse to overwrite results of other settings, models or tests, or of unknown ones."""
-    existing = [path for path in _targets(output) if path.exists()] if output else []
+    existing = [path for path in targets_of(output) if path.exists()]
     said = [path for path in existing if path.suffix == ".json"]
     if existing and not said:
         raise ConfigError(
@@ -111,9 +113,9 @@ def identity(report: ReportSource | InfluenceReport) -> dict[str, Any]:
     return content | ({"runs": list(model.runs)} if model.runs else {})
 
 
-def copy_files(folder: Path, output: Path) -> None:
+def copy_files(folder: Path, output: Path | None) -> None:
     """Copy the three files to a folder, or one of them to a file, each all or nothing."""
-    for target in _targets(output):
+    for target in targets_of(output):
         found = folder / f"influence{target.suffix}"
         if not found.is_file():
             continue
@@ -121,14 +123,12 @@ def copy_files(folder: Path, output: Path) -> None:
             shutil.copyfile(found, temporary)
 
 
-def _targets(output: Path) -> list[Path]:
-    if _is_file_name(output):
-        return [output]
-    return [output / name for name in REPORT_FILES]
-
-
-def _is_file_name(output: Path) -> bool:
-    return output.suffix in (".json", ".csv", ".parquet")
+def targets_of(output: Path | None) -> list[Path]:
+    """Return the files that an output path means: itself, or three in a folder."""
+    if output is None:
+        return []
+    files = [output / name for name in REPORT_FILES]
+    return [output] if output.suffix in {file.suffix for file in files} else files
 
 
 @dataclass(frozen=True)
@@ -217,9 +217,17 @@ def run_name(graph: KnowledgeGraph, tests: Triples) -> str:
     return printable(f"tracin {' · '.join(labels)}"[:NAME_CHARACTERS])
 
 
+def tests_of(test: str | Sequence[Names], graph: KnowledgeGraph) -> Triples:
+    """Return the ids of triples: of `head,relation,tail`, of a file, or of triples by name."""
+    if isinstance(test, str):
+        return usable(read_test_triples(test, graph), test)
+    found = [of_fields(index, "", [*triple], graph) for index, triple in enumerate(test)]
+    return usable(found, "triples")
+
+
 def tracin(
     model: str,
-    test: str,
+    test: str | Sequence[Names],
     overrides: Mapping[str, Any],
     *,
     files: GivenFiles | None = None,
@@ -228,11 +236,10 @@ def tracin(
     progress: Progress = lambda done, total: None,
 ) -> TraceResult:
     """Explain test triples by all training triples, and record it as a run of kind `trace`."""
-    if output is not None:
-        check = check_file if _is_file_name(output) else check_folder
-        check("--output", output)
+    check = check_file if targets_of(output) == [output] else check_folder
+    check("--output", output)
     with open_trace_source(model, overrides, files=files) as source:
-        tests = usable(read_test_triples(test, source.task.graph), test)
+        tests = tests_of(test, source.task.graph)
         settings = settings_of(source, tests)
         described = report_source(source, settings)
         check_output(output, described, tests)
@@ -249,8 +256,7 @@ def tracin(
             tracker.metrics(measured, source.model.manifest.step)
             _draw(folder, source, len(report.tests))
             tracker.artifact(folder)
-            if output is not None:
-                copy_files(folder, output)
+            copy_files(folder, output)
         return TraceResult(report, tracker.run_id, output)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from clew import names
 from clew.config.schema import RunConfig
+from clew.config.services import ValidationRequest
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.influence.outcomes import Examiner
@@ -23,13 +24,9 @@ from clew.runs.validation_record import (
     Seeds,
     ValidationRecord,
 )
+from clew.training.reports import lasting
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
-from clew.workflows.explaining.validation_plan import (
-    ValidationRequest,
-    choose_tests,
-    measure,
-    plan_experiment,
-)
+from clew.workflows.explaining.validation_plan import choose_tests, measure, plan_experiment
 from clew.workflows.outputs import check_folder
 from clew.workflows.training_run import linked_run
 
@@ -104,13 +101,7 @@ def validate_influence(
 def _forecast(request: ValidationRequest, retrainer: Retrainer, count: int, say: Say) -> None:
     """Report how long the retrainings take, and whether they are too few to say something."""
     seconds = count * _seconds_per_model(retrainer)
-    unit, length = next(
-        (unit, length)
-        for unit, length in (("hours", 3600), ("minutes", 60), ("seconds", 1))
-        if seconds >= 2 * length or length == 1
-    )
-    lasts = f"{seconds / length:.2g} {unit}"
-    at_once = retrainer.models_at_once
+    lasts, at_once = lasting(seconds), retrainer.models_at_once
     how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
     say(f"{count} retrainings ({how}), about {lasts}")
     if request.subsets < FEWEST_SUBSETS or request.tests < FEWEST_TESTS:

@@ -3,13 +3,12 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from clew.config.services import InfluenceConfig, Question, TestLoss
+from clew.config.services import Form, Question, ValidationRequest
 from clew.errors import CheckpointError, ConfigError, DataError
 from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.outcomes import (
@@ -48,10 +47,7 @@ from clew.workflows.explaining.trace_source import (
 
 logger = logging.getLogger(__name__)
 
-EVERY_FORM = tuple(
-    form for form in get_args(InfluenceConfig.model_fields["score"].annotation) if form != "auto"
-)
-FORMS = tuple(form for form in EVERY_FORM if form not in {"unrolled", "tuned"})
+FORMS = tuple(form for form in get_args(Form) if form not in {"unrolled", "tuned"})
 """Forms that are tested by default, without those that cost several training runs."""
 DELETION_BASELINES = ("touching", SIBLINGS)
 Matrix = Float[np.ndarray, "test fact"]
@@ -59,46 +55,6 @@ TESTS_PER_GROUP = 5
 """Number of test triples whose strongest facts are deleted together."""
 NUM_DELETED = (1, 4, 20)
 """Numbers of strongest facts that are deleted for each test triple."""
-LARGEST_DROP = 0.9
-
-
-@dataclass(frozen=True)
-class ValidationRequest:
-    """The model to test, and the size of the test; fields as the options of the command."""
-
-    model: str
-    subsets: int = 40
-    seeds: int = 2
-    drop: Sequence[float] = (0.05, 0.5)
-    tests: int = 100
-    deletions: int = 30
-    scores: Sequence[str] = ()
-    direction: Question = "tail"
-    test_loss: TestLoss = "trained"
-    max_hours: float = 1.0
-    output_dir: Path | None = None
-
-    def __post_init__(self) -> None:
-        for share in self.drop:
-            if not 0 < share <= LARGEST_DROP:
-                raise ConfigError(
-                    f"--drop {share:g}: expected shares of the facts above 0 and at most "
-                    f"{LARGEST_DROP:g}, such as 0.05,0.5"
-                )
-        for form in self.scores:
-            if form not in EVERY_FORM:
-                raise ConfigError(
-                    f"--scores {form}: no such form; expected {', '.join(EVERY_FORM)}"
-                )
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """Settings of the explanations, by their full names."""
-        return {
-            "influence.top_k": 0,
-            "influence.direction": self.direction,
-            "influence.test_loss": self.test_loss,
-        }
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ few rows can make arbitrarily large. So both ends of the list can be confirmed: 
 is trained again with its seed, without one fact at a time.
 """
 
-import math
 import shutil
 import time
 from collections.abc import Callable
@@ -15,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from clew import names
-from clew.config.services import Question
+from clew.config.services import ValueRequest
 from clew.errors import ConfigError, DataError, counted, quoted
 from clew.files import working_folder, write_whole
 from clew.influence.link_prediction.report import write_values_csv
@@ -34,10 +34,9 @@ from clew.workflows.explaining.trace_source import (
     TraceSource,
     open_trace_source,
     prepare,
-    read_test_triples,
     replay_settings,
-    usable,
 )
+from clew.workflows.explaining.tracin import tests_of
 from clew.workflows.outputs import check_new_folder
 from clew.workflows.training_run import trace_run
 
@@ -45,19 +44,6 @@ SHOWN = 5
 TIMES = 2.0
 """A confirmed value and the effect of leaving the fact out differ by at most this factor."""
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class ValueRequest:
-    """The model, the predictions and the output; fields as the options of the command."""
-
-    model: str
-    test: str = ""
-    weights: Path | None = None
-    direction: Question = "both"
-    worst: int = 100
-    confirm: int = 0
-    output_dir: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +95,8 @@ class FactValues:
                 f"{names.WORST_FACTS} lists only confirmed ones"
             )
             return "\n".join([*lines, "", said])
-        test = f" --test {self.request.test}" if self.request.test else ""
+        tests = self.request.test
+        test = f" --test {tests}" if tests and isinstance(tests, str) else ""
         following = f"next: clew value-facts {self.request.model}{test} --confirm 20"
         said = "no retraining has confirmed these values: look facts up before leaving any out"
         return "\n".join([*lines, "", said, following])
@@ -183,16 +170,18 @@ def _rises_without(
 
 
 def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Triples, np.ndarray]:
-    tests = graph.valid
+    tests, weights = graph.valid, request.weights
     if request.test:
-        tests = usable(read_test_triples(request.test, graph), request.test)
+        tests = tests_of(request.test, graph)
     if not len(tests):
         raise DataError(
             f"{graph.name} has no validation triples; give a file of triples with --test"
         )
-    if request.weights is None:
+    if weights is None:
         return tests, np.full(len(tests), 1.0 / len(tests))
-    return tests, read_weights(request.weights, len(tests))
+    return tests, read_weights(weights, len(tests)) if isinstance(weights, Path) else np.array(
+        weights
+    )
 
 
 def read_weights(path: Path, count: int) -> np.ndarray:
@@ -202,15 +191,11 @@ def read_weights(path: Path, count: int) -> np.ndarray:
         raise DataError(
             f"{path}: expected {count} lines, one number per triple, but it has {len(lines)}"
         )
-    weights = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            weights.append(float(line))
-        except ValueError:
-            weights.append(math.nan)
-        if not math.isfinite(weights[-1]):
-            raise DataError(f"{path}, line {number}: {quoted(line)} is not a finite number")
-    return np.array(weights)
+    weights: np.ndarray = pd.to_numeric(pd.Series(lines), errors="coerce").to_numpy(float)
+    if len(wrong := np.flatnonzero(~np.isfinite(weights))):
+        line = lines[wrong[0]]
+        raise DataError(f"{path}, line {wrong[0] + 1}: {quoted(line)} is not a finite number")
+    return weights
 
 
 def _record(
@@ -229,13 +214,15 @@ def _record(
         worst = graph.train[list(found.worst)].tolist()
         triples = [(name(head), relation(r), name(tail)) for head, r, tail in worst]
         write_whole(folder / names.WORST_FACTS, exclusion_list(origin, triples))
-        asked = {
-            "test": request.test or "validation triples",
-            "num_tests": found.num_tests,
-            "weights": str(request.weights or "equal"),
+        tests = request.test if isinstance(request.test, str) else "triples by name"
+        weights = request.weights if isinstance(request.weights, Path | None) else "numbers"
+        settings |= {
+            "test": tests or "validation triples",
+            "weights": str(weights or "equal"),
             "direction": request.direction,
+            "num_tests": found.num_tests,
         }
-        tracker.params({f"value.{key}": value for key, value in (asked | settings).items()})
+        tracker.params({f"value.{key}": value for key, value in settings.items()})
         tracker.artifact(folder)
         if request.output_dir is not None:
             shutil.copytree(folder, request.output_dir, dirs_exist_ok=True)

@@ -1,6 +1,6 @@
 """Writes the files that are generated from declarations: `MLproject` and the reference pages.
 
-    python -m clew.cli.reference
+    python -m experiments.reference
 
 Options are declared next to their command, settings in the schema of the configuration, and MLflow
 keys in `clew.names`. Change them there, then run this program.
@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
@@ -23,7 +22,7 @@ from clew.cli.options import DeclaredOption, Verb, dashed
 from clew.config.schema import section_classes
 from clew.runs.store import project_root
 
-PROGRAM = "python -m clew.cli.reference"
+PROGRAM = "python -m experiments.reference"
 MLPROJECT = "MLproject"
 KEYS_PAGE = "docs/reference/mlflow_keys.md"
 LEFT_OUT = (
@@ -211,7 +210,7 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 def is_number(annotation: Any) -> bool:
     """Whether values of a type are numbers; true and false are not."""
-    if get_origin(annotation) is Literal:
+    if get_origin(annotation) in (Literal, tuple):
         return False
     return annotation in (int, float) or any(is_number(part) for part in get_args(annotation))
 
@@ -268,7 +267,7 @@ def main() -> None:
         path = project_root() / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content, encoding="utf-8")
-        click.echo(f"wrote {path}")
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":
