@@ -60,6 +60,16 @@ def test_the_last_words_have_eight_lines(
     assert sorted(named) == sorted(result.metrics)
 
 
+def test_a_run_without_validation_names_no_command_that_needs_its_best_checkpoint(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    config = small_config(**SHORT, evaluation__enabled=False)
+    words = train(config, output_dir=tmp_path / "kept").table()
+    assert "evaluation.enabled=true" in words
+    assert "clew tracin --model" in words
+    assert "clew predict" not in words
+
+
 @pytest.mark.parametrize("asked_at_once", [1, 7, 1000])
 def test_the_most_frequent_answers_are_ranked_as_in_a_plain_loop(
     asked_at_once: int, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,11 @@ GROUPS = {
     "memory/": "memory",
 }
 
+NOT_VALIDATED = (
+    "quality: not evaluated, so there is no best checkpoint to predict with; train with "
+    "evaluation.enabled=true and a validation split"
+)
+
 
 def grouped(metrics: Mapping[str, float]) -> list[str]:
     """Return all metrics in lines, in groups that have titles."""
@@ -41,7 +46,7 @@ def quality(task: Any, kind: str, metrics: Mapping[str, float]) -> list[str]:
     for split in ("test", "valid"):
         if any(key.startswith(names.metric(split, "")) for key in metrics):
             return SUBJECTS[kind].summary(task, metrics, split)
-    return ["quality: not evaluated; clew evaluate does it"]
+    return [NOT_VALIDATED]
 
 
 def of_training(
@@ -61,9 +66,10 @@ def of_training(
     kept = [as_typed(output_dir)] if output_dir is not None else []
     kept += [f"run {run_id} of {in_use()}"] if run_id is not None else []
     lines.append(f"files: {' and '.join(kept) or 'none were kept'}")
-    model = run_id or (output_dir and as_typed(output_dir / names.ARTIFACT_BEST))
+    best = None if NOT_VALIDATED in lines else names.ARTIFACT_BEST
+    model = run_id or (output_dir and as_typed(output_dir / (best or "")))
     commands = SUBJECTS[kind].next_commands(task, str(model)) if model else []
-    lines += [f"next: {command}" for command in commands]
+    lines += [f"next: {each}" for each in commands if best or not each.startswith("clew predict")]
     return [printable(line) for line in lines]  # a name can contain any character
 
 
