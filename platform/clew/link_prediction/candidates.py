@@ -47,11 +47,7 @@ class Limits:
         return self != EVERYTHING
 
     def candidates(self, graph: Named, relation: int) -> Ids:
-        """Return the ids of the entities that can answer, ascending; r + R asks for heads of r.
-
-        Raises:
-            DataError: If no entity is left, or the model does not know what the limit needs.
-        """
+        """Return the ids of the entities that can answer, ascending; r + R asks for heads of r."""
         number = len(graph.relations)
         side: Side = "head" if relation >= number else "tail"
         kind, listed = getattr(self, f"{side}_kind"), getattr(self, f"{side}s")

@@ -113,12 +113,7 @@ class GivenNegatives:
 
 
 def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary) -> GivenNegatives:
-    """Read an `.npz` file with OGB's arrays.
-
-    Raises:
-        DataError: If the file is not an `.npz` file, an array is missing or has another shape, or
-            a name is not in the graph.
-    """
+    """Read an `.npz` file with OGB's arrays."""
     arrays = _read_arrays(path)
     for key, values in arrays.items():
         if values.dtype.kind not in "iuUS":

@@ -73,11 +73,7 @@ def _read(config: TripleData) -> KnowledgeGraph:
 
 
 def find_files(config: TripleData) -> tuple[str, GraphFiles]:
-    """Return the name of a configuration's data set and its files.
-
-    Raises:
-        ConfigError: If the configuration names no data set, or one that is not in plain files.
-    """
+    """Return the name of a configuration's data set and its files."""
     if config.packed is not None:
         raise ConfigError(f"data.packed is {config.packed}; this data set is already packed")
     if config.path is not None:
@@ -178,10 +174,6 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     """Return a graph without the training triples in a file; all copies of a triple are removed.
 
     Entities and relations keep their ids, even if they are in no triple any more.
-
-    Raises:
-        DataError: If the file belongs to other data, contains no triple, contains a triple that is
-            not a training triple, or contains all training triples.
     """
     check_is_file(path)
     try:

@@ -68,12 +68,7 @@ class Resumable:
         )
 
     def restore(self, folder: Path) -> None:
-        """Load model and training state from a checkpoint folder.
-
-        Raises:
-            CheckpointError: The checkpoint is incomplete, belongs to another model, or was written
-                by a different number of processes (unless tables are sharded).
-        """
+        """Load model and training state from a checkpoint folder."""
         own = row_shards(self.model)
         saved = load_training_state(folder, own)
         try:

@@ -168,11 +168,7 @@ def code_digest() -> str:
 
 
 def require_same(world: World, facts: Mapping[str, str]) -> None:
-    """Check that all processes run with the same code, data and settings.
-
-    Raises:
-        ConfigError: A process differs from the main process; all processes raise this error.
-    """
+    """Check that all processes run with the same code, data and settings."""
     texts = world.gather_texts(json.dumps(dict(facts)), torch.device("cpu"))
     main, *others = (json.loads(text) for text in texts)
     for rank, own in enumerate(others, start=1):
@@ -186,11 +182,7 @@ def require_same(world: World, facts: Mapping[str, str]) -> None:
 
 @contextmanager
 def reporting_lost_peers(world: World) -> Iterator[None]:
-    """Turn the error of a failed collective into one line; torchrun's report says who failed.
-
-    Raises:
-        PeerError: A collective failed because another process died, hangs or left.
-    """
+    """Turn the error of a failed collective into one line; torchrun's report says who failed."""
     try:
         yield
     except RuntimeError as error:
@@ -204,14 +196,7 @@ def reporting_lost_peers(world: World) -> Iterator[None]:
 
 @contextmanager
 def joined_world(timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS) -> Iterator[World]:
-    """Join the process group that torchrun started, or use one process; leave it at the end.
-
-    Args:
-        timeout_seconds: How long a process waits for the others before it fails.
-
-    Raises:
-        ConfigError: The environment variables of torchrun are incomplete.
-    """
+    """Join the process group that torchrun started, or use one process; leave it at the end."""
     if "RANK" not in os.environ:
         yield World()
         return

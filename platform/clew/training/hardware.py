@@ -72,9 +72,6 @@ def find_device(name: str) -> TargetDevice:
 
     A GB is 10^9 bytes, as on data sheets. The difference between GB and GiB is about what a GPU's
     driver reserves for itself.
-
-    Raises:
-        ConfigError: The name is unknown and contains no memory size.
     """
     if name in ("auto", "cpu", "cuda"):
         device = resolve_device(name)
@@ -202,11 +199,7 @@ def options_that_cannot_pay(config: RunConfig, hardware: Hardware) -> Mapping[st
 def fit_to_hardware(
     config: RunConfig, hardware: Hardware, *, strict: bool = False
 ) -> tuple[RunConfig, list[str]]:
-    """Switch off the options that cannot pay; return the configuration and a line for each.
-
-    Raises:
-        ConfigError: An option cannot pay, and `strict` is true.
-    """
+    """Switch off the options that cannot pay; return the configuration and a line for each."""
     changes = options_that_cannot_pay(config, hardware)
     lines = [
         f"{key} is {str(value).lower()} in this run: {reason}"

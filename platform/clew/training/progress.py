@@ -99,11 +99,7 @@ class History:
 
 
 def last_step(path: Path) -> int:
-    """Return the last optimizer step of a finished run, which its last checkpoint has too.
-
-    Raises:
-        CheckpointError: The file is not a history file.
-    """
+    """Return the last optimizer step of a finished run, which its last checkpoint has too."""
     try:
         steps = pq.read_table(path, columns=["step"])["step"].cast(pa.int64())
     except (pa.ArrowException, KeyError, OSError) as error:

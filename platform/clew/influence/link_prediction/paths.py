@@ -37,12 +37,7 @@ class EntityPath:
 
 
 class PathFinder:
-    """Searches a training graph.
-
-    Args:
-        train: Training triples.
-        num_entities: Number of entities in the graph.
-    """
+    """Searches a training graph."""
 
     def __init__(self, train: Triples, num_entities: int) -> None:
         self._train = train
