@@ -52,9 +52,10 @@ class Resumable:
     def capture(self) -> TrainingState:
         """Return the training state without the tensors of the model."""
         tensors, values = capture_generators()
+        every = enumerate(self.world.gather(tensors))
         return TrainingState(
             optimizer=optimizer_tensors(self.optimizer, self.model),
-            tensors=self.world.gather_tensors(tensors, self.precision.device),
+            tensors={f"{rank}/{name}": t for rank, own in every for name, t in own.items()},
             values=TrainingValues(
                 progress=replace(self.progress),
                 generators=values,
