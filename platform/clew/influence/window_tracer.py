@@ -37,7 +37,14 @@ from clew.influence.factors import (
 from clew.influence.kernel import FactoredGradients, squared_norm
 from clew.influence.linearization import ExampleFacts
 from clew.influence.projections import IndexOf, WindowIndex, find_index, index_of
-from clew.influence.scores import Scored, Strongest, Tile, deviation, require_finite, strongest
+from clew.influence.scores import (
+    Scored,
+    Tile,
+    deviation,
+    require_finite,
+    strongest,
+    tile_of_intervals,
+)
 from clew.influence.summation import Products, checked_weights
 from clew.influence.unrolling import (
     load_average,
@@ -349,11 +356,8 @@ class WindowTracer(Generic[B]):
         self, sums: WindowSums, test: int, chosen: np.ndarray, top_k: int, found: Estimates | None
     ) -> WindowExplanation:
         opponents_wanted = found is None or found.settings.opponents
-        best, worst = Strongest(top_k, 1), Strongest(top_k if opponents_wanted else 0, -1)
         tile = sums.tile(test, chosen)
-        for sink in (best, worst):
-            sink.add(tile)
-        proponents, opponents = best.result(), worst.result()
+        proponents, opponents = strongest(tile, top_k, opponents=opponents_wanted)
         require_finite(proponents, opponents)
         assert sums.tests is not None
         own = float(sums.tests[test])
@@ -431,8 +435,7 @@ class UnrolledWindowTracer(WindowTracer[B]):
             values = [float(self._loss(model, batch=test)) for test in on_device]
         return [
             WindowExplanation(
-                strongest(by_interval[:, [number]], top_k, sign=1),
-                strongest(by_interval[:, [number]], top_k, sign=-1),
+                *strongest(tile_of_intervals(by_interval[:, [number]]), top_k),
                 parts=(),
                 self_influence=None,
                 loss=value,
