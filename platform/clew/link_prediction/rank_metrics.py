@@ -48,21 +48,7 @@ class RankQuality:
 
     def metrics(self) -> dict[str, float]:
         """Return the values by metric name, without the split."""
-        hits = (self.hits_at_1, self.hits_at_3, self.hits_at_10)
-        return {
-            names.MRR: self.mrr,
-            names.MEAN_RANK: self.mean_rank,
-            **{names.hits_at(k): value for k, value in zip(HITS_AT, hits, strict=True)},
-        }
-
-
-@dataclass(frozen=True)
-class RelationQuality:
-    """The quality of the queries of one relation that ask for one side."""
-
-    relation: int
-    side: Side
-    quality: RankQuality
+        return {name: value for name, value in vars(self).items() if name != "num_queries"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,17 +94,6 @@ class RankingResult:
             self.relation[chosen], self.head_ranks[chosen], self.tail_ranks[chosen]
         )
 
-    def by_relation(self) -> list[RelationQuality]:
-        """Return the quality of each side of each relation that occurs, sorted by relation."""
-        order = np.argsort(self.relation, kind="stable")
-        found, starts = np.unique(self.relation[order], return_index=True)
-        parts = np.split(order, starts[1:]) if len(order) else []
-        return [
-            RelationQuality(int(relation), side, RankQuality.of(self.ranks(side)[part]))
-            for relation, part in zip(found, parts, strict=True)
-            for side in SIDES
-        ]
-
     def metrics(self, split: str) -> dict[str, float]:
         """Return all metrics, such as `valid/mrr` and `valid/mrr_head`; empty without triples."""
         if not len(self.relation):
@@ -133,13 +108,14 @@ class RankingResult:
         """Write a Parquet file with one row per relation and side, including names and labels."""
         rows = [
             {
-                "relation": row.relation,
-                "name": relations.name(row.relation),
-                "label": relations.label(row.relation),
-                "side": row.side,
-                **asdict(row.quality),
+                "relation": relation,
+                "name": relations.name(relation),
+                "label": relations.label(relation),
+                "side": side,
+                **asdict(RankQuality.of(self.ranks(side)[self.relation == relation])),
             }
-            for row in self.by_relation()
+            for relation in np.unique(self.relation).tolist()
+            for side in SIDES
         ]
         pq.write_table(pa.Table.from_pylist(rows, schema=_BY_RELATION), path)
 
