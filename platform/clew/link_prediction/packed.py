@@ -58,11 +58,6 @@ def pack_graph(name: str, files: GraphFiles, path: Path) -> KnowledgeGraph:
 
 def read_packed(path: Path) -> KnowledgeGraph:
     """Return the graph of a packed file; its triples stay on the disk."""
-    if path.is_dir():
-        raise DataError(
-            f"{path}: is a folder, as earlier versions packed triples; pack the data set again, "
-            "into a file: clew data --train ... --pack FILE"
-        )
     check_is_file(path)
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
