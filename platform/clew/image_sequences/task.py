@@ -12,13 +12,7 @@ from torch import Tensor, nn, where
 
 from clew import names
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
-from clew.config.loss import (
-    HuberLoss,
-    MaeLoss,
-    MseLoss,
-    RegressionLoss,
-    WeightedHuberMaeLoss,
-)
+from clew.config.loss import HuberLoss, MaeLoss, MseLoss, RegressionLoss
 from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
 from clew.image_sequences.baselines import baseline_predictions, source_of
@@ -52,12 +46,12 @@ class SequenceRegression:
         if not (
             isinstance(data, ImageSequenceData)
             and isinstance(model, SequenceRegressionModel)
-            and isinstance(loss, MaeLoss | MseLoss | HuberLoss | WeightedHuberMaeLoss)
+            and isinstance(loss, MaeLoss | MseLoss | HuberLoss)
         ):
             raise ConfigError(
                 "image-sequence regression needs data.kind=image_sequences, "
-                "model.kind=sequence_regression and loss.kind mae, mse, huber or "
-                f"weighted_huber_mae; {data.kind}, {model.kind} and {loss.kind} given"
+                "model.kind=sequence_regression and loss.kind mae, mse or huber; "
+                f"{data.kind}, {model.kind} and {loss.kind} given"
             )
         self.splits, self.data_config, self.model_config = splits, data, model
         self.dataset = Path(data.source).stem
@@ -237,10 +231,6 @@ def regression_losses(errors: Errors, config: RegressionLoss) -> Errors:
             return errors.square()
         case HuberLoss():
             return huber(errors, config.delta)
-        case WeightedHuberMaeLoss():
-            heavy = huber(errors, config.delta)
-            heavy = heavy * where(errors < 0, config.under_weight, 1.0)
-            return config.alpha * heavy + (1.0 - config.alpha) * errors.abs().pow(config.gamma)
 
 
 def huber(errors: Errors, delta: float) -> Errors:
