@@ -331,7 +331,7 @@ class WindowTracer(Generic[B]):
             torch.stack(own).sum(0),
             settings,
             [index.manifest for index in indices],
-            sum(index.num_bytes for index in indices),
+            sum(index.windows.nbytes for index in indices),
             made,
         )
 

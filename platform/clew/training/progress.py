@@ -82,10 +82,6 @@ class History:
 
     def write(self, path: Path) -> None:
         """Write all entries as Parquet: key, value, step, epoch, elapsed_seconds."""
-        columns = {
-            name: [getattr(entry, name) for entry in self.entries]
-            for name in MetricValue.__dataclass_fields__
-        }
         schema = pa.schema(
             [
                 ("key", pa.string()),
@@ -95,7 +91,7 @@ class History:
                 ("elapsed_seconds", pa.float64()),
             ]
         )
-        pq.write_table(pa.table(columns, schema=schema), path)
+        pq.write_table(pa.Table.from_pylist(list(map(vars, self.entries)), schema), path)
 
 
 def last_step(path: Path) -> int:
