@@ -112,7 +112,7 @@ def test_keys_that_are_relations_decide_the_direction(write) -> None:
         ('{"a": "b"}', "labels 1 names, but no relation of the graph, which has for example"),
         ('{"predicate:0": 7}', "the label of 'predicate:0' is '7'; expected a text, or an object"),
         ('{"predicate:0": {"x": "y"}}', "the label of 'predicate:0' is"),
-        ('{\n"a": "b",\n}', "line 2 column"),
+        ('{\n"a": "b",\n}', "not JSON"),
         (b'{\n"a": "\xff"}', "byte 0xff in position 8"),
         ("[]", "expected a JSON object from predicate to label"),
         ("{}", "expected a JSON object"),
