@@ -196,7 +196,6 @@ class HeldOutErrors:
 
     @classmethod
     def read(cls, path: Path) -> "HeldOutErrors":
-        """Read errors from a file of `write`."""
         types = {"split": pa.string(), "error": pa.float64()}
         table = read_columns(path, types, "a file of errors")
         split, values = np.array(table["split"]), table["error"].to_numpy()

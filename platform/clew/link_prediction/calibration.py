@@ -101,7 +101,6 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Read a file written by `write`."""
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
@@ -344,7 +343,6 @@ class AnswerSets:
 
     @classmethod
     def read(cls, path: Path) -> "AnswerSets":
-        """Read a file written by `write`."""
         types = {"split": pa.string(), "relation": pa.int64(), "surprise": pa.float64()}
         table = read_columns(path, types, "a file of answer sets")
         said = (table.schema.metadata or {}).get(b"num_relations", b"")

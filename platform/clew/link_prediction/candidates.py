@@ -33,9 +33,8 @@ class Limits:
     """Limits of the heads and tails that can be answers; without any, all entities can."""
 
     head_kind: str = ""
-    """Kind of the heads, such as `Drug`."""
     tail_kind: str = ""
-    """Kind of the tails."""
+    """Kinds of the ends, such as `Drug`."""
     heads: Sequence[str] | None = None
     """Names or labels of the heads."""
     tails: Sequence[str] | None = None

@@ -113,7 +113,6 @@ def write_known(path: Path, triples: Triples) -> None:
 
 
 def read_known(path: Path) -> Triples:
-    """Read a file written by `write_known`."""
     types = dict.fromkeys(("head", "relation", "tail"), pa.int32())
     table = read_columns(path, types, "a file of known triples")
     if any(column.null_count for column in table.columns):

@@ -25,6 +25,14 @@ def _hits(k: int, ranks: Ranks) -> Ranks:
     return 1.0 * (ranks <= k)
 
 
+TERMS: dict[str, Callable[[Ranks], Ranks]] = {
+    names.MRR: lambda ranks: 1.0 / ranks,
+    names.MEAN_RANK: lambda ranks: ranks,
+    **{names.hits_at(k): partial(_hits, k) for k in HITS_AT},
+}
+"""What a rank adds to each metric, which is a mean."""
+
+
 @dataclass(frozen=True)
 class RankQuality:
     """Means over the ranks of some queries; the best possible rank is 1."""
@@ -39,12 +47,7 @@ class RankQuality:
     @classmethod
     def of(cls, ranks: Ranks) -> "RankQuality":
         """Return the means over ranks; at least one rank is required."""
-        return cls(
-            len(ranks),
-            float(np.mean(1.0 / ranks)),
-            float(np.mean(ranks)),
-            *(float(np.mean(ranks <= k)) for k in HITS_AT),
-        )
+        return cls(len(ranks), *(float(np.mean(term(ranks))) for term in TERMS.values()))
 
     def metrics(self) -> dict[str, float]:
         """Return the values by metric name, without the split."""
@@ -61,7 +64,6 @@ class RankingResult:
     """
 
     relation: Int[np.ndarray, " triple"]
-    """Relation of each triple."""
     head_ranks: Float64[np.ndarray, " triple"]
     """Rank of each triple's head among all entities except other known heads."""
     tail_ranks: Float64[np.ndarray, " triple"]
@@ -80,13 +82,8 @@ class RankingResult:
 
         None if the metric has another name.
         """
-        terms: dict[str, Callable[[Ranks], Ranks]] = {
-            names.MRR: lambda ranks: 1.0 / ranks,
-            names.MEAN_RANK: lambda ranks: ranks,
-            **{names.hits_at(k): partial(_hits, k) for k in HITS_AT},
-        }
         sides = [side for side in SIDES if name.endswith(f"_{side}")] or SIDES
-        term = terms.get(name.removesuffix("_head").removesuffix("_tail"))
+        term = TERMS.get(name.removesuffix("_head").removesuffix("_tail"))
         return term and np.mean([term(self.ranks(side)) for side in sides], axis=0)
 
     def only(self, chosen: np.ndarray) -> "RankingResult":

@@ -325,7 +325,6 @@ def _rows_of(file: Any, key: str, wanted: Mapping[str, RowShard]) -> Tensor:
 
 
 def _require_rows(name: str, count: int, shard: RowShard) -> None:
-    """Check the number of rows of a table."""
     if count != shard.num_rows:
         raise CheckpointError(
             f"{name} has {count} rows, the model needs {shard.num_rows}; the checkpoint belongs "
