@@ -203,7 +203,8 @@ class FrameEncoder(nn.Module):
         level = self._level(frames)
         if self.attention is None:
             return F.adaptive_avg_pool2d(maps, self.patches).flatten(2).mT + level
-        return self.attention(maps).unsqueeze(1) + level
+        pooled: Tensor = self.attention(maps)
+        return pooled.unsqueeze(1) + level
 
     def _level(self, frames: Frames) -> Float[Tensor, "frame patch map"]:
         grid = self.patches or (1, 1)

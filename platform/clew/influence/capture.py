@@ -87,9 +87,9 @@ def convolution_2d(  # noqa: PLR0917 - torch's signature
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | str | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Uses:
     """Cover a 2-D convolution: after im2col, it is a linear layer at every output position."""
@@ -98,7 +98,7 @@ def convolution_2d(  # noqa: PLR0917 - torch's signature
     geometry = {"stride": stride, "padding": padding, "dilation": dilation}
 
     def kernels(grad: Tensor, num_examples: int) -> Factor:
-        columns = F.unfold(input, weight.shape[2:], **geometry)  # (image, weight, position)
+        columns = F.unfold(input, tuple(weight.shape[2:]), **geometry)  # (image, weight, position)
         return _outer(grad.flatten(2).mT, columns.mT, num_examples)
 
     return [(weight, kernels), (bias, _sum_channels)]
@@ -210,7 +210,8 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        found = [leaf for leaf in _leaves((args, kwargs)) if id(leaf) in self._names]
+        leaves = _leaves((args, kwargs))
+        found = [t for t in leaves if isinstance(t, Tensor) and id(t) in self._names]
         if not found or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if func in RULES:
@@ -222,7 +223,7 @@ class Recorder(TorchFunctionMode):
             self._mark_unknown(func, found)
         return out
 
-    def _mark_unknown(self, func: Callable[..., Any], found: Iterable[object]) -> None:
+    def _mark_unknown(self, func: Callable[..., Any], found: Iterable[Tensor]) -> None:
         for parameter in found:
             self.unknown.setdefault(self._names[id(parameter)], _name(func))
 
@@ -231,7 +232,7 @@ class Recorder(TorchFunctionMode):
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        found: list[object],
+        found: list[Tensor],
     ) -> Tensor:
         out, returned, edge = _tap(func(*args, **kwargs))
         covered = set()

@@ -260,11 +260,12 @@ class WindowTracer(Generic[B]):
         assert sums.tests is not None
         tile, own = sums.tile(chosen), sums.tests.tolist()
         opponents = found is None or found.settings.opponents
-        kept = strongest(tile, top_k, opponents=opponents)
-        require_finite(*kept)
+        best, worst = strongest(tile, top_k, opponents=opponents)
+        require_finite(best, worst)
         return [
             WindowExplanation(
-                *(scored.only(i) for scored in kept),
+                best.only(i),
+                worst.only(i),
                 sums.parts,
                 own[i],
                 sums.losses[i],

@@ -117,8 +117,8 @@ def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary
     arrays = npz_arrays(path, (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS))
     for key in (*TRIPLE_KEYS, *NEGATIVE_KEYS):
         if key not in arrays:
-            expected = ", ".join((*TRIPLE_KEYS, *NEGATIVE_KEYS))
-            raise DataError(f"{path}: no array {key}; expected {expected}")
+            needed = ", ".join((*TRIPLE_KEYS, *NEGATIVE_KEYS))
+            raise DataError(f"{path}: no array {key}; expected {needed}")
     for key, values in arrays.items():
         if values.dtype.kind not in "iuUS":
             raise DataError(
