@@ -85,7 +85,7 @@ class Treatments:
         """Return which training triples are on a path from drug to disease without siblings."""
         kept = np.flatnonzero(~self.hidden[row])
         head, _, tail = self.tests[row].tolist()
-        near = Neighbourhood.build(graph.train[kept], graph.num_entities)
+        near = Neighbourhood(graph.train[kept], graph.num_entities)
         inside = np.zeros(len(graph.train), bool)
         paths = Filtering(n_hops=MAX_STEPS // 2, strict_paths=True)
         inside[kept[near.candidates(head, tail, paths)]] = True

@@ -49,7 +49,7 @@ def child(kind: str) -> None:
     triples = generate(kind)
     before = resident_gib()
     start = time.perf_counter()
-    index = Neighbourhood.build(triples, ENTITIES)
+    index = Neighbourhood(triples, ENTITIES)
     built = time.perf_counter() - start
     found: dict[str, object] = {
         "build s": built,

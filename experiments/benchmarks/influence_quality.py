@@ -126,7 +126,7 @@ def recall(source: TraceSource) -> list[dict[str, object]]:
         (np.concatenate([e.proponents.train for e in explanations])),
         (np.concatenate([e.opponents.train for e in explanations])),
     ]
-    index = Neighbourhood.build(graph.train, graph.num_entities)
+    index = Neighbourhood(graph.train, graph.num_entities)
     table: list[dict[str, object]] = []
     for filtering in (
         Filtering(1),

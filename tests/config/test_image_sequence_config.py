@@ -112,7 +112,6 @@ def test_short_keys_that_cannot_be(content: dict[str, Any], message: str) -> Non
             {"data.test_group": "a", "data.validation_group": "a"},
             "'a' is both test_group and valid",
         ),
-        ({"data.target_range": [3, 1]}, r"target_range \(3.0, 1.0\) is empty"),
         ({"data.azimuth_scalars": ["s"], "data.zenith_scalars": ["s"]}, "'s' is in azimuth"),
         (
             {"data.validation_group": "a", "data.hold_out_validation": False},

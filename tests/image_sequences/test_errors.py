@@ -87,7 +87,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     )
     write_regression_report(result, "test", "km", tmp_path)
     images = np.random.default_rng(0).normal(size=(2, 3, 5, 6))
-    draw_windows(images, ["one", "two"], tmp_path / "looks.png", abs(images[..., ::2, ::2]))
+    draw_windows(images, ["one", "two"], tmp_path / "looks.png")
     written = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert len(written) == 5
     assert all(size > 100 for size in written.values())

@@ -134,14 +134,6 @@ def test_missing_pixels_are_the_mean_or_marked() -> None:
     assert torch.equal(marked(broken, scalars)[1:], marked(filled, scalars)[1:])
 
 
-@pytest.mark.parametrize("spatial_attention", [True, False])
-def test_attention_maps_add_up_to_one(spatial_attention: bool) -> None:
-    model = stirred(build(spatial_attention=spatial_attention)).eval()
-    maps = model.attention_maps(*inputs(2))
-    assert maps.shape == (2, 4, 3, 4)
-    torch.testing.assert_close(maps.sum((2, 3)), torch.ones(2, 4))
-
-
 def test_the_order_of_frames_matters_where_it_should() -> None:
     images, scalars = inputs()
     for architecture in ARCHITECTURES:

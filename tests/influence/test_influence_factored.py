@@ -207,6 +207,7 @@ def task_for(name: str) -> tuple[SmallTask, nn.Module]:
     return SmallTask(model.eval(), Examples(x, y)), model
 
 
+BOTH = ("weight", "bias")
 NETWORKS = ["mlp", "conv", "sequence", "gru", "hidden"]
 
 
@@ -240,12 +241,12 @@ def test_every_parameter_agrees_with_backward_passes(name):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("mlp", set()),
-        ("conv", set()),
-        ("sequence", {"position", "segment.weight", "decay"}),
+        ("mlp", {"turned"}),
+        ("conv", {f"{name}.{kind}" for name in ("conv", "grouped", "along") for kind in BOTH}),
+        ("sequence", {"position", "segment.weight", "decay", "root.weight"}),
         (
             "gru",
-            {f"gru.{kind}_{of}_l0" for kind in ("weight", "bias") for of in ("ih", "hh")},
+            {f"gru.{kind}_{of}_l0" for kind in BOTH for of in ("ih", "hh")},
         ),
         ("hidden", {"scale", "linear.bias"}),
     ],

@@ -71,7 +71,7 @@ def test_candidates_equal_a_plain_search(n_hops, min_degree):
     filtering = Filtering(n_hops, min_degree)
     for seed in range(6):
         triples = random_triples(seed, 30, 40)
-        index = Neighbourhood.build(triples, 30)
+        index = Neighbourhood(triples, 30)
         for head, tail in ((0, 1), (5, 5), (7, 29)):
             expected = plain_candidates(triples, 30, head, tail, filtering)
             assert index.candidates(head, tail, filtering).tolist() == expected
@@ -83,7 +83,7 @@ def test_edges_on_paths_equal_exhaustive_search(n_hops, min_degree):
     found = 0
     for seed, count in product(range(5), (15, 30, 50)):
         triples = random_triples(seed, 16, count)
-        index = Neighbourhood.build(triples, 16)
+        index = Neighbourhood(triples, 16)
         for head, tail in ((0, 1), (3, 9), (14, 2)):
             expected = plain_paths(triples, 16, head, tail, filtering)
             assert index.candidates(head, tail, filtering).tolist() == expected
@@ -94,7 +94,7 @@ def test_edges_on_paths_equal_exhaustive_search(n_hops, min_degree):
 def test_longer_paths_contain_every_simple_one():
     filtering = Filtering(3, 1, strict_paths=True)
     triples = random_triples(1, 20, 26)
-    index = Neighbourhood.build(triples, 20)
+    index = Neighbourhood(triples, 20)
     for tail in range(1, 8):
         ours = set(index.candidates(0, tail, filtering).tolist())
         assert ours >= set(plain_paths(triples, 20, 0, tail, filtering))
@@ -102,11 +102,9 @@ def test_longer_paths_contain_every_simple_one():
 
 def test_queries_leave_no_trace():
     triples = random_triples(3, 30, 60)
-    index = Neighbourhood.build(triples, 30)
+    index = Neighbourhood(triples, 30)
     filterings = [Filtering(2), Filtering(2, 1, True), Filtering(3, 5)]
-    fresh = [
-        Neighbourhood.build(triples, 30).candidates(2, 9, filtering) for filtering in filterings
-    ]
+    fresh = [Neighbourhood(triples, 30).candidates(2, 9, filtering) for filtering in filterings]
     for _ in range(2):
         for filtering, expected in zip(filterings, fresh, strict=True):
             np.testing.assert_array_equal(index.candidates(2, 9, filtering), expected)
@@ -114,7 +112,7 @@ def test_queries_leave_no_trace():
 
 def test_parallel_edges_loops_and_lonely_entities():
     triples = np.array([[0, 0, 1], [1, 1, 0], [1, 0, 1], [2, 0, 3]], np.int32)
-    index = Neighbourhood.build(triples, 6)
+    index = Neighbourhood(triples, 6)
     assert [index.degree(e) for e in range(6)] == [2, 4, 1, 1, 0, 0]
     assert index.candidates(0, 5, Filtering(1)).tolist() == [0, 1]
     assert index.candidates(0, 5, Filtering(2)).tolist() == [0, 1, 2]
@@ -125,5 +123,5 @@ def test_parallel_edges_loops_and_lonely_entities():
 
 
 def test_no_training_triples():
-    index = Neighbourhood.build(no_triples(), 3)
+    index = Neighbourhood(no_triples(), 3)
     assert index.candidates(0, 1, Filtering(2)).tolist() == []

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from clew.config.graph_models import DistMultModel, RESCALModel, TransEModel
 from clew.errors import DataError
 from clew.link_prediction.given_negatives import (
-    ClassificationQuality,
-    Thresholds,
     best_threshold,
+    classification_quality,
+    fit_thresholds,
     rank_given,
     read_given_negatives,
     score_heads,
@@ -82,13 +82,13 @@ def test_relations_have_thresholds_of_their_own_and_unseen_ones_the_common_one()
     scores = np.array([1.0, 2.0, 11.0, 12.0])
     is_true = np.array([False, True, False, True])
     relation = np.array([0, 0, 1, 1])
-    thresholds = Thresholds.fit(scores, is_true, relation, 3)
-    np.testing.assert_allclose(thresholds.by_relation[:2], [1.5, 11.5])
-    assert thresholds.by_relation[2] == best_threshold(scores, is_true)
-    predicted = thresholds.predict(np.array([1.6, 1.4, 11.4, 11.6]), relation)
+    thresholds = fit_thresholds(scores, is_true, relation, 3)
+    np.testing.assert_allclose(thresholds[:2], [1.5, 11.5])
+    assert thresholds[2] == best_threshold(scores, is_true)
+    predicted = np.array([1.6, 1.4, 11.4, 11.6]) >= thresholds[relation]
     assert predicted.tolist() == [True, False, False, True]
-    quality = ClassificationQuality.of(predicted, np.array([True, True, False, True]))
-    assert (quality.accuracy, quality.f1) == (0.75, pytest.approx(0.8))
+    quality = classification_quality(predicted, np.array([True, True, False, True]))
+    assert quality == {"accuracy": 0.75, "f1": pytest.approx(0.8)}
 
 
 def write_arrays(path, **changed):

@@ -165,13 +165,6 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, damage: Callable[[Path], obj
     assert "\n" not in str(error.value)
 
 
-def test_a_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "packed.json").write_text("{}")
-    with pytest.raises(DataError) as error:
-        read_packed(tmp_path)
-    assert "clew data --train ... --pack FILE" in str(error.value)
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -7,7 +7,19 @@ import torch
 from torch import Tensor
 
 from clew.layers.scan import scan
-from clew.layers.varying_scan import varying_scan, varying_scan_by_loop
+from clew.layers.varying_scan import varying_scan
+
+
+def varying_scan_by_loop(inputs: Tensor, multipliers: Tensor, initial: Tensor | None) -> Tensor:
+    """Return the result of `varying_scan` from a loop over time with plain autograd."""
+    drive, factors = torch.view_as_complex(inputs), torch.view_as_complex(multipliers)
+    state = torch.zeros_like(drive[:, 0]) if initial is None else torch.view_as_complex(initial)
+    states = []
+    for step in range(inputs.shape[1]):
+        state = factors[:, step] * state + drive[:, step]
+        states.append(state)
+    return torch.view_as_real(torch.stack(states, dim=1))
+
 
 KERNELS = """
 import torch

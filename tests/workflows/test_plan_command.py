@@ -19,7 +19,7 @@ from clew.config.schema import RunConfig
 from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.distributed import World
-from clew.training.hardware import GPU_GB, Hardware, find_device, fit_to_hardware
+from clew.training.hardware import GPUS, Hardware, find_device, fit_to_hardware
 from clew.training.memory import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows import memory_guard
@@ -102,7 +102,7 @@ def test_a_memory_that_is_no_number_is_refused(text: str) -> None:
         ("Tesla T4", 14.9),
         ("rtx 4090", 22.35),
         ("an unknown card of 16 GiB", 16.0),
-        *((name, gb * 1e9 / 2**30) for name, gb in GPU_GB.items()),
+        *((name, card.memory_gb * 1e9 / 2**30) for name, card in GPUS.items()),
     ],
 )
 def test_a_gpu_that_is_not_there_is_known_by_name_or_by_its_size(name: str, gib: float) -> None:

@@ -129,7 +129,7 @@ def test_a_first_answer_has_the_scores_of_the_whole(trained: TrainedStore, tmp_p
     )
     assert told[0], "it is there before all triples are scored"
     graph = load_graph(TripleData(name="umls"))
-    index = Neighbourhood.build(graph.train, graph.num_entities)
+    index = Neighbourhood(graph.train, graph.num_entities)
     (first,), (test,) = read_influence_json(path).tests, whole.report.tests
     ends = (graph.entities.id(test.test.head.id), graph.entities.id(test.test.tail.id))
     near = index.candidates(*ends, Filtering(n_hops=1))

@@ -134,7 +134,7 @@ def sequence_config(folder: Path, columns: Columns, **overrides: object) -> RunC
             "kind": "image_sequences",
             "path": str(folder / "clouds"),
             "temporal_frames": 3,
-            "horizontal_flip": True,
+            "pixel_noise": 0.05,
         },
         "model": {
             "kind": "sequence_regression",

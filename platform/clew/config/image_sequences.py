@@ -45,8 +45,6 @@ class ImageSequenceData(Section):
     horizontal flip mirrors them."""
     zenith_scalars: tuple[str, ...] = ()
     """Scalars that are angles from the vertical in degrees: the model gets their cosine."""
-    target_range: tuple[float, float] | None = None
-    """Smallest and largest possible target; a value outside is an error."""
     nan_pixels: Literal["refuse", "mean", "mask"] = "refuse"
     """How to treat pixels that are not finite: raise an error (`refuse`), replace them by the
     training mean (`mean`), or also add channels that mark the finite pixels (`mask`)."""
@@ -60,10 +58,6 @@ class ImageSequenceData(Section):
     """Hold out a group for validation. If false, training uses all groups except the test group,
     and `valid/` metrics are computed on the test group. These metrics must not choose anything, so
     `evaluation.every_epochs` must be `training.num_epochs` or more."""
-    horizontal_flip: bool = False
-    """Mirror half of the training windows left to right, including their azimuths."""
-    shown_windows: int = Field(default=0, ge=0)
-    """Number of test windows shown in the report, with the network's attention maps."""
     pixel_noise: float = Field(default=0.0, ge=0)
     """Standard deviation of the noise added to training pixels, in units of the channel's standard
     deviation."""
@@ -80,8 +74,6 @@ class ImageSequenceData(Section):
                 f"{given} of data.name and data.path given; give exactly one of them: a data set "
                 "under $CLEW_DATA, or an HDF5 file or folder of NumPy arrays"
             )
-        if self.target_range is not None and self.target_range[0] >= self.target_range[1]:
-            raise ValueError(f"target_range {self.target_range} is empty; give (smallest, largest)")
         both = sorted({*self.azimuth_scalars} & {*self.zenith_scalars})
         if both:
             raise ValueError(
@@ -121,8 +113,6 @@ class SequenceRegressionModel(Section):
     used."""
     film_hidden: int = Field(default=64, ge=1)
     """Hidden width of the network that computes gamma and beta."""
-    spatial_attention: bool = True
-    """Pool feature maps with learned attention instead of their mean."""
     temporal_layers: int = Field(default=2, ge=1, le=64)
     """Number of layers of the head over time; `cnn` has none."""
     heads: int = Field(default=4, ge=1)

@@ -115,25 +115,7 @@ class HuberLoss(Section):
     """Error above which the loss is no longer squared, in standard deviations of the targets."""
 
 
-class WeightedHuberMaeLoss(Section):
-    """alpha * huber * under_weight + (1 - alpha) * |error|^gamma.
-
-    The factor under_weight applies only to predictions below the target.
-    """
-
-    kind: Literal["weighted_huber_mae"] = "weighted_huber_mae"
-    """Huber's loss, with a higher weight below the target, mixed with a power of the error."""
-    alpha: float = Field(default=0.7, ge=0, le=1)
-    """Share of Huber's loss."""
-    delta: float = Field(default=1.0, gt=0)
-    """Error above which the loss is no longer squared, in standard deviations of the targets."""
-    under_weight: float = Field(default=1.5, gt=0)
-    """Weight of Huber's loss if the prediction is below the target."""
-    gamma: float = Field(default=1.0, ge=1)
-    """Power of the absolute error; 1 gives the mean absolute error."""
-
-
-RegressionLoss = MaeLoss | MseLoss | HuberLoss | WeightedHuberMaeLoss
+RegressionLoss = MaeLoss | MseLoss | HuberLoss
 LossConfig = Annotated[
     OneVsAllLoss | KvsAllLoss | LanguageLoss | RegressionLoss, Field(discriminator="kind")
 ]

@@ -223,7 +223,7 @@ TASK_KINDS = {
     "image_sequences": TaskKind(
         task=names.TASK_SEQUENCE_REGRESSION,
         models=("sequence_regression",),
-        losses=("huber", "mae", "mse", "weighted_huber_mae"),
+        losses=("huber", "mae", "mse"),
         metrics=("mae", "rmse", "r2"),
         sizes=("frame_shape",),
     ),

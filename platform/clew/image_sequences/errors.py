@@ -196,7 +196,6 @@ class HeldOutErrors:
 
     @classmethod
     def read(cls, path: Path) -> "HeldOutErrors":
-        """Read errors from a file of `write`."""
         types = {"split": pa.string(), "error": pa.float64()}
         table = read_columns(path, types, "a file of errors")
         split, values = np.array(table["split"]), table["error"].to_numpy()
@@ -245,26 +244,17 @@ def draw_groups(result: RegressionResult, unit: str, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_windows(
-    images: np.ndarray, titles: list[str], path: Path, maps: np.ndarray | None = None
-) -> None:
-    """Draw frames `(window, time, height, width)`, a row for each window.
-
-    Maps of attention `(window, time, row, column)` are drawn below their frames.
-    """
+def draw_windows(images: np.ndarray, titles: list[str], path: Path) -> None:
+    """Draw frames `(window, time, height, width)`, a row for each window."""
     num_windows, num_frames = images.shape[:2]
-    rows, height = (1, 1.7) if maps is None else (2, 3.2)
-    figure = _figure((1.8 * num_frames, height * num_windows))
-    axes = figure.subplots(rows * num_windows, num_frames, squeeze=False)
+    figure = _figure((1.8 * num_frames, 1.7 * num_windows))
+    axes = figure.subplots(num_windows, num_frames, squeeze=False)
     for each in axes.flat:
         each.set_axis_off()
     for window in range(num_windows):
         for time in range(num_frames):
-            axes[rows * window, time].imshow(images[window, time], cmap="gray")
-            if maps is not None:
-                most = maps[window].max()
-                axes[2 * window + 1, time].imshow(maps[window, time], vmin=0, vmax=most)
-        axes[rows * window, 0].set_title(titles[window], fontsize=8, loc="left")
+            axes[window, time].imshow(images[window, time], cmap="gray")
+        axes[window, 0].set_title(titles[window], fontsize=8, loc="left")
     figure.savefig(path, dpi=110)
 
 

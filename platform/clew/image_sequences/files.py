@@ -170,7 +170,7 @@ def _target_ahead(path: Path, value: Any) -> float:
 
 def _read(
     path: Path, channels: ChannelAxis | None
-) -> tuple[FrameStore, dict[str, np.ndarray], dict[str, Any]]:
+) -> tuple[Frames, dict[str, np.ndarray], dict[str, Any]]:
     with opened(path, ("images", *COLUMNS)) as file:
         images = file.arrays["images"]
         check_numbers(path, "images", images.dtype)

@@ -89,17 +89,6 @@ class SequenceRegressor(nn.Module):
         summary = self.head(steps.reshape(*images.shape[:2], *steps.shape[1:]))
         return self.readout(self.dropout(summary)).squeeze(1)  # type: ignore[no-any-return]
 
-    def attention_maps(
-        self, images: Images, scalars: WindowScalars
-    ) -> Float[Tensor, "window time row column"]:
-        """Return the attention weights in each frame; uniform without spatial attention."""
-        maps = self.encoder.maps(self._scaled(images), self._scaled_scalars(scalars))
-        if self.encoder.attention is None:
-            weights = maps.new_full((len(maps), *maps.shape[2:]), 1 / maps[0, 0].numel())
-        else:
-            weights = self.encoder.attention.weights(maps)
-        return weights.reshape(*images.shape[:2], *weights.shape[1:])
-
     def enable_gradient_checkpointing(self) -> None:
         """Keep only the input of each group of frames, and recompute it in the backward pass."""
         self.encoder.recomputes = True
@@ -173,12 +162,9 @@ class SpatialAttention(nn.Module):
         # No bias: it would shift all scores of a frame equally, which does not change the softmax.
         self.score = nn.Conv2d(channels, 1, 1, bias=False)
 
-    def weights(self, x: Maps) -> Float[Tensor, "frame row column"]:
-        scores = self.score(x).flatten(1)
-        return torch.softmax(scores, dim=1).view(x.shape[0], *x.shape[2:])
-
     def forward(self, x: Maps) -> Float[Tensor, "frame map"]:
-        return torch.einsum("nchw,nhw->nc", x, self.weights(x))
+        weights = torch.softmax(self.score(x).flatten(1), dim=1).view(x.shape[0], *x.shape[2:])
+        return torch.einsum("nchw,nhw->nc", x, weights)
 
 
 class FrameEncoder(nn.Module):
@@ -200,9 +186,7 @@ class FrameEncoder(nn.Module):
             nn.init.zeros_(last.bias)
             self.film = nn.Sequential(nn.Linear(num_scalars, config.film_hidden), nn.SiLU(), last)
         self.level = nn.Linear(2 * num_channels, config.width, bias=False)
-        self.attention: SpatialAttention | None = None
-        if config.spatial_attention and self.patches is None:
-            self.attention = SpatialAttention(config.width)
+        self.attention = SpatialAttention(config.width) if self.patches is None else None
 
     def forward(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
         """Return the feature vectors of each frame's patches; one patch if there is no grid."""
@@ -217,9 +201,9 @@ class FrameEncoder(nn.Module):
     def _encode(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
         maps = self.maps(frames, scalars)
         level = self._level(frames)
-        if self.patches is not None:
+        if self.attention is None:
             return F.adaptive_avg_pool2d(maps, self.patches).flatten(2).mT + level
-        pooled = maps.mean((2, 3)) if self.attention is None else self.attention(maps)
+        pooled: Tensor = self.attention(maps)
         return pooled.unsqueeze(1) + level
 
     def _level(self, frames: Frames) -> Float[Tensor, "frame patch map"]:

@@ -12,13 +12,7 @@ from torch import Tensor, nn, where
 
 from clew import names
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
-from clew.config.loss import (
-    HuberLoss,
-    MaeLoss,
-    MseLoss,
-    RegressionLoss,
-    WeightedHuberMaeLoss,
-)
+from clew.config.loss import HuberLoss, MaeLoss, MseLoss, RegressionLoss
 from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
 from clew.image_sequences.baselines import baseline_predictions, source_of
@@ -26,7 +20,6 @@ from clew.image_sequences.errors import (
     HeldOutErrors,
     RegressionResult,
     conformal_half_width,
-    draw_windows,
     write_regression_report,
 )
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
@@ -53,12 +46,12 @@ class SequenceRegression:
         if not (
             isinstance(data, ImageSequenceData)
             and isinstance(model, SequenceRegressionModel)
-            and isinstance(loss, MaeLoss | MseLoss | HuberLoss | WeightedHuberMaeLoss)
+            and isinstance(loss, MaeLoss | MseLoss | HuberLoss)
         ):
             raise ConfigError(
                 "image-sequence regression needs data.kind=image_sequences, "
-                "model.kind=sequence_regression and loss.kind mae, mse, huber or "
-                f"weighted_huber_mae; {data.kind}, {model.kind} and {loss.kind} given"
+                "model.kind=sequence_regression and loss.kind mae, mse or huber; "
+                f"{data.kind}, {model.kind} and {loss.kind} given"
             )
         self.splits, self.data_config, self.model_config = splits, data, model
         self.dataset = Path(data.source).stem
@@ -68,7 +61,6 @@ class SequenceRegression:
         self._batch_size = config.evaluation.batch_size
         self._results: dict[str, RegressionResult] = {}
         self._baselines: dict[str, dict[str, np.ndarray]] = {}
-        self._looks: dict[str, tuple[np.ndarray, np.ndarray, list[str]]] = {}
 
     @property
     def _change(self) -> bool:
@@ -111,32 +103,25 @@ class SequenceRegression:
         return self.splits.windows["train"]
 
     def loss(self, model: nn.Module, batch: SequenceBatch) -> LossSum:
-        """Return the summed loss; in training, windows are augmented first."""
+        """Return the summed loss; in training, pixels get noise first."""
         return LossSum(self.example_losses(model, batch).sum(), batch.count)
 
     def example_losses(self, model: nn.Module, batch: SequenceBatch) -> Tensor:
         """Return the loss of each window, `(window,)`."""
         regressor = as_regressor(model)
-        if model.training:
-            batch = self.augmented(batch)
+        images = self.noisy(batch.images) if model.training else batch.images
         goal = batch.target - batch.present if self._change else batch.target
         wanted = (goal - regressor.target_mean) / regressor.target_std
-        errors = model(batch.images, batch.scalars) - wanted
+        errors = model(images, batch.scalars) - wanted
         return regression_losses(errors, self._loss)
 
-    def augmented(self, batch: SequenceBatch) -> SequenceBatch:
-        """Return the batch with random mirroring and with noise on the pixels, as configured."""
-        images, scalars = batch.images, batch.scalars
-        if self.data_config.horizontal_flip:
-            flip = torch.rand(len(images)).to(images.device) < 0.5
-            images = torch.where(flip[:, None, None, None, None], images.flip(-1), images)
-            mirrored = self.splits.encoding.mirrored(scalars)
-            scalars = torch.where(flip[:, None, None], mirrored, scalars)
-        if self.data_config.pixel_noise:
-            deviation = torch.from_numpy(self.scalers.image_std).to(images)
-            noise = torch.randn(images.shape).to(images.device)
-            images = images + self.data_config.pixel_noise * deviation[:, None, None] * noise
-        return replace(batch, images=images, scalars=scalars)
+    def noisy(self, images: Tensor) -> Tensor:
+        """Return pixels with random noise, as configured."""
+        if not self.data_config.pixel_noise:
+            return images
+        deviation = torch.from_numpy(self.scalers.image_std).to(images)
+        noise = torch.randn(images.shape).to(images.device)
+        return images + self.data_config.pixel_noise * deviation[:, None, None] * noise
 
     def predict(
         self, model: nn.Module, windows: SequenceWindows, device: torch.device
@@ -184,8 +169,6 @@ class SequenceRegression:
             if np.isfinite(width):
                 result = replace(result, interval=np.full(len(result.target), width))
         self._results[split] = result
-        if split == "test" and self.data_config.shown_windows:
-            self._looks[split] = self.looks(model, split, device)
         return result.metrics(split)
 
     def example_values(
@@ -196,18 +179,6 @@ class SequenceRegression:
         if values is not None and split == "valid" and not self._validates:
             values = values[:0]  # these windows are those of the test group
         return None if values is None else ExampleValues(values, "windows", in_sequence=True)
-
-    @torch.no_grad()
-    def looks(
-        self, model: nn.Module, split: str, device: torch.device
-    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """Return frames, attention maps and titles of evenly spaced windows of a split."""
-        windows = self.splits.windows[split]
-        count = min(self.data_config.shown_windows, len(windows))
-        batch = windows.batch(np.linspace(0, len(windows) - 1, count).astype(int)).to(device)
-        maps = as_regressor(model).attention_maps(batch.images, batch.scalars)
-        titles = [f"window that ends at frame {frame}" for frame in batch.last_frame.tolist()]
-        return batch.images[:, :, 0].cpu().numpy(), maps.cpu().numpy(), titles
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the shape, unit, names, splits and target scaler of the data to a JSON file."""
@@ -231,13 +202,9 @@ class SequenceRegression:
 
     def write_report(self, split: str, folder: Path) -> None:
         """Write predictions, errors by group and pictures of the last evaluation of a split."""
-        if split not in self._results:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        write_regression_report(self._results[split], split, self.splits.table.unit, folder)
-        if split in self._looks:
-            images, maps, titles = self._looks[split]
-            draw_windows(images, titles, folder / f"{split}_attention.png", maps)
+        if split in self._results:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_regression_report(self._results[split], split, self.splits.table.unit, folder)
 
 
 def as_regressor(model: nn.Module) -> SequenceRegressor:
@@ -264,10 +231,6 @@ def regression_losses(errors: Errors, config: RegressionLoss) -> Errors:
             return errors.square()
         case HuberLoss():
             return huber(errors, config.delta)
-        case WeightedHuberMaeLoss():
-            heavy = huber(errors, config.delta)
-            heavy = heavy * where(errors < 0, config.under_weight, 1.0)
-            return config.alpha * heavy + (1.0 - config.alpha) * errors.abs().pow(config.gamma)
 
 
 def huber(errors: Errors, delta: float) -> Errors:

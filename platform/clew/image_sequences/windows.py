@@ -60,17 +60,6 @@ class ScalarEncoding:
             return np.zeros((*scalars.shape[:-1], 0), dtype=np.float32)
         return np.stack(parts, axis=-1).astype(np.float32)
 
-    def mirrored(self, encoded: Tensor) -> Tensor:
-        """Return encoded scalars of images mirrored left to right.
-
-        A direction a, clockwise from the top of the image, becomes 360 degrees - a. Its sine
-        changes sign; its cosine and all other scalars stay the same.
-        """
-        signs = [
-            sign for kind in self.kinds for sign in ((-1.0, 1.0) if kind == "azimuth" else (1.0,))
-        ]
-        return encoded * torch.tensor(signs, dtype=encoded.dtype, device=encoded.device)
-
 
 @dataclass(frozen=True)
 class SequenceBatch:
@@ -313,19 +302,10 @@ def load_sequences(config: ImageSequenceData) -> SequenceSplits:
 
 
 def load_table(config: ImageSequenceData) -> FrameTable:
-    """Read everything except the pixels; check targets, and make blocks if they are configured."""
+    """Read everything except the pixels, and make blocks if they are configured."""
     table = read_frames(find_frames(config), config.channels)
     if config.num_blocks is not None:
         table = replace(table, group=blocks(len(table.target), config.num_blocks))
-    if config.target_range is not None:
-        smallest, largest = config.target_range
-        outside = np.flatnonzero((table.target < smallest) | (table.target > largest))
-        if len(outside):
-            frame = int(outside[0])
-            raise DataError(
-                f"{table.source}: target[{frame}] is {table.target[frame]:g}, outside "
-                f"data.target_range [{smallest:g}, {largest:g}] ({len(outside)} such targets)"
-            )
     return table
 
 

@@ -11,7 +11,7 @@ the first axis of inputs and outputs, either alone or flattened together with th
 follow it (example-major).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,11 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from clew.influence.factors import Explicit, Factor, Outer, TableRows, outer_or_explicit
+from clew.influence.factors import Explicit, Factor, TableRows, outer_or_explicit
 
 ToFactor = Callable[[Tensor, int], Factor]
 """Maps (gradient of the output, number of examples) to a factor."""
 Uses = list[tuple[Tensor | None, ToFactor]]
-MATMULS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 ELEMENTWISE = frozenset(
     getattr(owner, name)
     for owner, names in (
@@ -41,9 +40,6 @@ ELEMENTWISE = frozenset(
     for name in names
 )
 """Functions in which a plain parameter is broadcast against activations."""
-TRANSPOSES = frozenset({Tensor.t, torch.t})
-"""Functions that transpose a matrix."""
-TRANSPOSE_PROPERTIES = (Tensor.T, Tensor.mT)
 
 
 def _positions(tensor: Tensor, num_examples: int) -> Tensor:
@@ -62,11 +58,6 @@ def _sum_positions(grad: Tensor, num_examples: int) -> Factor:
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Uses:
     """Cover y = W x + b: one outer product per position."""
     return [(weight, lambda g, n: _outer(g, input, n)), (bias, _sum_positions)]
-
-
-def matmul(input: Tensor, other: Tensor) -> Uses:
-    """Cover y = x W with the parameter on the right."""
-    return [(other, lambda g, n: _outer(input, g, n))]
 
 
 def embedding(  # noqa: PLR0917 - torch's signature
@@ -92,81 +83,25 @@ def embedding(  # noqa: PLR0917 - torch's signature
     return [(weight, rows)]
 
 
-def getitem(table: Tensor, index: object) -> Uses:
-    """Cover `table[ids]` with a tensor of ids."""
-    if isinstance(index, Tensor) and index.dtype == torch.long and table.dim() == 2:
-        return embedding(index, table)
-    return []
-
-
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
-    if isinstance(value, int):
-        return (value, value)
-    return (1, value[0]) if len(value) == 1 else (value[0], value[1])
-
-
-def _pad_same(input: Tensor, kernel: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    amounts = []
-    for size, step in reversed(list(zip(kernel, dilation, strict=True))):
-        total = step * (size - 1)
-        amounts += [total // 2, total - total // 2]
-    return F.pad(input, amounts)
-
-
 def convolution_2d(  # noqa: PLR0917 - torch's signature
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | str | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
     groups: int = 1,
 ) -> Uses:
     """Cover a 2-D convolution: after im2col, it is a linear layer at every output position."""
-    kernel, dilation = weight.shape[2:], _pair(dilation)
-    if isinstance(padding, str):
-        input = _pad_same(input, kernel, dilation) if padding == "same" else input
-        padding = 0
-    geometry = {"stride": _pair(stride), "padding": _pair(padding), "dilation": dilation}
+    if groups > 1 or isinstance(padding, str):
+        return []
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation}
 
     def kernels(grad: Tensor, num_examples: int) -> Factor:
-        columns = F.unfold(input, tuple(kernel), **geometry).mT  # (image, position, weight)
-        left = grad.flatten(2).mT
-        if groups == 1:
-            return _outer(left, columns, num_examples)
-        left = left.reshape(num_examples, -1, groups, weight.shape[0] // groups)
-        right = columns.reshape(num_examples, -1, groups, columns.shape[-1] // groups)
-        return Explicit(torch.einsum("npgr,npgc->ngrc", left, right).flatten(1))
+        columns = F.unfold(input, tuple(weight.shape[2:]), **geometry)  # (image, weight, position)
+        return _outer(grad.flatten(2).mT, columns.mT, num_examples)
 
     return [(weight, kernels), (bias, _sum_channels)]
-
-
-def convolution_1d(  # noqa: PLR0917 - torch's signature
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Uses:
-    """Cover a 1-D convolution, treated as a 2-D one with images of one row."""
-
-    def one(value: int | Sequence[int], across: int) -> tuple[int, int]:
-        return (across, value if isinstance(value, int) else value[0])
-
-    wide = weight.unsqueeze(2)
-    uses = convolution_2d(
-        input.unsqueeze(2),
-        wide,
-        bias,
-        one(stride, 1),
-        padding if isinstance(padding, str) else one(padding, 0),
-        one(dilation, 1),
-        groups,
-    )
-    kernels = uses[0][1]
-    return [(weight, lambda g, n: kernels(g.unsqueeze(2), n)), (bias, _sum_channels)]
 
 
 def _sum_channels(grad: Tensor, num_examples: int) -> Factor:
@@ -218,17 +153,6 @@ def layer_norm(
     return [(weight, lambda g, n: summed(g * normal, n)), (bias, summed)]
 
 
-def rms_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Uses:
-    normal = F.rms_norm(input, tuple(normalized_shape), eps=eps)
-    axes = len(normalized_shape)
-    return [(weight, lambda g, n: _sum_positions((g * normal).flatten(-axes), n))]
-
-
 def broadcast(shape: Sequence[int]) -> ToFactor:
     """Cover a parameter of this shape that was expanded to the output's shape."""
 
@@ -241,29 +165,13 @@ def broadcast(shape: Sequence[int]) -> ToFactor:
     return summed
 
 
-def transposed(rule: ToFactor) -> ToFactor:
-    """Turn the rule of a transposed parameter into a rule of the parameter itself."""
-
-    def swapped(grad: Tensor, num_examples: int) -> Factor:
-        factor = rule(grad, num_examples)
-        if not isinstance(factor, Outer):
-            raise TypeError("only a matrix product has a transposed parameter")
-        return Outer(factor.right, factor.left)
-
-    return swapped
-
-
 RULES: dict[Callable[..., object], Callable[..., Uses]] = {
     F.linear: linear,
     F.embedding: embedding,
-    Tensor.__getitem__: getitem,
-    F.conv1d: convolution_1d,
     F.conv2d: convolution_2d,
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
-    F.rms_norm: rms_norm,
-    **dict.fromkeys(MATMULS, matmul),
 }
 """The rule of each torch function that has one."""
 
@@ -279,15 +187,6 @@ class Use:
     to_factor: ToFactor
 
 
-@dataclass(frozen=True)
-class _Tracked:
-    """A parameter, or its transpose."""
-
-    name: str
-    tensor: Tensor
-    transposed: bool = False
-
-
 class Recorder(TorchFunctionMode):
     """Records the uses of parameters in order of execution.
 
@@ -301,9 +200,7 @@ class Recorder(TorchFunctionMode):
         self.uses: list[Use] = []
         self.unknown: dict[str, str] = {}
         """Maps the name of a parameter to the first function without a rule that took it."""
-        self._tracked = {
-            id(p): _Tracked(name, p) for name, p in parameters.items() if name not in explicit
-        }
+        self._names = {id(p): name for name, p in parameters.items() if name not in explicit}
 
     def __torch_function__(
         self,
@@ -313,7 +210,8 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        found = [t for t in map(self._find, _leaves((args, kwargs))) if t is not None]
+        leaves = _leaves((args, kwargs))
+        found = [t for t in leaves if isinstance(t, Tensor) and id(t) in self._names]
         if not found or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if func in RULES:
@@ -321,40 +219,31 @@ class Recorder(TorchFunctionMode):
         if func in ELEMENTWISE and len(found) == 1:
             return self._elementwise(func, args, kwargs, found[0])
         out = func(*args, **kwargs)
-        transposes = func in TRANSPOSES or getattr(func, "__self__", None) in TRANSPOSE_PROPERTIES
-        if transposes and found[0].tensor.dim() == 2:
-            self._tracked[id(out)] = _Tracked(found[0].name, out, not found[0].transposed)
-        elif any(isinstance(leaf, Tensor) and self._find(leaf) is None for leaf in _leaves(out)):
+        if any(isinstance(leaf, Tensor) and id(leaf) not in self._names for leaf in _leaves(out)):
             self._mark_unknown(func, found)
         return out
 
-    def _find(self, value: object) -> _Tracked | None:
-        found = self._tracked.get(id(value))
-        return found if found is not None and found.tensor is value else None
-
-    def _mark_unknown(self, func: Callable[..., Any], found: list[_Tracked]) -> None:
-        for tracked in found:
-            self.unknown.setdefault(tracked.name, _name(func))
+    def _mark_unknown(self, func: Callable[..., Any], found: Iterable[Tensor]) -> None:
+        for parameter in found:
+            self.unknown.setdefault(self._names[id(parameter)], _name(func))
 
     def _covered(
         self,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        found: list[_Tracked],
+        found: list[Tensor],
     ) -> Tensor:
         out, returned, edge = _tap(func(*args, **kwargs))
         covered = set()
         with torch.no_grad():
             uses = RULES[func](*args, **kwargs)
         for tensor, to_factor in uses:
-            tracked = self._find(tensor)
-            if tracked is None:
-                continue
-            covered.add(tracked.name)
-            rule = transposed(to_factor) if tracked.transposed else to_factor
-            self.uses.append(Use(tracked.name, _name(func), edge, len(out), rule))
-        self._mark_unknown(func, [t for t in found if t.name not in covered])
+            if id(tensor) in self._names:
+                covered.add(id(tensor))
+                name = self._names[id(tensor)]
+                self.uses.append(Use(name, _name(func), edge, len(out), to_factor))
+        self._mark_unknown(func, [leaf for leaf in found if id(leaf) not in covered])
         return returned
 
     def _elementwise(
@@ -362,19 +251,19 @@ class Recorder(TorchFunctionMode):
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        tracked: _Tracked,
+        parameter: Tensor,
     ) -> Any:
         """Expand a plain parameter to the output's shape, so that each example has its own copy."""
         others = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         shape = np.broadcast_shapes(*(tuple(other.shape) for other in others))
-        has_example_axis = tracked.tensor.dim() == len(shape) and len(tracked.tensor) != 1
-        if has_example_axis or tracked.transposed:
-            self._mark_unknown(func, [tracked])
+        if parameter.dim() == len(shape) and len(parameter) != 1:  # it has an example axis
+            self._mark_unknown(func, [parameter])
             return func(*args, **kwargs)
-        wide = tracked.tensor.detach().expand(shape).requires_grad_()
-        replaced = tree_map(lambda leaf: wide if leaf is tracked.tensor else leaf, (args, kwargs))
-        rule, edge = broadcast(tracked.tensor.shape), get_gradient_edge(wide)
-        self.uses.append(Use(tracked.name, _name(func), edge, shape[0], rule))
+        wide = parameter.detach().expand(shape).requires_grad_()
+        replaced = tree_map(lambda leaf: wide if leaf is parameter else leaf, (args, kwargs))
+        rule, edge = broadcast(parameter.shape), get_gradient_edge(wide)
+        name = self._names[id(parameter)]
+        self.uses.append(Use(name, _name(func), edge, shape[0], rule))
         return func(*replaced[0], **replaced[1])
 
 

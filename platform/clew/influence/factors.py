@@ -40,10 +40,6 @@ class Outer:
     left: Float[Tensor, "example position row"]
     right: Float[Tensor, "example position column"]
 
-    @property
-    def num_examples(self) -> int:
-        return self.left.shape[0]
-
 
 @dataclass(frozen=True)
 class TableRows:
@@ -53,20 +49,12 @@ class TableRows:
     values: Float[Tensor, "example position column"]
     num_rows: int
 
-    @property
-    def num_examples(self) -> int:
-        return self.ids.shape[0]
-
 
 @dataclass(frozen=True)
 class Explicit:
     """The gradient itself, flattened."""
 
     values: Float[Tensor, "example size"]
-
-    @property
-    def num_examples(self) -> int:
-        return self.values.shape[0]
 
 
 Factor = Outer | TableRows | Explicit

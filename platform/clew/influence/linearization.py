@@ -275,8 +275,8 @@ def momentum_of(norm: nn.Module) -> float:
 
 def final_adjoint(
     linear: Linear[B], state: State, objective: Callable[[nn.Module], Tensor], *, averaged: bool
-) -> tuple[float, Adjoint]:
-    """Return a loss of the trained model and its derivatives with respect to the last state."""
+) -> Adjoint:
+    """Return the derivatives of a loss of the trained model with respect to the last state."""
     source = dict(state.model) | (dict(state.average) if averaged else {})
     names = [*linear.parameters, *linear.statistics]
     leaves = {name: source[name].detach().clone().requires_grad_() for name in names}
@@ -303,13 +303,12 @@ def final_adjoint(
     }
     own = {name: every[name] for name in linear.parameters}
     nothing = {name: torch.zeros_like(g) for name, g in own.items()}
-    adjoint = Adjoint(
+    return Adjoint(
         nothing if averaged else own,
         {name: every[name] for name in linear.statistics},
         {},
         own if averaged else {},
     )
-    return float(loss.detach()), adjoint
 
 
 def _normalised(

@@ -202,10 +202,6 @@ class WindowIndex:
     """Squared norms of the gradients before projection, `(window, parameter)`."""
     projections: Mapping[str, Projection]
 
-    @property
-    def num_bytes(self) -> int:
-        return int(self.windows.nbytes)
-
 
 def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | None) -> IndexOf:
     """Return the identity of a checkpoint's index."""

@@ -203,38 +203,25 @@ def side_by_side(*parts: Scored) -> Scored:
     return Scored(**columns)
 
 
-def strongest(
-    by_interval: np.ndarray,
-    count: int,
-    *,
-    sign: int,
-    every: bool = False,
-    candidates: np.ndarray | None = None,
-) -> Scored:
-    """Return the strongest unrolled scores of one sign for each test.
-
-    Equal scores are ordered by index.
-
-    Args:
-        by_interval: Influence `(interval, test, fact)`.
-        count: Facts to keep.
-        sign: 1 for proponents, -1 for opponents.
-        every: Whether to also keep facts of the other sign.
-        candidates: Pairs to include, `(test, fact)`; None: all.
-    """
-    whole = by_interval.sum(0)
-    signed = sign * whole if candidates is None else np.where(candidates, sign * whole, -np.inf)
-    order = np.argsort(-signed, axis=1, kind="stable")[:, :count]
-    influence = np.take_along_axis(whole, order, 1)
-    missing = np.take_along_axis(signed, order, 1) <= (-np.inf if every else 0.0)
-    kept = np.take_along_axis(by_interval, order[None], 2).astype(np.float32)
-    return Scored(
-        train=np.where(missing, -1, order),
-        influence=np.where(missing, 0.0, influence),
-        by_checkpoint=np.where(missing[None], np.float32(0.0), kept),
-        by_part=np.zeros((0, *order.shape), np.float32),
+def tile_of_intervals(by_interval: np.ndarray, candidates: np.ndarray | None = None) -> Tile:
+    """Return unrolled scores `(interval, test, fact)` as one tile of all facts."""
+    by_checkpoint = torch.from_numpy(by_interval)
+    return Tile(
+        train=torch.arange(by_checkpoint.shape[2]),
+        influence=torch.from_numpy(by_interval.sum(0)),
+        by_checkpoint=by_checkpoint,
+        by_part=by_checkpoint[:0],
         cosine=None,
+        candidate=None if candidates is None else torch.from_numpy(candidates),
     )
+
+
+def strongest(tile: Tile, k: int, *, opponents: bool = True) -> tuple[Scored, Scored]:
+    """Return the strongest proponents and opponents of a tile."""
+    kept = Strongest(k, 1), Strongest(k if opponents else 0, -1)
+    for each in kept:
+        each.add(tile)
+    return kept[0].result(), kept[1].result()
 
 
 def require_finite(*results: Scored) -> None:

@@ -263,7 +263,7 @@ class Unrolling(Generic[B]):
         state = self._last_state()
         averaged = self.replay.config.training.ema_decay is not None
         adjoints = [
-            final_adjoint(self._linear, state, objective, averaged=averaged)[1]
+            final_adjoint(self._linear, state, objective, averaged=averaged)
             for objective in objectives
         ]
         dtype = next(iter(adjoints[0].parameters.values())).dtype

@@ -37,7 +37,14 @@ from clew.influence.factors import (
 from clew.influence.kernel import FactoredGradients, squared_norm
 from clew.influence.linearization import ExampleFacts
 from clew.influence.projections import IndexOf, WindowIndex, find_index, index_of
-from clew.influence.scores import Scored, Strongest, Tile, deviation, require_finite, strongest
+from clew.influence.scores import (
+    Scored,
+    Tile,
+    deviation,
+    require_finite,
+    strongest,
+    tile_of_intervals,
+)
 from clew.influence.summation import Products, checked_weights
 from clew.influence.unrolling import (
     load_average,
@@ -149,20 +156,19 @@ class WindowSums:
             own = torch.cat(norms).double() * weight
             self.own = own if self.own is None else self.own + own
 
-    def tile(self, test: int, chosen: np.ndarray) -> Tile:
+    def tile(self, chosen: np.ndarray) -> Tile:
         assert self.by_part is not None
         assert self.tests is not None
-        only = slice(test, test + 1)
-        by_checkpoint = torch.stack(self.by_checkpoint)[:, only]
+        by_checkpoint = torch.stack(self.by_checkpoint)
         influence, cosine = by_checkpoint.sum(0), None
         if self.own is not None:
             own = self.own.to(influence.device)
-            cosine = influence * (self.tests[only, None] * own).clamp_min(1e-300).rsqrt()
+            cosine = influence * (self.tests[:, None] * own).clamp_min(1e-300).rsqrt()
         return Tile(
             train=torch.from_numpy(chosen).to(influence.device),
             influence=influence,
             by_checkpoint=by_checkpoint,
-            by_part=self.by_part[:, only],
+            by_part=self.by_part,
             cosine=cosine,
             candidate=None,
         )
@@ -251,7 +257,22 @@ class WindowTracer(Generic[B]):
         sums = self._sums(tests, chosen, norms=norms, progress=progress)
         if found is not None and self.with_cosine:
             sums.own = found.own[chosen]
-        return [self._explanation(sums, i, chosen, top_k, found) for i in range(len(tests))]
+        assert sums.tests is not None
+        tile, own = sums.tile(chosen), sums.tests.tolist()
+        opponents = found is None or found.settings.opponents
+        best, worst = strongest(tile, top_k, opponents=opponents)
+        require_finite(best, worst)
+        return [
+            WindowExplanation(
+                best.only(i),
+                worst.only(i),
+                sums.parts,
+                own[i],
+                sums.losses[i],
+                None if found is None else found.compared(i, chosen, tile.influence[i], own[i]),
+            )
+            for i in range(len(tests))
+        ]
 
     @torch.no_grad()
     def half_precision_deviation(self, tests: Sequence[B]) -> dict[str, float]:
@@ -311,7 +332,7 @@ class WindowTracer(Generic[B]):
             torch.stack(own).sum(0),
             settings,
             [index.manifest for index in indices],
-            sum(index.num_bytes for index in indices),
+            sum(index.windows.nbytes for index in indices),
             made,
         )
 
@@ -344,27 +365,6 @@ class WindowTracer(Generic[B]):
         last = kernel.gradients.model
         sums.losses = [float(self.task.loss(last, t.to(self.device)).total) for t in tests]
         return sums
-
-    def _explanation(
-        self, sums: WindowSums, test: int, chosen: np.ndarray, top_k: int, found: Estimates | None
-    ) -> WindowExplanation:
-        opponents_wanted = found is None or found.settings.opponents
-        best, worst = Strongest(top_k, 1), Strongest(top_k if opponents_wanted else 0, -1)
-        tile = sums.tile(test, chosen)
-        for sink in (best, worst):
-            sink.add(tile)
-        proponents, opponents = best.result(), worst.result()
-        require_finite(proponents, opponents)
-        assert sums.tests is not None
-        own = float(sums.tests[test])
-        return WindowExplanation(
-            proponents,
-            opponents,
-            sums.parts,
-            own,
-            sums.losses[test],
-            None if found is None else found.compared(test, chosen, tile.influence[0], own),
-        )
 
 
 def tiles(indices: np.ndarray) -> Iterator[np.ndarray]:
@@ -431,8 +431,7 @@ class UnrolledWindowTracer(WindowTracer[B]):
             values = [float(self._loss(model, batch=test)) for test in on_device]
         return [
             WindowExplanation(
-                strongest(by_interval[:, [number]], top_k, sign=1),
-                strongest(by_interval[:, [number]], top_k, sign=-1),
+                *strongest(tile_of_intervals(by_interval[:, [number]]), top_k),
                 parts=(),
                 self_influence=None,
                 loss=value,

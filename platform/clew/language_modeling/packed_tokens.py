@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from clew.errors import DataError, described, quoted
 from clew.files import write_whole
-from clew.language_modeling.tokenizers import BYTES, Tokenizer
+from clew.language_modeling.tokenizers import Tokenizer
 
 SCHEMA_VERSION = 2
 MAX_MANIFEST_BYTES = 2**20
@@ -82,10 +82,7 @@ def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
         ) from None
     except (OSError, ValidationError) as error:
         raise DataError(f"{path}: not a manifest of packed tokens ({described(error)})") from None
-    # Version 1 packs of byte tokens are the same; packs of other tokenizers differ.
-    if manifest.schema_version != SCHEMA_VERSION and (
-        manifest.schema_version != 1 or manifest.tokenizer != BYTES
-    ):
+    if manifest.schema_version != SCHEMA_VERSION:
         raise DataError(
             f"{path}: schema_version is {quoted(manifest.schema_version)}, this version of Clew "
             f"reads {SCHEMA_VERSION}; pack the corpus again"

@@ -14,35 +14,48 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._pytree import (
+    KeyPath,
+    keystr,
+    register_dataclass,
+    tree_flatten_with_path,
+    tree_map_with_path,
+)
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.load import from_mapping
 from clew.errors import CheckpointError, ConfigError, DataError, described, quoted
 from clew.files import replacing
-from clew.language_modeling.model import EigenstateLM, Sampling, TextState, read_text, write_text
+from clew.language_modeling.model import (
+    CarriedState,
+    EigenstateLM,
+    Sampling,
+    TextState,
+    read_text,
+    write_text,
+)
 from clew.language_modeling.packed_tokens import PackedTokens, PackManifest
 from clew.language_modeling.packed_tokens import read_manifest as read_pack_manifest
 from clew.language_modeling.tokenizers import BPE, BYTES, TOKENIZER_FILE, Tokenizer, load_tokenizer
+from clew.layers.eigenstate import LayerState
 from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 
 TOKENS_FILE = "tokens.json"
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 VERSION_KEY, WEIGHTS_KEY = "clew.text_state", "clew.weights"
 DEFAULT_SEED = 0
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 CONTEXT_TOKENS = 4
 """Tokens of the prompt for decoding the first piece, because some tokenizers' spaces need them."""
-S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -109,10 +122,14 @@ class PausedText:
 
     def write(self, path: Path, weights: str) -> None:
         """Write the state and the digest of the model's weights to a file, atomically."""
-        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in _named(self, "text")}
+        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in _tensors(self).items()}
         metadata = {VERSION_KEY: SCHEMA_VERSION, WEIGHTS_KEY: weights}
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata=metadata)
+
+
+for _part in (LayerState, CarriedState, TextState, PausedText):
+    register_dataclass(_part)
 
 
 def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
@@ -141,59 +158,26 @@ def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
     pattern = PausedText(
         read_text(model, torch.zeros(1, 1, dtype=torch.long, device=device)),
         draws=torch.Generator().get_state(),
-        tokens=tensors.get("text.tokens", torch.zeros(0, dtype=torch.long)),
+        tokens=tensors.get(".tokens", torch.zeros(0, dtype=torch.long)),
         num_shown=0,
     )
-    expected = {name: (tuple(t.shape), t.dtype) for name, t in _named(pattern, "text")}
-    if expected != {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}:
+    expected = {name: (t.shape, t.dtype) for name, t in _tensors(pattern).items()}
+    if expected != {name: (t.shape, t.dtype) for name, t in tensors.items()}:
         raise DataError(f"{path}: damaged; its tensors do not have the form of this model's state")
-    paused = _filled(pattern, tensors, "text")
-    if not _is_usable(paused, num_tokens=len(model.embedding.weight)):
-        raise DataError(f"{path}: damaged; it contains values that are not valid for this model")
-    return paused
+
+    def saved(place: KeyPath, leaf: Tensor | int | None) -> Tensor | int | None:
+        if leaf is None:
+            return None
+        tensor = tensors[keystr(place)]
+        return int(tensor) if isinstance(leaf, int) else tensor.to(leaf.device)
+
+    found: PausedText = tree_map_with_path(saved, pattern)
+    return found
 
 
-def _is_usable(paused: PausedText, num_tokens: int) -> bool:
-    try:
-        torch.Generator().set_state(paused.draws)
-    except RuntimeError:
-        return False
-    tokens = paused.tokens
-    return (
-        bool(((tokens >= 0) & (tokens < num_tokens)).all())
-        and 0 <= paused.num_shown <= len(tokens)
-        and all(bool(torch.isfinite(tensor).all()) for _, tensor in _named(paused.state, "state"))
-    )
-
-
-def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, int):
-        yield name, torch.tensor(value)
-    elif isinstance(value, tuple):
-        for place, part in enumerate(value):
-            yield from _named(part, f"{name}.{place}")
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _named(getattr(value, field.name), f"{name}.{field.name}")
-
-
-def _filled(value: S, tensors: dict[str, Tensor], name: str) -> S:
-    found: Any = value
-    if isinstance(value, Tensor):
-        found = tensors[name].to(value.device)
-    elif isinstance(value, int):
-        found = int(tensors[name])
-    elif isinstance(value, tuple):
-        found = tuple(_filled(part, tensors, f"{name}.{i}") for i, part in enumerate(value))
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = {
-            field.name: _filled(getattr(value, field.name), tensors, f"{name}.{field.name}")
-            for field in fields(value)
-        }
-        found = replace(value, **parts)
-    return found  # type: ignore[no-any-return]
+def _tensors(paused: PausedText) -> dict[str, Tensor]:
+    leaves, _ = tree_flatten_with_path(paused)
+    return {keystr(path): torch.as_tensor(leaf) for path, leaf in leaves if leaf is not None}
 
 
 class TextWriter:

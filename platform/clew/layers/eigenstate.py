@@ -161,9 +161,6 @@ class EigenstateMixer(nn.Module):
 
     Diagonal recurrences and their initialisation: S4D (arXiv 2206.11893), LRU (2303.06349, section
     3), S5 (2208.04933). Step sizes that depend on the input: Mamba (2312.00752, section 3.2).
-
-    Args:
-        config: The validated configuration of the model.
     """
 
     def __init__(self, config: EigenstateLMModel) -> None:

@@ -70,11 +70,6 @@ def product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the matrix product a b, which is not differentiable.
 
     The result can be in row-major or column-major order.
-
-    Args:
-        a: Left factor, `(rows, inner)`.
-        b: Right factor, `(inner, columns)`.
-        out: Tensor for the result, `(rows, columns)`; None: a new tensor.
     """
     if not _goes_to_onednn(a):
         return torch.mm(a, b, out=out)
@@ -250,12 +245,7 @@ def has_bfloat16_products() -> bool:
 
 
 def products_in(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which products of a data type are fast on a device.
-
-    Args:
-        dtype: Half-precision type of the training; None for float32.
-        device: The device of the training.
-    """
+    """Return a context in which products of a data type are fast on a device."""
     slow = dtype is torch.bfloat16 and device.type == "cpu" and not has_bfloat16_products()
     return EmulatedProducts() if slow else nullcontext()  # type: ignore[no-untyped-call]
 

@@ -36,13 +36,7 @@ _observer: ContextVar[Statistics | None] = ContextVar("batch statistics", defaul
 
 
 def dropout(x: Float[Tensor, "..."], probability: float, training: bool) -> Float[Tensor, "..."]:
-    """In training, set random elements to zero and scale up the others.
-
-    Args:
-        x: Tensor of any shape.
-        probability: Probability that an element is set to zero, in [0, 1).
-        training: Whether to apply dropout; if false, `x` is returned unchanged.
-    """
+    """In training, set random elements to zero and scale up the others."""
     if not training or probability == 0.0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():

@@ -54,19 +54,6 @@ def varying_scan(
     return states
 
 
-def varying_scan_by_loop(
-    inputs: RealSeries, multipliers: RealSeries, initial: RealState | None = None
-) -> RealSeries:
-    """Return the result of `varying_scan` from a loop over time with plain autograd, for tests."""
-    drive, factors = torch.view_as_complex(inputs), torch.view_as_complex(multipliers)
-    state = torch.zeros_like(drive[:, 0]) if initial is None else torch.view_as_complex(initial)
-    states = []
-    for step in range(inputs.shape[1]):
-        state = factors[:, step] * state + drive[:, step]
-        states.append(state)
-    return torch.view_as_real(torch.stack(states, dim=1))
-
-
 @torch.library.custom_op("clew::varying_diagonal_scan", mutates_args=())
 def varying_diagonal_scan(
     inputs: Tensor, multipliers: Tensor, initial: Tensor, chunk_size: int

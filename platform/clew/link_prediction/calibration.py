@@ -101,11 +101,6 @@ class Calibration:
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        """Read a file written by `write`.
-
-        Raises:
-            CheckpointError: If the file does not contain a calibration.
-        """
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
@@ -301,11 +296,7 @@ class AnswerSet:
 
 
 def conformal_threshold(values: Surprisals, level: float) -> float:
-    """Return the k-th smallest value, k = ceil((n + 1) level); infinity if there are fewer.
-
-    Raises:
-        ConfigError: If the level is not between 0 and 1.
-    """
+    """Return the k-th smallest value, k = ceil((n + 1) level); infinity if there are fewer."""
     if not 0 < level < 1:
         raise ConfigError(f"level is {level}; expected a number between 0 and 1, for example 0.9")
     # The exact decimal: (n + 1) times the float closest to 0.9 can be just above a whole number.
@@ -323,11 +314,7 @@ class AnswerSets:
     test: Surprises
 
     def guarantee(self, relation: int, level: float) -> Guarantee:
-        """Return the guarantee for the queries of a relation; r + R asks for heads of r.
-
-        Raises:
-            ConfigError: If the level is not between 0 and 1.
-        """
+        """Return the guarantee for the queries of a relation; r + R asks for heads of r."""
         num_own = int((self.valid.relation == relation).sum())
         valid, test = (
             part.value[
@@ -356,11 +343,6 @@ class AnswerSets:
 
     @classmethod
     def read(cls, path: Path) -> "AnswerSets":
-        """Read a file written by `write`.
-
-        Raises:
-            DataError: If the file does not contain answer sets.
-        """
         types = {"split": pa.string(), "relation": pa.int64(), "surprise": pa.float64()}
         table = read_columns(path, types, "a file of answer sets")
         said = (table.schema.metadata or {}).get(b"num_relations", b"")

@@ -193,9 +193,6 @@ def scored_triples(
         triples: Head, relation and tail of each row.
         limits: Which heads and tails the ranks compare with.
         errors: Reasons why rows cannot be scored that are known already, by row.
-
-    Raises:
-        DataError: If no row can be scored.
     """
     found = dict(errors)
     for row, triple in enumerate(triples):

@@ -33,9 +33,8 @@ class Limits:
     """Limits of the heads and tails that can be answers; without any, all entities can."""
 
     head_kind: str = ""
-    """Kind of the heads, such as `Drug`."""
     tail_kind: str = ""
-    """Kind of the tails."""
+    """Kinds of the ends, such as `Drug`."""
     heads: Sequence[str] | None = None
     """Names or labels of the heads."""
     tails: Sequence[str] | None = None
@@ -47,11 +46,7 @@ class Limits:
         return self != EVERYTHING
 
     def candidates(self, graph: Named, relation: int) -> Ids:
-        """Return the ids of the entities that can answer, ascending; r + R asks for heads of r.
-
-        Raises:
-            DataError: If no entity is left, or the model does not know what the limit needs.
-        """
+        """Return the ids of the entities that can answer, ascending; r + R asks for heads of r."""
         number = len(graph.relations)
         side: Side = "head" if relation >= number else "tail"
         kind, listed = getattr(self, f"{side}_kind"), getattr(self, f"{side}s")

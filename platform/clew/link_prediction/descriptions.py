@@ -218,20 +218,11 @@ def _read_json_object(path: Path) -> dict[str, object]:
     try:
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # fails for a lone surrogate
-    except json.JSONDecodeError as error:
-        line = text.split(b"\n")[error.lineno - 1].decode("utf-8", "replace")
-        raise DataError(
-            f"{path}, line {error.lineno}: not JSON ({error.msg}) in {quoted(line)}; expected an "
-            "object from predicate to label"
-        ) from None
-    except UnicodeDecodeError as error:
-        number = text.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}, line {number}: byte 0x{text[error.start]:02x} is not UTF-8; save the file as "
-            "UTF-8"
-        ) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON that can be used ({described(error)})") from None
+        raise DataError(
+            f"{path}: not JSON in UTF-8 ({described(error)}); expected an object from predicate to "
+            "label"
+        ) from None
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path}: expected a JSON object from predicate to label")
     return content

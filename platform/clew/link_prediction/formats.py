@@ -126,9 +126,6 @@ def read_file(
             numbers from 1, or the roles in order: `head,tail,relation`.
         header: Whether the first line names the columns, whatever its words are.
         names: Names of the columns, from another file.
-
-    Raises:
-        DataError: If the file is malformed or its format is unknown.
     """
     suffix = Path(unpacked_name(path)).suffix.lower()
     if suffix in RDF:

@@ -113,13 +113,12 @@ class GivenNegatives:
 
 
 def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary) -> GivenNegatives:
-    """Read an `.npz` file with OGB's arrays.
-
-    Raises:
-        DataError: If the file is not an `.npz` file, an array is missing or has another shape, or
-            a name is not in the graph.
-    """
-    arrays = _read_arrays(path)
+    """Read an `.npz` file with OGB's arrays."""
+    arrays = npz_arrays(path, (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS))
+    for key in (*TRIPLE_KEYS, *NEGATIVE_KEYS):
+        if key not in arrays:
+            needed = ", ".join((*TRIPLE_KEYS, *NEGATIVE_KEYS))
+            raise DataError(f"{path}: no array {key}; expected {needed}")
     for key, values in arrays.items():
         if values.dtype.kind not in "iuUS":
             raise DataError(
@@ -165,16 +164,6 @@ def _ranks(scores: CandidateScores) -> np.ndarray:
     return ranks
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    found = npz_arrays(path, (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS))
-    missing = [key for key in (*TRIPLE_KEYS, *NEGATIVE_KEYS) if key not in found]
-    if missing:
-        raise DataError(
-            f"{path}: no array {missing[0]}; expected {', '.join((*TRIPLE_KEYS, *NEGATIVE_KEYS))}"
-        )
-    return found
-
-
 def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabulary) -> np.ndarray:
     """Return the ids of an array's names in its shape; some rows at a time, as text is large."""
     names = {k: arrays[k] for k in (key, f"{key.removesuffix('_neg')}_type") if k in arrays}
@@ -212,26 +201,18 @@ IsTrue = Bool[np.ndarray, "triple"]
 RelationIds = Int[np.ndarray, "triple"]
 
 
-@dataclass(frozen=True)
-class Thresholds:
-    """The lowest score with which a triple counts as true, for each relation."""
+def fit_thresholds(
+    scores: TripleScores, is_true: IsTrue, relation: RelationIds, num_relations: int
+) -> Float64[np.ndarray, "relation"]:
+    """Return the lowest score with which a triple counts as true, for each relation.
 
-    by_relation: Float64[np.ndarray, "relation"]
-
-    @classmethod
-    def fit(
-        cls, scores: TripleScores, is_true: IsTrue, relation: RelationIds, num_relations: int
-    ) -> "Thresholds":
-        """Choose the thresholds with the highest accuracy on these triples."""
-        chosen = np.full(num_relations, best_threshold(scores, is_true))
-        for number in np.unique(relation):
-            own = relation == number
-            chosen[number] = best_threshold(scores[own], is_true[own])
-        return cls(chosen)
-
-    def predict(self, scores: TripleScores, relation: RelationIds) -> IsTrue:
-        answers: IsTrue = scores >= self.by_relation[relation]
-        return answers
+    They have the highest accuracy on these triples.
+    """
+    chosen = np.full(num_relations, best_threshold(scores, is_true))
+    for number in np.unique(relation):
+        own = relation == number
+        chosen[number] = best_threshold(scores[own], is_true[own])
+    return chosen
 
 
 def best_threshold(scores: TripleScores, is_true: IsTrue) -> float:
@@ -252,16 +233,9 @@ def best_threshold(scores: TripleScores, is_true: IsTrue) -> float:
     return float(ordered[k - 1] if k == len(ordered) else (ordered[k - 1] + ordered[k]) / 2)
 
 
-@dataclass(frozen=True)
-class ClassificationQuality:
-    """The quality of a classification of triples."""
-
-    accuracy: float
-    f1: float
-
-    @classmethod
-    def of(cls, predicted: IsTrue, is_true: IsTrue) -> "ClassificationQuality":
-        """Compare predictions with the truth; F1 is computed for the true triples."""
-        hits = float(np.sum(predicted & is_true))
-        both = float(np.sum(predicted) + np.sum(is_true))
-        return cls(float(np.mean(predicted == is_true)), 2.0 * hits / both if both else 0.0)
+def classification_quality(predicted: IsTrue, is_true: IsTrue) -> dict[str, float]:
+    """Return the accuracy of predictions, and F1 of the true triples."""
+    hits = float(np.sum(predicted & is_true))
+    both = float(np.sum(predicted) + np.sum(is_true))
+    accuracy = float(np.mean(predicted == is_true))
+    return {"accuracy": accuracy, "f1": 2.0 * hits / both if both else 0.0}

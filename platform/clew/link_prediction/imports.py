@@ -78,10 +78,6 @@ def import_graph(
         paths: Files, folders and zip files.
         settings: How to read and split them.
         splits: Split of each file, where its name should not say it.
-
-    Raises:
-        ConfigError: If the shares of the splits leave no training triples.
-        DataError: If a file is malformed, or there are no facts.
     """
     if settings.valid_fraction + settings.test_fraction >= 1:
         raise ConfigError(

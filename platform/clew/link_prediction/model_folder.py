@@ -61,12 +61,7 @@ def write_model_folder(
 
 
 def load_predictor(folder: Path) -> Predictor:
-    """Load a folder written by `write_model_folder`.
-
-    Raises:
-        CheckpointError: If the checkpoint cannot be read, or belongs to other names.
-        DataError: If the names or the known triples cannot be read.
-    """
+    """Load a folder written by `write_model_folder`."""
     entities, relations = read_vocabularies(folder / VOCABULARY_FOLDER)
     calibration, answer_sets = folder / CALIBRATION_FILE, folder / ANSWER_SETS_FILE
     known = folder / KNOWN_FILE
@@ -97,12 +92,7 @@ def read_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
 
 
 def load_graph_model(checkpoint: Path, num_entities: int, num_relations: int) -> GraphModel:
-    """Build the model of a link-prediction checkpoint, and load its parameters.
-
-    Raises:
-        CheckpointError: If the checkpoint belongs to another task, is incomplete, or has other
-            sizes.
-    """
+    """Build the model of a link-prediction checkpoint, and load its parameters."""
     manifest = read_manifest(checkpoint)
     config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
     if not (isinstance(config.data, TripleData) and isinstance(config.model, GraphModelSettings)):
@@ -123,7 +113,6 @@ def write_known(path: Path, triples: Triples) -> None:
 
 
 def read_known(path: Path) -> Triples:
-    """Read a file written by `write_known`."""
     types = dict.fromkeys(("head", "relation", "tail"), pa.int32())
     table = read_columns(path, types, "a file of known triples")
     if any(column.null_count for column in table.columns):

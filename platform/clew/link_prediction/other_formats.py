@@ -206,11 +206,7 @@ def read_arrays(path: Path) -> dict[str, Texts]:
 def read_rdf(
     path: Path, form: pyoxigraph.RdfFormat
 ) -> tuple[dict[str, Texts], dict[str, Texts], dict[str, str]]:
-    """Read RDF: triples of resources are facts, labels are names, types are kinds too.
-
-    Returns:
-        The columns of facts and of nodes, and what was left out.
-    """
+    """Read RDF: triples of resources are facts, labels are names, types are kinds too."""
     names: dict[str, int] = {}
     facts = array("i")
     nodes: dict[str, dict[str, tuple[int, str]]] = {}

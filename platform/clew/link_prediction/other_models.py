@@ -72,10 +72,6 @@ def read_other_model(
         folder: The folder with the dictionaries, unless a package contains the names.
         given: What the file does not say, such as `model.kind`.
         norm: Norm of the distances of TransE or RotatE, if the file does not say it.
-
-    Raises:
-        ConfigError: A setting is missing, or the model has a form that Clew does not have.
-        DataError: The file holds more than tensors and plain values, or other tables.
     """
     content = _content(path)
     options = getattr(content.get("config"), "options", {})

@@ -42,10 +42,6 @@ def pack_graph(name: str, files: GraphFiles, path: Path) -> KnowledgeGraph:
     """Pack a data set into a new file, and return the graph that is read from it.
 
     If packing fails, there is no file, and the next packing removes what a killed one left.
-
-    Raises:
-        ConfigError: If the file already exists.
-        DataError: If the data set's files cannot be used.
     """
     if path.exists():
         raise ConfigError(f"{path}: already exists; give a new file, or remove it")
@@ -61,16 +57,7 @@ def pack_graph(name: str, files: GraphFiles, path: Path) -> KnowledgeGraph:
 
 
 def read_packed(path: Path) -> KnowledgeGraph:
-    """Return the graph of a packed file; its triples stay on the disk.
-
-    Raises:
-        DataError: If it is not a packed file, or was changed since it was packed.
-    """
-    if path.is_dir():
-        raise DataError(
-            f"{path}: is a folder, as earlier versions packed triples; pack the data set again, "
-            "into a file: clew data --train ... --pack FILE"
-        )
+    """Return the graph of a packed file; its triples stay on the disk."""
     check_is_file(path)
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))

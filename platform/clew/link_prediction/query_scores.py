@@ -54,13 +54,7 @@ class Places:
 
 
 class QueryScores:
-    """The scores of a trained model, and the answers that are known from training.
-
-    Args:
-        model: The model; it is set to evaluation mode.
-        num_relations: Number of relations, without inverses.
-        known: Index of the training triples in both directions.
-    """
+    """The scores of a trained model, and the answers that are known from training."""
 
     def __init__(self, model: GraphModel, num_relations: int, known: FilterIndex | None) -> None:
         self.model = model.eval()
@@ -83,11 +77,7 @@ class QueryScores:
 
     @torch.no_grad()
     def scores(self, queries: Queries, candidates: Candidates | None = None) -> Scores:
-        """Return the scores of candidates, or of all entities, `(batch, candidate)`.
-
-        Raises:
-            CheckpointError: If a score is NaN or infinite.
-        """
+        """Return the scores of candidates, or of all entities, `(batch, candidate)`."""
         every = candidates is None or len(candidates) == self.num_entities
         scores = self.model.scores(queries, EVERY_ENTITY if every else torch.from_numpy(candidates))
         finite = all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(scores))

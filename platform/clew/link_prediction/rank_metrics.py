@@ -25,6 +25,14 @@ def _hits(k: int, ranks: Ranks) -> Ranks:
     return 1.0 * (ranks <= k)
 
 
+TERMS: dict[str, Callable[[Ranks], Ranks]] = {
+    names.MRR: lambda ranks: 1.0 / ranks,
+    names.MEAN_RANK: lambda ranks: ranks,
+    **{names.hits_at(k): partial(_hits, k) for k in HITS_AT},
+}
+"""What a rank adds to each metric, which is a mean."""
+
+
 @dataclass(frozen=True)
 class RankQuality:
     """Means over the ranks of some queries; the best possible rank is 1."""
@@ -39,30 +47,11 @@ class RankQuality:
     @classmethod
     def of(cls, ranks: Ranks) -> "RankQuality":
         """Return the means over ranks; at least one rank is required."""
-        return cls(
-            len(ranks),
-            float(np.mean(1.0 / ranks)),
-            float(np.mean(ranks)),
-            *(float(np.mean(ranks <= k)) for k in HITS_AT),
-        )
+        return cls(len(ranks), *(float(np.mean(term(ranks))) for term in TERMS.values()))
 
     def metrics(self) -> dict[str, float]:
         """Return the values by metric name, without the split."""
-        hits = (self.hits_at_1, self.hits_at_3, self.hits_at_10)
-        return {
-            names.MRR: self.mrr,
-            names.MEAN_RANK: self.mean_rank,
-            **{names.hits_at(k): value for k, value in zip(HITS_AT, hits, strict=True)},
-        }
-
-
-@dataclass(frozen=True)
-class RelationQuality:
-    """The quality of the queries of one relation that ask for one side."""
-
-    relation: int
-    side: Side
-    quality: RankQuality
+        return {name: value for name, value in vars(self).items() if name != "num_queries"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +64,6 @@ class RankingResult:
     """
 
     relation: Int[np.ndarray, " triple"]
-    """Relation of each triple."""
     head_ranks: Float64[np.ndarray, " triple"]
     """Rank of each triple's head among all entities except other known heads."""
     tail_ranks: Float64[np.ndarray, " triple"]
@@ -94,30 +82,14 @@ class RankingResult:
 
         None if the metric has another name.
         """
-        terms: dict[str, Callable[[Ranks], Ranks]] = {
-            names.MRR: lambda ranks: 1.0 / ranks,
-            names.MEAN_RANK: lambda ranks: ranks,
-            **{names.hits_at(k): partial(_hits, k) for k in HITS_AT},
-        }
         sides = [side for side in SIDES if name.endswith(f"_{side}")] or SIDES
-        term = terms.get(name.removesuffix("_head").removesuffix("_tail"))
+        term = TERMS.get(name.removesuffix("_head").removesuffix("_tail"))
         return term and np.mean([term(self.ranks(side)) for side in sides], axis=0)
 
     def only(self, chosen: np.ndarray) -> "RankingResult":
         return RankingResult(
             self.relation[chosen], self.head_ranks[chosen], self.tail_ranks[chosen]
         )
-
-    def by_relation(self) -> list[RelationQuality]:
-        """Return the quality of each side of each relation that occurs, sorted by relation."""
-        order = np.argsort(self.relation, kind="stable")
-        found, starts = np.unique(self.relation[order], return_index=True)
-        parts = np.split(order, starts[1:]) if len(order) else []
-        return [
-            RelationQuality(int(relation), side, RankQuality.of(self.ranks(side)[part]))
-            for relation, part in zip(found, parts, strict=True)
-            for side in SIDES
-        ]
 
     def metrics(self, split: str) -> dict[str, float]:
         """Return all metrics, such as `valid/mrr` and `valid/mrr_head`; empty without triples."""
@@ -133,13 +105,14 @@ class RankingResult:
         """Write a Parquet file with one row per relation and side, including names and labels."""
         rows = [
             {
-                "relation": row.relation,
-                "name": relations.name(row.relation),
-                "label": relations.label(row.relation),
-                "side": row.side,
-                **asdict(row.quality),
+                "relation": relation,
+                "name": relations.name(relation),
+                "label": relations.label(relation),
+                "side": side,
+                **asdict(RankQuality.of(self.ranks(side)[self.relation == relation])),
             }
-            for row in self.by_relation()
+            for relation in np.unique(self.relation).tolist()
+            for side in SIDES
         ]
         pq.write_table(pa.Table.from_pylist(rows, schema=_BY_RELATION), path)
 

@@ -149,17 +149,7 @@ def rank_triples(
     *,
     settings: RankingSettings | None = None,
 ) -> RankingResult:
-    """Rank heads and tails of triples with a model, on the model's device.
-
-    Args:
-        model: The model; its training or evaluation mode is restored afterwards.
-        triples: The triples to rank.
-        known: All known triples in both directions: the answers to leave out.
-        settings: How much is computed at once.
-
-    Raises:
-        NonFiniteLossError: If a score of the model is NaN or infinite.
-    """
+    """Rank heads and tails of triples with a model, on the model's device."""
     settings = settings or RankingSettings()
     head, relation, tail = (triples[:, i].astype(np.int64) for i in (HEAD, RELATION, TAIL))
     for_tails = Questions(head, relation, tail)

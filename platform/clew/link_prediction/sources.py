@@ -34,6 +34,7 @@ from clew.link_prediction.triples import (
     FilterIndex,
     KnowledgeGraph,
     Triples,
+    as_keys,
 )
 from clew.spreadsheets import FactList
 
@@ -73,11 +74,7 @@ def _read(config: TripleData) -> KnowledgeGraph:
 
 
 def find_files(config: TripleData) -> tuple[str, GraphFiles]:
-    """Return the name of a configuration's data set and its files.
-
-    Raises:
-        ConfigError: If the configuration names no data set, or one that is not in plain files.
-    """
+    """Return the name of a configuration's data set and its files."""
     if config.packed is not None:
         raise ConfigError(f"data.packed is {config.packed}; this data set is already packed")
     if config.path is not None:
@@ -178,10 +175,6 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     """Return a graph without the training triples in a file; all copies of a triple are removed.
 
     Entities and relations keep their ids, even if they are in no triple any more.
-
-    Raises:
-        DataError: If the file belongs to other data, contains no triple, contains a triple that is
-            not a training triple, or contains all training triples.
     """
     check_is_file(path)
     try:
@@ -190,33 +183,27 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
         raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
     listed = FactList.parse(content)
     _check_origin(path, listed.origin, graph)
-    named = {
-        _row(path, number, line, graph): number
+    wrong = [
+        _row(path, number, line, graph)
         for number, line in enumerate(listed.facts, start=listed.first_line)
-    }
-    if not named:
+    ]
+    if not wrong:
         raise DataError(
             f"{path}: contains no triple; expected head<TAB>relation<TAB>tail on each line"
         )
-    wrong = np.array(list(named), np.int32)
-    candidates = np.flatnonzero(
-        np.logical_and.reduce(
-            [np.isin(graph.train[:, part], wrong[:, part]) for part in (HEAD, RELATION, TAIL)]
-        )
-    )
-    found = [row for row in candidates if tuple(graph.train[row].tolist()) in named]
-    missing = named.keys() - {tuple(graph.train[row].tolist()) for row in found}
-    if missing:
-        number = min(named[row] for row in missing)
+    keys = as_keys(np.concatenate([graph.train, np.array(wrong, np.int32)]))
+    train, named = keys[: len(graph.train)], keys[len(graph.train) :]
+    for place in np.flatnonzero(~np.isin(named, train))[:1].tolist():
         raise DataError(
-            f"{path}, line {number}: {quoted(listed.facts[number - listed.first_line])} is not a "
+            f"{path}, line {place + listed.first_line}: {quoted(listed.facts[place])} is not a "
             f"training triple of {graph.name}; only these can be left out"
         )
-    if len(found) == len(graph.train):
+    kept = ~np.isin(train, named)
+    if not kept.any():
         raise DataError(f"{path}: lists every training triple of {graph.name}; none would be left")
-    logger.info("%s: %d of %d training triples are left out", path, len(found), len(graph.train))
-    weights = None if graph.weights is None else np.delete(graph.weights, found)
-    return replace(graph, train=np.delete(graph.train, found, axis=0), weights=weights)
+    logger.info("%s: %d of %d training triples are left out", path, (~kept).sum(), len(kept))
+    weights = None if graph.weights is None else graph.weights[kept]
+    return replace(graph, train=graph.train[kept], weights=weights)
 
 
 def _check_origin(path: Path, said: Mapping[str, str], graph: KnowledgeGraph) -> None:

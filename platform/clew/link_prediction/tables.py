@@ -60,13 +60,7 @@ class Form:
 def sniff(
     path: Path, names_columns: Callable[[Sequence[str]], object], *, header: bool = False
 ) -> Form:
-    """Return how a text is a table, from its first lines.
-
-    Args:
-        path: The file.
-        names_columns: Whether some words are names of columns.
-        header: Whether the first line names the columns, whatever its words are.
-    """
+    """Return how a text is a table, from its first lines."""
     block = next(line_blocks(path))[:SAMPLE_BYTES]
     if b"\0" in block[:1000] or block[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{path}: not UTF-8 text; save it as UTF-8, or as Parquet")

@@ -95,7 +95,6 @@ class OneVsAllExamples:
         return self.num_directions * len(self.triples)
 
     def batch(self, indices: np.ndarray) -> TripleBatch:
-        """Return the examples at `indices` `(example,)` as one batch."""
         example = indices.astype(np.int64)
         triple = self.triples[example % len(self.triples)].astype(np.int64)
         inverse = example >= len(self.triples)
@@ -122,7 +121,6 @@ class KvsAllExamples:
         return len(self.index)
 
     def batch(self, indices: np.ndarray) -> TripleBatch:
-        """Return the examples at `indices` `(example,)` as one batch."""
         example = indices.astype(np.int64)
         head, relation = np.divmod(self.index.keys[example], self.index.num_relations)
         row, entity = self.index.tails_of(example)
@@ -164,7 +162,6 @@ class GroupedExamples:
         return len(self.head)
 
     def batch(self, indices: np.ndarray) -> GroupedBatch:
-        """Return the examples at `indices` `(example,)` as one batch."""
         example = indices.astype(np.int64)
         count = self.count[example]
         row = np.repeat(np.arange(len(example)), count)

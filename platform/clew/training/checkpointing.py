@@ -52,9 +52,10 @@ class Resumable:
     def capture(self) -> TrainingState:
         """Return the training state without the tensors of the model."""
         tensors, values = capture_generators()
+        every = enumerate(self.world.gather(tensors))
         return TrainingState(
             optimizer=optimizer_tensors(self.optimizer, self.model),
-            tensors=self.world.gather_tensors(tensors, self.precision.device),
+            tensors={f"{rank}/{name}": t for rank, own in every for name, t in own.items()},
             values=TrainingValues(
                 progress=replace(self.progress),
                 generators=values,
@@ -68,12 +69,7 @@ class Resumable:
         )
 
     def restore(self, folder: Path) -> None:
-        """Load model and training state from a checkpoint folder.
-
-        Raises:
-            CheckpointError: The checkpoint is incomplete, belongs to another model, or was written
-                by a different number of processes (unless tables are sharded).
-        """
+        """Load model and training state from a checkpoint folder."""
         own = row_shards(self.model)
         saved = load_training_state(folder, own)
         try:

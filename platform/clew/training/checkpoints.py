@@ -172,14 +172,6 @@ def load_model(folder: Path, model: nn.Module) -> None:
                 f"{folder / MODEL_FILE}: {name} has shape {tuple(tensor.shape)}, but the model has "
                 f"{tuple(own[name].shape)}; the checkpoint belongs to another model"
             )
-        if (
-            tensor.dtype.is_complex
-            or tensor.dtype.is_floating_point != own[name].is_floating_point()
-        ):
-            raise CheckpointError(
-                f"{folder / MODEL_FILE}: {name} has dtype {tensor.dtype}, but the model has "
-                f"{own[name].dtype}; the checkpoint belongs to another model"
-            )
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
@@ -228,9 +220,6 @@ def require_whole(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint after checking that all its files are unchanged.
 
     A checkpoint of an older version has no digests. Then every file must be readable.
-
-    Raises:
-        CheckpointError: A file is missing, or was changed or damaged.
     """
     manifest = read_manifest(folder)
     for name in manifest.sha256 or (MODEL_FILE,):
@@ -260,11 +249,7 @@ def rows_file(rank: int, size: int) -> str:
 
 
 def rows_files(names: Iterable[str]) -> list[str]:
-    """Return the row files among the files of a checkpoint, in order of ranks.
-
-    Raises:
-        CheckpointError: The file of a process is missing.
-    """
+    """Return the row files among the files of a checkpoint, in order of ranks."""
     found = {int(m[1]): m for name in names if (m := _NAME.fullmatch(name))}
     if not found:
         return []
@@ -295,13 +280,7 @@ def split_rows(
 def read_rows(
     paths: Iterable[Path], kind: str, wanted: Mapping[str, RowShard] | None
 ) -> dict[str, Tensor]:
-    """Return the rows of one kind from the files of all processes.
-
-    Args:
-        paths: The files, in order of ranks.
-        kind: `model`, `optimizer` or `average`.
-        wanted: The rows to read of each parameter; None: all rows.
-    """
+    """Return the rows of one kind from the files of all processes, or only the wanted ones."""
     parts: dict[str, list[Tensor]] = {}
     seen, shards = dict[str, int](), dict[str, RowShard]()
     for path in paths:
@@ -346,11 +325,6 @@ def _rows_of(file: Any, key: str, wanted: Mapping[str, RowShard]) -> Tensor:
 
 
 def _require_rows(name: str, count: int, shard: RowShard) -> None:
-    """Check the number of rows of a table.
-
-    Raises:
-        CheckpointError: The table has more or fewer rows than the model's table.
-    """
     if count != shard.num_rows:
         raise CheckpointError(
             f"{name} has {count} rows, the model needs {shard.num_rows}; the checkpoint belongs "
@@ -364,26 +338,16 @@ def write_own_rows(
     shards: Mapping[str, RowShard],
     world: World,
 ) -> None:
-    """Write this process's rows of sharded tables into the folder that all processes share.
-
-    Args:
-        folder: The main process's folder.
-        tensors: For each kind, the tensors of this process by name.
-        shards: The rows that this process has of each sharded parameter.
-        world: The processes.
-
-    Raises:
-        PlaceError: A process could not write its rows; the message names the process.
-    """
-    device, rows, problem = torch.device("cpu"), dict[str, Tensor](), ""
-    folder = Path(world.broadcast_text(str(folder), device))
+    """Write this process's rows of sharded tables into the folder that all processes share."""
+    rows, problem = dict[str, Tensor](), ""
+    folder = world.broadcast(folder, torch.device("cpu"))
     for kind, named in tensors.items():
         rows |= split_rows(named, shards, kind)[1]
     try:
         save_tensors(rows, folder / rows_file(world.rank, world.size))
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"
-    for rank, said in enumerate(world.gather_texts(problem, device)):
+    for rank, said in enumerate(world.gather(problem)):
         if said:
             raise PlaceError(
                 f"rank {rank} could not write its rows of the checkpoint: {said}; no checkpoint "

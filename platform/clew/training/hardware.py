@@ -48,7 +48,6 @@ GPUS: dict[str, Card] = {
     "H200": Card(141, (9, 0), (989.0, 494.0, 67.0)),
     "H200 NVL": Card(141, (9, 0), (836.0, 418.0, 60.0)),
 }
-GPU_GB = {name: card.memory_gb for name, card in GPUS.items()}
 
 
 def find_card(name: str) -> Card | None:
@@ -72,23 +71,19 @@ def find_device(name: str) -> TargetDevice:
 
     A GB is 10^9 bytes, as on data sheets. The difference between GB and GiB is about what a GPU's
     driver reserves for itself.
-
-    Raises:
-        ConfigError: The name is unknown and contains no memory size.
     """
     if name in ("auto", "cpu", "cuda"):
         device = resolve_device(name)
         return TargetDevice(device.type, device, free_gib(device))
     size = re.search(r"(\d+(?:\.\d+)?)\s*(GB|GiB)\b", name, re.IGNORECASE)
-    words = re.sub(r"\b(nvidia|geforce|tesla)\b", "", name.lower().replace("-", " ")).split()
-    known = {key.lower(): gb for key, gb in GPU_GB.items()}
+    card = find_card(name)
     if size is not None:
         unit = GIB if size[2].lower() == "gib" else 1e9
         memory_gib = float(size[1]) * unit / GIB
-    elif " ".join(words) in known:
-        memory_gib = known[" ".join(words)] * 1e9 / GIB
+    elif card is not None:
+        memory_gib = card.memory_gb * 1e9 / GIB
     else:
-        listed = ", ".join(f"{key} ({gb} GB)" for key, gb in GPU_GB.items())
+        listed = ", ".join(f"{known} ({card.memory_gb} GB)" for known, card in GPUS.items())
         raise ConfigError(
             f"--device is {name!r}; expected cpu, cuda, a name with its memory such as 'H100 80GB',"
             f" or one of {listed}"
@@ -202,11 +197,7 @@ def options_that_cannot_pay(config: RunConfig, hardware: Hardware) -> Mapping[st
 def fit_to_hardware(
     config: RunConfig, hardware: Hardware, *, strict: bool = False
 ) -> tuple[RunConfig, list[str]]:
-    """Switch off the options that cannot pay; return the configuration and a line for each.
-
-    Raises:
-        ConfigError: An option cannot pay, and `strict` is true.
-    """
+    """Switch off the options that cannot pay; return the configuration and a line for each."""
     changes = options_that_cannot_pay(config, hardware)
     lines = [
         f"{key} is {str(value).lower()} in this run: {reason}"

@@ -66,11 +66,7 @@ def sha256_of_content(content: Mapping[str, Any]) -> str:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write copies of tensors on the CPU to a file; the tensors stay on their device.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write copies of tensors on the CPU to a file; the tensors stay on their device."""
     try:
         save_file({name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}, path)
     except SafetensorError as error:

@@ -86,11 +86,7 @@ class Checkpointable(Protocol):
 
 
 def apply_gradient_checkpointing(model: nn.Module, *, enabled: bool) -> None:
-    """Switch on the model's gradient checkpointing if `enabled` is true.
-
-    Raises:
-        ConfigError: The model does not support gradient checkpointing.
-    """
+    """Switch on the model's gradient checkpointing if `enabled` is true."""
     if not enabled:
         return
     if not isinstance(model, Checkpointable):
@@ -285,11 +281,7 @@ class MemoryPlanner:
         return max(PROCESS_GIB, process_gib())
 
     def predict(self, config: RunConfig) -> StepMemory:
-        """Predict the peak memory of training; `training.batch_size` is the microbatch size.
-
-        Raises:
-            ConfigError: The model does not support an option that the configuration switches on.
-        """
+        """Predict the peak memory of training; `training.batch_size` is the microbatch size."""
         size = config.training.batch_size
         below = 1 << (size.bit_length() - 1)
         if size == below:
@@ -358,11 +350,7 @@ def live_bytes_of_step(
     *,
     most: float = math.inf,
 ) -> LiveBytes:
-    """Return the live bytes by purpose at the peaks of an optimizer step.
-
-    Raises:
-        TookTooLong: The step has more than `most` operations.
-    """
+    """Return the live bytes by purpose at the peaks of an optimizer step."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     half, target = half_precision_type(config.optimizations, device), device

@@ -38,11 +38,7 @@ def half_precision_type(
 
 
 def resolve_device(kind: str, local_rank: int = 0) -> torch.device:
-    """Return the device for `auto`, `cpu` or `cuda`.
-
-    Raises:
-        ConfigError: `kind` is `cuda`, but torch finds no GPU.
-    """
+    """Return the device for `auto`, `cpu` or `cuda`."""
     has_gpu = torch.cuda.is_available()
     if kind == "cuda" and not has_gpu:
         raise ConfigError(

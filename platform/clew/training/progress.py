@@ -82,10 +82,6 @@ class History:
 
     def write(self, path: Path) -> None:
         """Write all entries as Parquet: key, value, step, epoch, elapsed_seconds."""
-        columns = {
-            name: [getattr(entry, name) for entry in self.entries]
-            for name in MetricValue.__dataclass_fields__
-        }
         schema = pa.schema(
             [
                 ("key", pa.string()),
@@ -95,15 +91,11 @@ class History:
                 ("elapsed_seconds", pa.float64()),
             ]
         )
-        pq.write_table(pa.table(columns, schema=schema), path)
+        pq.write_table(pa.Table.from_pylist(list(map(vars, self.entries)), schema), path)
 
 
 def last_step(path: Path) -> int:
-    """Return the last optimizer step of a finished run, which its last checkpoint has too.
-
-    Raises:
-        CheckpointError: The file is not a history file.
-    """
+    """Return the last optimizer step of a finished run, which its last checkpoint has too."""
     try:
         steps = pq.read_table(path, columns=["step"])["step"].cast(pa.int64())
     except (pa.ArrowException, KeyError, OSError) as error:

@@ -177,11 +177,7 @@ class Replay(Generic[B]):
             self._close_epoch()
 
     def require_equal(self, interval: int) -> None:
-        """Check that the replay reproduced checkpoint number `interval` exactly.
-
-        Raises:
-            CheckpointError: A number differs, or a tensor is missing.
-        """
+        """Check that the replay reproduced checkpoint number `interval` exactly."""
         record, state = self.checkpoints[interval], self.capture()
         saved = load_training_state(record.path)
         pairs = (

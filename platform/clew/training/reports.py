@@ -130,7 +130,6 @@ class Reports:
                 self.say(self._line())
 
     def _done(self) -> float:
-        """Return the share of the training that is done."""
         trainer = self._trainer
         if trainer is None:
             return 0.0

@@ -53,11 +53,7 @@ USES_CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 
 
 def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch.device) -> None:
-    """Compile the model's forward in place, so that the keys of its state dict do not change.
-
-    Raises:
-        ConfigError: The machine lacks the C++ compiler that torch.compile needs on the CPU.
-    """
+    """Compile the model's forward in place, so that the keys of its state dict do not change."""
     if not settings.torch_compile:
         return
     if device.type == "cpu" and not any(map(shutil.which, ("g++", "c++", "clang++"))):
@@ -85,9 +81,6 @@ def warm_up(task: Task[B], model: nn.Module, precision: Precision, batches: Sequ
     compilation errors before training and keeps the compilation out of the training time. Buffers,
     generators and gradients are restored, so that a compiled run draws the same dropout masks as
     an eager run.
-
-    Raises:
-        ConfigError: The model cannot be compiled in this mode on this machine.
     """
     started = time.perf_counter()
     undo = effects_of(model)

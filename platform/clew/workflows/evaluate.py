@@ -18,8 +18,8 @@ from clew import names
 from clew.errors import ConfigError, DataError, printable
 from clew.files import working_folder
 from clew.link_prediction.given_negatives import (
-    ClassificationQuality,
-    Thresholds,
+    classification_quality,
+    fit_thresholds,
     rank_given,
     read_given_negatives,
     score_triples,
@@ -149,10 +149,10 @@ def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str
         triples = np.concatenate([true, read_triples(path, graph.entities, graph.relations)])
         scores = score_triples(model, triples, graph.num_relations)
         scored[name] = scores, np.arange(len(triples)) < len(true), triples[:, RELATION]
-    thresholds = Thresholds.fit(*scored["valid"], graph.num_relations)
+    thresholds = fit_thresholds(*scored["valid"], graph.num_relations)
     scores, is_true, relation = scored["test"]
-    quality = ClassificationQuality.of(thresholds.predict(scores, relation), is_true)
-    return _named("test", names.CLASSIFICATION, vars(quality))
+    quality = classification_quality(scores >= thresholds[relation], is_true)
+    return _named("test", names.CLASSIFICATION, quality)
 
 
 def _named(split: str, pattern: str, found: Mapping[str, float]) -> dict[str, float]:

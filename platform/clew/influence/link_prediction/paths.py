@@ -37,16 +37,11 @@ class EntityPath:
 
 
 class PathFinder:
-    """Searches a training graph.
-
-    Args:
-        train: Training triples.
-        num_entities: Number of entities in the graph.
-    """
+    """Searches a training graph."""
 
     def __init__(self, train: Triples, num_entities: int) -> None:
         self._train = train
-        self._graph = Neighbourhood.build(train, num_entities)
+        self._graph = Neighbourhood(train, num_entities)
         self._cost = np.log2(1.0 + self._graph.degrees)
 
     def find(self, test: Int[np.ndarray, "3"], most: int = MAX_PATHS) -> list[EntityPath]:

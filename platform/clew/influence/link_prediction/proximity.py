@@ -36,27 +36,9 @@ class Filtering:
 
 
 class Neighbourhood:
-    """The edges of each entity.
+    """The edges of each entity; parallel edges and self-loops keep their own numbers."""
 
-    Args:
-        offsets: Where each entity's edges begin, `(entity + 1,)`.
-        neighbours: Entity at the other end, `(2 * edge,)`.
-        edges: Index of the training triple, `(2 * edge,)`.
-    """
-
-    def __init__(
-        self,
-        offsets: Int[np.ndarray, "entity_plus_1"],
-        neighbours: Int[np.ndarray, "incidence"],
-        edges: Int[np.ndarray, "incidence"],
-    ) -> None:
-        self._offsets, self._neighbours, self._edges = offsets, neighbours, edges
-        self._distance = np.full(len(offsets) - 1, FAR, np.int32)
-        self._seen = np.zeros(len(neighbours) // 2, bool)
-
-    @classmethod
-    def build(cls, triples: Triples, num_entities: int) -> "Neighbourhood":
-        """Index training triples; parallel edges and self-loops keep their own numbers."""
+    def __init__(self, triples: Triples, num_entities: int) -> None:
         count = len(triples)
         ends = np.concatenate([triples[:, HEAD], triples[:, TAIL]])
         number = np.tile(np.arange(count, dtype=np.int32), 2)
@@ -64,9 +46,11 @@ class Neighbourhood:
             (number, (ends, np.arange(2 * count, dtype=np.int32))),
             shape=(num_entities, max(1, 2 * count)),
         )
-        order = incidence.indices
         others = np.concatenate([triples[:, TAIL], triples[:, HEAD]])
-        return cls(incidence.indptr.astype(np.int64), others[order], incidence.data)
+        self._offsets = incidence.indptr.astype(np.int64)
+        self._neighbours, self._edges = others[incidence.indices], incidence.data
+        self._distance = np.full(num_entities, FAR, np.int32)
+        self._seen = np.zeros(count, bool)
 
     @property
     def degrees(self) -> Int[np.ndarray, "entity"]:

@@ -31,7 +31,7 @@ from clew.files import working_folder
 from clew.influence.linearization import WeightedLoss
 from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.retraining import Retrainer
-from clew.influence.scores import Explanation, strongest
+from clew.influence.scores import Everything, Explanation, strongest, tile_of_intervals
 from clew.influence.unrolling import (
     MEBIBYTE,
     NEEDS,
@@ -86,11 +86,13 @@ class UnrolledTracer:
         explained = tests.astype(np.int64).tobytes()
         by_interval = self._by_interval(losses, explained, progress)
         top_k, nothing = self.config.influence.top_k, np.full(len(tests), np.nan)
-        kept = partial(strongest, by_interval, candidates=candidates)
-        if top_k == 0:
-            everything = kept(by_interval.shape[2], sign=1, every=True)
-            return [Explanation(everything, everything, True, nothing, ())]
-        return [Explanation(kept(top_k, sign=1), kept(top_k, sign=-1), False, nothing, ())]
+        tile = tile_of_intervals(by_interval, candidates)
+        if top_k:
+            return [Explanation(*strongest(tile, top_k), False, nothing, ())]
+        kept = Everything()
+        kept.add(tile)
+        everything = kept.result()
+        return [Explanation(everything, everything, True, nothing, ())]
 
     def values(
         self,

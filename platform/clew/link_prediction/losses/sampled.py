@@ -173,16 +173,7 @@ def sampled_row_losses(
     *,
     function: LossFunction,
 ) -> Float[Tensor, " batch"]:
-    """Return the estimated loss of each row.
-
-    Args:
-        queries: Query vectors X.
-        query_bias: Query bias c, or None.
-        sample: The sample of entities.
-        positive: Rows and biases of the entities in `targets`.
-        targets: Labels of the rows.
-        function: Which loss to compute.
-    """
+    """Return the estimated loss of each row."""
     scores = SampledScores(queries, query_bias, sample, positive, targets)
     if function == "binary_cross_entropy":
         normaliser = scores.total(softplus)
@@ -253,11 +244,7 @@ def softplus(scores: Tensor) -> Tensor:
 def _draws_of(
     entity: Int[Tensor, " positive"], drawn: Int64[Tensor, " negative"]
 ) -> tuple[Int64[Tensor, "2 positive"], Bool[Tensor, "2 positive"]]:
-    """Return the positions of entities in an ascending sample, which has each at most twice.
-
-    Returns:
-        Two positions for each entity, and whether the sample has the entity there.
-    """
+    """Return the positions of entities in an ascending sample, which has each at most twice."""
     first = torch.searchsorted(drawn, entity)
     place = torch.stack([first, first + 1])
     inside = place < len(drawn)

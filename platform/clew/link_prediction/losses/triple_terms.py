@@ -50,15 +50,7 @@ class TripleTerms:
         tail: Embeddings,
         relation_id: Ids,
     ) -> Float[Tensor, "batch"]:
-        """Return the sum of the terms for each triple, in float32 despite autocast.
-
-        Args:
-            model: The model; relations are predicted with its relation table.
-            head: Embeddings of heads.
-            relation: Embeddings of relations.
-            tail: Rows of tails in the entity table.
-            relation_id: Ids of the relations.
-        """
+        """Return the sum of the terms for each triple, in float32 despite autocast."""
         assert isinstance(model, Factorization)  # the configuration refuses other models
         with torch.autocast(head.device.type, enabled=False):
             total = head.new_zeros(len(head))

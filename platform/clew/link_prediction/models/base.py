@@ -49,13 +49,7 @@ EVERY_ENTITY = slice(None)
 
 
 class GraphModel(nn.Module, ABC):
-    """A model whose score is an inner product of a query vector and a row of the entity table.
-
-    Args:
-        num_entities: Rows of the entity table.
-        num_relations: Rows of the relation table, inverse relations included.
-        config: The model's settings.
-    """
+    """A model whose score is an inner product of a query vector and a row of the entity table."""
 
     kinds: ClassVar[dict[str, type["GraphModel"]]] = {}
     """Model class of each `model.kind` of this folder."""

@@ -129,7 +129,7 @@ class BatchTrace:
         output: OutputFolder,
     ) -> None:
         self.source, self.report, self.output = source, report, output
-        self._neighbourhood = Neighbourhood.build(report.graph.train, report.graph.num_entities)
+        self._neighbourhood = Neighbourhood(report.graph.train, report.graph.num_entities)
         self._filtering = Filtering.from_config(source.model.config.influence)
         self.seconds = 0.0
 
