@@ -52,10 +52,9 @@ class Resumable:
     def capture(self) -> TrainingState:
         """Return the training state without the tensors of the model."""
         tensors, values = capture_generators()
-        every = enumerate(self.world.gather(tensors))
         return TrainingState(
             optimizer=optimizer_tensors(self.optimizer, self.model),
-            tensors={f"{rank}/{name}": t for rank, own in every for name, t in own.items()},
+            tensors=self.world.gather_tensors(tensors, self.precision.device),
             values=TrainingValues(
                 progress=replace(self.progress),
                 generators=values,

@@ -339,15 +339,15 @@ def write_own_rows(
     world: World,
 ) -> None:
     """Write this process's rows of sharded tables into the folder that all processes share."""
-    rows, problem = dict[str, Tensor](), ""
-    folder = world.broadcast(folder, torch.device("cpu"))
+    device, rows, problem = torch.device("cpu"), dict[str, Tensor](), ""
+    folder = Path(world.broadcast_text(str(folder), device))
     for kind, named in tensors.items():
         rows |= split_rows(named, shards, kind)[1]
     try:
         save_tensors(rows, folder / rows_file(world.rank, world.size))
     except OSError as error:
         problem = f"{error.filename}: {error.strerror}"
-    for rank, said in enumerate(world.gather(problem)):
+    for rank, said in enumerate(world.gather_texts(problem, device)):
         if said:
             raise PlaceError(
                 f"rank {rank} could not write its rows of the checkpoint: {said}; no checkpoint "

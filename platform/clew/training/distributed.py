@@ -7,13 +7,13 @@ optimizer step, for any number of accumulated microbatches.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,6 @@ from clew.config.training import DEFAULT_TIMEOUT_SECONDS
 from clew.errors import ConfigError, PeerError
 from clew.training.sharding import Exchange, row_shards, shard_of
 
-V = TypeVar("V")
 LOST = ("connection", "timed out", "timeout", "gloo", "nccl", "peer", "socket")
 """Words in the errors of collectives that failed because of another process."""
 
@@ -79,22 +78,47 @@ class World:
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
 
-    def broadcast(self, value: V, device: torch.device) -> V:
-        """Return the main process's value on every process."""
-        values = [value]
-        if self.size > 1:
-            dist.broadcast_object_list(values, src=0, device=device)
-        return values[0]
+    def broadcast(self, values: dict[str, float], device: torch.device) -> dict[str, float]:
+        content: dict[str, float] = json.loads(self.broadcast_text(json.dumps(values), device))
+        return content
 
     def broadcast_text(self, content: str, device: torch.device) -> str:
-        return self.broadcast(content, device)
+        """Return the main process's text on every process."""
+        if self.size == 1:
+            return content
+        text = content.encode() if self.is_main else b""
+        length = torch.tensor(len(text), device=device)
+        dist.broadcast(length, src=0)
+        data = torch.zeros(int(length), dtype=torch.uint8, device=device)
+        if self.is_main:
+            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(data, src=0)
+        return bytes(data.cpu().tolist()).decode()
 
-    def gather(self, value: V) -> list[V]:
-        """Return the values of all processes, in order of ranks."""
-        values = [value] * self.size
-        if self.size > 1:
-            dist.all_gather_object(values, value)
-        return values
+    def gather_texts(self, text: str, device: torch.device) -> list[str]:
+        """Return the texts of all processes."""
+        if self.size == 1:
+            return [text]
+        data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+        exchange = Exchange(self.rank, self.size)
+        (sizes,) = exchange.sizes(len(data), device=device)
+        parts = torch.split(exchange.gather(data, sizes, "texts"), sizes)
+        return [bytes(part.tolist()).decode() for part in parts]
+
+    def gather_tensors(self, tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+        """Return the tensors of all processes on the CPU, with the names `<rank>/<name>`.
+
+        A tensor needs the same shape on every process.
+        """
+        if self.size == 1:
+            return {f"0/{name}": tensor for name, tensor in tensors.items()}
+        gathered: dict[str, Tensor] = {}
+        for name, tensor in sorted(tensors.items()):
+            own = tensor.to(device)
+            boxes = [torch.empty_like(own) for _ in range(self.size)]
+            dist.all_gather(boxes, own)
+            gathered |= {f"{rank}/{name}": box.cpu() for rank, box in enumerate(boxes)}
+        return gathered
 
     def wait_for_peers(self, seconds: float) -> None:
         if self.size > 1:
@@ -145,7 +169,8 @@ def code_digest() -> str:
 
 def require_same(world: World, facts: Mapping[str, str]) -> None:
     """Check that all processes run with the same code, data and settings."""
-    main, *others = world.gather(dict(facts))
+    texts = world.gather_texts(json.dumps(dict(facts)), torch.device("cpu"))
+    main, *others = (json.loads(text) for text in texts)
     for rank, own in enumerate(others, start=1):
         for name, value in main.items():
             if own[name] != value:
