@@ -1,5 +1,6 @@
 """Text generation token by token: sampling, saved states, and text of single tokens."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,21 @@ def test_a_state_of_another_model_or_none_is_refused(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "other")
     with pytest.raises(DataError, match="not the state of a text"):
         read_paused(tmp_path / "other", model, "one")
+    whole = dict(tensors)
     tensors.pop(".state.carried.layers[0].eigenstates")
     said = {"clew.text_state": "2", "clew.weights": "one"}
     save_file(tensors, tmp_path / "torn", metadata=said)
     with pytest.raises(DataError, match="damaged"):
         read_paused(tmp_path / "torn", model, "one")
+    for change in (
+        {".draws": torch.zeros_like(tensors[".draws"])},
+        {".tokens": torch.tensor([10_000])},
+        {".num_shown": torch.tensor(7)},
+        {".state.hidden": torch.full_like(tensors[".state.hidden"], math.nan)},
+    ):
+        save_file(whole | change, tmp_path / "changed", metadata=said)
+        with pytest.raises(DataError, match="values that are not valid for this model"):
+            read_paused(tmp_path / "changed", model, "one")
     (tmp_path / "text").write_text("once upon a time, there was a text")
     for name in ("text", "nothing"):
         with pytest.raises(DataError, match="not a readable state"):

@@ -288,13 +288,13 @@ def test_end_of_text_in_a_document_ends_nothing(tmp_path: Path):
     assert [tokenizer.decode(document) for document in documents_[:3]] == texts
 
 
-def test_a_text_with_end_of_text_as_a_word_is_refused(tmp_path: Path):
+def test_a_vocabulary_with_end_of_text_as_a_word_splits_it(tmp_path: Path):
     tokenizer = load_tokenizer(str(write_word_tokenizer(tmp_path / "words.json")))
-    assert tokenizer.encode(b"the cat sat").tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match=r"words.json: .*use another tokenizer"):
-        tokenizer.encode(b"the cat <|EndOfText|>")
+    tokens = tokenizer.encode(b"the cat <|endoftext|> sat <|EndOfText|>")
+    assert tokenizer.end_of_text not in tokens
+    assert tokens[[0, 1, -3]].tolist() == [0, 1, 2]
     unknown = write_word_tokenizer(tmp_path / "unknown.json", unk_token=END_OF_TEXT)
-    with pytest.raises(DataError, match=r"unknown.json: .*use another tokenizer"):
+    with pytest.raises(DataError, match=r"unknown.json: this tokenizer encodes other text"):
         load_tokenizer(str(unknown)).encode(b"the dog")
 
 

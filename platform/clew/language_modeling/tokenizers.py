@@ -6,6 +6,7 @@ Every tokenizer has an end-of-text token, which separates documents. No text enc
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ BPE = "bpe"
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
 MAX_FILE_BYTES = 2**27
+_WITHIN_END_OF_TEXT = re.compile(r"(?<=<\|endof)(?=text\|>)", re.IGNORECASE)
 
 
 class ByteTokenizer:
@@ -107,7 +109,8 @@ class FileTokenizer:
         return lengths
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.asarray(self._encoding(text.decode("utf-8")).ids, dtype=np.uint32)
+        parts = [encoding.ids for _, encoding in self._encodings(text.decode("utf-8"))]
+        return np.concatenate([np.asarray(ids, dtype=np.uint32) for ids in parts])
 
     def encode_with_bytes(self, text: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of UTF-8 text, and the number of bytes of each token.
@@ -115,29 +118,41 @@ class FileTokenizer:
         The bytes of a token are those between the end of the previous token and its own end. The
         last token also includes the bytes after it.
         """
-        characters = np.frombuffer(text.decode("utf-8").encode("utf-32-le"), dtype="<u4")
-        widths = 1 + sum(characters >= first for first in (0x80, 0x800, 0x10000))
-        bytes_before = np.concatenate([[0], np.cumsum(widths, dtype=np.int64)])
-        encoding = self._encoding(text.decode("utf-8"))
-        ends = bytes_before[np.array([end for _, end in encoding.offsets], dtype=np.int64)]
-        ends[-1:] = bytes_before[-1]
-        lengths = np.diff(np.maximum.accumulate(ends), prepend=0)
-        return np.asarray(encoding.ids, dtype=np.uint32), lengths
+        tokens, lengths = [], []
+        for part, encoding in self._encodings(text.decode("utf-8")):
+            tokens.append(np.asarray(encoding.ids, dtype=np.uint32))
+            characters = np.frombuffer(part.encode("utf-32-le"), dtype="<u4")
+            widths = 1 + sum(characters >= first for first in (0x80, 0x800, 0x10000))
+            bytes_before = np.concatenate([[0], np.cumsum(widths, dtype=np.int64)])
+            ends = bytes_before[np.array([end for _, end in encoding.offsets], dtype=np.int64)]
+            ends[-1:] = bytes_before[-1]
+            lengths.append(np.diff(np.maximum.accumulate(ends), prepend=0))
+        return np.concatenate(tokens), np.concatenate(lengths)
+
+    def _encodings(self, text: str) -> Iterator[tuple[str, Any]]:
+        """Yield parts of the text with their encodings, which contain no end-of-text token."""
+        encoding = self._encoding(text)
+        if self.end_of_text not in encoding.ids:
+            yield text, encoding
+            return
+        # The end-of-text token is an ordinary word of this vocabulary, and the text contains it.
+        # If the word is split in half, its parts do not encode to the token.
+        for part in _WITHIN_END_OF_TEXT.split(text):
+            encoding = self._encoding(part)
+            if self.end_of_text in encoding.ids:
+                raise DataError(
+                    f"{self._path}: this tokenizer encodes other text (perhaps unknown text) as "
+                    f"{END_OF_TEXT}, which separates documents; use another tokenizer"
+                )
+            yield part, encoding
 
     def _encoding(self, text: str) -> Any:
-        """Return the encoding of a text; it contains no end-of-text token."""
         try:
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            return self._tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # the library raises only this type
             raise DataError(
                 f"{self._path}: this tokenizer cannot encode {quoted(text)} ({described(error)})"
             ) from None
-        if self.end_of_text in encoding.ids:
-            raise DataError(
-                f"{self._path}: this tokenizer encodes a word of the text as {END_OF_TEXT}, which "
-                "separates documents; use another tokenizer"
-            )
-        return encoding
 
     def decode(self, tokens: np.ndarray) -> str:
         pieces = np.split(tokens, np.flatnonzero(tokens == self.end_of_text))
@@ -149,13 +164,16 @@ class FileTokenizer:
 
         Spaces and characters that are not printable do not count, because tokenizers remove them.
         """
-        encoding, covered = self._encoding(text), np.zeros(len(text), dtype=bool)
-        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if token == self._unknown:
-                return text[start:end]
-            covered[start:end] = True
-        left_out = (text[place] for place in np.flatnonzero(~covered))
-        return next((c for c in left_out if c.isprintable() and c != " "), None)
+        for part, encoding in self._encodings(text):
+            covered = np.zeros(len(part), dtype=bool)
+            for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                if token == self._unknown:
+                    return part[start:end]
+                covered[start:end] = True
+            left_out = (part[place] for place in np.flatnonzero(~covered))
+            if found := next((c for c in left_out if c.isprintable() and c != " "), None):
+                return found
+        return None
 
     def _unknown_token(self, model: dict[str, Any]) -> int | None:
         if isinstance(model.get("unk_id"), int):

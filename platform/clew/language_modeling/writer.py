@@ -172,7 +172,22 @@ def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
         return int(tensor) if isinstance(leaf, int) else tensor.to(leaf.device)
 
     found: PausedText = tree_map_with_path(saved, pattern)
+    if not _is_usable(found, num_tokens=len(model.embedding.weight)):
+        raise DataError(f"{path}: damaged; it contains values that are not valid for this model")
     return found
+
+
+def _is_usable(paused: PausedText, num_tokens: int) -> bool:
+    try:
+        torch.Generator().set_state(paused.draws)
+    except RuntimeError:
+        return False
+    tokens = paused.tokens
+    return (
+        bool(((tokens >= 0) & (tokens < num_tokens)).all())
+        and 0 <= paused.num_shown <= len(tokens)
+        and all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(paused).values())
+    )
 
 
 def _tensors(paused: PausedText) -> dict[str, Tensor]:

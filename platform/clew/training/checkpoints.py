@@ -172,6 +172,14 @@ def load_model(folder: Path, model: nn.Module) -> None:
                 f"{folder / MODEL_FILE}: {name} has shape {tuple(tensor.shape)}, but the model has "
                 f"{tuple(own[name].shape)}; the checkpoint belongs to another model"
             )
+        if (
+            tensor.dtype.is_complex
+            or tensor.dtype.is_floating_point != own[name].is_floating_point()
+        ):
+            raise CheckpointError(
+                f"{folder / MODEL_FILE}: {name} has dtype {tensor.dtype}, but the model has "
+                f"{own[name].dtype}; the checkpoint belongs to another model"
+            )
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
