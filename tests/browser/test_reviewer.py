@@ -254,8 +254,9 @@ def test_a_double_click_shows_the_neighbours_and_a_key_hides_them(
 ) -> None:
     dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&view=Paths")
     every = dashboard.page.locator(".clew-graph svg:visible [data-entity]")
-    before = every.count()
     entity = every.first
+    entity.wait_for(state="attached")
+    before = every.count()
     name = entity.get_attribute("data-entity")
     entity.locator("text").first.dblclick()
     dashboard.page.wait_for_url(f"**near={name}**")
