@@ -7,7 +7,6 @@ them; who is missing is refused. Without `[auth]` nobody signs in, and everythin
 import os
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import streamlit as st
@@ -17,34 +16,13 @@ from clew.errors import AccessError, ConfigError, described
 
 Role = Literal["reader", "reviewer", "promoter"]
 ROLES: tuple[Role, ...] = get_args(Role)
-Action = Literal[
-    "ask",
-    "explain",
-    "upload",
-    "review",
-    "decide",
-    "confirm",
-    "check",
-    "promote",
-    "roll back",
-    "train",
-    "describe",
-]
-ACTIONS: Mapping[Action, Role] = MappingProxyType(
-    {
-        "ask": "reviewer",
-        "explain": "reviewer",
-        "upload": "reviewer",
-        "review": "reviewer",
-        "decide": "reviewer",
-        "confirm": "promoter",
-        "check": "promoter",
-        "promote": "promoter",
-        "roll back": "promoter",
-        "train": "promoter",
-        "describe": "promoter",
-    }
-)
+Reviewing = Literal["ask", "explain", "upload", "review", "decide"]
+Promoting = Literal["confirm", "check", "promote", "roll back", "train", "describe"]
+Action = Reviewing | Promoting
+ACTIONS: Mapping[Action, Role] = {
+    action: "reviewer" if action in get_args(Reviewing) else "promoter"
+    for action in (*get_args(Reviewing), *get_args(Promoting))
+}
 """Each action that starts or changes something, and the lowest role that may do it.
 
 A command is cancelled by those who may start it.

@@ -172,7 +172,7 @@ def round_of_pages(
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     with serving(uri) as address:
         dashboard = Dashboard(page, address).open("/")
-        changes = page_changes(dashboard, (*PAGES, "Influence"), PAUSE_SECONDS)
+        changes = page_changes(dashboard, PAGES, PAUSE_SECONDS)
         found = {f"page {name}": seconds for name, seconds in changes.items()}
         found["preset of Compare"] = comparison(dashboard, PAUSE_SECONDS)
         found["page of a run"] = run_page(dashboard, run_id)

@@ -98,7 +98,6 @@ def test_hostile_names_are_text(look: Look, filled: Recorded, filled_address: st
         "/",
         f"/influence?run={filled.runs['trace hostile']}&test=0",
         f"/influence?run={filled.runs['trace hostile']}&test=0&fact=1",
-        f"/influence?run={filled.runs['trace hostile']}&test=0&fact=1&picture=bars",
         f"/influence?run={filled.runs['trace hostile']}&test=0&view=Groups&group=shared+entity",
         f"/influence?run={filled.runs['trace hostile']}&test=1&view=Review",
         "/compare?runs=<script>alert(1)</script>&ref=[x](javascript:1)",
@@ -121,7 +120,7 @@ def test_hostile_names_are_text(look: Look, filled: Recorded, filled_address: st
 def test_pointing_at_hostile_names_shows_text(
     look: Look, filled: Recorded, filled_address: str
 ) -> None:
-    path = f"/influence?run={filled.runs['trace hostile']}&test=0&view=Training+facts&picture=bars"
+    path = f"/influence?run={filled.runs['trace hostile']}&test=0&view=Groups&group=shared+entity"
     dashboard = look(filled_address, path)
     place = dashboard.page.get_by_test_id("stVegaLiteChart").first.bounding_box()
     assert place is not None

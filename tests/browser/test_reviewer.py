@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import streamlit as st
 from playwright.sync_api import Browser, expect
 
 from clew.runs.reading import picture
@@ -183,8 +184,10 @@ def test_no_name_is_over_another_in_a_hundred_explanations(
         for seed in range(100):
             test, facts, kinds = explanation(seed)
             strongest = facts["influence"].abs().sort_values(ascending=False).index
-            options = {"column": "influence", "selected": (seed % 3,), "kinds": kinds, "alt": ""}
-            graph.show(test, facts.loc[strongest], key="", take=lambda _: None, **options)
+            options = {"column": "influence", "selected": (seed % 3,), "kinds": kinds}
+            texts = dict.fromkeys(("key", "model", "alt"), "")
+            given_too = {"take": lambda _: None, "panel": st.container()}
+            graph.show(test, facts.loc[strongest], **options, **texts, **given_too)
     page = look(filled_address, f"/influence?run={filled.runs['trace']}").page
     whole = "[aria-label='Whole picture']"
     for width in WIDTHS:
@@ -246,6 +249,30 @@ def test_an_entity_shows_its_facts_and_the_picture_is_zoomed(
     assert box.evaluate("box => box.scrollWidth") == narrow
 
 
+def test_a_double_click_shows_the_neighbours_and_a_key_hides_them(
+    look: Look, filled: Recorded, filled_address: str
+) -> None:
+    dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&view=Paths")
+    every = dashboard.page.locator(".clew-graph svg:visible [data-entity]")
+    entity = every.first
+    entity.wait_for(state="attached")
+    before = every.count()
+    name = entity.get_attribute("data-entity")
+    entity.locator("text").first.dblclick()
+    dashboard.page.wait_for_url(f"**near={name}**")
+    dashboard.settle().shows("in the whole training graph")
+    assert before < every.count() <= before + graph.NUM_NEIGHBOURS
+    for width in WIDTHS:
+        dashboard.page.set_viewport_size({"width": width, "height": 900})
+        assert dashboard.settle().page.evaluate(OVERLAPS) == [], f"{width} wide"
+    dashboard.page.locator(f".clew-graph svg:visible [data-entity='{name}']").focus()
+    dashboard.page.keyboard.press("e")
+    expect(every).to_have_count(before)
+    assert "near=" not in dashboard.settle().page.url
+    dashboard.press("Show its neighbours")
+    assert every.count() > before
+
+
 def test_filters_of_facts(look: Look, filled: Recorded, filled_address: str) -> None:
     dashboard = look(filled_address, f"/influence?run={filled.runs['trace']}&{FACTS}")
     dashboard.press("Filter facts").press("▼ opposing")
@@ -253,28 +280,15 @@ def test_filters_of_facts(look: Look, filled: Recorded, filled_address: str) -> 
     dashboard.page.get_by_text("Hide siblings").click()
     dashboard.settle()
     dashboard.page.get_by_text("Cosine").click()
-    dashboard.settle().press("bars")
+    dashboard.settle().page.keyboard.press("Escape")
+    dashboard.settle().press("Groups").press("shared entity")
     dashboard.page.get_by_test_id("stVegaLiteChart").first.wait_for()
-    dashboard.page.keyboard.press("Escape")
-    dashboard.settle().press("Groups").press("shared entity").press("Another run")
-    dashboard.choose("Compare with", _traced_in_half_precision(dashboard))
-    dashboard.shows("Spearman")
-    assert "other=" in dashboard.page.url
-
-
-def _traced_in_half_precision(dashboard: Dashboard) -> str:
-    """Return the label of the bf16 trace run of the fp32 model; it ends with the run's time."""
-    dashboard.page.get_by_role("combobox", name="Compare with").click()
-    options = dashboard.page.get_by_role("option").all_inner_texts()
-    dashboard.page.keyboard.press("Escape")
-    begin = "tracin umls, 6 triples · fp32, traced in bf16 · umls · "
-    return next(text for text in options if text.startswith(begin))
 
 
 def test_a_file_from_the_disk(look: Look, filled: Recorded, filled_address: str) -> None:
     folder = filled.files("trace", "influence")
-    files = sorted(path for path in folder.iterdir() if path.suffix != ".svg")
-    assert len(files) == 3
+    files = sorted(path for path in folder.iterdir() if path.suffix in {".json", ".parquet"})
+    assert len(files) == 2
     dashboard = look(filled_address, "/influence")
     dashboard.press("Open files")
     dashboard.page.locator('input[type="file"]').set_input_files(files)

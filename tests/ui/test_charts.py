@@ -16,7 +16,7 @@ import pytest
 import streamlit as st
 
 from clew import names
-from clew.runs.reading import comparison, picture
+from clew.runs.reading import comparison, picture, picture_layout
 from clew.ui.components import basics, charts, comparison_table, graph
 from clew.ui.components.comparison_table import points as points_of
 
@@ -193,37 +193,6 @@ def facts() -> pd.DataFrame:
     )
 
 
-def test_fact_bars_show_signs_in_three_ways(facts: pd.DataFrame) -> None:
-    chart = checked(charts.fact_bars(facts, "influence", "Influence (cosine)", selected=2))
-    drawn = chart["data"]["values"]
-    assert drawn[0]["fact"] == "▲ H – inhibits → a"
-    assert drawn[1]["fact"] == f"▲ {HOSTILE} – inhibits → T"
-    assert [row["sign"] for row in drawn] == ["helps"] * 3 + ["opposes"] * 4
-    assert [row["fact"][0] for row in drawn] == ["▲"] * 3 + ["▼"] * 4
-    assert [row["rank"] for row in drawn if row["chosen"]] == [2]
-    encoding = chart["encoding"]
-    assert encoding["color"]["scale"]["range"] == [basics.FOR, basics.AGAINST]
-    assert encoding["y"]["sort"] == [row["place"] for row in drawn]
-    assert len(set(encoding["y"]["sort"])) == len(facts), "facts that read the same stay apart"
-
-
-def test_rank_scatter_keeps_the_strongest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charts, "MAX_RANKS", 10)
-    frame = pd.DataFrame(
-        {
-            "head": "h",
-            "relation": "r",
-            "tail": [str(number) for number in range(30)],
-            "position": range(1, 31),
-            "other_position": range(30, 0, -1),
-            "moved": 0,
-        }
-    )
-    chart = checked(charts.rank_scatter(frame, ("fp32", "fp16")))
-    drawn = [row["fact"] for row in chart["data"]["values"]]
-    assert drawn == [f"h – r → {number}" for number in range(10)]
-
-
 def test_verdicts_have_symbols() -> None:
     frame = pd.DataFrame(
         {"group": ["treats"] * 2, "verdict": ["plausible", "unsure"], "reviews": [2, 1]}
@@ -298,8 +267,8 @@ def test_the_picture_is_drawn_not_written(explained: pd.Series, facts: pd.DataFr
     ],
 )
 def test_names_are_broken_between_words(text: str, lines: list[str]) -> None:
-    assert picture.name_lines(text, 2) == lines
-    assert len(picture.name_lines(text, 1)) == 1
+    assert picture_layout.name_lines(text, 2) == lines
+    assert len(picture_layout.name_lines(text, 1)) == 1
 
 
 def test_in_a_narrow_picture_the_head_is_on_top(explained: pd.Series) -> None:
@@ -310,7 +279,7 @@ def test_in_a_narrow_picture_the_head_is_on_top(explained: pd.Series) -> None:
     entities = [part.get("data-entity") for part in parts(drawn, "entity")]
     (head, tail, between) = (places[entities.index(key)] for key in ("H", "T", "b0"))
     assert head[1] < between[1] < tail[1]
-    assert max(Counter(y for _, y in places).values()) == picture.ABREAST
+    assert max(Counter(y for _, y in places).values()) == picture_layout.ABREAST
     assert all(0 < x < 340 for x, _ in places)
 
 
@@ -318,29 +287,45 @@ def test_facts_of_neither_end_run_from_left_to_right(explained: pd.Series) -> No
     keys = list("abcdef")
     ends = {"head_id": keys[::2], "tail_id": keys[1::2]}
     other = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    places = picture.positions(explained, other)
+    places = picture_layout.positions(explained, other)
     for head, tail in zip(keys[::2], keys[1::2], strict=True):
         assert places["H"][0] < places[head][0] < places[tail][0] < places["T"][0]
         assert places[head][1] == places[tail][1]
 
 
 def test_places_in_the_graph(explained: pd.Series, facts: pd.DataFrame) -> None:
-    places = picture.positions(explained, facts)
+    places = picture_layout.positions(explained, facts)
     assert places["a"][0] < places["H"][0], "what hangs on the head stands on its side"
     assert places["b"][0] > places["T"][0], "what hangs on the tail stands on the other"
     assert places["H"][0] < places["c"][0] < places["T"][0], "what both share stands between"
     assert places["H"][0] < places["d"][0] < places["T"][0], "so does the rest"
     assert len(set(places.values())) == len(places), "no two lie on each other"
     assert max(abs(number) for place in places.values() for number in place) == 1
-    assert picture.positions(explained, facts) == places
+    assert picture_layout.positions(explained, facts) == places
 
 
 def test_a_path_runs_from_left_to_right(explained: pd.Series) -> None:
     triples = [("H", "a"), ("b", "a"), ("b", "T"), ("T", "H")]
     ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
     path = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    places = picture.positions(explained, path)
+    places = picture_layout.positions(explained, path)
     assert [key for key, _ in sorted(places.items(), key=lambda item: item[1])] == list("HabT")
+
+
+def test_what_hangs_on_an_entity_in_the_middle_stands_beside_it(explained: pd.Series) -> None:
+    triples = [("H", "m"), ("m", "T"), ("m", "x"), ("y", "m")]
+    ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
+    facts = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
+    places = picture_layout.positions(explained, facts)
+    assert places["m"][0] < places["x"][0] == places["y"][0] < places["T"][0]
+    assert places["x"][1] != places["y"][1]
+
+
+def test_a_fact_without_influence_is_grey_and_cannot_be_selected(explained: pd.Series) -> None:
+    drawn = picture.draw(explained, star(1, between=0).assign(place=0, influence=0.0), {})
+    assert parts(drawn, "fact") == []
+    assert drawn.count(f'stroke="{picture.PLAIN.colour}"') == 1
+    assert "treats" in said(drawn)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -351,7 +336,7 @@ def test_nothing_stands_on_the_line_of_a_fact_that_joins_both_ends(
     triples = [("T", "H"), *((key, end) for key in between for end in "HT")]
     ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
     facts = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
-    places = picture.positions(explained, facts)
+    places = picture_layout.positions(explained, facts)
     assert places["H"][1] == places["T"][1] == 0
     rows = [places[key][1] for key in between]
     assert 0 not in rows
@@ -375,10 +360,10 @@ def star(number: int, *, between: int) -> pd.DataFrame:
 def test_beside_a_long_column_a_short_one_has_room_for_its_names(
     explained: pd.Series, between: int
 ) -> None:
-    places = picture.positions(explained, star(25, between=between))
+    places = picture_layout.positions(explained, star(25, between=between))
     rows = sorted(places[f"b{i}"][1] for i in range(between))
     apart = min((b - a for a, b in pairwise(rows)), default=1)
-    assert apart * (picture.HEIGHT - 2 * picture.MARGIN_Y) / 2 > picture.LEAST_ROW
+    assert apart * (picture.HEIGHT - 2 * picture_layout.MARGIN_Y) / 2 > picture.LEAST_ROW
     assert max(map(abs, rows)) <= 1
 
 
@@ -398,8 +383,8 @@ def test_a_line_goes_around_other_entities(explained: pd.Series) -> None:
     path = path.assign(relation="r", influence=1.0, place=range(1, 7))
     for width in (960, 640, 340):
         places = {
-            key: picture._point(place, width, 500)
-            for key, place in picture.positions(explained, path).items()
+            key: picture_layout.point(place, width, 500)
+            for key, place in picture_layout.positions(explained, path).items()
         }
         for line in picture._lines(explained, path, places, ()):
             assert line.fact is None or not line.passes(places.values())
@@ -408,7 +393,8 @@ def test_a_line_goes_around_other_entities(explained: pd.Series) -> None:
 def test_a_large_graph_is_cut(explained: pd.Series, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(graph, "_component", lambda **more: given.update(more))
-    look = {"column": "influence", "selected": (), "kinds": {}, "alt": "Graph"}
+    look = {"column": "influence", "selected": (), "kinds": {}, "model": "", "alt": "Graph"}
+    look["panel"] = st.container()
     graph.show(explained, star(200, between=0), key="g", take=lambda _: None, **look)
     drawn = ElementTree.fromstring(f"<div>{given['data']['drawn']}</div>")
     assert len(drawn) == len(graph.WIDTHS)
@@ -445,7 +431,8 @@ def test_a_click_takes_a_fact_or_an_entity(
     monkeypatch.setattr(st, "session_state", {"g": SimpleNamespace(taken=taken)})
     monkeypatch.setattr(st, "query_params", {})
     took: list[int | None] = []
-    look = {"column": "influence", "selected": (), "kinds": {}, "alt": "Graph"}
+    look = {"column": "influence", "selected": (), "kinds": {}, "model": "", "alt": "Graph"}
+    look["panel"] = st.container()
     graph.show(explained, facts, key="g", take=took.append, **look)
     given["on_taken_change"]()
     assert took == rank

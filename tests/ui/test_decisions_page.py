@@ -8,7 +8,7 @@ from clew.runs.reading.disagreements import find_disagreements
 from clew.runs.reading.reviews import Fact, Review, Verdict, append_review, read_reviews
 from clew.ui import access
 from clew.ui.access import ACTIONS, Action
-from clew.ui.components.explanations import facts_of, paths_of, report_head, report_of_run, shared
+from clew.ui.components.explanations import facts_of, report_head, report_of_run, shared
 from clew.ui.components.reviews import add_decision, add_review, fact_of, reviews_of
 from clew.ui.components.runs import runs_by_id
 from tests.recorded import Recorded
@@ -127,8 +127,7 @@ def test_what_others_said_is_sent_after_ones_own_verdict(page: Open, store: Reco
     app = page("influence", store.uri, **address)
     assert "Ada" not in sent(app)
     files = report_of_run(store.runs["trace"])
-    told = (report_head(files), report_head(files).tests.loc[0], facts_of(files, 0))
-    assert shared(store.runs["trace"], *told, paths_of(files, 0)).reviews == ()
+    assert shared(store.runs["trace"], files, 0).reviews == ()
     app.text_input(key="reviewer").set_value("Barbara")
     key = f"review-{store.runs['trace']}-0"
     app = no_surprise(app.button(key=f"{key}-unsure").click().run())

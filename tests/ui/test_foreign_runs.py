@@ -73,7 +73,7 @@ def test_a_run_without_a_heartbeat_is_never_called_dead(
     run = made(tags=tags, metrics={"loss": [1.0]}, age=HOUR)
     assert state_of(find_run(run.info.run_id)) == "running"
     number = counts((), live_runs(()))
-    assert (number.running, number.stuck) == (1, 0)
+    assert (number["running"], number["stuck"]) == (1, 0)
     app = page("overview", empty)
     text = shown(app)
     assert "a foreign run" in text
@@ -148,7 +148,7 @@ def test_a_metric_that_is_no_number_is_shown_as_it_is(
 def test_ctrl_c_is_stopped_not_failed(made: Callable[..., Run], page: Open, empty: str) -> None:
     run_id = made("KILLED", tags={names.TAG_STOPPED_BECAUSE: "stopped by the user"}).info.run_id
     number = counts((), live_runs(()))
-    assert (number.stopped, number.failed, number.finished) == (1, 0, 0)
+    assert (number["stopped"], number["failed"], number["finished"]) == (1, 0, 0)
     assert [run.state for run in list_runs().runs] == ["stopped"]
     text = shown(page("run", empty, id=run_id))
     assert "stopped by the user" in text

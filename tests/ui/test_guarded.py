@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clew.ui import guarded
 from tests.browser.dashboard import serving, wait_for
 from tests.ports import free_port
 
@@ -138,35 +137,12 @@ def test_no_other_site_may_show_it_in_a_frame(address: tuple[str, int]) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_pages_name_the_parts_of_the_front_end_and_other_answers_do_not(
-    address: tuple[str, int],
-) -> None:
-    found = {}
-    for path in ("/", "/compare", "/_stcore/health"):
-        connection = http.client.HTTPConnection(*address, timeout=60)
-        connection.request("GET", path)
-        found[path] = connection.getresponse().headers["Link"]
-        connection.close()
-    assert "DataFrame" in guarded.link_header()
-    assert found == {"/": guarded.link_header(), "/compare": guarded.link_header()} | {
-        "/_stcore/health": None
-    }
-
-
 def status_of(address: tuple[str, int], path: str) -> int:
     connection = http.client.HTTPConnection(*address, timeout=60)
     connection.request("GET", path)
     status = connection.getresponse().status
     connection.close()
     return status
-
-
-def test_the_headers_of_a_page_fit_into_a_proxys_default_buffer(address: tuple[str, int]) -> None:
-    for path in ("/", "/compare", "/influence"):
-        connection = http.client.HTTPConnection(*address, timeout=60)
-        connection.request("GET", path)
-        assert len(bytes(connection.getresponse().headers)) < 3_500, "nginx has 4 KiB"
-        connection.close()
 
 
 def test_pages_work_behind_proxy_under_a_path_of_their_own(behind_proxy: tuple[str, int]) -> None:

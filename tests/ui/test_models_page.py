@@ -7,7 +7,7 @@ import pytest
 from clew import names
 from clew.runs.reading.models import Version
 from clew.ui.components import answers, glossary
-from clew.ui.views.models import lineage_pairs, measured, recorded_numbers
+from clew.ui.views.models import lineage_pairs, measured
 from tests.recorded import FORCED, MODEL, Recorded
 from tests.ui.conftest import Open, shown
 
@@ -48,7 +48,7 @@ def test_the_champion_and_its_versions(page: Open, registered: Recorded) -> None
 
 def test_numbers_are_those_of_the_promotion_where_there_are_some() -> None:
     tags = TAGS | {f"{names.TAG_METRIC_PREFIX}valid/mae": "not a number"}
-    assert measured(Version("m", 2, "a" * 32, 0, "READY", tags=tags)) == {"test/mrr": 0.337}
+    assert measured(Version("m", 2, "a" * 32, 0, tags=tags)) == {"test/mrr": 0.337}
 
 
 def test_the_name_is_of_the_data_and_what_was_promoted_is_shown(
@@ -96,13 +96,13 @@ def test_an_old_job_of_the_address_is_said_to_be_gone(page: Open, registered: Re
 
 def test_the_origin_of_a_promoted_version_is_said_in_words(registered: Recorded) -> None:
     model = registered.client.get_model_version("clew <i>x", "2")
-    pairs = lineage_pairs(Version("m", 2, "a" * 32, 0, "READY", tags=model.tags))
+    pairs = lineage_pairs(Version("m", 2, "a" * 32, 0, tags=model.tags))
     assert {"Task", "Commit of the promotion", "Version of Clew"} < set(pairs)
     assert not [label for label in pairs if label[0].islower()]
 
 
 def test_the_origin_of_a_version_is_said_once() -> None:
-    version = Version("m", 2, "a" * 32, 0, "READY", tags=TAGS)
+    version = Version("m", 2, "a" * 32, 0, tags=TAGS)
     pairs = lineage_pairs(version)
     assert pairs == {
         "Run": "a" * 32,
@@ -111,9 +111,6 @@ def test_the_origin_of_a_version_is_said_once() -> None:
         "Overruled because": "<b>I know better</b>",
         "odd": "thing",
     }
-    numbers = recorded_numbers(version)
-    assert list(numbers["Metric"]) == ["MRR, test"]
-    assert list(numbers["Value"]) == ["0.337"]
 
 
 @pytest.mark.parametrize(("label", "columns"), [("x", ["Answer"]), ("Label", ["Answer", "Id"])])

@@ -102,13 +102,13 @@ def walk(visit: Visit, store: Recorded, running: Sequence[Job]) -> None:
     visit.press_all("compare", runs=trained)
     visit.press_all("influence", uploads=True, run=trace)
     visit.press_all("influence", run=trace, view="Review")
+    visit.press_all("influence", run=trace, view="Check it")
     visit.press_all("reviews", run=trace)
     for key in disagreements(trace):
         visit.press_all("reviews", run=trace, decide=key)
     visit.press_all("models", candidate=trained, job=running[0].job_id)
     visit.press_all("studies", machine="x")
-    why = {"why": "gone", "for": "tail,steroid"}
-    visit.press_all("ask", answer=running[1].job_id, **question, **why)
+    visit.press_all("ask", answer=running[1].job_id, **question)
     visit.press_all("ask", answer="gone", **question)
 
 

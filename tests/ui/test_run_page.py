@@ -136,27 +136,27 @@ def test_the_ranks_are_those_that_were_stored(many: Recorded) -> None:
 
 def test_where_a_run_comes_from_and_what_it_led_to(many: Recorded) -> None:
     found = lineage(find_run(many.runs["fp32 1"]))
-    made = {relative.run.run_id: relative.how for relative in found.results}
+    made = {run.run_id: how for how, run in found.results}
     assert made[many.runs["trace"]] == "explanation"
     assert "promotion" in made.values()
     assert [(version.model, version.version) for version in found.versions] == [(MODEL, 1)]
-    (source,) = lineage(find_run(many.runs["trace"])).sources
-    assert (source.how, source.run.run_id) == ("uses the model of", many.runs["fp32 1"])
+    ((how, source),) = lineage(find_run(many.runs["trace"])).sources
+    assert (how, source.run_id) == ("uses the model of", many.runs["fp32 1"])
 
 
 @pytest.mark.parametrize("name", ["fp32 1", "trace"])
 def test_a_run_names_its_data(many: Recorded, name: str) -> None:
-    (data,) = list_data(many.runs[name])
+    ((_, data, fingerprint),) = list_data(many.runs[name])
     run = find_run(many.runs[name])
-    assert data.name == "umls"
-    assert run.tags[names.TAG_DATA_FINGERPRINT].startswith(data.fingerprint)
+    assert data == "umls"
+    assert run.tags[names.TAG_DATA_FINGERPRINT].startswith(fingerprint)
 
 
 def test_a_promotion_names_its_data(many: Recorded) -> None:
     found = lineage(find_run(many.runs["fp32 1"])).results
-    (promotion,) = [relative.run for relative in found if relative.how == "promotion"]
-    (data,) = list_data(promotion.run_id)
-    assert (data.name, data.context) == ("umls", "promotion")
+    (promotion,) = [run for how, run in found if how == "promotion"]
+    ((context, data, _),) = list_data(promotion.run_id)
+    assert (data, context) == ("umls", "promotion")
 
 
 @pytest.mark.parametrize("name", ["fp32 0", "trace hostile", "study"])

@@ -32,7 +32,7 @@ def test_the_page_influence_says_whether_the_scores_were_tested(
     assert label.verdict == ("better" if later else "not tested")
     app = page("influence", store.uri, run=store.runs["trace"], view="Training facts")
     assert label.sentence in shown(app)
-    (facts,) = (table.value for table in app.dataframe if "Hops" in table.value)
+    (facts,) = (table.value for table in app.dataframe if "±" in table.value)
     assert ("Fall" in facts) == later
     if later:
         assert facts["Fall"].tolist() == (2 * facts[head.form.heading]).tolist()

@@ -10,8 +10,8 @@ import pytest
 from clew import names
 from clew.errors import DataError
 from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
-from clew.ui.components import basics, charts
-from clew.ui.components.explanations import FactFilter, filter_rows, report_of_upload
+from clew.ui.components import basics
+from clew.ui.components.explanations import SIDES, FactFilter, filter_rows, report_of_upload
 from clew.ui.components.windows import shared_passages, summary, text_windows
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
 from tests.ui.conftest import Open, shown
@@ -50,7 +50,7 @@ def test_windows_are_filtered_by_text_and_side(report: TextInfluenceReport) -> N
     found = filter_rows(windows, FactFilter(text="YONDER WINDOW"), ["text"])
     assert len(found) > 0
     assert found["text"].str.contains("yonder window").all()
-    opposing = filter_rows(windows, FactFilter(side="opponents"), ["text"])
+    opposing = filter_rows(windows, FactFilter(side=SIDES[2]), ["text"])
     assert set(opposing["window"]) == {entry.window for entry in report.opponents}
     assert len(filter_rows(windows, FactFilter(), ["text"])) == report.num_windows
 
@@ -73,15 +73,6 @@ def test_passages_in_common(text: str, other: str, found: list[str]) -> None:
 def test_marked_text_is_escaped() -> None:
     html = basics.marked("<b>a</b> <i>", [(0, 8)])
     assert html == "<mark>&lt;b&gt;a&lt;/b&gt;</mark> &lt;i&gt;"
-
-
-def test_places_are_drawn_with_their_sign(report: TextInfluenceReport) -> None:
-    windows = text_windows(report)
-    spec = charts.place_bars(windows, "influence", "Influence (raw) [nats]", 1)
-    drawn = spec["data"]
-    assert list(drawn["sign"] == "helps") == list(windows["influence"] > 0)
-    assert list(drawn["chosen"]) == [place == 0 for place in range(len(windows))]
-    assert spec["encoding"]["x"]["field"] == "first_token"
 
 
 def test_an_explained_text_is_a_page(

@@ -1,6 +1,7 @@
-// The picture of an explanation: a click, Enter or space takes a fact or an entity. Drag, buttons,
-// + and -, and the wheel with Ctrl move and zoom it. The server draws it wide and narrow.
-const LEAST = 0.85, MOST = 1.25, NARROW = 560, STEP = 1.3, FARTHEST = 5;
+// The picture of an explanation: a click, Enter or space takes a fact or an entity; a double click
+// or the key e also shows or hides an entity's neighbours. Drag, buttons, + and -, and the wheel
+// with Ctrl move and zoom it. The server draws it wide and narrow.
+const LEAST = 0.85, MOST = 1.25, NARROW = 560, STEP = 1.3, FARTHEST = 5, SECOND_CLICK_MS = 250;
 export default function ({ parentElement, data, setTriggerValue }) {
   const box = parentElement.querySelector(".clew-graph");
   const [less, all, more] = parentElement.querySelectorAll("button");
@@ -33,9 +34,15 @@ export default function ({ parentElement, data, setTriggerValue }) {
     fit();
     box.scrollTo((x * zoom) / old - box.clientWidth / 2, (y * zoom) / old - box.clientHeight / 2);
   };
-  const take = (event) => {
-    const part = event.target.closest("[data-fact], [data-entity]");
-    setTriggerValue("taken", { ...part?.dataset });
+  const partOf = (event) => event.target.closest("[data-fact], [data-entity]");
+  const take = (part, unfold) =>
+    setTriggerValue("taken", { ...part?.dataset, ...(unfold && { unfold }) });
+  let waiting; // for a second click, which would come while the page is drawn for the first
+  const click = (event) => {
+    const part = partOf(event), again = event.detail === 2;
+    clearTimeout(waiting);
+    if (!part?.dataset.entity || again) take(part, again);
+    else waiting = setTimeout(() => take(part), SECOND_CLICK_MS);
   };
   less.onclick = () => zoomTo(zoom / STEP);
   all.onclick = () => zoomTo(1);
@@ -47,9 +54,9 @@ export default function ({ parentElement, data, setTriggerValue }) {
   };
   box.onkeydown = (event) => {
     if (event.key === "+" || event.key === "-") zoomTo(zoom * (event.key === "+" ? STEP : 1 / STEP));
-    if (event.target === box || (event.key !== "Enter" && event.key !== " ")) return;
+    if (event.target === box || !["Enter", " ", "e"].includes(event.key)) return;
     event.preventDefault();
-    take(event);
+    take(partOf(event), event.key === "e");
   };
   let from = null, moved = false;
   box.onpointerdown = (event) => {
@@ -61,7 +68,7 @@ export default function ({ parentElement, data, setTriggerValue }) {
     moved ||= Math.hypot(event.clientX - from[0], event.clientY - from[1]) > 4;
     if (moved) box.scrollBy(-event.movementX, -event.movementY);
   };
-  box.onclick = (event) => moved || take(event);
+  box.onclick = (event) => moved || click(event);
   const watch = new ResizeObserver(fit);
   watch.observe(box.parentElement);
   fit();

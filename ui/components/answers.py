@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 from streamlit.column_config import LinkColumn, NumberColumn, ProgressColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
+from streamlit.runtime.uploaded_file_manager import UploadedFile
 
 from clew.biolink import page_of
 from clew.errors import DataError, UsageError, described
@@ -74,10 +75,6 @@ COLUMNS = {
 }
 NUM_FACTS = 5
 _FACT = '<li><span class="clew-mark clew-for">{symbol}</span>{triple}</li>'
-_FACTS = (
-    '<ul class="clew-checks" aria-label="Facts that made it more likely, the strongest first">'
-    "{items}</ul>"
-)
 
 Explain = Callable[[Why], None]
 
@@ -309,35 +306,13 @@ def _strongest(facts: pd.DataFrame) -> None:
         )
         for _, fact in helping.iterrows()
     ]
-    basics.show(_FACTS, items=basics.join(items))
+    basics.show_list(items)
 
 
 PROMPT = "ask-prompt"
 MOST_TOKENS = 5000
 MOST_IN_ADDRESS = 1000
 """Characters of a prompt that a link can hold."""
-_NUMBERS: tuple[tuple[str, str, float, float, float, float, str | None], ...] = (
-    ("tokens", "Tokens to write", 1, MOST_TOKENS, 200, 1, None),
-    (
-        "temperature",
-        "Temperature",
-        0.0,
-        5.0,
-        1.0,
-        0.1,
-        "0: always the likeliest token; 1: the model's probabilities.",
-    ),
-    (
-        "p",
-        "Top p",
-        0.01,
-        1.0,
-        1.0,
-        0.05,
-        "Draw only from the likeliest tokens with this total probability.",
-    ),
-    ("seed", "Seed", 0, 2**31 - 1, 0, 1, "The same seed gives the same text."),
-)
 _WRITTEN = (
     '<div class="clew-card"><div class="clew-text">{prompt}<mark>{written}</mark></div></div>'
     '<p class="clew-muted clew-small">Marked: what the model wrote.</p>'
@@ -350,14 +325,18 @@ def asked_text(model: str, *, again: bool) -> AskedText | None:
     if PROMPT not in st.session_state:
         st.session_state[PROMPT] = linked
     prompt = st.text_area("Prompt", key=PROMPT, height=140, placeholder="Text to continue")
-    given = {}
-    for place, (key, label, least, most, value, step, meaning) in zip(
-        st.columns(len(_NUMBERS)), _NUMBERS, strict=True
-    ):
-        given[key] = place.number_input(
-            label, least, most, value, step, key=key, bind="query-params", help=meaning
-        )
-    settings = int(given["tokens"]), given["temperature"], given["p"], int(given["seed"])
+    first, second, third, fourth = st.columns(4)
+    kept: Any = {"bind": "query-params"}
+    tokens = first.number_input("Tokens to write", 1, MOST_TOKENS, 200, key="tokens", **kept)
+    about = "0: always the likeliest token; 1: the model's probabilities."
+    temperature = second.number_input(
+        "Temperature", 0.0, 5.0, 1.0, 0.1, key="temperature", help=about, **kept
+    )
+    about = "Draw only from the likeliest tokens with this total probability."
+    top_p = third.number_input("Top p", 0.01, 1.0, 1.0, 0.05, key="p", help=about, **kept)
+    about = "The same seed gives the same text."
+    seed = fourth.number_input("Seed", 0, 2**31 - 1, 0, key="seed", help=about, **kept)
+    settings = tokens, temperature, top_p, seed
     sent = st.button(
         "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
     )
@@ -389,15 +368,6 @@ ALL_GROUPS = "all"
 _WHERE = {"from this computer": False, "on the server": True}
 
 
-class Upload(Protocol):
-    """A file that a person has chosen."""
-
-    @property
-    def name(self) -> str: ...
-
-    def getvalue(self) -> bytes: ...
-
-
 def asked_frames(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, bytes]] | None:
     """Let a person choose frames; return them once sent, or with `again` those of a linked path.
 
@@ -427,7 +397,7 @@ def asked_frames(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, byt
     return AskedFrames(model, path or uploads, CONFIDENCES[share]), files
 
 
-def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
+def _frames(linked: str) -> tuple[str, Sequence[UploadedFile]]:
     """Let a person name a path or choose files; return both, one of them empty."""
     on_server = False
     if not access.is_configured():
@@ -455,7 +425,7 @@ def _frames(linked: str) -> tuple[str, Sequence[Upload]]:
     return "", chosen
 
 
-def uploaded(chosen: Sequence[Upload]) -> dict[str, bytes]:
+def uploaded(chosen: Sequence[UploadedFile]) -> dict[str, bytes]:
     """Return the files of an upload under the names that `clew predict --frames` expects.
 
     Raises:

@@ -7,7 +7,7 @@ themselves (`bind="query-params"`); the functions here are for the rest, such as
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -53,16 +53,19 @@ def show_list(items: list[Markup]) -> None:
         show('<ul class="clew-checks">{items}</ul>', items=join(items))
 
 
+def pairs(shown: Mapping[str, object]) -> None:
+    """Show a table of two columns, without the rows that have no value."""
+    line = '<tr><th scope="row">{label}</th><td class="clew-wrap">{value}</td></tr>'
+    rows = [fill(line, label=label, value=value) for label, value in shown.items() if value]
+    show('<table class="clew-facts"><tbody>{rows}</tbody></table>', rows=join(rows))
+
+
 def fill(template: str, **values: object) -> Markup:
     return Markup(template).format(**values)
 
 
 def join(parts: list[Markup], separator: str = "") -> Markup:
     return Markup(escape(separator)).join(parts)
-
-
-def minute(created: str) -> str:
-    return created[:16].replace("T", " ")
 
 
 def triple(head: object, relation: object, tail: object) -> Markup:

@@ -16,8 +16,6 @@ from clew.runs.reading.metrics import number_text
 from clew.ui.components import basics, glossary
 
 HEIGHT = 320
-MAX_RANKS = 1000
-"""How many facts are drawn by their positions in two explanations."""
 SIGNS = {"domain": ["helps", "opposes"], "range": [basics.FOR, basics.AGAINST]}
 ABOVE = {"title": None, "orient": "top"}
 
@@ -233,50 +231,6 @@ def fact_texts(facts: pd.DataFrame) -> list[str]:
     return [fact_text(*triple) for triple in triples]
 
 
-def fact_bars(facts: pd.DataFrame, column: str, title: str, selected: int | None) -> Spec:
-    """Return facts as bars, in their order; colour, direction and symbol show the sign."""
-    texts = [
-        f"{basics.sign_symbol(value)} {text}"
-        for value, text in zip(facts[column], fact_texts(facts), strict=True)
-    ]
-    frame = _with_signs(
-        pd.DataFrame(
-            {
-                "fact": texts,
-                "rank": facts["rank"].to_numpy(),
-                "value": facts[column].to_numpy(float),
-                "chosen": facts["place"].to_numpy() == selected,
-                # Two facts can have the same text: the place keeps their bars apart.
-                "place": [
-                    f"{place}|{text}" for place, text in zip(facts["place"], texts, strict=True)
-                ],
-            }
-        )
-    )
-    spec = _bars(
-        frame,
-        "place",
-        32,
-        x=number("value", title=title),
-        color=name("sign", scale=SIGNS, legend=ABOVE | {"symbolType": "square"}),
-        opacity={"condition": {"test": "datum.chosen", "value": 1.0}, "value": 0.75},
-        tooltip=_tooltip({"fact": "Training fact"}, rank="Rank on its side", value=(title, ".4~g")),
-    )
-    spec["mark"] |= {"height": 9, "yOffset": 8}
-    spec["encoding"]["y"]["axis"] |= {  # texts are above their bars
-        "labelExpr": "slice(datum.value, indexof(datum.value, '|') + 1)",
-        "labelAlign": "left",
-        "labelBaseline": "bottom",
-        "labelPadding": -4,
-        "labelOffset": 1,
-        "labelLimit": 560,
-        "ticks": False,
-        "domain": False,
-        "zindex": 1,
-    }
-    return spec
-
-
 def share_bars(row: pd.Series, columns: Sequence[str], title: str) -> Spec:
     """Return how a fact's influence splits, by part of the model or by checkpoint."""
     frame = pd.DataFrame(
@@ -327,52 +281,6 @@ def verdict_bars(frame: pd.DataFrame) -> Spec:
         order=name("verdict"),
         tooltip=_tooltip({"group": "Of", "verdict": "Verdict"}, reviews="Reviews"),
     )
-
-
-def place_bars(windows: pd.DataFrame, column: str, title: str, selected: int) -> Spec:
-    """Return the influence of training windows over their places in the training text."""
-    frame = windows[["rank", "window", "first_token"]].assign(
-        value=windows[column], chosen=windows["place"] == selected
-    )
-    return {
-        "data": _with_signs(frame),
-        "height": 220,
-        "mark": {"type": "rule", "strokeWidth": 4, "strokeCap": "round"},
-        "encoding": {
-            "x": number("first_token", title="First token of the window"),
-            "y": number("value", title=title),
-            "y2": {"datum": 0},
-            "color": name("sign", scale=SIGNS, legend=ABOVE),
-            "opacity": {"condition": {"test": "datum.chosen", "value": 1.0}, "value": 0.6},
-            "tooltip": _tooltip(
-                {}, window=("Window", ","), rank="Rank on its side", value=(title, ".4~g")
-            ),
-        },
-    }
-
-
-def rank_scatter(facts: pd.DataFrame, of: tuple[str, str]) -> Spec:
-    """Return the positions of the facts in two explanations against each other."""
-    shown = facts.nsmallest(MAX_RANKS, "position")
-    frame = shown[["position", "other_position"]].assign(fact=fact_texts(shown))
-    largest = int(frame[["position", "other_position"]].to_numpy().max())
-    scale = {"domain": [1, largest], "type": "symlog"}
-    x, y = (
-        number(field, title=f"Position in {called}", scale=scale)
-        for field, called in zip(("position", "other_position"), of, strict=True)
-    )
-    ends = [{"position": place, "other_position": place} for place in (1, largest)]
-    diagonal = {"type": "line", "strokeDash": [4, 4], "color": basics.REFERENCE}
-    dots = {"type": "circle", "size": 45, "opacity": 0.7, "color": basics.FOR}
-    tooltip = _tooltip({"fact": "Training fact"}, position=of[0], other_position=of[1])
-    return {
-        "data": frame,
-        "height": HEIGHT,
-        "layer": [
-            {"data": {"values": ends}, "mark": diagonal, "encoding": {"x": x, "y": y}},
-            {"mark": dots, "encoding": {"x": x, "y": y, "tooltip": tooltip}},
-        ],
-    }
 
 
 def predictions(frame: pd.DataFrame, title: str) -> Spec:

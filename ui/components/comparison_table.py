@@ -37,7 +37,7 @@ from clew.runs.reading.search import RunQuery, search_runs
 from clew.ui.components import basics, glossary, tables
 from clew.ui.components.runs import histories, runs_page
 
-NUM_PRESET_CANDIDATES = 100
+NUM_PRESET_CANDIDATES = 50
 MAX_PRESET_RUNS = 24
 FINISHED = RunQuery(kind=names.KIND_TRAIN, status="FINISHED", order_by="attributes.end_time DESC")
 QUALITY_PREFIXES = ("valid/", TEST_PREFIX)
@@ -52,7 +52,6 @@ class Setting:
     reference: str
     """Id of a run of the reference group."""
     pick: Pick = "best"
-    step: int | None = None
     by_seed: bool = True
     further: tuple[str, ...] = ()
     """More quality metrics for the table."""
@@ -67,8 +66,6 @@ def picked_texts(setting: Setting) -> dict[str, str]:
     """Return, for each quality metric, which value of its curve is compared."""
 
     def text(key: str) -> str:
-        if setting.pick == "step":
-            return f"value at step {setting.step:,}"
         best = setting.pick == "best" and direction_of(key) and not key.startswith(TEST_PREFIX)
         return "best value" if best else "last value"
 
@@ -112,7 +109,7 @@ def compared(runs: Sequence[RunRecord], setting: Setting) -> Comparison:
         if key in present
     }
     for key in setting.qualities:
-        values[key] = pick_values(histories(runs, key), key, setting.pick, setting.step)
+        values[key] = pick_values(histories(runs, key), key, setting.pick)
     return compare(groups, values, reference=next(chosen, groups[0].label))
 
 

@@ -6,21 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 
-from clew import names
 from clew.errors import ClewError, DataError
 from clew.runs.influence_report import ReportModel, TextInfluenceReport
-from clew.runs.reading.explanation import SharedExplanation, triple_of
-from clew.runs.reading.facts import Paths, by_side
+from clew.runs.reading.explanation import SharedExplanation, explanation_in, with_run
+from clew.runs.reading.facts import by_side
 from clew.runs.reading.reports import (
     ReportFiles,
     ReportHead,
-    add_hops,
     admitted,
     read_facts,
     read_head,
@@ -29,12 +27,12 @@ from clew.runs.reading.reports import (
 )
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
-from clew.runs.verification import Verification, read_kept, said_of
+from clew.runs.verification import Verification, read_kept
 from clew.ui import access
-from clew.ui.components.reviews import reviews_of, visible
-from clew.ui.components.runs import run_by_id, vocabulary
+from clew.ui.components.reviews import visible
+from clew.ui.components.runs import vocabulary
 
-Side = Literal["all", "proponents", "opponents"]
+SIDES = ("all", "▲ helping", "▼ opposing")
 TRIPLE_COLUMNS = ("head", "relation", "tail", "head_id", "tail_id")
 NO_KINDS: Mapping[str, str] = MappingProxyType({})
 
@@ -63,10 +61,10 @@ def text_report_of(files: ReportFiles) -> TextInfluenceReport:
 
 @of_files
 def facts_of(files: ReportFiles, index: int) -> pd.DataFrame:
-    """Return a test triple's training facts with `hops` and `sibling`."""
+    """Return a test triple's training facts with `sibling`."""
     head = report_head(files)
     test = triple_at(head, index)
-    facts = add_hops(read_facts(files, index), str(test["head_id"]), str(test["tail_id"]))
+    facts = read_facts(files, index)
     shared = (facts["head_id"] == test["head_id"]) | (facts["tail_id"] == test["tail_id"])
     siblings = shared & (facts["relation_id"] == test["relation_id"])
     facts = facts.assign(sibling=siblings.to_numpy(bool))
@@ -90,14 +88,11 @@ def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
     found: dict[str, Path] = {}
     for name, data in content.items():
         kind = name.rpartition(".")[2].lower()
-        if kind not in {"json", "parquet", "csv"}:
-            raise DataError(f"{name}: expected an explanation as .json, .parquet or .csv")
+        if kind not in {"json", "parquet"}:
+            raise DataError(f"{name}: expected an explanation as .json or .parquet")
         report, path = _admitted(data, hashlib.sha256(data).hexdigest()[:24], kind, name)
         found.setdefault(report, path)
-    if {"json", "parquet"} & found.keys():
-        found.pop("csv", None)
-    # The table of a CSV file was written again as Parquet.
-    return ReportFiles(**{"parquet" if k == "csv" else k: path for k, path in found.items()})
+    return ReportFiles(**found)
 
 
 @st.cache_data(max_entries=64, show_spinner="Reading the files …")
@@ -141,7 +136,7 @@ class FactFilter:
 
     text: str = ""
     relation: str = ""
-    side: Side = "all"
+    side: str = SIDES[0]
     hide_siblings: bool = False
     cosine: bool = False
 
@@ -158,9 +153,9 @@ def filter_rows(
         rows = rows[~rows["sibling"].to_numpy(bool)]
     if wanted.relation:
         rows = rows[(rows["relation"] == wanted.relation).to_numpy(bool)]
-    if wanted.side != "all":
+    if wanted.side != SIDES[0]:
         values = rows["influence"].to_numpy(float)
-        rows = rows[values > 0 if wanted.side == "proponents" else values < 0]
+        rows = rows[values > 0 if wanted.side == SIDES[1] else values < 0]
     if text := wanted.text.strip().casefold():
         texts = pd.Series("", index=rows.index).str.cat(rows[list(columns)].astype(str), sep=" ")
         rows = rows[texts.str.casefold().str.contains(text, regex=False).to_numpy(bool)]
@@ -201,8 +196,7 @@ def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:
         }
     )
     sums = frame.groupby("group", sort=False).sum().reset_index()
-    order = sums["net"].abs().sort_values(ascending=False, kind="stable").index
-    return sums.loc[order].reset_index(drop=True)
+    return sums.sort_values("net", key=abs, ascending=False, kind="stable", ignore_index=True)
 
 
 def same_test(tests: pd.DataFrame, test: pd.Series) -> int | None:
@@ -221,22 +215,10 @@ def kinds_of(head: ReportHead) -> Mapping[str, str]:
         return NO_KINDS
 
 
-def shared(
-    run_id: str, head: ReportHead, test: pd.Series, facts: pd.DataFrame, paths: Paths
-) -> SharedExplanation:
-    """Return the content of a shared explanation; `run_id` is empty for files from the disk."""
-    run = run_by_id(run_id)
-    source = run.tags.get(names.TAG_SOURCE_RUN, "") if run else head.run_id
-    triple = triple_of(test)
-    reviews = visible(reviews_of(run_id).records) if run else []
-    return SharedExplanation(
-        test,
-        facts,
-        paths,
-        head,
-        run,
-        run_by_id(source),
-        kinds=kinds_of(head),
-        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
-        verified=said_of(verification_of(run_id), triple) if run else (),
-    )
+def shared(run_id: str, files: ReportFiles, index: int) -> SharedExplanation:
+    """Return what is shared of an explanation; `run_id` is empty for files from the disk."""
+    found = explanation_in(files, index)
+    if not run_id:
+        return found
+    found = with_run(found, run_id)
+    return replace(found, reviews=tuple(visible(found.reviews)))

@@ -6,13 +6,14 @@ address, and the others are drawn again.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 from markupsafe import Markup
-from streamlit.column_config import BarChartColumn, NumberColumn, TextColumn
+from streamlit.column_config import NumberColumn, TextColumn
+from streamlit.delta_generator import DeltaGenerator
 
 from clew.biolink import is_denied
 from clew.names import average_notes
@@ -34,7 +35,6 @@ from clew.ui.components.explanations import NO_KINDS, strongest, verification_of
 from clew.ui.work import Check
 
 MAX_ROWS = 1000
-NUM_BARS = 16
 SIDES = "▲ made the {of} more likely, ▼ less likely."
 RANKS = (
     "Place among the {things} of the same side: ▲ 1 helped the {of} most, ▼ 1 spoke most against "
@@ -84,7 +84,6 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
     """Show the facts in a table; a click on a row selects its fact."""
     shown, score = strongest(facts, column, MAX_ROWS), glossary.score(column, form)
     values = shown[column].to_numpy(float)
-    order = ", ".join(glossary.PARTS.values())
     of = {"things": "facts", "of": "prediction"}
     columns: tables.Columns = {
         "Rank": (shown["rank"], NumberColumn(width=54, help=RANKS.format(**of))),
@@ -96,7 +95,6 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
         "Head": (shown["head"].astype(str), TextColumn(width=112)),
         "Relation": (shown["relation"].astype(str), TextColumn(width=92)),
         "Tail": (shown["tail"].astype(str), TextColumn(width=112)),
-        "Hops": (shown["hops"], NumberColumn(width=46, help=glossary.HOPS)),
     }
     if fall and column == "influence":
         expected = NumberColumn(format="%+.2g", width=72, help=glossary.FALL.format(fall=fall))
@@ -108,16 +106,6 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
         agree = TextColumn(width=72, help=glossary.RUNS_AGREE)
         spread = NumberColumn(format="%.2g", width=60, help=glossary.SPREAD)
         columns |= {"Runs agree": (shown["agreement"], agree), "Spread": (shown["spread"], spread)}
-    for heading, prefix, width, meaning in (
-        ("By part", PART_PREFIX, 58, f"part of the model, in this order: {order}."),
-        ("By checkpoint", CHECKPOINT_PREFIX, 68, "checkpoint, the earliest first."),
-    ):
-        if found := split_columns(shown, prefix):
-            shares = shown[found].to_numpy(float).round(6).tolist()
-            columns[heading] = (
-                shares,
-                BarChartColumn(width=width, help=f"Share of each {meaning}"),
-            )
     tables.tick_one(
         columns,
         [int(place) for place in shown["place"]],
@@ -151,6 +139,8 @@ def picture(
     number: int,
     key: str,
     kinds: Mapping[str, str],
+    model: str,
+    panel: DeltaGenerator,
 ) -> None:
     """Show the test triple with its strongest facts; a click on an edge selects its fact."""
     shown = strongest(facts, column, number)
@@ -162,18 +152,12 @@ def picture(
         column=column,
         selected=() if place is None else (place,),
         kinds=kinds,
+        model=model,
         key=f"{key}-graph",
         take=_select,
         alt="Graph of the test triple and its strongest training facts",
+        panel=panel,
     )
-
-
-def bars(facts: pd.DataFrame, column: str, form: Form) -> None:
-    shown = strongest(facts, column, NUM_BARS)
-    title = glossary.score(column, form).label
-    chart = charts.fact_bars(shown, column, title, selected(facts))
-    alt = f"Bars: {column} of the strongest training facts"
-    st.vega_lite_chart(chart, width="stretch", alt=alt)
 
 
 def details(facts: pd.DataFrame, column: str, form: Form) -> None:
@@ -273,13 +257,15 @@ def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
     return basics.join([end for end in ends if end], " · ")
 
 
-def share(shown: SharedExplanation) -> None:
+def share(test: pd.Series, explanation: Callable[[], SharedExplanation]) -> None:
     """Offer an explanation as an HTML page and as a TRAPI message."""
-    name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
+    title = " ".join(str(test[key]) for key in ("head", "relation", "tail"))
+    name = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")[:80] or "explanation"
     page, message = "Report to mail (HTML)", "TRAPI message (JSON)"
-    tables.download(page, lambda: html_report(shown), f"{name}.html", "text/html")
-    if not is_denied(str(shown.test["relation_id"])):  # TRAPI cannot state a denial
-        tables.download(message, lambda: trapi_json(shown), f"{name}.json", "application/json")
+    tables.download(page, lambda: html_report(explanation()), f"{name}.html", "text/html")
+    if not is_denied(str(test["relation_id"])):  # TRAPI cannot state a denial
+        told = f"{name}.json", "application/json"
+        tables.download(message, lambda: trapi_json(explanation()), *told)
     st.caption("The report is one file: picture, paths, facts, how far to trust them.")
 
 

@@ -173,10 +173,6 @@ RANK = (
     "among all entities, other known answers left out; 1 means the model puts it first. Ties count "
     "half."
 )
-HOPS = (
-    "Steps from the test triple to the fact, over the facts of this explanation: 0 shares an "
-    "entity with it, 1 is one step further, and so on."
-)
 COUNTERPART = "The fact is the triple's inverse or duplicate, in a relation that says the same."
 FALL = (
     "Expected fall of the answer's log-probability if the model is trained without this fact: its "
@@ -195,11 +191,6 @@ PLACE = (
     "Training windows are parts of the training text of equal length, numbered in order; tokens "
     "are counted from the start of the packed text."
 )
-SPEARMAN = (
-    "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
-    "same order, 0 no relation, -1 the reverse."
-)
-OVERLAP = "Share of the strongest facts that both explanations have in common."
 
 RATIO = "ratio"
 _MACHINE_UNITS = {"percentage": "%", "megabytes": "MB", "watts": "W"}

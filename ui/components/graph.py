@@ -1,7 +1,8 @@
 """The graph of an explanation: the test triple and its strongest training facts.
 
 It is drawn like the picture of a report, for a wide and for a narrow place. `assets/graph.js` shows
-the fitting one and tells what was clicked: a line selects its fact, an entity shows its own.
+the fitting one and tells what was clicked: a line selects its fact, an entity shows its own. A
+double click on an entity, or the key e, draws its neighbours in the training graph too.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,12 +13,17 @@ import pandas as pd
 import streamlit as st
 from markupsafe import Markup, escape
 from streamlit.column_config import NumberColumn, TextColumn
+from streamlit.delta_generator import DeltaGenerator
 
 from clew.biolink import page_of
+from clew.errors import ClewError
 from clew.runs.influence_forms import Form
 from clew.runs.reading import picture
 from clew.runs.reading.facts import FactPath, Paths
+from clew.runs.reading.picture_layout import node_labels
+from clew.runs.reading.reports import ReportHead
 from clew.ui.components import basics, tables
+from clew.ui.components.training_graph import TrainingGraph, training_graph
 
 HEIGHT = 420
 MAX_EDGES = 60
@@ -25,11 +31,16 @@ WIDTHS = (640, 340)
 LETTERS = 0.55
 """How wide a letter of the pages' font is, in font sizes."""
 NUM_STRONGEST = 3
+NUM_NEIGHBOURS, MOST_UNFOLDED = 8, 4
+"""How many neighbours are drawn with an entity, and with how many entities at once."""
+UNFOLDED = "near"
+"""In the address: the entities that are drawn with their neighbours, with tabs between them."""
+DRAWN = ["head_id", "head", "relation", "tail_id", "tail", "place", "influence"]
 _MARK = '<span><b style="color:{colour}" aria-hidden="true">{mark}</b> {kind}</span>'
 _LINK = '<a href="{page}" target="_blank" rel="noreferrer">{text}</a>'
 _CARD = (
     '<div class="clew-card clew-small"><b>{name}</b> <span class="clew-muted">{about}</span>'
-    "<p>In {number} of the drawn facts. The strongest:</p>{facts}</div>"
+    "<p>In {number} of the drawn facts{whole}. The strongest:</p>{facts}</div>"
 )
 _FILES = Path(__file__).parent.parent / "assets"
 _component = st.components.v2.component(
@@ -47,40 +58,86 @@ def show(
     column: str,
     selected: Collection[int],
     kinds: Mapping[str, str],
+    model: str,
     key: str,
     take: Callable[[int | None], None],
     alt: str,
+    panel: DeltaGenerator,
 ) -> None:
-    """Show the picture, a legend for the kinds of entities, and the entity that was clicked.
+    """Show the picture, a legend for the kinds of entities, and in the panel what was clicked.
 
     The strongest of the facts come first. `column` sets the width of their lines; `selected` has
-    the places of those that stand out. `take` is called with the place of the fact whose line is
-    clicked, or None for anything but an entity.
+    the places of those that stand out. `model` is the run that was trained. `take` is called with
+    the place of the fact whose line is clicked, or None for anything but an entity.
     """
-    facts = facts.head(MAX_EDGES)
+    facts = facts.head(MAX_EDGES).assign(influence=facts[column])[DRAWN]
+    entity, missing = basics.address("entity"), ""
+    whole: TrainingGraph | None = None
+    if entity or _unfolded():
+        try:
+            whole = training_graph(model)
+        except ClewError as error:
+            missing = str(error)
+    for each in _unfolded():
+        if whole is not None and each in (labels := node_labels(test, facts)):
+            new = [name for name in whole.around(each) if name not in labels][:NUM_NEIGHBOURS]
+            facts = pd.concat([facts, whole.joining(each, new)[DRAWN]]) if new else facts
+    labels = node_labels(test, facts)
 
     def choose() -> None:
         taken = st.session_state[key].taken or {}
         basics.write_address("entity", taken.get("entity"))
         if "entity" not in taken:
             take(int(taken["fact"]) if "fact" in taken else None)
+        elif "unfold" in taken:
+            _unfold(taken["entity"])
 
-    draw = partial(picture.draw, test, facts.assign(influence=facts[column]), kinds)
+    draw = partial(picture.draw, test, facts, kinds)
     drawn = [draw(width=w, height=HEIGHT, letters=LETTERS, selected=selected) for w in WIDTHS]
-    labels = picture.node_labels(test, facts)
     lines = [
         (picture.ANSWER, "┅", str(test["relation"]).replace("_", " ") + "?"),
         (picture.FOR, "━", "made it more likely"),
         (picture.AGAINST, "━", "less likely"),
     ]
+    lines += [(picture.PLAIN.colour, "━", "a neighbour's fact")] * (not facts["place"].all())
     lines += [(look.colour, look.mark, kind) for kind, look in picture.looks(kinds, labels).items()]
     marks = [
         basics.fill(_MARK, colour=colour, mark=mark, kind=kind) for colour, mark, kind in lines
     ]
     data = {"drawn": basics.join(drawn), "legend": basics.join(marks, " ")}
     _component(data=data | {"alt": alt, "height": HEIGHT}, key=key, on_taken_change=choose)
-    if (entity := basics.address("entity")) in labels:
-        _entity(entity, labels[entity], facts, column, kinds.get(entity, ""))
+    if entity not in labels:
+        return
+    with panel:
+        _entity(entity, labels[entity], facts, kinds.get(entity, ""), whole)
+        if whole is None:
+            basics.note(f"Its facts in the whole training graph are not known here: {missing}.")
+        else:
+            _neighbours(entity, labels, whole, key=f"{key}-near")
+
+
+def _unfolded() -> list[str]:
+    return [name for name in basics.address(UNFOLDED).split("\t") if name]
+
+
+def _unfold(entity: str) -> None:
+    """Draw an entity's neighbours too, or no longer."""
+    others = [name for name in _unfolded() if name != entity]
+    added = [] if len(others) < len(_unfolded()) else [entity]
+    basics.write_address(UNFOLDED, "\t".join([*others, *added][-MOST_UNFOLDED:]))
+
+
+def _neighbours(entity: str, labels: Mapping[str, str], whole: TrainingGraph, *, key: str) -> None:
+    """Say how many of an entity's neighbours are drawn, and offer to draw others."""
+    around = whole.around(entity)
+    drawn = sum(name in labels for name in around)
+    label = "Hide its neighbours" if entity in _unfolded() else "Show its neighbours"
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.button(label, key=key, on_click=_unfold, args=(entity,), help="Or double-click it.")
+        basics.note(
+            f"Of its {len(around):,} neighbours {drawn:,} are drawn; those in the fewest facts "
+            "come first."
+        )
 
 
 def identified(key: str, name: str, kind: str) -> Markup:
@@ -91,13 +148,15 @@ def identified(key: str, name: str, kind: str) -> Markup:
     return basics.join([*parts, escape(kind)] if kind else parts, ", ")
 
 
-def _entity(key: str, name: str, facts: pd.DataFrame, column: str, kind: str) -> None:
+def _entity(
+    key: str, name: str, facts: pd.DataFrame, kind: str, whole: TrainingGraph | None
+) -> None:
     """Show an entity's kind and identifier, and its strongest facts among those drawn."""
     own = facts[(facts["head_id"].astype(str) == key) | (facts["tail_id"].astype(str) == key)]
     lines = [
         basics.fill(
             "<p>{sign} {triple}</p>",
-            sign=basics.sign_symbol(fact[column]),
+            sign=basics.sign_symbol(fact["influence"]),
             triple=basics.triple(fact["head"], fact["relation"], fact["tail"]),
         )
         for _, fact in own.head(NUM_STRONGEST).iterrows()
@@ -107,6 +166,7 @@ def _entity(key: str, name: str, facts: pd.DataFrame, column: str, kind: str) ->
         name=name,
         about=identified(key, name, kind),
         number=len(own),
+        whole="" if whole is None else f", of {whole.degree(key):,} in the whole training graph",
         facts=basics.join(lines),
     )
 
@@ -121,7 +181,7 @@ def show_paths(
     *,
     key: str,
     kinds: Mapping[str, str],
-    form: Form,
+    head: ReportHead,
 ) -> None:
     """Show paths as a picture next to their sentences; a click on either selects one."""
     paths = found.found
@@ -138,6 +198,7 @@ def show_paths(
             basics.write_address("path", next(through))
 
     left, right = basics.columns([1.3, 1], key="paths")
+    panel = right.container()
     with left:
         show(
             test,
@@ -145,12 +206,14 @@ def show_paths(
             column="influence",
             selected=paths[place].ranks,
             kinds=kinds,
+            model=head.run_id,
             key=f"{key}-paths",
             take=take,
             alt="Graph of the paths of training facts between the two ends of the test triple",
+            panel=panel,
         )
     with right:
-        _path_table(paths, place, form, key=f"{key}-sentences-{place}")
+        _path_table(paths, place, head.form, key=f"{key}-sentences-{place}")
         basics.note(found.searched.removesuffix(":") + ".")
 
 

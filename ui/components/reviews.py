@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -12,7 +12,6 @@ from markupsafe import Markup
 from streamlit.column_config import CheckboxColumn, TextColumn
 
 from clew import names
-from clew.config.load import from_mapping
 from clew.errors import DataError, described
 from clew.files import expanded, write_whole
 from clew.runs import store
@@ -22,7 +21,6 @@ from clew.runs.reading.disagreements import (
     decision_on,
     find_disagreements,
 )
-from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,
@@ -32,19 +30,20 @@ from clew.runs.reading.reviews import (
     latest_of_each,
     read_reviews,
 )
-from clew.runs.reading.runs import RunRecord, read_config, started_in
+from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
 from clew.spreadsheets import FactList
 from clew.ui import access
-from clew.ui.components import basics, glossary, jobs
+from clew.ui.components import basics, jobs
 from clew.ui.components.charts import fact_text, fact_texts
+from clew.ui.components.graph import UNFOLDED
 from clew.ui.components.jobs import Job
-from clew.ui.components.runs import name_of, runs_by_id, runs_page
+from clew.ui.components.runs import every_run, name_of, runs_by_id, runs_page
 from clew.ui.components.tables import run_labels
+from clew.ui.components.training_graph import config_here
 from clew.ui.work import Training
 
 NUM_LATEST = 50
-NUM_PER_PAGE = 200
 MAX_CACHED = 1024
 JUDGED = "judged"
 About = tuple[str, tuple[str, str, str]]
@@ -60,15 +59,10 @@ def explains_triples(run: RunRecord) -> bool:
 def reviewable_runs() -> list[RunRecord]:
     """Return the latest runs that explain triples, and all older ones with a review.
 
-    The newest comes first. In old stores, where reviewed runs are not marked, only the latest show.
+    The newest comes first.
     """
     query = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)
-    found = list(runs_page(query, size=NUM_LATEST).runs)
-    query, number, more = replace(query, reviewed=True), 0, True
-    while more:
-        page = runs_page(query, number, size=NUM_PER_PAGE)
-        found += page.runs
-        number, more = number + 1, page.more
+    found = [*runs_page(query, size=NUM_LATEST).runs, *every_run(replace(query, reviewed=True))]
     each = {run.run_id: run for run in found}
     return sorted(each.values(), key=lambda run: run.started_ms, reverse=True)
 
@@ -271,7 +265,7 @@ def verdict_buttons(
 def open_test(place: int | None) -> None:
     """Put an explained triple into the address, without what is selected in another one."""
     basics.write_address("test", place)
-    for key in ("fact", "path", "check"):
+    for key in ("fact", "path", "check", "entity", UNFOLDED):
         basics.write_address(key, None)
 
 
@@ -296,20 +290,20 @@ def earlier(run_id: str, test: pd.Series) -> None:
     shown = visible(given)
     items = [said(each, each.said) for each in shown]
     if shown and (made := decision_on(triple, reviews)) is not None:
-        items.append(said(made, f"decided: {made.said}"))
+        items.append(said(made, made.said, before="decided: "))
     basics.show_list(items)
     if len(shown) < len(given):
         basics.note("What others said of it is shown after your own verdict.")
 
 
-def said(review: Review, words: str) -> Markup:
-    """Return a review as an item of a list: its verdict in words, by whom, why."""
+def said(review: Review, verdict: str, *, before: str = "", more: str = "") -> Markup:
+    """Return a review as an item of a list: its verdict, by whom, why."""
     return basics.fill(
         _SAID,
-        symbol=basics.OPINION_SYMBOLS[review.said],
-        said=words,
+        symbol=basics.OPINION_SYMBOLS[verdict],
+        said=f"{before}{verdict}{more}",
         who=review.reviewer or "somebody",
-        when=basics.minute(review.created),
+        when=review.created[:16].replace("T", " "),
         comment=review.comment,
     )
 
@@ -324,7 +318,6 @@ def triple_text(fact: Fact) -> str:
 
 FOLDER = Path("runs/left_out")
 """The folder of the lists, relative to the folder that commands run in."""
-MEASURES = (names.MRR, *(names.hits_at(k) for k in (1, 3, 10)), names.MEAN_RANK)
 SUFFIX = " without the facts marked wrong"
 """End of the names of such runs."""
 
@@ -350,26 +343,12 @@ def train_without(run: RunRecord, listed: str) -> Job:
         UsageError: Too many commands are running.
     """
     access.authorize("train")  # before the list is written
-    config = read_config(run.run_id)
-    data, tracking = (_section(run, config, name) for name in ("data", "tracking"))
-    folder = started_in(run.run_id)
-    for name in from_mapping(config).data.paths:
-        there = Path(folder) / expanded(data[name]) if data.get(name) and folder else None
-        if there is not None and there.exists():
-            data[name] = str(there)
+    config = config_here(run.run_id)
+    data, tracking = config["data"], config["tracking"]
     data["exclude"] = str(_kept(listed, data.get("exclude")))
     title = f"{name_of(run).removesuffix(SUFFIX)}{SUFFIX}"
     tracking["run_name"] = title
     return jobs.jobs().start(Training(config), title=f"Train {title}", action="train")
-
-
-def _section(run: RunRecord, config: Mapping[str, object], name: str) -> dict[str, Any]:
-    section = config.get(name)
-    if not isinstance(section, dict):
-        raise DataError(
-            f"run {run.run_id}: its configuration has no section {name}; choose another run"
-        )
-    return section
 
 
 def _kept(listed: str, earlier: str | None) -> Path:
@@ -395,7 +374,7 @@ def _kept(listed: str, earlier: str | None) -> Path:
 
 
 NOISE = (
-    "One run each says little: another seed changes these numbers too. To be sure, train both "
+    "One run each says little: another seed changes their metrics too. To be sure, train both "
     "with several seeds and compare those. In the ranks of the new run, the facts left out are no "
     "longer known answers."
 )
@@ -429,20 +408,17 @@ def offer_training(runs: Sequence[RunRecord], listed: str, *, key: str) -> None:
         run = next(run for run in runs if run.run_id == chosen)
         with basics.guarded("The training", done="started"):
             job = train_without(run, listed)
-            for name, value in (("training", job.job_id), ("before", run.run_id), ("after", None)):
-                basics.write_address(name, value)
+            basics.write_address("training", job.job_id)
+            basics.write_address("before", run.run_id)
             st.rerun()
 
 
 def retrained() -> None:
-    """Show the training that the address names, if it names one, and then both runs' metrics."""
-    job_id, after = basics.address("training"), basics.address("after")
-    if not (job_id or after):
+    """Show the training that the address names, if it names one, and then links to both runs."""
+    job_id, before = basics.address("training"), basics.address("before")
+    if not job_id:
         return
     st.header("Trained again", anchor=False)
-    if after and jobs.find(job_id) is None:
-        _before_and_after(after)
-        return
 
     def working(job: Job) -> None:
         if job.state == "running":
@@ -450,33 +426,10 @@ def retrained() -> None:
 
     def finished(job: Job) -> None:
         if job.state == "done":
-            basics.write_address("after", job.run_id())
-            _before_and_after(job.run_id())
+            with st.container(horizontal=True):
+                both = f"{before},{job.run_id()}"
+                basics.link("compare", "Compare both runs", runs=both, ref=before)
+                basics.link("run", "The new run", id=job.run_id())
+            basics.note(NOISE)
 
     jobs.show(job_id, progress=working, result=finished)
-
-
-def _before_and_after(after_id: str) -> None:
-    """Show the test metrics of the address's run, and of its repetition without some facts."""
-    found = runs_by_id([basics.address("before"), after_id])
-    if len(found) < 2:
-        basics.note("One of the two runs is not in the store any more.")
-        return
-    before, after = found
-    rows = []
-    for key in (names.metric("test", name) for name in MEASURES):
-        if key in before.metrics and key in after.metrics:
-            old, new = before.metrics[key], after.metrics[key]
-            sign = "+" if new > old else "−" if new < old else ""
-            change = f"{sign}{number_text(abs(new - old), 3)}"
-            rows.append((glossary.label(key), number_text(old), number_text(new), change))
-    if rows:
-        table = pd.DataFrame(rows, columns=["Metric", "Before", "After", "Change"])
-        st.dataframe(table, alt="Test metrics before and after", hide_index=True)
-        basics.note(NOISE)
-    else:
-        basics.note("The two runs have no test metric in common.")
-    with st.container(horizontal=True):
-        both = f"{before.run_id},{after.run_id}"
-        basics.link("compare", "Compare both runs", runs=both, ref=before.run_id)
-        basics.link("run", "The new run", id=after.run_id)

@@ -4,13 +4,13 @@ The dashboard uses one store as long as it runs, so cache keys do not include th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.errors import ClewError, TrackingError
+from clew.errors import ClewError
 from clew.runs import store
 from clew.runs.reading import search
 from clew.runs.reading.metrics import (
@@ -32,7 +32,6 @@ from clew.runs.reading.models import (
 from clew.runs.reading.run_details import lineage, list_data, list_files
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.search import (
-    Experiment,
     RunPage,
     RunQuery,
     count_runs,
@@ -42,7 +41,8 @@ from clew.runs.reading.search import (
 )
 from clew.runs.reading.typed_search import Keys
 
-PAGE_SIZE = 50
+PAGE_SIZE = 25
+"""MLflow needs as long for this many runs as for all else that a page shows."""
 
 for_seconds = st.cache_data(ttl=5, max_entries=256, show_spinner=False)
 for_a_minute = st.cache_data(ttl=60, max_entries=64, show_spinner=False)
@@ -60,18 +60,6 @@ vocabulary = for_all_sessions(read_vocabulary)
 _learned = for_all_sessions(read_learned)  # by version, whose triples never change
 
 
-@dataclass(frozen=True)
-class Counts:
-    """How many runs there are, and in which state; MLflow calls `stuck` runs running too."""
-
-    total: int
-    running: int
-    stuck: int
-    finished: int
-    stopped: int
-    failed: int
-
-
 def store_exists() -> bool:
     """Return whether there is a store; there is none if its database file does not exist yet."""
     return not store.is_missing(store.tracking_uri())
@@ -84,8 +72,13 @@ def connect() -> None:
 
 
 @for_seconds
-def experiments() -> list[Experiment]:
-    return list_experiments() if store_exists() else []
+def experiments() -> dict[str, str]:
+    return list_experiments() if store_exists() else {}
+
+
+def _within(query: RunQuery) -> RunQuery:
+    """Return a query with its experiments, which MLflow wants to know for each one."""
+    return replace(query, experiment_ids=query.experiment_ids or tuple(experiments().values()))
 
 
 @for_seconds
@@ -93,7 +86,12 @@ def runs_page(query: RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> RunPa
     """Return one page of runs, counted from 0."""
     if not store_exists():
         return RunPage((), 0, False)
-    return search_runs(query, offset=page * size, limit=size)
+    return search_runs(_within(query), offset=page * size, limit=size)
+
+
+@for_seconds
+def every_run(query: RunQuery) -> list[RunRecord]:
+    return list(search.every_run(query)) if store_exists() else []
 
 
 @for_seconds
@@ -112,7 +110,7 @@ def number_of_runs(query: RunQuery) -> int:
     last = _last_count(query)
     if not last[0] and query == RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
         last[0] = _last_count(RunQuery(query.experiment_ids))[0]  # most are training runs
-    last[0] = count_runs(query, near=last[0])
+    last[0] = count_runs(_within(query), near=last[0])
     return last[0]
 
 
@@ -155,25 +153,19 @@ def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
     return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
 
 
-def counts(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> Counts:
-    """Return how many runs of the experiments are in which state; `alive` are `live_runs`."""
+def counts(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> dict[str, int]:
+    """Return how many runs there are, and how many in each state; `alive` are `live_runs`."""
 
-    def number(status: str) -> int:
+    def number(status: str = "") -> int:
         return number_of_runs(RunQuery(experiment_ids, status=status))
 
     stuck = sum(state_of(run) == "stuck" for run in alive)
-    total = number_of_runs(RunQuery(experiment_ids))
+    total, failed, stopped = number(), number("FAILED"), number("KILLED")
     running = len(alive) if len(alive) < PAGE_SIZE else number("RUNNING")
-    failed, stopped = number("FAILED"), number("KILLED")
-    return Counts(
-        total=total,
-        running=running - stuck,
-        stuck=stuck,
-        # Counting needs one search per power of two, so the largest state is what remains.
-        finished=max(0, total - running - failed - stopped - number("SCHEDULED")),
-        stopped=stopped,
-        failed=failed,
-    )
+    # Counting needs one search per power of two, so the largest state is what remains.
+    finished = max(0, total - running - failed - stopped - number("SCHEDULED"))
+    others = {"finished": finished, "stopped": stopped, "failed": failed}
+    return {"total": total, "running": running - stuck, "stuck": stuck, **others}
 
 
 def name_of(run: RunRecord) -> str:
@@ -225,14 +217,8 @@ def models() -> list[RegisteredModel]:
 
 @for_all_sessions
 def champion_vocabulary(model: RegisteredModel) -> ModelNames:
-    """Return the names that the champion knows.
-
-    Raises:
-        TrackingError: There is no champion, or its files are gone.
-        DataError: The files are invalid.
-    """
-    if model.champion is None:
-        raise TrackingError(f"{model.name} has no champion; promote a run on the page Models")
+    """Return the names that the champion knows."""
+    assert model.champion is not None
     return read_version_vocabulary(model, model.champion)
 
 
@@ -253,12 +239,12 @@ def learned(model: RegisteredModel) -> Learned:
     whole triple. The end that is asked for is empty.
     """
     try:
-        found = Learned((), {}) if model.champion is None else _learned(model, model.champion)
+        assert model.champion is not None
+        found = _learned(model, model.champion)
     except ClewError:
         return Learned((), {})
-    hidden = (("tail",), ("head",), ())
-    examples = (
-        ("" if "head" in ends else head, relation, "" if "tail" in ends else tail)
-        for (head, relation, tail), ends in zip(found.examples, hidden, strict=False)
-    )
+    examples = [
+        ("" if number == 1 else head, relation, "" if number == 0 else tail)
+        for number, (head, relation, tail) in enumerate(found.examples)
+    ]
     return Learned(tuple(examples), found.uses)

@@ -3,6 +3,7 @@
 Where a person ticks rows, each row represents a value, such as a run's id.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -16,6 +17,7 @@ from clew import names
 from clew.errors import UsageError
 from clew.runs.reading.comparison import (
     COST_METRICS,
+    SEED,
     Group,
     group_runs,
     statistic,
@@ -182,7 +184,7 @@ SEARCH_HELP = (
 
 def experiment() -> tuple[str, ...]:
     """Let a person choose an experiment; return its id, empty for all of them."""
-    found = {experiment.name: experiment.experiment_id for experiment in experiments()}
+    found = experiments()
     chosen = st.selectbox(
         "Experiment",
         [ALL, *found],
@@ -193,19 +195,8 @@ def experiment() -> tuple[str, ...]:
     return (found[chosen],) if chosen in found else ()
 
 
-FILTERS = ("state", "kind", "variant", "data")
-
-
 def run_query(experiment_ids: tuple[str, ...], *, kind: str = "") -> RunQuery:
     """Let a person search for runs and order them."""
-    # Addresses from before there was one box have a key for each of these.
-    given = {key: basics.address(key) for key in FILTERS if key in st.query_params}
-    for key in given:
-        basics.write_address(key, None)
-    if given:
-        parts = [f'{key}="{value}"' for key, value in given.items() if value not in ("", "all")]
-        basics.write_address("search", " ".join([basics.address("search"), *parts]).strip())
-        st.rerun()
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with left:
         text = basics.search_box(
@@ -247,7 +238,14 @@ def run_table(
         for run, key in zip(runs, keys, strict=True)
     ]
 
-    apart = told_apart(runs, most=4)
+    apart = {
+        run_id: " · ".join(setting for setting in settings if not setting.endswith(" –"))
+        for run_id, settings in told_apart(runs, most=4).items()
+    }
+    alike = Counter((run.name, apart[run.run_id]) for run in runs)
+    for run in runs:
+        if SEED in run.params and alike[run.name, apart[run.run_id]] > 1:
+            apart[run.run_id] = f"{apart[run.run_id]} · seed {run.params[SEED]}".removeprefix(" · ")
 
     def small(meaning: str = "") -> Any:
         return TextColumn(width="small", help=meaning or None)
@@ -263,7 +261,7 @@ def run_table(
         ),
         "Run": ([name_of(run) for run in runs], TextColumn(width=NAME_PIXELS)),
         "Differs in": (
-            [" · ".join(s for s in apart[run.run_id] if not s.endswith(" –")) for run in runs],
+            [apart[run.run_id] for run in runs],
             TextColumn(width="medium", help="Settings that differ among these runs."),
         ),
         "Kind": (

@@ -11,17 +11,11 @@ from streamlit.column_config import NumberColumn, TextColumn
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport, TextInfluenceReport, numbers_of
 from clew.runs.reading.facts import by_side, ranked
-from clew.ui.components import basics, charts, facts, glossary, tables
-from clew.ui.components.explanations import FactFilter, Side, filter_rows
+from clew.ui.components import basics, facts, glossary, tables
+from clew.ui.components.explanations import SIDES, FactFilter, filter_rows
 
 MIN_SHARED_CHARACTERS = 8
-SIDES: dict[str, Side] = {"all": "all", "▲ helping": "proponents", "▼ opposing": "opponents"}
 Passage = tuple[int, int]
-
-
-def choose_side() -> Side:
-    """Let a person choose helping examples, opposing ones, or both."""
-    return SIDES[basics.choice("Side", list(SIDES), "side")]
 
 
 def choose_cosine(found: pd.DataFrame) -> bool:
@@ -134,7 +128,7 @@ def show_text(report: TextInfluenceReport, *, key: str) -> None:
     with first:
         text = basics.search_box("Search windows", "factfind", placeholder="part of the text")
     with second:
-        side = choose_side()
+        side = basics.choice("Side", SIDES, "side")
     with third:
         cosine = choose_cosine(windows)
     wanted = FactFilter(text=text, side=side, cosine=cosine)
@@ -157,11 +151,6 @@ def show_text(report: TextInfluenceReport, *, key: str) -> None:
     with right:
         reading(report, chosen, column)
     facts.splits(chosen, form)
-    st.header("Where in the training text", anchor=False, help=glossary.PLACE)
-    title = glossary.score(column, form).label
-    chart = charts.place_bars(shown, column, title, int(chosen["place"]))
-    alt = f"Bars: {column} of the windows over their places in the training text"
-    st.vega_lite_chart(chart, width="stretch", alt=alt)
 
 
 def summary(total: int, helping: int, opposing: int) -> str:

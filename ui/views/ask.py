@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import cast
 
 import streamlit as st
 
@@ -129,36 +128,10 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames, learned: Learned) -
     with left:
         about = answers.About(vocabulary, learned, explain, int(st.session_state[MOST]), right)
         jobs.show(answer_id, result=lambda job: answers.answers(job, about))
-    with right:
-        _reasons(explain)
-
-
-def _reasons(explain: answers.Explain) -> None:
-    """Show the explanation that the address names; if it is lost, offer it again."""
-    why_id, meant = basics.address("why"), _meant()
-    if not why_id:
-        return
-    st.header("Why?", anchor=False)
-    if jobs.find(why_id) is None and meant is not None:
-        st.html(basics.triple(meant.head, meant.relation, meant.tail))
-        basics.note(
-            "If this explanation was finished, it is on the page Influence; or make it again."
-        )
-        answers.why_button("Explain again", meant, explain, key="explain-again")
-    else:
-        jobs.show(why_id, progress=answers.first_answer, result=answers.explanation)
-
-
-def _meant() -> Why | None:
-    """Return the triple that the address asks to explain, None if there is none."""
-    end, _, answer = basics.address("for").partition(",")
-    if end not in ("head", "tail") or not answer:
-        return None
-    ends = {"head": basics.address("h"), "tail": basics.address("t")} | {end: answer}
-    relation = basics.address("r")
-    if not (ends["head"] and relation and ends["tail"]):
-        return None
-    return Why(ends["head"], relation, ends["tail"], cast(End, end))
+    if why_id := basics.address("why"):
+        with right:
+            st.header("Why?", anchor=False)
+            jobs.show(why_id, progress=answers.first_answer, result=answers.explanation)
 
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"

@@ -1,6 +1,7 @@
 """Compare: cost and quality of precision, checkpointing and compilation, against a reference."""
 
 from collections.abc import Sequence
+from typing import cast, get_args
 
 import streamlit as st
 
@@ -35,7 +36,6 @@ PRESET_HELP = (
     "The reference is plain float32, if it was run."
 )
 FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
-PICKS: dict[str, Pick] = {"best": "best", "last": "last", "at a step": "step"}
 CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
 
 
@@ -220,10 +220,10 @@ def _setting(runs: Sequence[RunRecord]) -> Setting:
     with third:
         pick = basics.choice(
             "Value",
-            list(PICKS),
+            get_args(Pick),
             "pick",
-            help="The value of the quality's curve: the best (for bias or coverage the last), the "
-            "last, or the last up to a step.",
+            help="The value of the quality's curve: the best (for bias or coverage the last), or "
+            "the last.",
         )
     about = "Runs that differ only in seed are one row: mean ± standard deviation."
     grouped = fourth.toggle(
@@ -237,7 +237,4 @@ def _setting(runs: Sequence[RunRecord]) -> Setting:
         format_func=glossary.label,
         placeholder="other measures of quality",
     )
-    step = None
-    if pick == "at a step":
-        step = int(st.number_input("Step", 0, value=1000, key="step", bind="query-params"))
-    return Setting(quality or "", reference, PICKS[pick], step, grouped, tuple(further))
+    return Setting(quality or "", reference, cast(Pick, pick), grouped, tuple(further))

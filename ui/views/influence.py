@@ -5,20 +5,21 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
-from streamlit.column_config import NumberColumn, TextColumn
+from streamlit.column_config import NumberColumn
 from streamlit.delta_generator import DeltaGenerator
 
 from clew import names
 from clew.runs import store
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport
-from clew.runs.reading.facts import Agreement, agreement, scored
+from clew.runs.reading.facts import scored
 from clew.runs.reading.reports import ReportFiles, ReportHead
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
 from clew.ui import access
 from clew.ui.components import basics, charts, facts, glossary, graph, reviews, tables, windows
 from clew.ui.components.explanations import (
+    SIDES,
     FactFilter,
     facts_of,
     filter_rows,
@@ -28,17 +29,16 @@ from clew.ui.components.explanations import (
     report_head,
     report_of_run,
     report_of_upload,
-    same_test,
     shared,
     strongest,
     text_report_of,
     triple_at,
     with_validation,
 )
-from clew.ui.components.runs import runs_page, variants_of
+from clew.ui.components.runs import runs_page
 
 TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
-NUM_TRACE_RUNS = 200
+NUM_TRACE_RUNS = 50
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
 TESTS_HEIGHT = 242
 SCORE = "Model's score"
@@ -83,10 +83,6 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     head = report_head(files)
     if run_id:
         head = with_validation(head)
-    if head.problem:
-        basics.warning(
-            f"{head.problem}. This page shows the other files, without ranks and scores."
-        )
     place = _test_triple(head.tests, head.form)
     if place is None:
         return
@@ -98,8 +94,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
         facts.trust(head, run_id, test)
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
-        facts.share(shared(run_id, head, test, found, paths))
-    sections = ["Paths", "Training facts", "Groups", "Another run"]
+        facts.share(test, lambda: shared(run_id, files, place))
+    sections = ["Paths", "Training facts", "Groups"]
     sections += ["Check it", "Review"] * bool(run_id)
     first = sections[0] if paths.found and not basics.address("fact") else sections[1]
     with left:
@@ -107,19 +103,17 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     with basics.guarded(section):
         match section:
             case "Paths":
-                graph.show_paths(test, paths, key=key, kinds=kinds, form=head.form)
+                graph.show_paths(test, paths, key=key, kinds=kinds, head=head)
             case "Training facts":
                 _facts(test, found, more, kinds, head, key=key)
             case "Groups":
                 _groups(test, found, more, head.form)
-            case "Another run":
-                _compare(run_id, test, found, runs)
             case "Check it":
                 facts.check(run_id, test)
             case "Review":
                 left, right = basics.columns([1, 1.15], key="review")
                 with left:
-                    graph.show_paths(test, paths, key=key, kinds=kinds, form=head.form)
+                    graph.show_paths(test, paths, key=key, kinds=kinds, head=head)
                 with right:
                     above = st.container()  # filled last, so that it counts the review just saved
                     following = reviews.next_to_judge(run_id, head.tests, place)
@@ -140,24 +134,18 @@ def _facts(
 ) -> None:
     with more.popover("Filter facts", width="stretch"):
         wanted = _fact_filter(found)
-        first, second = st.columns([1, 2], vertical_alignment="center")
-        with first:
-            drawn = basics.choice("Picture", ["graph", "bars"], "picture", hidden=True)
-        if drawn == "graph":
-            number = second.slider(
-                "Facts in the graph", 4, 60, 16, 2, key="edges", bind="query-params"
-            )
+        number = st.slider("Facts in the graph", 4, 60, 16, 2, key="edges", bind="query-params")
     shown = _passing(found, wanted)
     if shown.empty:
         return
     column = wanted.column(found)
     key = f"{key}-{hash(wanted)}"
     left, right = basics.columns([1, 1.3], key="facts")
+    panel, model = right.container(), head.run_id
     with left:
-        if drawn == "bars":
-            facts.bars(shown, column, head.form)
-        else:
-            facts.picture(test, shown, column, number=number, key=key, kinds=kinds)
+        facts.picture(
+            test, shown, column, number=number, key=key, kinds=kinds, model=model, panel=panel
+        )
     with right:
         facts.table(shown, column, head.form, fall=head.label.fall, key=key)
     facts.details(shown, column, head.form)
@@ -182,71 +170,14 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Fo
         )
 
 
-def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRecord]) -> None:
-    tasks = {run.run_id: run.tags.get(names.TAG_TASK) for run in runs}
-    alike = [run for run in runs if tasks.get(run_id) in (None, tasks[run.run_id])]
-    others = [run for run in alike if run.run_id != run_id]
-    about = "The same test triple in another run."
-    other_id = _run("Compare with", others, "other", optional=True, help=about)
-    if not other_id:
-        return
-    files = report_of_run(other_id)
-    place = same_test(report_head(files).tests, test)
-    if place is None:
-        basics.note("That run does not explain this triple.")
-        return
-    variants = variants_of(runs)
-    labels = {run.run_id: variants[run.run_id] or run.name for run in runs}
-    called = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
-    if called[0] == called[1]:
-        called = ("this run", "the other run")
-    _agreement(agreement(found, facts_of(files, place)), called)
-
-
-def _agreement(found: Agreement, called: tuple[str, str]) -> None:
-    """Show how far two explanations agree: in numbers, as a picture and as a table."""
-    spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
-    basics.tiles(
-        [
-            ("Spearman", spearman, glossary.SPEARMAN),
-            ("Common facts", f"{found.common:,}", "Facts that both reports contain."),
-            *(
-                (f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP)
-                for size, share in found.overlap.items()
-            ),
-        ]
-    )
-    if not found.common:
-        return
-    left, right = st.columns(2)
-    alt = f"Points: the position of each fact in {called[0]} against that in {called[1]}"
-    left.vega_lite_chart(charts.rank_scatter(found.facts, called), width="stretch", alt=alt)
-    near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
-    moved = found.facts[near].sort_values("moved", key=abs, ascending=False, kind="stable")
-    moved = moved.head(MAX_MOVED)
-    position = NumberColumn(help="Counted from the most helpful fact to the most opposing one.")
-    lower = f"How many places lower the fact is in {called[1]} than in {called[0]}."
-    with right:
-        tables.show(
-            {
-                "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
-                f"Position, {called[0]}": (moved["position"], position),
-                f"Position, {called[1]}": (moved["other_position"], position),
-                "Moved": (moved["moved"], NumberColumn(format="%+d", help=lower)),
-            },
-            alt="The facts that moved most",
-            most=charts.HEIGHT,
-        )
-
-
 def _source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
     """Let a person choose a trace run or files from disk; return its id or the files by name."""
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with right.popover("Open files", width="stretch"):
         chosen = st.file_uploader(
-            "influence.json, with influence.parquet or .csv if you have them; or the JSON file of "
-            "a traced text or image sequence, from this computer",
-            type=["json", "parquet", "csv"],
+            "influence.json, with influence.parquet if you have it; or the JSON file of a traced "
+            "text or image sequence, from this computer",
+            type=["json", "parquet"],
             accept_multiple_files=True,
             key="files",
             disabled=not access.may("upload"),
@@ -254,34 +185,30 @@ def _source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
     if chosen:
         return {file.name: file.getvalue() for file in chosen}
     with left:
-        return _run("Explanations", runs, "run", help="The latest trace runs, newest first.")
+        return _run(runs)
 
 
-def _run(
-    label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
-) -> str:
-    """Let a person choose a run, empty for none; it is in the address.
+def _run(runs: Sequence[RunRecord]) -> str:
+    """Let a person choose a run; it is in the address.
 
     Names from data appear only in select boxes and tables, which show plain text.
     """
-    box, linked = f"{key}-box", basics.address(key)
+    box, linked = "run-box", basics.address("run")
     labels = tables.run_labels(runs, linked=linked)
-    options = ["", *labels] if optional else list(labels)
-    wanted = linked if linked or optional else st.session_state.get(box)
-    st.session_state[box] = wanted if wanted in options else next(iter(options), None)
+    wanted = linked or st.session_state.get(box)
+    st.session_state[box] = wanted if wanted in labels else next(iter(labels), None)
 
     def write() -> None:
-        basics.write_address(key, st.session_state[box])
-        if key == "run":
-            reviews.open_test(None)
+        basics.write_address("run", st.session_state[box])
+        reviews.open_test(None)
 
     chosen = st.selectbox(
-        label,
-        options,
-        format_func=lambda run_id: labels.get(run_id, "nothing"),
+        "Explanations",
+        list(labels),
+        format_func=lambda run_id: labels[run_id],
         key=box,
         on_change=write,
-        help=help,
+        help="The latest trace runs, newest first.",
     )
     return chosen or ""
 
@@ -348,7 +275,7 @@ def _fact_filter(found: pd.DataFrame) -> FactFilter:
     with first:
         text = basics.search_box("Search facts", "factfind")
     relation = _relation(second, "Relation of facts", found, key="rel")
-    side = windows.choose_side()
+    side = basics.choice("Side", SIDES, "side")
     with st.container(horizontal=True):
         hidden = st.toggle(
             "Hide siblings",

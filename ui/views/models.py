@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import suppress
 
-import pandas as pd
 import streamlit as st
 from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 
@@ -19,7 +18,6 @@ from clew.ui.components.runs import run_by_id, runs_page
 from clew.ui.components.tables import run_labels, utc
 from clew.ui.work import Promotion, Rollback
 
-NUM_CANDIDATES = 100
 REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
 
 
@@ -83,7 +81,7 @@ def _promote() -> None:
     The default name comes from the run's data.
     """
     st.header("Promote a run", anchor=False)
-    found = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED"), size=NUM_CANDIDATES).runs
+    found = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED")).runs
     linked = basics.address("candidate")
     labels = run_labels(found, linked=linked)
     options = list(labels)
@@ -163,11 +161,6 @@ _CHECK = (
     '<li><span class="clew-mark {kind}">{mark}</span><b>{name}</b> '
     '<span class="clew-muted clew-wrap">{detail}</span></li>'
 )
-_ORIGIN = (
-    '<div class="clew-scroll" tabindex="0" role="region" aria-label="Origin">'
-    '<table class="clew-table">{rows}</table></div>'
-)
-_PAIR = '<tr><td>{key}</td><td style="text-align:left" class="clew-wrap">{value}</td></tr>'
 
 
 def show_champion(model: RegisteredModel, version: Version) -> None:
@@ -236,13 +229,14 @@ def choose_version(found: Sequence[Version]) -> Version | None:
 
 def lineage(version: Version) -> None:
     """Show where a version came from: its run, data, code and other tags."""
-    pairs = lineage_pairs(version)
-    rows = [basics.fill(_PAIR, key=key, value=value) for key, value in pairs.items()]
-    basics.show(_ORIGIN, rows=basics.join(rows))
-    numbers = recorded_numbers(version)
-    if len(numbers):
-        with st.expander(f"All {len(numbers)} recorded numbers"):
-            tables.show(numbers, alt="Recorded numbers")
+    basics.pairs(lineage_pairs(version))
+    numbers = {
+        glossary.label(key.removeprefix(names.TAG_METRIC_PREFIX)): value
+        for key, value in sorted(version.tags.items())
+        if key.startswith(names.TAG_METRIC_PREFIX)
+    }
+    with st.expander(f"All {len(numbers)} recorded numbers"):
+        basics.pairs(numbers)
 
 
 def lineage_pairs(version: Version) -> dict[str, str]:
@@ -256,17 +250,6 @@ def lineage_pairs(version: Version) -> dict[str, str]:
         for key, value in sorted(version.tags.items())
         if key not in shown and not key.startswith(names.TAG_METRIC_PREFIX)
     }
-
-
-def recorded_numbers(version: Version) -> pd.DataFrame:
-    """Return the metrics that were recorded with a version when it was promoted."""
-    found = {
-        key.removeprefix(names.TAG_METRIC_PREFIX): value
-        for key, value in sorted(version.tags.items())
-        if key.startswith(names.TAG_METRIC_PREFIX)
-    }
-    labels = [glossary.label(key) for key in found]
-    return pd.DataFrame({"Metric": labels, "Key": list(found), "Value": list(found.values())})
 
 
 def checks(job: Job) -> None:

@@ -73,17 +73,19 @@ def _doors(alive: Sequence[RunRecord]) -> None:
 
 
 def _numbers(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> None:
+    meanings = {
+        "running": "Not ended, and not known to be silent.",
+        "stuck": "Its heartbeats stopped over two minutes ago.",
+        "finished": "Ended as planned.",
+        "stopped": "Stopped by a person, or by their search.",
+        "failed": "Ended by an error, or its process died.",
+    }
     number = counts(experiment_ids, alive)
-    basics.tiles(
-        [
-            ("Runs", f"{number.total:,}", "All runs of the chosen experiments."),
-            ("▶ Running", f"{number.running:,}", "Not ended, and not known to be silent."),
-            ("⚠ Stuck", f"{number.stuck:,}", "Its heartbeats stopped over two minutes ago."),
-            ("✓ Finished", f"{number.finished:,}", "Ended as planned."),
-            ("■ Stopped", f"{number.stopped:,}", "Stopped by a person, or by their search."),
-            ("✗ Failed", f"{number.failed:,}", "Ended by an error, or its process died."),
-        ]
-    )
+    shown = [("Runs", f"{number['total']:,}", "All runs of the chosen experiments.")]
+    for state, meaning in meanings.items():
+        label = f"{basics.STATE_SYMBOLS[state]} {state.capitalize()}"
+        shown.append((label, f"{number[state]:,}", meaning))
+    basics.tiles(shown)
 
 
 def _actions(run_ids: list[str]) -> None:

@@ -23,7 +23,6 @@ from clew.runs.reading.reviews import (
     VERDICTS,
     Group,
     Review,
-    VerdictCount,
     by_data,
     count_verdicts,
     latest_of_each,
@@ -60,18 +59,12 @@ from clew.ui.components.reviews import (
 from clew.ui.components.runs import run_by_id
 from clew.ui.components.tables import ALL, run_labels
 
-MAX_SIDE_BY_SIDE = 4
 KINDS = {"explanation": "explanation", "fact": "training fact"}
 DECISION_MEANINGS = MEANINGS | {
     "unsure": "It is unclear.",
     "wrong": "Leave the fact out of the next training.",
     "right": "Keep the fact in the training.",
 }
-_OPINION = (
-    '<div class="clew-card"><h4><span class="clew-mark">{symbol}</span> {said}</h4>'
-    '<p class="clew-muted clew-small">{who} · {when}{about}</p>'
-    '<p class="clew-text">{comment}</p></div>'
-)
 
 
 def render() -> None:
@@ -124,10 +117,7 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     older = run_by_id(wanted)
     if older is not None and explains_triples(older):
         return [older, *runs]
-    if older is None:
-        basics.warning(f"No run {wanted} is in the store; it may have been deleted.")
-    else:
-        basics.warning(f"Run {wanted} explains no triples; only such runs have reviews.")
+    basics.warning(f"No run {wanted} that explains triples is in the store.")
     return runs
 
 
@@ -219,13 +209,13 @@ def _summary(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
             tables.show(table.round(2), alt=f"Agreement by {by}", placeholder="–")
 
 
-def verdict_frame(counts: Sequence[VerdictCount], labels: Mapping[str, str]) -> pd.DataFrame:
+def verdict_frame(counts: Mapping[str, Counter[str]], labels: Mapping[str, str]) -> pd.DataFrame:
     """Return rows `group, verdict, reviews` for the chart; `labels` maps groups to their names."""
     rows = [
-        (labels.get(count.group, count.group), verdict, getattr(count, verdict))
-        for count in counts
+        (labels.get(group, group), verdict, count[verdict])
+        for group, count in counts.items()
         for verdict in VERDICTS
-        if getattr(count, verdict)
+        if count[verdict]
     ]
     return pd.DataFrame(rows, columns=["group", "verdict", "reviews"])
 
@@ -293,28 +283,14 @@ def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
         triple.tail_label or triple.tail,
     )
     st.html(title)
-    for first in range(0, len(found.opinions), MAX_SIDE_BY_SIDE):
-        shown = found.opinions[first : first + MAX_SIDE_BY_SIDE]
-        for column, opinion in zip(st.columns(len(shown)), shown, strict=True):
-            review = opinion.review
-            explained = f" · explaining {triple_text(review.test)}"
-            since = " · since the decision" if opinion in found.newer else ""
-            with column:
-                basics.show(
-                    _OPINION,
-                    symbol=basics.OPINION_SYMBOLS[opinion.said],
-                    said=opinion.said,
-                    who=review.reviewer or "somebody",
-                    when=basics.minute(review.created),
-                    about=(explained if found.about == "fact" else "") + since,
-                    comment=review.comment or "no comment",
-                )
-    basics.show_list(
-        [
-            said(each, f"{'before' if number else 'decided'}: {each.said}")
-            for number, each in enumerate(reversed(found.decisions))
-        ]
-    )
+    items = []
+    for opinion in found.opinions:
+        about = f" · explaining {triple_text(opinion.review.test)}" * (found.about == "fact")
+        since = " · since the decision" * (opinion in found.newer)
+        items.append(said(opinion.review, opinion.said, more=about + since))
+    for number, each in enumerate(reversed(found.decisions)):
+        items.append(said(each, each.said, before="before: " if number else "decided: "))
+    basics.show_list(items)
     key = f"decision-{found.key}"
     with st.container(border=True):
         comment = comment_box("Why", key)

@@ -147,21 +147,18 @@ def _summary(run: RunRecord) -> None:
     for tag in (names.TAG_PARAMETERS, names.TAG_BEST_STEP):
         if (number := whole_number(tags.get(tag, ""))) is not None:
             tags[tag] = f"{number:,}"
-    rows = [
-        ("State", f"{basics.STATE_SYMBOLS[state]} {state}"),
-        ("Because", tags.get(names.TAG_STOPPED_BECAUSE, "")),
-        ("Started (UTC)", utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S")),
-        ("Took", duration(run)),
-        *((label, tags.get(tag, "")) for label, tag in FACTS.items()),
-    ]
+    rows = {
+        "State": f"{basics.STATE_SYMBOLS[state]} {state}",
+        "Because": tags.get(names.TAG_STOPPED_BECAUSE, ""),
+        "Started (UTC)": utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S"),
+        "Took": duration(run),
+        **{label: tags.get(tag, "") for label, tag in FACTS.items()},
+    }
     whole = run.tags.get(names.TAG_DATA_FINGERPRINT, "")
-    for data in data_of(run.run_id):
-        fingerprint = whole if whole.startswith(data.fingerprint) else data.fingerprint
-        rows.append((f"Data, {data.context}", f"{data.name}, fingerprint {fingerprint}"))
-    rows.append(("Run id", run.run_id))
-    line = '<tr><th scope="row">{label}</th><td class="clew-wrap">{value}</td></tr>'
-    body = basics.join([basics.fill(line, label=k, value=v) for k, v in rows if v])
-    basics.show('<table class="clew-facts"><tbody>{body}</tbody></table>', body=body)
+    for context, name, short in data_of(run.run_id):
+        fingerprint = whole if whole.startswith(short) else short
+        rows[f"Data, {context}"] = f"{name}, fingerprint {fingerprint}"
+    basics.pairs(rows | {"Run id": run.run_id})
     for warning in run.tags.get(names.TAG_WARNINGS, "").splitlines():
         basics.warning(warning)
 
@@ -380,18 +377,18 @@ def _relatives(run: RunRecord) -> None:
     found = lineage_of(run)
     if not (found.sources or found.results or found.versions):
         basics.note("It comes from no other run, and nothing has been made from it yet.")
-    for source in found.sources:
-        basics.link("run", f"{source.how} {name_of(source.run)}", id=source.run.run_id)
+    for how, source in found.sources:
+        basics.link("run", f"{how} {name_of(source)}", id=source.run_id)
     for version in found.versions:
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
         basics.link(
             "models", f"{version.model} version {version.version}{aliases}", model=version.model
         )
-    for result in found.results:
-        day = utc(result.run.started_ms).strftime("%Y-%m-%d %H:%M")
-        basics.link("run", f"{result.how}: {name_of(result.run)}, {day}", id=result.run.run_id)
-        if result.run.tags.get(names.TAG_KIND) == names.KIND_TRACE:
-            basics.link("influence", "its explanations", run=result.run.run_id)
+    for how, result in found.results:
+        day = utc(result.started_ms).strftime("%Y-%m-%d %H:%M")
+        basics.link("run", f"{how}: {name_of(result)}, {day}", id=result.run_id)
+        if result.tags.get(names.TAG_KIND) == names.KIND_TRACE:
+            basics.link("influence", "its explanations", run=result.run_id)
 
 
 @basics.guarded("The files")
@@ -400,7 +397,7 @@ def _files(run: RunRecord) -> None:
     if not found:
         basics.note("This run keeps no files.")
         return
-    sizes = [file.size_bytes / 1024 for file in found]
+    sizes = [(file.file_size or 0) / 1024 for file in found]
     tables.show(
         {
             "File": ([file.path for file in found], TextColumn(width="large")),

@@ -15,20 +15,15 @@ def render() -> None:
     basics.style()
     st.title("Studies", anchor=False)
     with basics.guarded("The list of studies"):
-        _studies()
-
-
-def _studies() -> None:
-    found = results.studies()
-    if not found:
-        basics.nothing(
-            "No studies of your own yet",
-            f"The tracking store {store.in_use()} has no finished study. The "
-            "results below come with Clew; each names the machine it was measured on. This command "
-            "measures the optimizations of training on this machine:",
-            commands=COMPARE_COMMAND,
-        )
-        found = shipped_studies()
-    machines = sorted({study.machine for study in found})
-    machine = st.selectbox("Machine", [ALL, *machines], key="machine", bind="query-params")
-    results.show_studies([study for study in found if machine in (ALL, study.machine)])
+        if not (found := results.studies()):
+            basics.nothing(
+                "No studies of your own yet",
+                f"The tracking store {store.in_use()} has no finished study. The results below "
+                "come with Clew; each names the machine it was measured on. This command measures "
+                "the optimizations of training on this machine:",
+                commands=COMPARE_COMMAND,
+            )
+            found = shipped_studies()
+        machines = sorted({study.machine for study in found})
+        machine = st.selectbox("Machine", [ALL, *machines], key="machine", bind="query-params")
+        results.show_studies([study for study in found if machine in (ALL, study.machine)])

@@ -282,7 +282,6 @@ def test_picking_values() -> None:
     assert metrics.pick_values(frame, "valid/mrr", "last") == pytest.approx(
         {"a": math.nan, "b": 0.2}, nan_ok=True
     )
-    assert metrics.pick_values(frame, "valid/mrr", "step", 2) == {"a": 0.5}
 
 
 def test_smoothing_keeps_runs_apart() -> None:

@@ -115,10 +115,9 @@ def test_a_change_of_mind_replaces() -> None:
     ]
     kept = latest_of_each(reviews)
     assert len(kept) == 5
-    (count,) = count_verdicts(kept)
-    assert (count.group, count.plausible, count.implausible, count.unsure) == ("treats", 3, 1, 1)
+    assert count_verdicts(kept) == {"treats": {"plausible": 3, "implausible": 1, "unsure": 1}}
     by_run = count_verdicts(kept, "run")
-    assert [(count.group, count.total) for count in by_run] == [("r", 4), ("other", 1)]
+    assert [(run, count.total()) for run, count in by_run.items()] == [("r", 4), ("other", 1)]
 
 
 def test_exports() -> None:

@@ -138,7 +138,7 @@ def test_a_store_of_more_experiments_than_a_page_is_read_whole(
     store: Recorded,
 ) -> None:
     every_run = {run.run_id for run in search.search_runs(RunQuery(), limit=1000).runs}
-    before = {experiment.name for experiment in search.list_experiments()}
+    before = {*search.list_experiments()}
     newer = [(1000 + number, f"new {number}", 2**60 + number) for number in range(1100)]
     with store.database() as base:
         base.executemany(
@@ -147,7 +147,7 @@ def test_a_store_of_more_experiments_than_a_page_is_read_whole(
             "lifecycle_stage FROM experiments WHERE experiment_id = 0",
             newer,
         )
-    found = [experiment.name for experiment in search.list_experiments()]
+    found = [*search.list_experiments()]
     assert len(found) == len(set(found)) == len(before) + len(newer)
     assert before <= set(found)
     found_runs = search.search_runs(RunQuery(), limit=1000).runs

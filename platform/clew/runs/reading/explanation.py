@@ -95,15 +95,15 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
     """
     path = expanded(source)
     if path.suffix == ".json" or path.is_dir():
-        return _explanation_in(_files_at(path), index)
+        return explanation_in(_files_at(path), index)
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
         files = report_files(source, Path(folder))
         if files.text is not None or files.sequence is not None:
             raise ConfigError(f"run {source} explains no triples; give a run that explains triples")
-        return _with_run(_explanation_in(files, index), source)
+        return with_run(explanation_in(files, index), source)
 
 
-def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
+def explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
     """Return an explained triple with only the data in the report files."""
     head = read_head(files)
     if index not in head.tests.index:
@@ -115,7 +115,8 @@ def _explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
     return SharedExplanation(test, facts, read_paths(files, index), head)
 
 
-def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
+def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
+    """Return an explanation with what the store has about it."""
     run = find_run(run_id)
     model, kinds = None, dict[str, str]()
     with suppress(TrackingError):  # the model's run may be deleted, or have no vocabulary
@@ -138,16 +139,14 @@ def _with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
 
 def _files_at(path: Path) -> ReportFiles:
     """Return a report's files in a folder; only the JSON file is required."""
-    folder = path if path.is_dir() else path.parent
-    found = [folder / name for name in (names.INFLUENCE_PARQUET, names.INFLUENCE_CSV)]
-    parquet, csv = (file if path.is_dir() and file.is_file() else None for file in found)
-    json = folder / names.INFLUENCE_JSON if path.is_dir() else path
+    json = path / names.INFLUENCE_JSON if path.is_dir() else path
+    table = path / names.INFLUENCE_PARQUET
     if not json.is_file():
         raise ConfigError(
             f"{path}: no {json.name} there; give a trace run, a folder that tracin wrote, or its "
             "JSON file"
         )
-    return ReportFiles(json=json, parquet=parquet, csv=csv)
+    return ReportFiles(json=json, parquet=table if table.is_file() else None)
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:
@@ -229,7 +228,7 @@ def _trust(explanation: SharedExplanation) -> list[str]:
         )
     else:
         said.append(ONE_RUN)
-    return said + names.average_notes(head.settings) + ([head.problem] if head.problem else [])
+    return said + names.average_notes(head.settings)
 
 
 def _origin(explanation: SharedExplanation) -> dict[str, str]:

@@ -28,7 +28,7 @@ HISTORY_COLUMNS = ("run_id", "step", "seconds", "value")
 TRAINING = f"{names.PARAMETER_PREFIX}training."
 TEST_PREFIX = names.metric("test", "")
 
-Pick = Literal["best", "last", "step"]
+Pick = Literal["best", "last"]
 
 HEADLINES = {kind.task: names.metric("valid", kind.metrics[0]) for kind in TASK_KINDS.values()}
 """The main validation metric of each task."""
@@ -126,16 +126,12 @@ def smooth(frame: pd.DataFrame, weight: float) -> pd.DataFrame:
     return frame.assign(value=smoothed)
 
 
-def pick_values(
-    frame: pd.DataFrame, key: str, pick: Pick, step: int | None = None
-) -> dict[str, float]:
-    """Return one value per run: its best, its last, or the last one up to `step`.
+def pick_values(frame: pd.DataFrame, key: str, pick: Pick) -> dict[str, float]:
+    """Return one value per run: its best or its last.
 
     `best` is the best finite value. It is the last value if neither direction of a metric is
     better, if no value is finite, and for a test metric, because the test split chooses nothing.
     """
-    if pick == "step" and step is not None:
-        frame = frame[frame["step"] <= step]
     chooses = pick == "best" and not key.startswith(TEST_PREFIX)
     direction = direction_of(key) if chooses else None
     chosen: dict[str, float] = {}

@@ -44,7 +44,6 @@ class Version:
     version: int
     run_id: str
     created_ms: int
-    status: str
     aliases: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     run: RunRecord | None = None
@@ -139,7 +138,6 @@ def version_of(
         version=number,
         run_id=found.run_id or "",
         created_ms=int(found.creation_timestamp or 0),
-        status=str(found.status or ""),
         aliases=tuple(sorted(a for a, version in aliases.items() if int(version) == number)),
         tags=dict(found.tags or {}),
         run=run,

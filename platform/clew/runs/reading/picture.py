@@ -1,127 +1,38 @@
-"""The picture of an explanation: positions and looks of entities, and an SVG without scripts.
+"""The picture of an explanation: looks of entities and facts, and an SVG without scripts.
 
-Entities are placed in columns from the test triple's head to its tail. Entities on short paths are
-between the two; entities that are nearer to one end are outside. The same explanation always gives
-the same picture. Each kind of entity has a colour and a symbol. In a narrow picture the head is on
-top and the tail at the bottom. A picture is made higher until no name is over another.
+Each kind of entity has a colour and a symbol. A picture is made higher until no name is over
+another. `picture_layout` says where the entities are.
 """
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from typing import Literal, NamedTuple
 
 import pandas as pd
 from markupsafe import Markup
 
-LINE_CHARACTERS, SLACK = 20, 4
-MAX_BETWEEN = 3
-"""An entity on a path of at most this many facts from head to tail is placed between them."""
-ROOMY = 0.4
-"""Vertical distance of entities in a short column next to a long one; the height is 2."""
-Position = tuple[float, float]
+from clew.runs.reading.picture_layout import (
+    LINE_CHARACTERS,
+    MARGIN_Y,
+    NARROW,
+    Position,
+    name_lines,
+    node_labels,
+    num_rows,
+    point,
+    positions,
+    short_text,
+    turned,
+)
+
 Symbol = Literal["circle", "rect", "diamond", "triangle"]
 MARKS: dict[Symbol, str] = {"circle": "●", "rect": "■", "diamond": "◆", "triangle": "▲"}
 SYMBOLS: tuple[Symbol, ...] = tuple(MARKS)
 COLOURS = ("#009E73", "#A8568A", "#4F7CAC", "#8C6D31", "#5B5EA6")
 """Colours of kinds. They differ from the colours of influence, and each has a contrast of at least
 3 : 1 on the light and on the dark page."""
-
-
-def node_labels(test: pd.Series, facts: pd.DataFrame) -> dict[str, str]:
-    """Return the label of each entity, with the entities of the test triple first."""
-    labels = {str(test["head_id"]): str(test["head"]), str(test["tail_id"]): str(test["tail"])}
-    for side in ("head", "tail"):
-        for key, text in zip(facts[f"{side}_id"], facts[side], strict=True):
-            labels.setdefault(str(key), str(text))
-    return labels
-
-
-def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
-    """Return a position for each entity, from -1 to 1 in both directions; y points down."""
-    head, tail = str(test["head_id"]), str(test["tail_id"])
-    heads, tails = (facts[key].astype(str).tolist() for key in ("head_id", "tail_id"))
-    beside: dict[str, set[str]] = {key: set() for key in node_labels(test, facts)}
-    for one, other in zip(heads, tails, strict=True):
-        beside[one].add(other)
-        beside[other].add(one)
-    # Paths do not pass the other end: an entity next to the head only is not between the two.
-    from_head, from_tail = _steps_from(head, beside, tail), _steps_from(tail, beside, head)
-    far, are_heads = len(beside), set(heads)
-    columns: dict[int, list[str]] = {}
-    for key in beside:
-        before, behind = from_head.get(key, far), from_tail.get(key, far)
-        between = before + behind <= MAX_BETWEEN
-        if key in (head, tail):
-            column = 0 if key == head else MAX_BETWEEN
-        elif between:
-            column = before
-        elif before == behind:  # not connected to either end; its facts also go left to right
-            column = 1 if key in are_heads else MAX_BETWEEN - 1
-        else:
-            column = -1 if before < behind else MAX_BETWEEN + 1
-        columns.setdefault(column, []).append(key)
-    across = 2 / max(len(columns) - 1, 1)
-    rows = {
-        column: _rows_between(len(keys)) if 0 < column < MAX_BETWEEN else _rows(len(keys))
-        for column, keys in columns.items()
-    }
-    # The distance of rows in the longest column; a shorter column gets a larger one if it fits.
-    common = min(_room(found) for found in rows.values())
-    down = {column: min(_room(found), max(common, ROOMY)) for column, found in rows.items()}
-    return {
-        key: (across * place - 1, down[column] * row)
-        for place, column in enumerate(sorted(columns))
-        for row, key in zip(rows[column], columns[column], strict=True)
-    }
-
-
-def _rows(number: int) -> list[float]:
-    return [row - (number - 1) / 2 for row in range(number)]
-
-
-def _rows_between(number: int) -> list[float]:
-    above = [-1.5 - row for row in range(number // 2)]
-    return sorted([*above, *(0.5 + row for row in range(number - len(above)))])
-
-
-def _room(rows: Sequence[float]) -> float:
-    """Return the largest distance between rows that keeps them within -1 to 1."""
-    return 1 / max(0.5, *map(abs, rows))
-
-
-def _steps_from(start: str, beside: Mapping[str, set[str]], closed: str) -> dict[str, int]:
-    """Return the number of steps to each entity that can be reached without the closed one."""
-    steps, reached = {start: 0}, [start]
-    for key in reached:
-        for other in beside[key] - steps.keys() - ({closed} - {start}):
-            steps[other] = steps[key] + 1
-            reached.append(other)
-    return steps
-
-
-def name_lines(text: str, num_lines: int, characters: int = LINE_CHARACTERS) -> list[str]:
-    """Return a name in at most `num_lines` short lines, with spaces for `_`.
-
-    Lines end after a space or one of `/ , -`. A word can be `SLACK` characters longer than a line;
-    a longer one is broken.
-    """
-    most, lines = characters + SLACK, [""]
-    words = rf"[^\s/,-]{{1,{most}}}[\s/,-]?|[\s/,-]"
-    for piece in re.findall(words, " ".join(text.replace("_", " ").split())):
-        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > characters:
-            lines.append("")
-        lines[-1] += piece
-    if len(lines) > num_lines:
-        lines = [*lines[: num_lines - 1], "".join(lines[num_lines - 1 :])]
-    return [short_text(line.strip(), most) for line in lines]
-
-
-def short_text(text: str, most: int = LINE_CHARACTERS + SLACK) -> str:
-    """Return a text, shortened with `…` if it is too long for a picture."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -156,13 +67,9 @@ def looks(kinds: Mapping[str, str], entities: Iterable[str]) -> dict[str, Look]:
 
 
 WIDTH, HEIGHT, WIDE_LETTERS = 960, 560, 0.64
-NARROW = 500
-"""In a picture less wide than this, columns are rows of at most `ABREAST` entities."""
-ABREAST = 3
 LEAST_ROW, ROW_HEIGHT, MIN_ROWS = 24.0, 58.0, 4
 GROWTH, MOST_GROWTH = 1.2, 15
 """A picture in which names overlap is made higher by this factor, at most so many times."""
-MARGIN_X, MARGIN_Y = 100, 50
 FOR, AGAINST, ANSWER = "#1F6FB0", "#C24E00", "#B97900"
 RADIUS, END_RADIUS = 7, 10
 EDGE_SIZE, LINE_HEIGHT = 11.5, 1.27
@@ -259,21 +166,22 @@ def draw(
     """Return an SVG picture of a test triple and facts, with the head left and the tail right.
 
     `test` is a row of a report's tests, and `facts` are drawn strongest first. `selected` has the
-    places of the facts that stand out. The picture is higher than `height` if it has to be.
+    places of the facts that stand out. A fact at place 0 has no influence and cannot be selected.
+    The picture is higher than `height` if it has to be.
     `letters` is about how wide a letter is, in font sizes.
     """
     labels = node_labels(test, facts)
     found = positions(test, facts)
     is_narrow = width < NARROW
-    found = _turned(found) if is_narrow else found
-    down = len({y for _, y in found.values()}) - 1 if is_narrow else _num_rows(found)
+    found = turned(found) if is_narrow else found
+    down = len({y for _, y in found.values()}) - 1 if is_narrow else num_rows(found)
     rows = max(MIN_ROWS, down)
     row = min(ROW_HEIGHT, max(LEAST_ROW, (height - 2 * MARGIN_Y) / rows))
     facts = facts.fillna({"influence": 0.0})
     ends = (str(test["head_id"]), str(test["tail_id"]))
     for _ in range(MOST_GROWTH):
         size = (width, 2 * MARGIN_Y + row * rows)
-        places = {key: _point(place, *size) for key, place in found.items()}
+        places = {key: point(place, *size) for key, place in found.items()}
         lines = list(_lines(test, facts, places, selected))
         names, covered = _names(
             labels, places, ends, [line.arrow_box for line in lines], size, letters=letters
@@ -303,44 +211,6 @@ def draw(
     )
     title = f"Training facts about {test['head']} {test['relation']} {test['tail']}"
     return _FRAME.format(width=size[0], height=size[1], title=title, body=body)
-
-
-def _turned(places: Mapping[str, Position]) -> dict[str, Position]:
-    """Return positions from top to bottom, in rows of at most `ABREAST` entities."""
-    columns: dict[float, list[str]] = {}
-    for key, (x, _) in sorted(places.items(), key=lambda item: item[1]):
-        columns.setdefault(x, []).append(key)
-    rows: list[list[str]] = []
-    for keys in columns.values():
-        left = keys
-        while left:  # fewer in every second row, so that lines pass between the names above
-            number = ABREAST - (len(rows) % 2 if len(left) > ABREAST else 0)
-            rows.append(left[:number])
-            left = left[number:]
-    down = 2 / max(len(rows) - 1, 1)
-    return {
-        key: ((2 * place + 1) / len(keys) - 1, down * row - 1)
-        for row, keys in enumerate(rows)
-        for place, key in enumerate(keys)
-    }
-
-
-def _num_rows(places: Mapping[str, Position]) -> float:
-    apart = [
-        below - above
-        for (x, above), (other_x, below) in pairwise(sorted(places.values()))
-        if x == other_x
-    ]
-    return 2 / min(apart, default=2)
-
-
-def _point(place: Position, width: float, height: float) -> Position:
-    x, y = place
-    margin = MARGIN_X if width >= NARROW else 0
-    return (
-        margin + (x + 1) / 2 * (width - 2 * margin),
-        MARGIN_Y + (y + 1) / 2 * (height - 2 * MARGIN_Y),
-    )
 
 
 def _obstacles(places: Mapping[str, Position], size: tuple[float, float]) -> list[_Box]:
@@ -472,7 +342,7 @@ class _Line:
         _, left, right = self.arrow
         x2, y2 = (left[0] + right[0]) / 2, (left[1] + right[1]) / 2
         return _LINE.format(
-            fact="" if self.fact is None else Markup(' data-fact="{}"').format(self.fact),
+            fact="" if not self.fact else Markup(' data-fact="{}"').format(self.fact),
             said=self.said,
             opacity=self.opacity,
             curve=f"M{x1:.1f} {y1:.1f} Q{cx:.1f} {cy:.1f} {x2:.1f} {y2:.1f}",
@@ -528,9 +398,9 @@ def _lines(
                 1.2 + 4 * abs(value) / largest + 1.5 * chosen,
                 sign + str(fact["relation"]).replace("_", " "),
                 f"{sign}{fact['head']} {fact['relation']} {fact['tail']}",
-                labelled=chosen or (not selected and number < MAX_LABELS),
+                labelled=chosen or not place or (not selected and number < MAX_LABELS),
                 fact=place,
-                opacity=1 if chosen else 0.5 if selected else 0.9,
+                opacity=1 if chosen else 0.5 if selected and place else 0.9,
                 stands_out=chosen,
             )
             for more in BENDS

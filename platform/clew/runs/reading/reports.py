@@ -1,8 +1,8 @@
 """Reads influence reports for display: the head once, and the facts of one test triple at a time.
 
-A report has up to three files. The JSON file contains the head: model, settings, and each test
-triple with its score and rank. The Parquet file contains all training facts and is read one test
-triple at a time; without it, the facts come from the lists in the JSON file or from the CSV file.
+The JSON file contains the head: model, settings, and each test triple with its score and rank. The
+Parquet file contains all training facts and is read one test triple at a time; without it, the
+facts come from the lists in the JSON file. The CSV file is for other programs.
 The explanation of a text is a separate file, see `clew.runs.influence_report`.
 """
 
@@ -12,14 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from clew import names
-from clew.errors import DataError, TrackingError, described
+from clew.errors import DataError, TrackingError
 from clew.input_files import check_unpacked, columns_of, read_columns
 from clew.runs import store
 from clew.runs.influence_forms import (
@@ -27,9 +25,6 @@ from clew.runs.influence_forms import (
     CHECKPOINT_PREFIX,
     COSINE_COLUMN,
     COUNTERPART_COLUMN,
-    CSV_COLUMNS,
-    CSV_COUNTERPART,
-    ENSEMBLE_CSV_COLUMNS,
     PART_PREFIX,
     RANK_COLUMN,
     SCORE_COLUMN,
@@ -45,7 +40,6 @@ from clew.runs.influence_report import (
     TEXT_INFLUENCE_JSON,
     CheckpointWeight,
     ReportModel,
-    ReportOutline,
     SequenceInfluenceReport,
     TextInfluenceReport,
     numbers_of,
@@ -56,7 +50,6 @@ from clew.runs.influence_report import (
 from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, texts_of
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.runs.validation_record import Label, ValidationSummary, label_of
-from clew.spreadsheets import changed, restored
 from clew.untrusted import MAX_ANSWER_MIB, read_limited
 
 TEST_COLUMNS = (
@@ -70,7 +63,6 @@ TEST_COLUMNS = (
 FURTHER_COLUMNS = (COSINE_COLUMN, SPREAD_COLUMN, AGREEING_COLUMN)
 """Optional columns with further numbers about a score."""
 INFLUENCE_TABLE = "an influence table"
-MAX_HOPS = 6
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,6 @@ class ReportFiles:
 
     json: Path | None = None
     parquet: Path | None = None
-    csv: Path | None = None
     text: Path | None = None
     """The explanation of a text, in place of triples."""
     sequence: Path | None = None
@@ -90,7 +81,7 @@ class ReportFiles:
     @property
     def identity(self) -> tuple[tuple[str, int, int], ...]:
         """Path, modification time and size of each file, to detect changes of a file."""
-        every = (self.json, self.parquet, self.csv, self.text, self.sequence, self.picture)
+        every = (self.json, self.parquet, self.text, self.sequence, self.picture)
         present = [path for path in every if path]
         try:
             states = [(path, path.stat()) for path in present]
@@ -107,7 +98,7 @@ class ReportHead:
     """The contents of a report except the training facts.
 
     `tests` has one row per test triple, with the columns `TEST_COLUMNS` and the triple's position
-    as index. `problem` says which file could not be read, if another file was used instead.
+    as index.
     """
 
     tests: pd.DataFrame
@@ -118,7 +109,6 @@ class ReportHead:
     settings: Mapping[str, Any] = field(default_factory=dict)
     train_size: int | None = None
     validation: ValidationSummary | None = None
-    problem: str = ""
 
     @property
     def form(self) -> Form:
@@ -134,16 +124,24 @@ class ReportHead:
 
 
 def read_head(files: ReportFiles) -> ReportHead:
-    """Return the head from the JSON file, or else only the test triples from another file."""
-    problem = ""
-    if files.json is not None:
-        try:
-            return _head_of(read_influence_outline(files.json))
-        except DataError as error:
-            problem = str(error)
-            if files.parquet is None and files.csv is None:
-                raise
-    return ReportHead(_tests_of_rows(_all_rows(files)), problem=problem)
+    if files.json is None:
+        raise DataError(
+            "influence.json is missing; expected it, with influence.parquet if you like"
+        )
+    report = read_influence_outline(files.json)
+    rows = [
+        (*texts_of(t.test), t.score, t.rank, t.self_influence, t.candidates, t.truncated)
+        for t in report.tests
+    ]
+    return ReportHead(
+        tests=pd.DataFrame(rows, columns=list(TEST_COLUMNS)),
+        run_id=report.model.run_id,
+        runs=report.model.runs,
+        checkpoints=report.model.checkpoints,
+        settings=report.settings,
+        train_size=report.train_size,
+        validation=report.validation,
+    )
 
 
 def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
@@ -168,91 +166,18 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
 
 def read_paths(files: ReportFiles, test_index: int) -> Paths:
     """Return the paths of one test triple, which only the JSON file has."""
-    if files.json is None:
-        return paths_of(None)
+    assert files.json is not None
     return paths_of(read_explained_triple(files.json, test_index)[1].paths)
-
-
-def add_hops(facts: pd.DataFrame, head_id: str, tail_id: str) -> pd.DataFrame:
-    """Return the facts with a column `hops`, the distance from the test triple through the facts.
-
-    0 means that the fact shares an entity with the test triple. The value is missing if there is no
-    path of at most `MAX_HOPS` steps.
-    """
-    ends = np.concatenate([facts["head_id"].to_numpy(str), facts["tail_id"].to_numpy(str)])
-    entities, numbers = np.unique(ends, return_inverse=True)
-    heads, tails = np.split(numbers, 2)
-    distance = np.where(np.isin(entities, [head_id, tail_id]), 0, MAX_HOPS + 1)
-    for step in range(MAX_HOPS):
-        reached = (distance[heads] == step) | (distance[tails] == step)
-        both = np.concatenate([heads[reached], tails[reached]])
-        distance[both] = np.minimum(distance[both], step + 1)
-    hops = np.minimum(distance[heads], distance[tails]) if len(facts) else np.array([], int)
-    return facts.assign(hops=pd.Series(hops, dtype="Int64").where(lambda found: found <= MAX_HOPS))
-
-
-def _head_of(report: ReportOutline) -> ReportHead:
-    rows = [
-        (*texts_of(t.test), t.score, t.rank, t.self_influence, t.candidates, t.truncated)
-        for t in report.tests
-    ]
-    return ReportHead(
-        tests=pd.DataFrame(rows, columns=list(TEST_COLUMNS)),
-        run_id=report.model.run_id,
-        runs=report.model.runs,
-        checkpoints=report.model.checkpoints,
-        settings=report.settings,
-        train_size=report.train_size,
-        validation=report.validation,
-    )
-
-
-def _tests_of_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the test triples that occur in the rows; scores and ranks are unknown (NaN)."""
-    grouped = rows.groupby(TEST_INDEX_COLUMN, sort=True)
-    tests = grouped[list(TERM_COLUMNS[:6])].first()
-    tests.columns = pd.Index(TRIPLE_COLUMNS)
-    tests["candidates"] = grouped.size()
-    tests = tests.assign(score=np.nan, rank=np.nan, self_influence=np.nan, truncated=False)
-    return tests[list(TEST_COLUMNS)].rename_axis(None)
 
 
 def _rows_of(files: ReportFiles, test_index: int) -> pd.DataFrame:
     if files.parquet is not None:
-        return _read_parquet(files.parquet, test_index)
-    if files.json is not None:
-        return _json_rows(files.json, test_index)
-    rows = _all_rows(files)
-    return rows[rows[TEST_INDEX_COLUMN] == test_index]
-
-
-def _all_rows(files: ReportFiles) -> pd.DataFrame:
-    if files.parquet is not None:
-        return _read_parquet(files.parquet, None)
-    if files.csv is not None:
-        return _read_csv(files.csv)
-    raise DataError("no influence file; expected influence.json, influence.parquet or .csv")
-
-
-def _read_parquet(path: Path, test_index: int | None) -> pd.DataFrame:
-    """Read the rows of one test triple, or only the test columns of all rows if it is None."""
-    columns, where = _columns_of(path), None
-    if test_index is None:
-        columns = [*TERM_COLUMNS[:6], TEST_INDEX_COLUMN]
-    else:
-        where = (TEST_INDEX_COLUMN, test_index)
-    rows: pd.DataFrame = _read_table(path, columns, where).to_pandas(strings_to_categorical=True)
-    return rows
-
-
-def read_whole_table(path: Path) -> pa.Table:
-    """Return all rows of an influence table that is Parquet or CSV, with the columns of Parquet."""
-    if path.suffix == ".csv":
-        return pa.Table.from_pandas(_read_csv(path), preserve_index=False)
-    table = _read_table(path, _columns_of(path), None)
-    for place, column in enumerate(TERM_COLUMNS):
-        table = table.set_column(place, column, table[column].dictionary_encode())
-    return table
+        columns = _columns_of(files.parquet)
+        table = _read_table(files.parquet, columns, (TEST_INDEX_COLUMN, test_index))
+        rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
+        return rows
+    assert files.json is not None
+    return _json_rows(files.json, test_index)
 
 
 def _columns_of(path: Path) -> list[str]:
@@ -295,43 +220,9 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=None if rows else [*TERM_COLUMNS, SCORE_COLUMN])
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
-    try:
-        with path.open(encoding="utf-8") as file:
-            header = tuple(file.readline().rstrip("\r\n").split(","))
-        further = (SPREAD_COLUMN, AGREEING_COLUMN) if "Spread" in header else ()
-        mark = (COUNTERPART_COLUMN,) if CSV_COUNTERPART in header else ()
-        if header[: len(header) - len(mark)] not in {CSV_COLUMNS, ENSEMBLE_CSV_COLUMNS}:
-            raise DataError(
-                f"{path}: the header is {','.join(header)[:200]!r}; expected "
-                f"{','.join(CSV_COLUMNS)}"
-            )
-        texts = header[:12]
-        types = dict.fromkeys(header, pa.float64()) | dict.fromkeys(
-            (*texts, CSV_COUNTERPART), pa.string()
-        )
-        table = pa.csv.read_csv(
-            path,
-            parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-            convert_options=pa.csv.ConvertOptions(column_types=types),
-        )
-        for place, column in enumerate(texts):
-            cells = table.column(column).combine_chunks().dictionary_encode()
-            whole = changed(cells.dictionary, restored).take(cells.indices)
-            table = table.set_column(place, column, whole)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as CSV ({described(error)})") from None
-    rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
-    rows.columns = pd.Index([*TERM_COLUMNS, SCORE_COLUMN, *further, *mark])
-    triple = ["test_head", "test_rel", "test_tail"]
-    rows[TEST_INDEX_COLUMN] = rows.groupby(triple, sort=False, observed=True).ngroup()
-    return rows
-
-
 REPORT_FILES = {
     "json": names.INFLUENCE_JSON,
     "parquet": names.INFLUENCE_PARQUET,
-    "csv": names.INFLUENCE_CSV,
     "text": TEXT_INFLUENCE_JSON,
     "sequence": SEQUENCE_INFLUENCE_JSON,
     "picture": SEQUENCE_INFLUENCE_PICTURE,
@@ -375,7 +266,7 @@ def admitted(path: Path, name: str) -> tuple[str, Path]:
     """Return the field of `ReportFiles` that an uploaded file is for, and the file to read.
 
     Args:
-        path: The file, with the suffix .json, .parquet or .csv.
+        path: The file, with the suffix .json or .parquet.
         name: Its name on the person's computer, for messages.
     """
     try:
@@ -383,8 +274,8 @@ def admitted(path: Path, name: str) -> tuple[str, Path]:
     except DataError as error:
         raise DataError(str(error).replace(str(path), name)) from None
     kind = table.schema.metadata[b"kind"].decode()
-    if kind in {"parquet", "csv"}:
-        path = path.with_name(f"{path.stem}-{kind}-read.parquet")
+    if kind == "parquet":
+        path = path.with_name(f"{path.stem}-read.parquet")
         pq.write_table(table, path)
     return kind, path
 
@@ -399,9 +290,10 @@ def answer(path: str) -> pa.Table:
             kind, read_influence_json
         )(file)
     else:
-        if kind == "parquet":
-            check_unpacked(file, INFLUENCE_TABLE, MAX_ANSWER_MIB * 2**20)
-        table = read_whole_table(file)
+        check_unpacked(file, INFLUENCE_TABLE, MAX_ANSWER_MIB * 2**20)
+        table = _read_table(file, _columns_of(file), None)
+        for place, column in enumerate(TERM_COLUMNS):
+            table = table.set_column(place, column, table[column].dictionary_encode())
     return table.replace_schema_metadata({"kind": kind})
 
 

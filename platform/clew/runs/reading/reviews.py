@@ -90,20 +90,6 @@ class Kept:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class VerdictCount:
-    """Number of reviews with each verdict, for one relation, run or reviewer."""
-
-    group: str
-    plausible: int
-    implausible: int
-    unsure: int
-
-    @property
-    def total(self) -> int:
-        return self.plausible + self.implausible + self.unsure
-
-
 def append_review(review: Review) -> Review:
     """Write a review to its run as a new file, mark the run, and return the review as written."""
     about_fact = review.final and len(review.wrong) + len(review.convincing) == 1
@@ -194,16 +180,12 @@ def group_of(review: Review, by: Group) -> str:
     return {"relation": relation, "run": review.run_id, "reviewer": review.reviewer}[by]
 
 
-def count_verdicts(reviews: Iterable[Review], by: Group = "relation") -> list[VerdictCount]:
-    """Count the verdicts in each group, most reviews first."""
-    counters: dict[str, Counter[str]] = {}
+def count_verdicts(reviews: Iterable[Review], by: Group = "relation") -> dict[str, Counter[str]]:
+    """Count the verdicts in each group, the group with most reviews first."""
+    counts: dict[str, Counter[str]] = {}
     for review in reviews:
-        counters.setdefault(group_of(review, by), Counter())[review.said] += 1
-    counts = [
-        VerdictCount(group, *(counter[verdict] for verdict in VERDICTS))
-        for group, counter in counters.items()
-    ]
-    return sorted(counts, key=lambda count: (-count.total, count.group))
+        counts.setdefault(group_of(review, by), Counter())[review.said] += 1
+    return dict(sorted(counts.items(), key=lambda item: (-item[1].total(), item[0])))
 
 
 def reviews_csv(reviews: Sequence[Review]) -> str:

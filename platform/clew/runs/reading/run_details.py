@@ -4,6 +4,7 @@ The lineage of a run is the runs that it is based on, and the runs and registere
 that are based on it.
 """
 
+import itertools
 import json
 import logging
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from mlflow.entities import FileInfo
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID
 from pydantic import BaseModel, ValidationError
@@ -66,62 +68,43 @@ RESULTS = {
 }
 
 
-@dataclass(frozen=True)
-class RunFile:
-    """An artifact file of a run."""
-
-    path: str
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class RunData:
-    """A data set that a run read."""
-
-    name: str
-    fingerprint: str
-    source: str
-    context: str
-    """Purpose of the data set, such as `training`."""
-
-
-def list_files(run_id: str) -> list[RunFile]:
+def list_files(run_id: str) -> list[FileInfo]:
     """Return the artifact files of a run, at most `MAX_FILES`.
 
     This does not use MLflow's client, which would request the run and its models again for each
     folder.
     """
 
-    def below(folder: str | None) -> Iterator[RunFile]:
+    def below(folder: str | None) -> Iterator[FileInfo]:
         for info in artifacts.list_artifacts(folder):
             if info.is_dir:
                 yield from below(info.path)
             else:
-                yield RunFile(info.path, int(info.file_size or 0))
+                yield info
 
     with store.using(f"the files of run {run_id}"):
         connected = client()
         artifacts = get_artifact_repository(
             connected.get_run(run_id).info.artifact_uri, tracking_uri=connected.tracking_uri
         )
-        return [file for file, _ in zip(below(None), range(MAX_FILES), strict=False)]
+        return list(itertools.islice(below(None), MAX_FILES))
 
 
-def list_data(run_id: str) -> list[RunData]:
+def list_data(run_id: str) -> list[tuple[str, str, str]]:
+    """Return purpose, such as `training`, name and fingerprint of each data set of a run."""
     with store.using(f"the data of run {run_id}"):
         inputs = client().get_run(run_id).inputs
     return [
-        RunData(
+        (
+            next((tag.value for tag in found.tags if tag.key == MLFLOW_DATASET_CONTEXT), ""),
             found.dataset.name,
             found.dataset.digest,
-            found.dataset.source,
-            next((tag.value for tag in found.tags if tag.key == MLFLOW_DATASET_CONTEXT), ""),
         )
         for found in (inputs.dataset_inputs if inputs else ())
     ]
 
 
-def splits_by_relation(files: list[RunFile]) -> list[str]:
+def splits_by_relation(files: list[FileInfo]) -> list[str]:
     matches = (_BY_RELATION.fullmatch(file.path) for file in files)
     return [match[1] for match in matches if match]
 
@@ -160,19 +143,12 @@ def read_data_report(run_id: str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 @dataclass(frozen=True)
-class Relative:
-    """A related run, and how it is related."""
-
-    how: str
-    run: RunRecord
-
-
-@dataclass(frozen=True)
 class Lineage:
     """The runs that a run is based on, and the runs and versions that are based on it."""
 
-    sources: tuple[Relative, ...]
-    results: tuple[Relative, ...]
+    sources: tuple[tuple[str, RunRecord], ...]
+    """How a run is related, and the run."""
+    results: tuple[tuple[str, RunRecord], ...]
     versions: tuple[Version, ...]
     """Versions of registered models; their field `run` is None."""
 
@@ -181,14 +157,12 @@ def lineage(run: RunRecord) -> Lineage:
     """Return the lineage of a run, without deleted runs and versions."""
     ids = {tag: run.tags[tag] for tag in SOURCES if tag in run.tags}
     found = {source.run_id: source for source in find_runs(list(ids.values()))}
-    sources = [Relative(SOURCES[tag], found[i]) for tag, i in ids.items() if i in found]
+    sources = [(SOURCES[tag], found[i]) for tag, i in ids.items() if i in found]
     queries = (RunQuery(source_run=run.run_id), RunQuery(parent_run=run.run_id))
     below = [made for query in queries for made in search_runs(query, limit=MAX_RUNS).runs]
     resumed = search_runs(RunQuery(resumed_from=run.run_id), limit=MAX_RUNS).runs
-    results = [Relative("continues in", other) for other in resumed]
-    results += [
-        Relative(RESULTS.get(made.tags.get(names.TAG_KIND, ""), "run"), made) for made in below
-    ]
+    results = [("continues in", other) for other in resumed]
+    results += [(RESULTS.get(made.tags.get(names.TAG_KIND, ""), "run"), made) for made in below]
     return Lineage(tuple(sources), tuple(results), _versions(run.run_id))
 
 

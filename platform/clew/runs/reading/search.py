@@ -31,15 +31,6 @@ logger = logging.getLogger(__name__)
 
 MAX_IDS_PER_FILTER = 50
 EXPERIMENTS_PER_PAGE, RUNS_PER_PAGE = 500, 100
-MAX_COUNT = 1_000_000
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """An experiment of the store."""
-
-    experiment_id: str
-    name: str
 
 
 @dataclass(frozen=True)
@@ -75,15 +66,15 @@ class RunPage:
     more: bool
 
 
-def list_experiments() -> list[Experiment]:
+def list_experiments() -> dict[str, str]:
+    """Return the ids of the experiments by their names."""
     with store.using("the list of experiments"):
-        found = experiments_of(client())
-    return [Experiment(str(e.experiment_id), e.name) for e in found]
+        return {found.name: str(found.experiment_id) for found in experiments_of(client())}
 
 
 def experiment_id_of(name: str) -> str:
     """Return the id of an experiment."""
-    known = {found.name: found.experiment_id for found in list_experiments()}
+    known = list_experiments()
     if name not in known:
         raise TrackingError(
             f"no experiment {name!r}; there are {', '.join(map(repr, known)) or 'none'}"
@@ -239,7 +230,7 @@ def first_unreached(reaches: Callable[[int], bool], near: int = 0) -> int:
         while reached >= 0 and not reaches(reached):
             reached, beyond, step = max(reached - step, -1), reached, 2 * step
     else:
-        while beyond < MAX_COUNT and reaches(beyond):
+        while reaches(beyond):
             reached, beyond, step = beyond, beyond + step, 2 * step
     return bisect_left(range(beyond), True, reached + 1, key=lambda offset: not reaches(offset))
 

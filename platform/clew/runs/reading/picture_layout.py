@@ -1,0 +1,158 @@
+"""Where the entities of a picture are, and how their names are broken into lines.
+
+Entities are placed in columns from the test triple's head to its tail. Entities on short paths are
+between the two; entities that are nearer to one end are outside. The same explanation always gives
+the same picture. In a narrow picture the head is on top and the tail at the bottom.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import pandas as pd
+
+LINE_CHARACTERS, SLACK = 20, 4
+MAX_BETWEEN = 3
+"""An entity on a path of at most this many facts from head to tail is placed between them."""
+ROOMY = 0.4
+"""Vertical distance of entities in a short column next to a long one; the height is 2."""
+NARROW = 500
+"""In a picture less wide than this, columns are rows of at most `ABREAST` entities."""
+ABREAST = 3
+MARGIN_X, MARGIN_Y = 100, 50
+Position = tuple[float, float]
+
+
+def node_labels(test: pd.Series, facts: pd.DataFrame) -> dict[str, str]:
+    """Return the label of each entity, with the entities of the test triple first."""
+    labels = {str(test["head_id"]): str(test["head"]), str(test["tail_id"]): str(test["tail"])}
+    for side in ("head", "tail"):
+        for key, text in zip(facts[f"{side}_id"], facts[side], strict=True):
+            labels.setdefault(str(key), str(text))
+    return labels
+
+
+def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
+    """Return a position for each entity, from -1 to 1 in both directions; y points down."""
+    head, tail = str(test["head_id"]), str(test["tail_id"])
+    heads, tails = (facts[key].astype(str).tolist() for key in ("head_id", "tail_id"))
+    beside: dict[str, set[str]] = {key: set() for key in node_labels(test, facts)}
+    for one, other in zip(heads, tails, strict=True):
+        beside[one].add(other)
+        beside[other].add(one)
+    # Paths do not pass the other end: an entity next to the head only is not between the two.
+    from_head, from_tail = _steps_from(head, beside, tail), _steps_from(tail, beside, head)
+    far, are_heads = len(beside), set(heads)
+    columns: dict[float, list[str]] = {}
+    for key in beside:
+        before, behind = from_head.get(key, far), from_tail.get(key, far)
+        between = before + behind <= MAX_BETWEEN
+        column: float
+        if key in (head, tail):
+            column = 0 if key == head else MAX_BETWEEN
+        elif between:
+            column = before
+        elif before == behind < far:  # beside an entity in the middle
+            column = min(before, MAX_BETWEEN) - 0.5
+        elif before == behind:  # not connected to either end; its facts also go left to right
+            column = 1 if key in are_heads else MAX_BETWEEN - 1
+        else:
+            column = -1 if before < behind else MAX_BETWEEN + 1
+        columns.setdefault(column, []).append(key)
+    across = 2 / max(len(columns) - 1, 1)
+    rows = {
+        column: _rows_between(len(keys)) if 0 < column < MAX_BETWEEN else _rows(len(keys))
+        for column, keys in columns.items()
+    }
+    # The distance of rows in the longest column; a shorter column gets a larger one if it fits.
+    common = min(_room(found) for found in rows.values())
+    down = {column: min(_room(found), max(common, ROOMY)) for column, found in rows.items()}
+    return {
+        key: (across * place - 1, down[column] * row)
+        for place, column in enumerate(sorted(columns))
+        for row, key in zip(rows[column], columns[column], strict=True)
+    }
+
+
+def _rows(number: int) -> list[float]:
+    return [row - (number - 1) / 2 for row in range(number)]
+
+
+def _rows_between(number: int) -> list[float]:
+    above = [-1.5 - row for row in range(number // 2)]
+    return sorted([*above, *(0.5 + row for row in range(number - len(above)))])
+
+
+def _room(rows: Sequence[float]) -> float:
+    """Return the largest distance between rows that keeps them within -1 to 1."""
+    return 1 / max(0.5, *map(abs, rows))
+
+
+def _steps_from(start: str, beside: Mapping[str, set[str]], closed: str) -> dict[str, int]:
+    """Return the number of steps to each entity that can be reached without the closed one."""
+    steps, reached = {start: 0}, [start]
+    for key in reached:
+        for other in beside[key] - steps.keys() - ({closed} - {start}):
+            steps[other] = steps[key] + 1
+            reached.append(other)
+    return steps
+
+
+def name_lines(text: str, num_lines: int, characters: int = LINE_CHARACTERS) -> list[str]:
+    """Return a name in at most `num_lines` short lines, with spaces for `_`.
+
+    Lines end after a space or one of `/ , -`. A word can be `SLACK` characters longer than a line;
+    a longer one is broken.
+    """
+    most, lines = characters + SLACK, [""]
+    words = rf"[^\s/,-]{{1,{most}}}[\s/,-]?|[\s/,-]"
+    for piece in re.findall(words, " ".join(text.replace("_", " ").split())):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > characters:
+            lines.append("")
+        lines[-1] += piece
+    if len(lines) > num_lines:
+        lines = [*lines[: num_lines - 1], "".join(lines[num_lines - 1 :])]
+    return [short_text(line.strip(), most) for line in lines]
+
+
+def short_text(text: str, most: int = LINE_CHARACTERS + SLACK) -> str:
+    """Return a text, shortened with `…` if it is too long for a picture."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def turned(places: Mapping[str, Position]) -> dict[str, Position]:
+    """Return positions from top to bottom, in rows of at most `ABREAST` entities."""
+    columns: dict[float, list[str]] = {}
+    for key, (x, _) in sorted(places.items(), key=lambda item: item[1]):
+        columns.setdefault(x, []).append(key)
+    rows: list[list[str]] = []
+    for keys in columns.values():
+        left = keys
+        while left:  # fewer in every second row, so that lines pass between the names above
+            number = ABREAST - (len(rows) % 2 if len(left) > ABREAST else 0)
+            rows.append(left[:number])
+            left = left[number:]
+    down = 2 / max(len(rows) - 1, 1)
+    return {
+        key: ((2 * place + 1) / len(keys) - 1, down * row - 1)
+        for row, keys in enumerate(rows)
+        for place, key in enumerate(keys)
+    }
+
+
+def num_rows(places: Mapping[str, Position]) -> float:
+    apart = [
+        below - above
+        for (x, above), (other_x, below) in pairwise(sorted(places.values()))
+        if x == other_x
+    ]
+    return 2 / min(apart, default=2)
+
+
+def point(place: Position, width: float, height: float) -> Position:
+    x, y = place
+    margin = MARGIN_X if width >= NARROW else 0
+    return (
+        margin + (x + 1) / 2 * (width - 2 * margin),
+        MARGIN_Y + (y + 1) / 2 * (height - 2 * MARGIN_Y),
+    )
