@@ -1,6 +1,7 @@
 """A dashboard server and a browser page that shows it, for browser tests and benchmarks."""
 
 import os
+import ssl
 import subprocess
 import sys
 import time
@@ -64,11 +65,11 @@ def serving(uri: str, *, options: Sequence[str] = (), wait: bool = True) -> Iter
         process.wait(20)
 
 
-def wait_for(address: str, seconds: float = 60) -> None:
+def wait_for(address: str, seconds: float = 60, trusted: ssl.SSLContext | None = None) -> None:
     """Wait until the server answers."""
-    end = time.monotonic() + seconds
+    end, health = time.monotonic() + seconds, f"{address}/_stcore/health"
     while time.monotonic() < end:
-        with suppress(OSError), urllib.request.urlopen(f"{address}/_stcore/health", timeout=2):
+        with suppress(OSError), urllib.request.urlopen(health, timeout=2, context=trusted):
             return
         time.sleep(0.02)
     raise TimeoutError(address)
