@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo install test test-slow test-all ui lint docs lock wheel release pictures gpu bench figures opponents \
+.PHONY: help demo install test test-slow test-all cells ui lint docs lock wheel release pictures gpu bench figures opponents \
 	studies
 
 BIN := .venv/bin
@@ -41,6 +41,7 @@ help:
 	@echo "make install the command clew in ~/.local/bin, with completion for bash and zsh (PREFIX=...)"
 	@echo "make test    set up .venv for tests too; the tests to run before each change"
 	@echo "make test-slow  servers, browsers, killed processes, large inputs; make test-all: both"
+	@echo "make cells   the fast tests with Python 3.11 to 3.13, and with the newest torch, MLflow, Streamlit and pandas"
 	@echo "make ui      the dashboard on http://127.0.0.1:8501"
 	@echo "make lint    ruff, mypy, import contracts, an audit of the installed packages"
 	@echo "make docs    the documentation site in site/, with every link checked"
@@ -75,6 +76,10 @@ test-slow: $(INSTALLED_FOR_TESTS)
 
 test-all: $(INSTALLED_FOR_TESTS)
 	@$(PYTEST) $(PYTEST_ARGS)
+
+# For example `make cells CELLS=3.12-pinned CELL_TESTS="-- tests/runs"`.
+cells: $(INSTALLED_FOR_TESTS)
+	@$(BIN)/python .ci/cells.py $(CELLS) $(CELL_TESTS)
 
 ui: $(INSTALLED)
 	@$(BIN)/clew ui
