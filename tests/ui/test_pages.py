@@ -424,6 +424,16 @@ def test_the_groups_of_an_explanation(page: Open, many: Recorded) -> None:
     assert app.button_group(key="group")
 
 
+def test_two_runs_are_compared(page: Open, many: Recorded) -> None:
+    trace, other = many.runs["trace"], many.runs["trace bf16"]
+    app = page("influence", many.uri, run=trace, view="Another run", other=other)
+    assert not app.error
+    numbers = {metric.label: metric.value for metric in app.metric}
+    assert TOP_K <= int(numbers["Common facts"]) <= 2 * TOP_K
+    assert 0.9 < float(numbers["Spearman"]) <= 1
+    assert "Moved" in app.dataframe[-1].value
+
+
 def test_the_review_can_tick_the_strongest_facts(page: Open, many: Recorded) -> None:
     app = page("influence", many.uri, run=many.runs["trace"], view="Review")
     ticks = app.dataframe[-1].value

@@ -295,3 +295,10 @@ def label(key: str) -> str:
 def part(column: str) -> str:
     name = column.removeprefix("part_")
     return PARTS.get(name, name.replace("_", " "))
+
+
+SPEARMAN = (
+    "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
+    "same order, 0 no relation, -1 the reverse."
+)
+OVERLAP = "Share of the strongest facts that both explanations have in common."

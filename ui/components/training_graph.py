@@ -79,4 +79,4 @@ def training_graph(run_id: str) -> TrainingGraph:
             f"run {run_id} was trained on data {trained_on}, those of its configuration are "
             f"{graph.fingerprint} now; put the files back as they were"
         )
-    return TrainingGraph(graph, Neighbourhood.build(graph.train, graph.num_entities))
+    return TrainingGraph(graph, Neighbourhood(graph.train, graph.num_entities))

@@ -5,14 +5,14 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
-from streamlit.column_config import NumberColumn
+from streamlit.column_config import NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
 from clew import names
 from clew.runs import store
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport
-from clew.runs.reading.facts import scored
+from clew.runs.reading.facts import Agreement, agreement, scored
 from clew.runs.reading.reports import ReportFiles, ReportHead
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
@@ -29,13 +29,14 @@ from clew.ui.components.explanations import (
     report_head,
     report_of_run,
     report_of_upload,
+    same_test,
     shared,
     strongest,
     text_report_of,
     triple_at,
     with_validation,
 )
-from clew.ui.components.runs import runs_page
+from clew.ui.components.runs import runs_page, variants_of
 
 TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
 NUM_TRACE_RUNS = 50
@@ -95,7 +96,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
         facts.share(test, lambda: shared(run_id, files, place))
-    sections = ["Paths", "Training facts", "Groups"]
+    sections = ["Paths", "Training facts", "Groups", "Another run"]
     sections += ["Check it", "Review"] * bool(run_id)
     first = sections[0] if paths.found and not basics.address("fact") else sections[1]
     with left:
@@ -108,6 +109,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
                 _facts(test, found, more, kinds, head, key=key)
             case "Groups":
                 _groups(test, found, more, head.form)
+            case "Another run":
+                _compare(run_id, test, found, runs)
             case "Check it":
                 facts.check(run_id, test)
             case "Review":
@@ -170,6 +173,59 @@ def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Fo
         )
 
 
+def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRecord]) -> None:
+    tasks = {run.run_id: run.tags.get(names.TAG_TASK) for run in runs}
+    alike = [run for run in runs if tasks.get(run_id) in (None, tasks[run.run_id])]
+    others = [run for run in alike if run.run_id != run_id]
+    about = "The same test triple in another run."
+    other_id = _run("Compare with", others, "other", optional=True, help=about)
+    if not other_id:
+        return
+    files = report_of_run(other_id)
+    place = same_test(report_head(files).tests, test)
+    if place is None:
+        basics.note("That run does not explain this triple.")
+        return
+    variants = variants_of(runs)
+    labels = {run.run_id: variants[run.run_id] or run.name for run in runs}
+    called = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
+    if called[0] == called[1]:
+        called = ("this run", "the other run")
+    _agreement(agreement(found, facts_of(files, place)), called)
+
+
+def _agreement(found: Agreement, called: tuple[str, str]) -> None:
+    """Show how far two explanations agree: in numbers, and which facts moved most."""
+    spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
+    basics.tiles(
+        [
+            ("Spearman", spearman, glossary.SPEARMAN),
+            ("Common facts", f"{found.common:,}", "Facts that both reports contain."),
+            *(
+                (f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP)
+                for size, share in found.overlap.items()
+            ),
+        ]
+    )
+    if not found.common:
+        return
+    near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
+    moved = found.facts[near].sort_values("moved", key=abs, ascending=False, kind="stable")
+    moved = moved.head(MAX_MOVED)
+    position = NumberColumn(help="Counted from the most helpful fact to the most opposing one.")
+    lower = f"How many places lower the fact is in {called[1]} than in {called[0]}."
+    tables.show(
+        {
+            "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
+            f"Position, {called[0]}": (moved["position"], position),
+            f"Position, {called[1]}": (moved["other_position"], position),
+            "Moved": (moved["moved"], NumberColumn(format="%+d", help=lower)),
+        },
+        alt="The facts that moved most",
+        most=charts.HEIGHT,
+    )
+
+
 def _source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
     """Let a person choose a trace run or files from disk; return its id or the files by name."""
     left, right = st.columns([3, 1], vertical_alignment="bottom")
@@ -185,30 +241,34 @@ def _source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
     if chosen:
         return {file.name: file.getvalue() for file in chosen}
     with left:
-        return _run(runs)
+        return _run("Explanations", runs, "run", help="The latest trace runs, newest first.")
 
 
-def _run(runs: Sequence[RunRecord]) -> str:
-    """Let a person choose a run; it is in the address.
+def _run(
+    label: str, runs: Sequence[RunRecord], key: str, *, help: str, optional: bool = False
+) -> str:
+    """Let a person choose a run, empty for none; it is in the address.
 
     Names from data appear only in select boxes and tables, which show plain text.
     """
-    box, linked = "run-box", basics.address("run")
+    box, linked = f"{key}-box", basics.address(key)
     labels = tables.run_labels(runs, linked=linked)
-    wanted = linked or st.session_state.get(box)
-    st.session_state[box] = wanted if wanted in labels else next(iter(labels), None)
+    options = ["", *labels] if optional else list(labels)
+    wanted = linked if linked or optional else st.session_state.get(box)
+    st.session_state[box] = wanted if wanted in options else next(iter(options), None)
 
     def write() -> None:
-        basics.write_address("run", st.session_state[box])
-        reviews.open_test(None)
+        basics.write_address(key, st.session_state[box])
+        if key == "run":
+            reviews.open_test(None)
 
     chosen = st.selectbox(
-        "Explanations",
-        list(labels),
-        format_func=lambda run_id: labels[run_id],
+        label,
+        options,
+        format_func=lambda run_id: labels.get(run_id, "nothing"),
         key=box,
         on_change=write,
-        help="The latest trace runs, newest first.",
+        help=help,
     )
     return chosen or ""
 

@@ -18,6 +18,7 @@ from clew.runs.influence_report import (
     read_influence_json,
     read_influence_outline,
 )
+from clew.runs.reading.facts import agreement
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from tests.recorded import NUM_HOSTILE_FACTS as NUM_PAIRS
 from tests.recorded import NUM_HOSTILE_TESTS as NUM_TESTS
@@ -163,3 +164,22 @@ def test_a_test_that_is_not_there(files: ReportFiles) -> None:
     with pytest.raises(DataError, match="no test triple 99"):
         read_facts(ReportFiles(json=files.json), 99)
     assert read_facts(files, 99).empty
+
+
+def test_agreement_of_equal_and_reversed_lists(files: ReportFiles) -> None:
+    facts = read_facts(files, 0)
+    same = agreement(facts, facts)
+    assert same.spearman == pytest.approx(1.0)
+    assert set(same.overlap.values()) == {1.0}
+    assert same.facts["moved"].abs().sum() == 0
+    turned = facts.assign(influence=-facts["influence"])
+    assert agreement(facts, turned).spearman == pytest.approx(-1.0)
+    assert agreement(facts, turned).overlap[10] == 0.0
+    assert agreement(facts, facts.assign(influence=1.0)).spearman is None
+    assert agreement(facts.head(2), facts).spearman is None
+
+
+def test_agreement_without_common_facts(files: ReportFiles) -> None:
+    facts = read_facts(files, 0)
+    found = agreement(facts, facts.head(0))
+    assert (found.common, found.spearman, found.overlap) == (0, None, {})

@@ -24,6 +24,7 @@ NOT_SEARCHED = (
 )
 TOP = 10
 TRAIN_KEY = ["head_id", "relation_id", "tail_id"]
+OVERLAP_SIZES = (10, 25, 50, 100)
 _ANSWERS = {
     "tail": Markup(
         "Asked for <b>{head}</b> {relation} <b>?</b>, the model puts <b>{tail}</b> {place}."
@@ -229,3 +230,47 @@ def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> 
         share = positive[:TOP].sum() / positive.sum()
         text += f" The {TOP} most helpful facts have {share:.0%} of the total positive influence."
     return text
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Agreement of two lists of training facts.
+
+    `overlap` is, for each k, the share of the k most helpful facts that both lists have in common.
+    `spearman` is the rank correlation of the influences over the facts of both lists. `facts` has
+    one row per common fact: `position` and `other_position`, counted from the most helpful to the
+    most opposing fact of each list, the influences, and `moved`, the difference of the positions.
+    """
+
+    overlap: dict[int, float]
+    spearman: float | None
+    common: int
+    facts: pd.DataFrame
+
+
+def agreement(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
+    """Compare the facts of two explanations of one prediction."""
+    columns = ["position", "influence"]
+    left, right = (
+        found.sort_values("influence", ascending=False, kind="stable")
+        .assign(position=np.arange(1, len(found) + 1))
+        .drop_duplicates(TRAIN_KEY)
+        for found in (facts, other)
+    )
+    right = right[[*TRAIN_KEY, *columns]]
+    for key in TRAIN_KEY:
+        left, right = left.astype({key: str}), right.astype({key: str})
+    renamed = right.rename(columns={name: f"other_{name}" for name in columns})
+    merged = left.merge(renamed, on=TRAIN_KEY, how="inner")
+    merged["moved"] = merged["other_position"] - merged["position"]
+    last = merged[["position", "other_position"]].max(axis=1)
+    smaller = min(len(left), len(right))
+    sizes = [size for size in OVERLAP_SIZES if size <= smaller] or ([smaller] if smaller else [])
+    both = merged[["influence", "other_influence"]]
+    ranked = both.corr("spearman", min_periods=3).to_numpy()[0, 1]
+    return Agreement(
+        overlap={size: float((last <= size).sum() / size) for size in sizes},
+        spearman=None if np.isnan(ranked) else float(ranked),
+        common=len(merged),
+        facts=merged,
+    )
