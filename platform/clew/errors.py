@@ -184,6 +184,11 @@ def similar_name(given: str, names: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
+def spaced(name: object) -> str:
+    """Return a name as people read it in sentences and pictures, with spaces for underscores."""
+    return str(name).replace("_", " ")
+
+
 def counted(number: int, thing: str) -> str:
     """Return a number of things, such as `1 record`, `2 queries` or `3,000 rows`."""
     several = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"

@@ -323,8 +323,8 @@ def test_a_deleted_run_of_the_address_is_left_out(page: Open, many: Recorded) ->
 def test_an_explanation_in_words(page: Open, many: Recorded) -> None:
     app = page("influence", many.uri, run=many.runs["trace"], test="1")
     text = shown(app)
-    assert "clinical_attribute" in text
-    assert "conceptual_entity" in text
+    assert "clinical attribute" in text
+    assert "conceptual entity" in text
     assert "the model puts" in text
     assert "Of 5,216 training facts, the report contains only" in text
 

@@ -16,7 +16,7 @@ import streamlit as st
 from markupsafe import Markup, escape
 from streamlit.delta_generator import DeltaGenerator
 
-from clew.errors import ClewError, ConfigError
+from clew.errors import ClewError, ConfigError, spaced
 from clew.runs import store
 from clew.ui import access
 
@@ -69,7 +69,7 @@ def join(parts: list[Markup], separator: str = "") -> Markup:
 
 
 def triple(head: object, relation: object, tail: object) -> Markup:
-    return TRIPLE.format(head=head, relation=relation, tail=tail)
+    return TRIPLE.format(head=spaced(head), relation=spaced(relation), tail=spaced(tail))
 
 
 def marked(text: str, passages: list[tuple[int, int]]) -> Markup:

@@ -16,7 +16,7 @@ from streamlit.column_config import NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
 from clew.biolink import page_of
-from clew.errors import ClewError
+from clew.errors import ClewError, spaced
 from clew.runs.influence_forms import Form
 from clew.runs.reading import picture
 from clew.runs.reading.facts import FactPath, Paths
@@ -95,7 +95,7 @@ def show(
     draw = partial(picture.draw, test, facts, kinds)
     drawn = [draw(width=w, height=HEIGHT, letters=LETTERS, selected=selected) for w in WIDTHS]
     lines = [
-        (picture.ANSWER, "┅", str(test["relation"]).replace("_", " ") + "?"),
+        (picture.ANSWER, "┅", spaced(test["relation"]) + "?"),
         (picture.FOR, "━", "made it more likely"),
         (picture.AGAINST, "━", "less likely"),
     ]

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
+from clew.errors import spaced
 from clew.runs.influence_report import FoundPaths, TripleRecord
 
 # `_id` columns hold the data set's own names.
@@ -89,9 +90,7 @@ def paths_of(searched: FoundPaths | None) -> Paths:
                 for fact in itertools.chain(*path.steps)
             ),
             tuple(
-                " and ".join(" ".join(texts_of(fact.train)[1::2]) for fact in step).replace(
-                    "_", " "
-                )
+                spaced(" and ".join(" ".join(texts_of(fact.train)[1::2]) for fact in step))
                 for step in path.steps
             ),
         )
@@ -124,7 +123,7 @@ def ranked(rows: pd.DataFrame) -> pd.DataFrame:
 
 def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
     """Return sentences about how the strongest facts relate to head and tail of a test triple."""
-    head, relation, tail = (str(test[key]) for key in ("head", "relation", "tail"))
+    head, relation, tail = (spaced(test[key]) for key in ("head", "relation", "tail"))
     top = facts[facts["influence"] > 0].head(TOP)
     if top.empty:
         return f"None of the {searched(test, facts)} made it more likely."
@@ -152,7 +151,7 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
         text += " The triple is itself a training fact."
     leaking = facts[facts["counterpart"] != ""] if "counterpart" in facts else facts[:0]
     for _, fact in leaking.head(1).iterrows():
-        told = " ".join(str(fact[key]) for key in ("head", "relation", "tail"))
+        told = spaced(" ".join(str(fact[key]) for key in ("head", "relation", "tail")))
         text += f" Training contains its {fact['counterpart']}, {told}: it could be looked up."
     if paths.found:
         return f"{text} The most specific path from {head} to {tail}: {paths.found[0].sentence}."
@@ -193,7 +192,7 @@ def answer(test: pd.Series, settings: Mapping[str, Any]) -> Markup:
         settings: Settings of the report; the oldest reports have no direction and rank the tail.
     """
     said = _ANSWERS.get(str(settings.get("direction")), _ANSWERS["tail"])
-    ends = {key: test[key] for key in ("head", "relation", "tail")}
+    ends = {key: spaced(test[key]) for key in ("head", "relation", "tail")}
     rank = float(test["rank"])
     place = place_text(rank)
     if math.isfinite(rank):  # a list of all answers, as on the page Ask, shows a larger rank

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import pandas as pd
 from markupsafe import Markup
 
+from clew.errors import spaced
 from clew.runs.reading.picture_layout import (
     LINE_CHARACTERS,
     MARGIN_Y,
@@ -375,7 +376,7 @@ def _lines(
 ) -> Iterator[_Line]:
     """Yield the test triple's line, then those of facts, around other entities if possible."""
     head, tail = places[str(test["head_id"])], places[str(test["tail_id"])]
-    asked = str(test["relation"]).replace("_", " ") + "?"
+    asked = spaced(test["relation"]) + "?"
     whole = f"{test['head']} {test['relation']}? {test['tail']}"
     yield _Line(head, tail, 0.22, ANSWER, 3, asked, whole, labelled=True)
     largest = float(facts["influence"].abs().max() or 1.0) if len(facts) else 1.0
@@ -396,7 +397,7 @@ def _lines(
                 least + more,
                 FOR if value > 0 else AGAINST if value < 0 else PLAIN.colour,
                 1.2 + 4 * abs(value) / largest + 1.5 * chosen,
-                sign + str(fact["relation"]).replace("_", " "),
+                sign + spaced(fact["relation"]),
                 f"{sign}{fact['head']} {fact['relation']} {fact['tail']}",
                 labelled=chosen or not place or (not selected and number < MAX_LABELS),
                 fact=place,
