@@ -220,7 +220,8 @@ def main(arguments: list[str]) -> None:
             sys.exit(str(error))
         print(f"{found.study}\n\n| claim | measured | verdict |\n|---|---|---|")
         for verdict in verdicts:
-            print(f"| {verdict.claim.text} | {shown(verdict.estimate)} | {verdict.verdict} |")
+            measured = "-" if verdict.estimate is None else shown(verdict.estimate)
+            print(f"| {verdict.claim.text} | {measured} | {verdict.verdict} |")
         print()
     print(METHOD)
 

@@ -106,7 +106,7 @@ def test_three_files_say_how_far_runs_agree(runs, tmp_path):
     assert header == ",".join(ENSEMBLE_CSV_COLUMNS)
     table = pq.read_table(folder / "influence.parquet")
     assert set(table["runs_agreeing"].to_pylist()) <= {0, 1, 2, 3}
-    files = {kind: folder / f"influence.{kind}" for kind in ("json", "csv", "parquet")}
+    files = {kind: folder / f"influence.{kind}" for kind in ("json", "parquet")}
     assert read_head(ReportFiles(json=files["json"])).runs == ("a", "b", "c")
     scored: Scored = explanations[0].proponents
     for kind, path in files.items():
