@@ -29,7 +29,6 @@ from clew.workflows.explaining.validate_influence import (
     validate_influence,
 )
 from clew.workflows.explaining.validation_plan import (
-    UNROLLED,
     choose_tests,
     random_subsets,
     scores_by_form,
@@ -49,6 +48,7 @@ SMALL = {
 ACTIVATIONS = ("relu", "silu")
 MEMBER_SEEDS = (1000, 1001)
 """Seeds of the further runs; far from the seeds of retrainings."""
+UNROLLED = "unrolled"
 FORMS = ("raw", "cosine", UNROLLED)
 DROP, SUBSETS, SEEDS, TESTS = 0.05, 30, 4, 20
 

@@ -47,11 +47,11 @@ def test_reading_an_explanation(look: Look, filled: Recorded, filled_address: st
     dashboard.page.get_by_text(f"Explained triples: {NUM_TESTS}").click()
     dashboard.settle().tick(0, 1)
     assert "test=1" in dashboard.page.url
-    dashboard.shows("Asked for clinical_attribute")
+    dashboard.shows("Asked for clinical attribute")
     dashboard.page.get_by_role("searchbox", name="Search test triples").fill("neopl")
     dashboard.page.keyboard.press("Enter")
     dashboard.settle()
-    dashboard.shows("Asked for neoplastic_process")
+    dashboard.shows("Asked for neoplastic process")
 
 
 def test_paths_come_first_on_one_screen(look: Look, filled: Recorded, filled_address: str) -> None:

@@ -313,7 +313,8 @@ def test_a_path_runs_from_left_to_right(explained: pd.Series) -> None:
 
 
 def test_what_hangs_on_an_entity_in_the_middle_stands_beside_it(explained: pd.Series) -> None:
-    triples = [("H", "m"), ("m", "T"), ("m", "x"), ("y", "m")]
+    crowd = [("m", f"z{place}") for place in range(picture_layout.CROWDED)]
+    triples = [("H", "m"), ("m", "T"), ("m", "x"), ("y", "m"), *crowd]
     ends = {"head_id": [h for h, _ in triples], "tail_id": [t for _, t in triples]}
     facts = pd.DataFrame(ends).assign(head=lambda f: f["head_id"], tail=lambda f: f["tail_id"])
     places = picture_layout.positions(explained, facts)

@@ -163,7 +163,7 @@ def _entity(
     ]
     basics.show(
         _CARD,
-        name=name,
+        name=spaced(name),
         about=identified(key, name, kind),
         number=len(own),
         whole="" if whole is None else f", of {whole.degree(key):,} in the whole training graph",

@@ -14,6 +14,8 @@ import pandas as pd
 LINE_CHARACTERS, SLACK = 20, 4
 MAX_BETWEEN = 3
 """An entity on a path of at most this many facts from head to tail is placed between them."""
+CROWDED = 6
+"""If more entities than this are as far from the head as from the tail, they get own columns."""
 ROOMY = 0.4
 """Vertical distance of entities in a short column next to a long one; the height is 2."""
 NARROW = 500
@@ -43,6 +45,7 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
     # Paths do not pass the other end: an entity next to the head only is not between the two.
     from_head, from_tail = _steps_from(head, beside, tail), _steps_from(tail, beside, head)
     far, are_heads = len(beside), set(heads)
+    halfway = [key for key in beside if from_head.get(key) == from_tail.get(key, far)]
     columns: dict[float, list[str]] = {}
     for key in beside:
         before, behind = from_head.get(key, far), from_tail.get(key, far)
@@ -52,9 +55,9 @@ def positions(test: pd.Series, facts: pd.DataFrame) -> dict[str, Position]:
             column = 0 if key == head else MAX_BETWEEN
         elif between:
             column = before
-        elif before == behind < far:  # beside an entity in the middle
+        elif before == behind < far and len(halfway) > CROWDED:  # beside an entity in the middle
             column = min(before, MAX_BETWEEN) - 0.5
-        elif before == behind:  # not connected to either end; its facts also go left to right
+        elif before == behind:  # as far from both ends; its facts also go left to right
             column = 1 if key in are_heads else MAX_BETWEEN - 1
         else:
             column = -1 if before < behind else MAX_BETWEEN + 1
