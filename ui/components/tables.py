@@ -238,9 +238,13 @@ def run_table(
         for run, key in zip(runs, keys, strict=True)
     ]
 
-    apart = {
+    # Other kinds of runs have no settings, so that every setting would differ from them.
+    trained = [
+        run for run in runs if run.tags.get(names.TAG_KIND, names.KIND_TRAIN) == names.KIND_TRAIN
+    ]
+    apart = dict.fromkeys((run.run_id for run in runs), "") | {
         run_id: " · ".join(setting for setting in settings if not setting.endswith(" –"))
-        for run_id, settings in told_apart(runs, most=4).items()
+        for run_id, settings in told_apart(trained, most=4).items()
     }
     alike = Counter((run.name, apart[run.run_id]) for run in runs)
     for run in runs:
