@@ -37,5 +37,5 @@ def test_an_answer_is_explained(look: Look, champion_address: str) -> None:
     dashboard.page.get_by_role("link", name="Read the explanation").click()
     dashboard.page.get_by_role("heading", name="Influence", level=1).wait_for()
     dashboard.settle()
-    text = dashboard.shows("Asked for acquired_abnormality")
-    assert "location_of" in text
+    text = dashboard.shows("Asked for acquired abnormality")
+    assert "location of" in text
