@@ -224,6 +224,23 @@ def values_of(runs: Sequence[RunRecord], key: str) -> list[Any]:
         return found
 
 
+def _differences(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the settings of each training run that tell it apart, with its seed if it needs it."""
+    # Other kinds of runs have no settings, so that every setting would differ from them.
+    trained = [
+        run for run in runs if run.tags.get(names.TAG_KIND, names.KIND_TRAIN) == names.KIND_TRAIN
+    ]
+    apart = dict.fromkeys((run.run_id for run in runs), "") | {
+        run_id: " · ".join(setting for setting in settings if not setting.endswith(" –"))
+        for run_id, settings in told_apart(trained, most=4).items()
+    }
+    alike = Counter((run.name, apart[run.run_id]) for run in runs)
+    for run in runs:
+        if SEED in run.params and alike[run.name, apart[run.run_id]] > 1:
+            apart[run.run_id] = f"{apart[run.run_id]} · seed {run.params[SEED]}".removeprefix(" · ")
+    return apart
+
+
 def run_table(
     runs: Sequence[RunRecord],
     lines: Mapping[str, Sequence[float]] | None = None,
@@ -238,18 +255,7 @@ def run_table(
         for run, key in zip(runs, keys, strict=True)
     ]
 
-    # Other kinds of runs have no settings, so that every setting would differ from them.
-    trained = [
-        run for run in runs if run.tags.get(names.TAG_KIND, names.KIND_TRAIN) == names.KIND_TRAIN
-    ]
-    apart = dict.fromkeys((run.run_id for run in runs), "") | {
-        run_id: " · ".join(setting for setting in settings if not setting.endswith(" –"))
-        for run_id, settings in told_apart(trained, most=4).items()
-    }
-    alike = Counter((run.name, apart[run.run_id]) for run in runs)
-    for run in runs:
-        if SEED in run.params and alike[run.name, apart[run.run_id]] > 1:
-            apart[run.run_id] = f"{apart[run.run_id]} · seed {run.params[SEED]}".removeprefix(" · ")
+    apart = _differences(runs)
 
     def small(meaning: str = "") -> Any:
         return TextColumn(width="small", help=meaning or None)
