@@ -21,7 +21,6 @@ another as batches grow, such as from recomputed activations to their sum.
 
 import ctypes
 import gc
-import logging
 import math
 import sys
 import weakref
@@ -48,8 +47,6 @@ from clew.training.loaders import Batch
 from clew.training.optimizer import ParameterAverage, build_optimizer
 from clew.training.precision import Precision, half_precision_type
 from clew.training.task import Task
-
-logger = logging.getLogger(__name__)
 
 # <malloc.h>
 _M_TRIM_THRESHOLD = -1
