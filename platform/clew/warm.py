@@ -42,7 +42,8 @@ from clew.ui.work import (
     Training,
     Why,
 )
-from clew.workflows.explaining import tracin
+from clew.workflows.explaining.trace_source import open_trace_source
+from clew.workflows.explaining.tracin import tracin
 from clew.workflows.predict import asked as query
 from clew.workflows.predict import predict
 from clew.workflows.predict_frames import predict_frames
@@ -118,7 +119,7 @@ def perform(asked: object, folder: Path, say: Say) -> None:
                 ).as_dict()
             )
         case Why():
-            result = tracin.tracin(
+            result = tracin(
                 asked.model,
                 [(asked.head, asked.relation, asked.tail)],
                 {"influence.direction": asked.end},
@@ -129,7 +130,8 @@ def perform(asked: object, folder: Path, say: Say) -> None:
         case Check():
             verify(VerifyRequest(asked.run_id, triple=asked.triple), progress=progress)
         case Preparation():
-            tracin.prepare(asked.model, {})
+            with open_trace_source(asked.model, {}) as source:
+                source.tracer.prepare()
         case Promotion():
             wanted = PromotionRequest(
                 run_id=asked.run_id, name=asked.name, dry_run=asked.dry_run, force=asked.force

@@ -31,6 +31,7 @@ from clew.runs.influence_forms import (
     CSV_COUNTERPART,
     ENSEMBLE_CSV_COLUMNS,
     ID_COLUMNS,
+    PART_PREFIX,
     RANK_COLUMN,
     SCORE_COLUMN,
     SPREAD_COLUMN,
@@ -38,7 +39,6 @@ from clew.runs.influence_forms import (
     TEST_INDEX_COLUMN,
     TRAIN_INDEX_COLUMN,
     VALUES_CSV_COLUMNS,
-    part_columns,
 )
 from clew.runs.influence_report import (
     CheckpointWeight,
@@ -225,8 +225,8 @@ def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice
     ids = [side[:, column] for side in (test_triples, train_triples) for column in range(3)]
     columns |= dict(zip(ID_COLUMNS, ids, strict=True))
     if len(scored.by_part):
-        details = zip(part_columns(pairs.parts), scored.by_part, strict=True)
-        columns |= {name: values[part][test, place] for name, values in details}
+        details = zip(pairs.parts, scored.by_part, strict=True)
+        columns |= {PART_PREFIX + name: values[part][test, place] for name, values in details}
     if len(scored.by_checkpoint):
         steps = [f"{CHECKPOINT_PREFIX}{step}" for step in pairs.steps]
         by_step = zip(steps, scored.by_checkpoint, strict=True)
