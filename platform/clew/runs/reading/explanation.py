@@ -24,17 +24,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from clew import names
-from clew.biolink import (
-    NAMED_THING,
-    RELATED_TO,
-    as_curie,
-    category_of,
-    is_denied,
-    page_of,
-    predicate_of,
-    terms,
-)
+from clew import biolink, names
 from clew.errors import ConfigError, TrackingError, counted, extra, quoted
 from clew.files import expanded
 from clew.runs.reading.facts import (
@@ -210,7 +200,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
         trust=_trust(explanation),
         origin=_origin(explanation),
         now=f"{now or datetime.now(UTC):%Y-%m-%d %H:%M}",
-        page_of=page_of,
+        page_of=biolink.page_of,
     )
 
 
@@ -273,14 +263,14 @@ def trapi_json(explanation: SharedExplanation) -> str:
 
 def _response(explanation: SharedExplanation) -> Content:
     test = explanation.test
-    if is_denied(str(test["relation_id"])):
+    if biolink.is_denied(str(test["relation_id"])):
         raise ConfigError(
             f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state; write "
             "the explanation as html"
         )
     found = explanation.paths
     denied, on_paths = (
-        facts["relation_id"].astype(str).map(is_denied).astype(bool)
+        facts["relation_id"].astype(str).map(biolink.is_denied).astype(bool)
         for facts in (explanation.facts, found.facts)
     )
     helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
@@ -291,7 +281,7 @@ def _response(explanation: SharedExplanation) -> Content:
     shown = shown.drop_duplicates(TRAIN_KEY)
     ids = {_key(fact): f"fact-{number}" for number, (_, fact) in enumerate(shown.iterrows(), 1)}
     graphs = _support_graphs(proponents, found, paths, ids)
-    head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
+    head, tail = (biolink.as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
     meaning = f"{explanation.head.form.sentence} {POSITIVE}"
     edges |= {ids[_key(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
@@ -327,7 +317,7 @@ def _response(explanation: SharedExplanation) -> Content:
             "auxiliary_graphs": graphs,
         },
         "schema_version": TRAPI_VERSION,
-        "biolink_version": terms().version,
+        "biolink_version": biolink.terms().version,
         "status": "Success",
         "description": f"Clew: the training facts behind an answer, {explanation.title}{note}. "
         + explanation.head.label.sentence,
@@ -346,10 +336,10 @@ def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Con
             kind = explanation.kinds.get(name, "")
             node = {
                 "name": str(row[end]),
-                "categories": [category_of(kind) or NAMED_THING],
+                "categories": [biolink.category_of(kind) or biolink.NAMED_THING],
                 "attributes": [_named("biolink:category", "kind", kind)] if kind else [],
             }
-            found.setdefault(as_curie(name), node)
+            found.setdefault(biolink.as_curie(name), node)
     return found
 
 
@@ -377,14 +367,14 @@ def _fact(fact: pd.Series, meaning: str) -> Content:
 
 def _edge(row: pd.Series, attributes: list[Content]) -> Content:
     name, label = str(row["relation_id"]), str(row["relation"])
-    predicate, qualifiers = predicate_of(label)
-    if predicate_of(name)[0] != RELATED_TO:
-        predicate, qualifiers = predicate_of(name)
+    predicate, qualifiers = biolink.predicate_of(label)
+    if biolink.predicate_of(name)[0] != biolink.RELATED_TO:
+        predicate, qualifiers = biolink.predicate_of(name)
     listed = [{"qualifier_type_id": k, "qualifier_value": value} for k, value in qualifiers]
     return {
-        "subject": as_curie(str(row["head_id"])),
+        "subject": biolink.as_curie(str(row["head_id"])),
         "predicate": predicate,
-        "object": as_curie(str(row["tail_id"])),
+        "object": biolink.as_curie(str(row["tail_id"])),
         **({"qualifiers": listed} if listed else {}),
         "sources": [{"resource_id": RESOURCE, "resource_role": "primary_knowledge_source"}],
         "attributes": [*attributes, _named("biolink:original_predicate", "relation", name)],
