@@ -27,6 +27,7 @@ from markupsafe import Markup
 from clew import biolink, names
 from clew.errors import ConfigError, TrackingError, counted, extra, quoted
 from clew.files import expanded
+from clew.runs.reading import reports
 from clew.runs.reading.facts import (
     TRAIN_KEY,
     FactPath,
@@ -38,14 +39,7 @@ from clew.runs.reading.facts import (
 )
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.picture import draw, looks
-from clew.runs.reading.reports import (
-    ReportFiles,
-    ReportHead,
-    read_facts,
-    read_head,
-    read_paths,
-    report_files,
-)
+from clew.runs.reading.reports import ReportFiles, ReportHead
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.run_details import find_validation
 from clew.runs.reading.runs import RunRecord, find_run
@@ -87,7 +81,7 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
     if path.suffix == ".json" or path.is_dir():
         return explanation_in(_files_at(path), index)
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
-        files = report_files(source, Path(folder))
+        files = reports.report_files(source, Path(folder))
         if files.text is not None or files.sequence is not None:
             raise ConfigError(f"run {source} explains no triples; give a run that explains triples")
         return with_run(explanation_in(files, index), source)
@@ -95,14 +89,14 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
 
 def explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
     """Return an explained triple with only the data in the report files."""
-    head = read_head(files)
+    head = reports.read_head(files)
     if index not in head.tests.index:
         raise ConfigError(
             f"--test is {index}; expected a position in the report, from 0 to {len(head.tests) - 1}"
         )
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
-    facts = read_facts(files, index)
-    return SharedExplanation(test, facts, read_paths(files, index), head)
+    facts = reports.read_facts(files, index)
+    return SharedExplanation(test, facts, reports.read_paths(files, index), head)
 
 
 def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:

@@ -47,7 +47,7 @@ from clew.workflows.explaining.trace_source import (
     open_trace_source,
     read_test_triples,
 )
-from clew.workflows.explaining.tracin import Progress
+from clew.workflows.explaining.tracin import Progress, explain
 from clew.workflows.outputs import check_folder
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class BatchTrace:
         mask = np.zeros((len(group), len(self.source.task.graph.train)), bool)
         for row, (_, candidates) in enumerate(group):
             mask[row, candidates] = True
-        findings = tracin.explain(self.source, ids_of([test for test, _ in group]), candidates=mask)
+        findings = explain(self.source, ids_of([test for test, _ in group]), candidates=mask)
         outcomes = []
         for row, (test, _) in enumerate(group):
             outcome = Outcome(
