@@ -23,14 +23,21 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
+
 from clew.config.load import load, with_settings
 from clew.config.schema import RunConfig
-from clew.image_sequences.errors import RegressionResult
+from clew.image_sequences.errors import (
+    BASELINE_PREFIX,
+    RegressionResult,
+    conformal_half_width,
+)
 from clew.image_sequences.windows import group_names, load_table
 from clew.runs.reading.runs import fetched
 from clew.workflows.train import train
@@ -77,8 +84,47 @@ def train_each_group(config: RunConfig) -> RegressionResult:
     for group in group_names(load_table(config.data)):
         run_id = train(with_settings(config, {"data.test_group": group})).run_id
         with fetched(run_id, "evaluation/test_predictions.parquet") as path:
-            parts.append(RegressionResult.read(path))
-    return RegressionResult.together(parts)
+            parts.append(read_predictions(path))
+    return together(parts)
+
+
+def read_predictions(path: Path) -> RegressionResult:
+    """Read predictions from a file of `RegressionResult.write`, without their intervals."""
+    table = pq.read_table(path).to_pandas()
+    known = [name for name in table.columns if name.startswith(BASELINE_PREFIX)]
+    return RegressionResult(
+        prediction=table["prediction"].to_numpy(),
+        target=table["target"].to_numpy(),
+        group=table["group"].to_numpy(dtype=str),
+        last_frame=table["last_frame"].to_numpy(),
+        baselines={n.removeprefix(BASELINE_PREFIX): table[n].to_numpy() for n in known},
+    )
+
+
+def together(parts: Sequence[RegressionResult]) -> RegressionResult:
+    """Join the results of several folds.
+
+    The intervals of each group are computed from the errors of the other groups.
+    """
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("prediction", "target", "group", "last_frame")
+    }
+    baselines = {
+        name: np.concatenate([part.baselines[name] for part in parts])
+        for name in parts[0].baselines
+    }
+    errors = joined["prediction"] - joined["target"]
+    return RegressionResult(
+        **joined, baselines=baselines, interval=group_half_widths(errors, joined["group"])
+    )
+
+
+def group_half_widths(errors: np.ndarray, group: np.ndarray) -> np.ndarray:
+    widths = np.empty(len(errors))
+    for name in np.unique(group):
+        widths[group == name] = conformal_half_width(errors[group != name])
+    return widths
 
 
 def run_cell(architecture: str, setting: str, seed: int, data: Path) -> dict[str, Any]:

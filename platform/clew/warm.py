@@ -28,21 +28,9 @@ from clew.__main__ import ended_by
 from clew.config.load import from_mapping
 from clew.language_modeling.model import Sampling
 from clew.runs.mlflow_store import preload_databases
-from clew.ui.work import (
-    FIRST_ANSWER_FILE,
-    NUM_ASKED,
-    PREDICTIONS_FILE,
-    AskedFrames,
-    AskedText,
-    Check,
-    Preparation,
-    Promotion,
-    Question,
-    Rollback,
-    Training,
-    Why,
-)
-from clew.workflows.explaining import tracin
+from clew.ui import work
+from clew.workflows.explaining.trace_source import open_trace_source
+from clew.workflows.explaining.tracin import tracin
 from clew.workflows.predict import asked as query
 from clew.workflows.predict import predict
 from clew.workflows.predict_frames import predict_frames
@@ -95,50 +83,51 @@ def perform(asked: object, folder: Path, say: Say) -> None:
         tell({"done": done, "total": total})
 
     match asked:
-        case Question():
+        case work.Question():
             tell(
                 predict(
                     asked.model,
                     [query(asked.head, asked.relation, asked.tail)],
-                    top_k=NUM_ASKED,
+                    top_k=work.NUM_ASKED,
                     level=asked.level,
                     apart=True,
                 ).as_dict()
             )
-        case AskedText():
+        case work.AskedText():
             sampling = Sampling(asked.temperature, top_p=asked.top_p)
             request = TextRequest(asked.prompt, asked.max_tokens, sampling, asked.seed)
             for piece in predict_text(asked.model, request):
                 say(piece)
-        case AskedFrames():
-            output = folder / PREDICTIONS_FILE
+        case work.AskedFrames():
+            output = folder / work.PREDICTIONS_FILE
             tell(
                 predict_frames(
                     asked.model, folder / asked.path, output, confidence=asked.confidence
                 ).as_dict()
             )
-        case Why():
-            result = tracin.tracin(
+        case work.Why():
+            result = tracin(
                 asked.model,
                 [(asked.head, asked.relation, asked.tail)],
                 {"influence.direction": asked.end},
-                first_answer=folder / FIRST_ANSWER_FILE,
+                first_answer=folder / work.FIRST_ANSWER_FILE,
                 progress=progress,
             )
             tell(result.as_dict())
-        case Check():
+        case work.Check():
             verify(VerifyRequest(asked.run_id, triple=asked.triple), progress=progress)
-        case Preparation():
-            tracin.prepare(asked.model, {})
-        case Promotion():
+        case work.Preparation():
+            with open_trace_source(asked.model, {}) as source:
+                source.tracer.prepare()
+        case work.Promotion():
             wanted = PromotionRequest(
                 run_id=asked.run_id, name=asked.name, dry_run=asked.dry_run, force=asked.force
             )
             made = promote(wanted, lambda check: tell(asdict(check)))
             tell({"result": made.as_dict()})
-        case Rollback():
+        case work.Rollback():
             tell({"result": rollback(asked.name).as_dict()})
-        case Training():
+        case work.Training():
             tell({"run_id": train(from_mapping(asked.config)).run_id})
         case _:
             raise TypeError(f"no work is known for {type(asked).__name__}")

@@ -141,7 +141,7 @@ def test_tags_and_logs(material: Material, artifacts: Path) -> None:
     before = log.read_bytes() if log.is_file() else None
 
     def show() -> None:
-        run_details.read_log(run_id).encode()
+        run_details.read_text(run_id, names.ARTIFACT_LOG).encode()
         run_details.list_data(run_id)
         find_run(run_id)
 

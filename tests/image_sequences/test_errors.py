@@ -17,11 +17,15 @@ from clew.image_sequences.errors import (
     RegressionResult,
     conformal_half_width,
     draw_windows,
-    group_half_widths,
     quality,
     write_regression_report,
 )
 from clew.image_sequences.windows import SequenceWindows, load_sequences
+from experiments.benchmarks.era5_temperature import (
+    group_half_widths,
+    read_predictions,
+    together,
+)
 from tests.image_sequences.sequence_files import (
     METADATA,
     Columns,
@@ -68,11 +72,11 @@ def test_metrics_rows_and_file(tmp_path: Path) -> None:
     assert list(table["group"]) == list(result.group)
     np.testing.assert_allclose(table["upper"] - table["lower"], 1.0)
     np.testing.assert_allclose(table["baseline_mean"], 0.0)
-    again = RegressionResult.read(tmp_path / "p.parquet")
+    again = read_predictions(tmp_path / "p.parquet")
     np.testing.assert_array_equal(again.prediction, result.prediction)
     np.testing.assert_array_equal(again.group, result.group)
     assert set(again.baselines) == {"mean"}
-    both = RegressionResult.together([again, again])
+    both = together([again, again])
     assert both.metrics("test")["test/mae"] == pytest.approx(metrics["test/mae"])
     assert both.interval is not None
 

@@ -119,12 +119,12 @@ def test_an_ensemble_says_how_far_its_runs_agree(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "no schema_version"),
-        ('{"schema_version": 1}', "'model' is missing"),
+        ("{", "Invalid JSON"),
+        ("[]", "as an influence report"),
+        ('{"schema_version": 1}', "model: missing"),
         (
             '{"schema_version": 1, "model": 3}',
-            "a value of the wrong kind",
+            "model: expected",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from clew.errors import ConfigError, TrackingError
 from clew.runs import mlflow_store
 from clew.runs.delivery import sync_spool
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.run_details import read_log
+from clew.runs.reading.run_details import read_text
 from clew.runs.tracker import MlflowTracker
 from tests.runs.test_dead_runs import die
 
@@ -35,7 +35,7 @@ def ended(run_id: str, status: str, said: str) -> Run:
     run = MlflowClient().get_run(run_id)
     assert run.info.status == status
     assert said in run.data.tags[names.TAG_STOPPED_BECAUSE]
-    last = read_log(run_id).splitlines()[-1]
+    last = read_text(run_id, names.ARTIFACT_LOG).splitlines()[-1]
     assert said in last
     assert "ERROR" in last
     return run

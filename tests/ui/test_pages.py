@@ -463,7 +463,7 @@ def test_the_browsers_back_leads_to_the_explanation_before(page: Open, many: Rec
 @pytest.mark.parametrize(
     ("which", "message"),
     [
-        ("malformed", "not valid JSON"),
+        ("malformed", "Invalid JSON"),
         ("other_schema", "schema_version is 9"),
         ("no_files", "has no influence files"),
         ("deleted", "is deleted"),

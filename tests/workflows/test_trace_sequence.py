@@ -84,7 +84,7 @@ def test_a_command_for_other_models_is_refused_before_data_are_read(model: str) 
 
 
 def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not a readable explanation"):
+    with pytest.raises(DataError, match="cannot be read as an explanation"):
         SequenceInfluenceReport.read(tmp_path / "none.json")
     (tmp_path / "old.json").write_text('{"schema_version": 7}')
     with pytest.raises(DataError, match="schema_version is 7"):

@@ -151,13 +151,13 @@ def test_a_language_model_has_no_names_to_ask_for(model: str):
 def test_a_damaged_report_is_named(tmp_path: Path):
     path = tmp_path / "report.json"
     path.write_text("{}")
-    with pytest.raises(DataError, match=r"not a readable explanation of a text \(run_id: "):
+    with pytest.raises(DataError, match=r"cannot be read as an explanation of a text \(run_id: "):
         TextInfluenceReport.read(path)
     path.write_text('{"schema_version": 2}')
     with pytest.raises(DataError, match="schema_version is 2, this version of Clew reads 1"):
         TextInfluenceReport.read(path)
     path.write_text("nonsense")
-    with pytest.raises(DataError, match="not a readable explanation"):
+    with pytest.raises(DataError, match="cannot be read as an explanation"):
         TextInfluenceReport.read(path)
 
 

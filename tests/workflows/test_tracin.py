@@ -27,7 +27,7 @@ from clew.training.manifest import MANIFEST_FILE
 from clew.workflows.explaining import batch_tracin as batch_work
 from clew.workflows.explaining import tracin as tracing
 from clew.workflows.explaining.batch_tracin import BatchRequest, BatchResult, batch_tracin
-from clew.workflows.explaining.trace_source import GivenFiles
+from clew.workflows.explaining.trace_source import GivenFiles, open_trace_source
 from clew.workflows.explaining.tracin import tracin
 from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore
@@ -145,7 +145,8 @@ def test_what_explanations_share_is_prepared(trained: TrainedStore, monkeypatch)
     client = MlflowClient(trained.uri)
     experiments = [found.experiment_id for found in client.search_experiments()]
     before = len(client.search_runs(experiments))
-    tracing.prepare(trained.strong, {"influence.score": "kronecker"})
+    with open_trace_source(trained.strong, {"influence.score": "kronecker"}) as source:
+        source.tracer.prepare()
     assert len(client.search_runs(experiments)) == before, "nothing is recorded"
     assert any(cache_folder("moments").glob("*.safetensors"))
     monkeypatch.delattr(traced_run, "kronecker")

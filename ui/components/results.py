@@ -12,12 +12,11 @@ from clew.runs.reading.metrics import number_text
 from clew.runs.reading.run_details import (
     TRIAL_COLUMNS,
     StudyResult,
-    read_best_configuration,
     read_fact_values,
     read_result,
     read_study,
+    read_text,
     read_trials,
-    read_worst_facts,
 )
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
@@ -31,8 +30,7 @@ NUM_FACTS = 20
 
 validation_of = for_a_minute(read_result)
 trials_of = for_a_minute(read_trials)
-_best_configuration = for_a_minute(read_best_configuration)
-worst_facts = for_a_minute(read_worst_facts)
+text_of = for_a_minute(read_text)
 
 
 def keeps(run: RunRecord, *path: str) -> bool:
@@ -85,7 +83,7 @@ def search(run: RunRecord) -> None:
     metric = run.params.get(f"{names.PARAMETER_PREFIX}evaluation.metric", "")
     found = trials[trials["run_id"] == run.tags.get(names.TAG_BEST_RUN, "")]
     if is_best and len(found):
-        row, best = found.iloc[0], _best_configuration(run.run_id)
+        row, best = found.iloc[0], text_of(run.run_id, names.ARTIFACT_TUNE, names.BEST_YAML)
         st.markdown(
             f"**Best settings**: {glossary.label(metric)} {number_text(row['value'])} after epoch "
             f"{row['epoch']:.0f}, in trial {row['trial']:.0f}"
@@ -132,7 +130,8 @@ def fact_values(run_id: str) -> None:
         "negative (▼) worse. Values that no retraining has confirmed can be artifacts, the largest "
         "first: look facts up before you leave any out. The highest and the lowest values:"
     )
-    shown, worst = extreme_values(run_id), worst_facts(run_id)
+    shown = extreme_values(run_id)
+    worst = text_of(run_id, names.ARTIFACT_VALUES, names.WORST_FACTS)
     unit = "Nats of the loss for each unit of a fact's weight."
     columns = {
         "±": TextColumn(width=30),

@@ -163,11 +163,6 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
     `shown` are the training facts that can be ticked.
     """
     key = f"review-{run_id}-{test.name}"
-    if f"{key}-facts" not in st.session_state:  # the form was not on the page before
-        signs = [basics.sign_symbol(value) for value in shown["influence"]]
-        columns = {CONVINCING: False, WRONG: False, "±": signs, "Training fact": fact_texts(shown)}
-        unticked = pd.DataFrame(columns, index=range(len(shown)))
-        st.session_state[f"{key}-begun"] = st.session_state.get(f"{key}-ticked", unticked)
     with st.container(border=True):
         st.markdown("**Is this a plausible reason to believe the triple?**")
         # First, so that they are in view; a verdict saves what is ticked and written below.
@@ -183,21 +178,7 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
                 args=(following,),
             )
         st.caption("A verdict saves the facts that you ticked and your comment.")
-        ticked = st.data_editor(
-            st.session_state[f"{key}-begun"],
-            key=f"{key}-facts",
-            alt="The strongest facts, to be ticked as convincing or wrong",
-            hide_index=True,
-            height=min(EDITOR_HEIGHT, 38 + 35 * len(shown)),
-            disabled=["±", "Training fact"],
-            column_config={
-                CONVINCING: CheckboxColumn(width=90),
-                WRONG: CheckboxColumn(width=65),
-                "±": TextColumn(width=30),
-                "Training fact": TextColumn(width=760),
-            },
-        )
-        st.session_state[f"{key}-ticked"] = ticked
+        ticked = _ticked(key, shown)
         comment = comment_box("Comment", key)
         reviewer = basics.name_box()
     if verdict is None:
@@ -224,6 +205,31 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
         )
         st.session_state[JUDGED] = {*st.session_state.get(JUDGED, ()), saved.about}
         st.success("Saved with the run. A later review of yours counts instead of this one.")
+
+
+def _ticked(key: str, shown: pd.DataFrame) -> pd.DataFrame:
+    """Let a person tick facts, starting from what was ticked before the form left the page."""
+    if f"{key}-facts" not in st.session_state:  # the form was not on the page before
+        signs = [basics.sign_symbol(value) for value in shown["influence"]]
+        columns = {CONVINCING: False, WRONG: False, "±": signs, "Training fact": fact_texts(shown)}
+        unticked = pd.DataFrame(columns, index=range(len(shown)))
+        st.session_state[f"{key}-begun"] = st.session_state.get(f"{key}-ticked", unticked)
+    ticked: pd.DataFrame = st.data_editor(
+        st.session_state[f"{key}-begun"],
+        key=f"{key}-facts",
+        alt="The strongest facts, to be ticked as convincing or wrong",
+        hide_index=True,
+        height=min(EDITOR_HEIGHT, 38 + 35 * len(shown)),
+        disabled=["±", "Training fact"],
+        column_config={
+            CONVINCING: CheckboxColumn(width=90),
+            WRONG: CheckboxColumn(width=65),
+            "±": TextColumn(width=30),
+            "Training fact": TextColumn(width=760),
+        },
+    )
+    st.session_state[f"{key}-ticked"] = ticked
+    return ticked
 
 
 def comment_box(label: str, key: str) -> str:

@@ -17,13 +17,12 @@ from clew.runs.reading.run_details import (
     own_tags,
     read_by_relation,
     read_data_report,
-    read_log,
     splits_by_relation,
 )
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.ui import access
 from clew.ui.components import basics, charts, glossary, results, tables
-from clew.ui.components.results import keeps
+from clew.ui.components.results import keeps, text_of
 from clew.ui.components.runs import (
     curves_of,
     data_of,
@@ -66,7 +65,6 @@ GROUPS = {
 }
 """The group of a metric in the table, by the first part of its own key; others come last."""
 
-log_of = for_a_minute(read_log)
 by_relation = for_a_minute(read_by_relation)
 data_report = for_a_minute(read_data_report)
 
@@ -424,7 +422,7 @@ def _configuration(run: RunRecord) -> None:
 
 @basics.guarded("The log")
 def _log(run: RunRecord) -> None:
-    text = log_of(run.run_id) if keeps(run, names.ARTIFACT_LOG) else ""
+    text = text_of(run.run_id, names.ARTIFACT_LOG) if keeps(run, names.ARTIFACT_LOG) else ""
     if not text:
         basics.note("This run has no log.")
         return

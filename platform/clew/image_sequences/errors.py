@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -77,38 +77,6 @@ class RegressionResult:
             rows.append(row)
         return rows
 
-    @classmethod
-    def read(cls, path: Path) -> "RegressionResult":
-        """Read predictions from a file of `write`, without their intervals."""
-        table = pq.read_table(path).to_pandas()
-        known = [name for name in table.columns if name.startswith(BASELINE_PREFIX)]
-        return cls(
-            prediction=table["prediction"].to_numpy(),
-            target=table["target"].to_numpy(),
-            group=table["group"].to_numpy(dtype=str),
-            last_frame=table["last_frame"].to_numpy(),
-            baselines={n.removeprefix(BASELINE_PREFIX): table[n].to_numpy() for n in known},
-        )
-
-    @classmethod
-    def together(cls, parts: Sequence["RegressionResult"]) -> "RegressionResult":
-        """Join the results of several folds.
-
-        The intervals of each group are computed from the errors of the other groups.
-        """
-        joined = {
-            name: np.concatenate([getattr(part, name) for part in parts])
-            for name in ("prediction", "target", "group", "last_frame")
-        }
-        baselines = {
-            name: np.concatenate([part.baselines[name] for part in parts])
-            for name in parts[0].baselines
-        }
-        errors = joined["prediction"] - joined["target"]
-        return cls(
-            **joined, baselines=baselines, interval=group_half_widths(errors, joined["group"])
-        )
-
     def write(self, path: Path) -> None:
         """Write predictions as Parquet, one row for each window."""
         columns: dict[str, Any] = {
@@ -149,13 +117,6 @@ def conformal_half_width(errors: np.ndarray, confidence: float = CONFIDENCE) -> 
     if rank > len(errors):
         return math.inf
     return float(np.partition(abs(errors), rank - 1)[rank - 1])
-
-
-def group_half_widths(errors: np.ndarray, group: np.ndarray) -> np.ndarray:
-    widths = np.empty(len(errors))
-    for name in np.unique(group):
-        widths[group == name] = conformal_half_width(errors[group != name])
-    return widths
 
 
 @dataclass(frozen=True, eq=False)

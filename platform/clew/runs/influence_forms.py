@@ -3,7 +3,7 @@
 Every surface takes its words from here: pages, commands, reports, the Python API and the files.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -156,7 +156,3 @@ def form_of(settings: Mapping[str, Any], *, loss_unit: str = NATS) -> Form:
     """Return the form of a report by its settings; the oldest reports have raw scores only."""
     form = FORMS.get(str(settings.get("score", "raw")), UNKNOWN) if settings else UNKNOWN
     return replace(form, unit=loss_unit) if form.has_unit else form
-
-
-def part_columns(parts: Sequence[str]) -> list[str]:
-    return [PART_PREFIX + part for part in parts]

@@ -301,34 +301,29 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
         raise DataError(f"{path}: JSON cannot represent a value of the report: {error}") from None
 
 
-def _read(path: Path, adapter: TypeAdapter[R]) -> R:
+def _read(
+    path: Path,
+    adapter: TypeAdapter[R],
+    expected: str = "an influence report",
+    versions: str = "1 and 2",
+) -> R:
+    """Read a file; what is `expected`, in which `versions`, is for the message."""
     try:
         return adapter.validate_json(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        reason = described(error)
     except ValidationError as error:
-        raise DataError(f"{path}: {_problem(error)}") from None
-
-
-def _problem(error: ValidationError) -> str:
-    """Return why a file is not a report."""
-    problems = error.errors(include_url=False)
-    first = problems[0]
-    if first["type"] == "json_invalid":
-        return f"not valid JSON ({first['msg']}); expected an influence report"
-    if not first["loc"]:
-        return "no schema_version; expected an influence report"
-    for problem in problems:
-        if problem["loc"] == ("schema_version",):
-            return (
-                f"schema_version is {quoted(problem['input'])}, this version of Clew reads 1 and "
-                "2; write the report again or use the matching version"
-            )
-    if first["type"] == "missing":
-        if first["loc"][:-1] == ("tests",):
-            return f"no test triple {problems[-1]['loc'][1]}; the report has {first['loc'][1]}"
-        return f"{first['loc'][-1]!r} is missing; expected schema 1 or 2"
-    return f"a value of the wrong kind ({described(error)}); expected schema 1 or 2"
+        reason, problems = described(error), error.errors(include_url=False)
+        place = problems[0]["loc"]
+        if problems[0]["type"] == "missing" and place[:-1] == ("tests",):
+            reason = f"no test triple {problems[-1]['loc'][1]}; the report has {place[1]}"
+        for problem in problems:
+            if problem["loc"] == ("schema_version",):
+                reason = (
+                    f"schema_version is {quoted(problem['input'])}, this version of Clew reads "
+                    f"{versions}; write the file again or use the matching version"
+                )
+    raise DataError(f"{path}: cannot be read as {expected} ({reason})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,19 +450,7 @@ class WindowReport(ABC, Generic[W]):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
-        except OSError as error:
-            reason = described(error)
-        except ValidationError as error:
-            reason = described(error)
-            for problem in error.errors():
-                if problem["loc"] == ("schema_version",):
-                    reason = (
-                        f"schema_version is {quoted(problem['input'])}, this version of Clew reads "
-                        f"1; trace the {cls.explained} again"
-                    )
-        raise DataError(f"{path}: not a readable explanation of a {cls.explained} ({reason})")
+        return _read(path, TypeAdapter(cls), f"an explanation of a {cls.explained}", "1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Writes checkpoints during training and sends them to the tracker."""
 
 import dataclasses
-import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,9 +104,6 @@ class Resumable:
         tensors = {n.removeprefix(mine): t for n, t in saved.tensors.items() if n.startswith(mine)}
         if tensors:  # a process that did not exist before keeps its seeded generators
             restore_generators(tensors, saved.values.generators)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass

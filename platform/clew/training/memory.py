@@ -21,7 +21,6 @@ another as batches grow, such as from recomputed activations to their sum.
 
 import ctypes
 import gc
-import logging
 import math
 import sys
 import weakref
@@ -48,8 +47,6 @@ from clew.training.loaders import Batch
 from clew.training.optimizer import ParameterAverage, build_optimizer
 from clew.training.precision import Precision, half_precision_type
 from clew.training.task import Task
-
-logger = logging.getLogger(__name__)
 
 # <malloc.h>
 _M_TRIM_THRESHOLD = -1
@@ -368,24 +365,7 @@ def live_bytes_of_step(
     with FakeTensorMode(allow_non_fake_inputs=True), live, planning_for(target):
         with live.making("loader"):
             batch = _batch_without_content(task, config.training.batch_size, device)
-        with live.making("weights"), torch.device(device):
-            model = task.build_model().train()
-        apply_gradient_checkpointing(model, enabled=config.optimizations.use_gradient_checkpointing)
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in trained:
-            with live.making("gradients"):
-                parameter.grad = torch.empty_like(parameter)
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda parameter: live.claim(parameter.grad, "gradients")
-            )
-        with live.making("optimizer"):
-            optimizer = build_optimizer(config.optimizer, model)
-            average = ParameterAverage(model, config.training.ema_decay)
-            optimizer.step()  # creates the optimizer state
-        if (
-            config.training.gradient_accumulation == 1 or config.updates_rows
-        ):  # otherwise gradients accumulate
-            optimizer.zero_grad()
+        model, optimizer, average = _ready_to_train(config, task, device, live)
         for module in model.modules():  # an operation must not raise: that ends the process
             module.register_forward_pre_hook(stop_if_long)
         model.register_forward_pre_hook(lambda *_: setattr(live, "purpose", "activations"))
@@ -410,13 +390,36 @@ def live_bytes_of_step(
         live.peaks.clear()
         backpropagate()
         with live.making("gradients"):
-            gradients = [p.grad for p in trained if p.grad is not None]
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
             if world_size > 1:  # gradients are summed over processes in one flat copy
                 torch.cat([g.to_dense().reshape(-1) for g in gradients])
         with live.making("optimizer"):
             optimizer.step()
         del average, held
     return live
+
+
+def _ready_to_train(
+    config: RunConfig, task: Task[Any], device: torch.device, live: LiveBytes
+) -> tuple[nn.Module, torch.optim.Optimizer, ParameterAverage]:
+    """Build a model with its gradients and its optimizer, as they are after the first step."""
+    with live.making("weights"), torch.device(device):
+        model = task.build_model().train()
+    apply_gradient_checkpointing(model, enabled=config.optimizations.use_gradient_checkpointing)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            with live.making("gradients"):
+                parameter.grad = torch.empty_like(parameter)
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda parameter: live.claim(parameter.grad, "gradients")
+            )
+    with live.making("optimizer"):
+        optimizer = build_optimizer(config.optimizer, model)
+        average = ParameterAverage(model, config.training.ema_decay)
+        optimizer.step()  # creates the optimizer state
+    if config.training.gradient_accumulation == 1 or config.updates_rows:
+        optimizer.zero_grad()  # otherwise gradients accumulate
+    return model, optimizer, average
 
 
 def _batch_without_content(task: Task[Any], size: int, device: torch.device) -> Batch:

@@ -1,6 +1,5 @@
 """Answers queries by name with the best entities, their scores and their probabilities."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -32,8 +31,6 @@ from clew.workflows.model_source import (
     recorded,
     require_data,
 )
-
-logger = logging.getLogger(__name__)
 
 UNCALIBRATED = (
     "no probabilities: no calibration was fitted for this model; `clew promote` fits one on the "

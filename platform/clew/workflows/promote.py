@@ -157,20 +157,17 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
     former = registry.version_at(name, previous)
     if now.number == former.number:
         raise TrackingError(f"{alias!r} and {previous!r} of {name!r} are the same version")
-    if dry_run:
-        outcome = (
-            f"dry run, nothing written: {alias} of {name} would be version {former.number} again, "
-            f"version {now.number} would be {previous}"
-        )
-        return PromotionResult(name, alias, None, now.number, former.run_id, outcome)
-    registry.move_alias(name, alias, former.number, expected=now.number)
-    registry.set_alias(name, previous, now.number)
-    registry.tag(former, {names.TAG_ROLLED_BACK_BY: acting_person()})
+    if not dry_run:
+        registry.move_alias(name, alias, former.number, expected=now.number)
+        registry.set_alias(name, previous, now.number)
+        registry.tag(former, {names.TAG_ROLLED_BACK_BY: acting_person()})
+    done, becomes = ("dry run, nothing written", "would be") if dry_run else ("rolled back", "is")
     outcome = (
-        f"rolled back: {alias} of {name} is version {former.number} again, version {now.number} "
-        f"is {previous}"
+        f"{done}: {alias} of {name} {becomes} version {former.number} again, version {now.number} "
+        f"{becomes} {previous}"
     )
-    return PromotionResult(name, alias, former.number, now.number, former.run_id, outcome)
+    number = None if dry_run else former.number
+    return PromotionResult(name, alias, number, now.number, former.run_id, outcome)
 
 
 def _choose_run(request: PromotionRequest) -> tuple[RunRecord, int]:

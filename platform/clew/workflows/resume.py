@@ -23,16 +23,8 @@ from clew.files import remove
 from clew.runs import store
 from clew.runs.delivery import DIED, open_spool
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.runs import (
-    HEARTBEAT_LIMIT_SECONDS,
-    RunRecord,
-    find_run,
-    last_heartbeat,
-    last_sign_of_life,
-    list_artifacts,
-    read_config,
-    state_of,
-)
+from clew.runs.reading import runs
+from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery, every_run
 from clew.runs.spool import list_spools
 from clew.training.checkpoints import load_training_values, require_whole
@@ -127,7 +119,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
         CheckpointError: The run has no checkpoint to resume from.
         ConfigError: The run is not a training run, or an override changes a fixed setting.
     """
-    run = find_run(run_id)
+    run = runs.find_run(run_id)
     kind = run.tags.get(names.TAG_KIND, "none")
     if kind != names.KIND_TRAIN:
         raise ConfigError(
@@ -135,12 +127,12 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
             "give the id of a training run"
         )
     end_if_dead(run_id)
-    if names.ARTIFACT_CONFIG_YAML not in list_artifacts(run_id):
+    if names.ARTIFACT_CONFIG_YAML not in runs.list_artifacts(run_id):
         raise CheckpointError(
             f"run {run_id} ended before it wrote its configuration: there is nothing to resume; "
             "start again with clew train --config"
         )
-    original = from_mapping(read_config(run_id))
+    original = from_mapping(runs.read_config(run_id))
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     _refuse_changes(run_id, original, config)
     opened = OpenedRun(run_id, folder, run_id)
@@ -298,7 +290,7 @@ def _good(
 def end_if_dead(run_id: str) -> None:
     """End a run whose process died, if the store has the run."""
     try:
-        run = find_run(run_id)
+        run = runs.find_run(run_id)
     except TrackingError:  # the folder may come from another machine, with another store
         return
     if run.status == "RUNNING":
@@ -318,16 +310,16 @@ def require_dead(run: RunRecord) -> None:
     folder = store.spool_root() / run.run_id
     if folder in list_spools(folder.parent):
         open_spool(folder).close(keep=True)
-    elif last_heartbeat(run) is None:
+    elif runs.last_heartbeat(run) is None:
         raise TrackingError(
             f"run {run.run_id} is marked as running and sent no heartbeat, so nobody knows whether "
             "it is alive; if it is not, run `clew sync` where it ran, or end it: MlflowClient()."
             f"set_terminated({run.run_id!r}, 'KILLED')"
         )
-    elif state_of(run) == "running":
-        silent = time.time() - last_sign_of_life(run)
+    elif runs.state_of(run) == "running":
+        silent = time.time() - runs.last_sign_of_life(run)
         raise TrackingError(
             f"run {run.run_id} was alive {silent:.0f} s ago, on another machine or with another "
             "spool folder; wait until it ends; if its process was killed, wait until it has been "
-            f"silent for {HEARTBEAT_LIMIT_SECONDS:.0f} s"
+            f"silent for {runs.HEARTBEAT_LIMIT_SECONDS:.0f} s"
         )

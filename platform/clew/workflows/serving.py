@@ -8,9 +8,12 @@ from clew.subject import Subject
 
 
 def _subject_in(folder: Path) -> Subject[Any, Any, Any]:
-    from clew.workflows.subjects import subject_in  # imports torch
+    """Return the subject of the model in a folder; the imports load torch."""
+    from clew.config.load import from_mapping
+    from clew.training.manifest import read_manifest
+    from clew.workflows.subjects import SUBJECTS
 
-    return subject_in(folder)
+    return SUBJECTS[from_mapping(read_manifest(folder).config, source=str(folder)).data.kind]
 
 
 set_model(ServedModel(_subject_in))

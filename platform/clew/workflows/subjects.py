@@ -1,15 +1,12 @@
 """The subject of each kind of data, and the task that a configuration asks for."""
 
-from pathlib import Path
 from typing import Any
 
-from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.image_sequences.subject import ImageSequences
 from clew.language_modeling.subject import Texts
 from clew.link_prediction.subject import Graphs
 from clew.subject import Subject
-from clew.training.manifest import read_manifest
 from clew.training.task import Task
 
 SUBJECTS: dict[str, Subject[Any, Any, Any]] = {
@@ -18,11 +15,6 @@ SUBJECTS: dict[str, Subject[Any, Any, Any]] = {
     "image_sequences": ImageSequences(),
 }
 """Kind of data to its subject."""
-
-
-def subject_in(folder: Path) -> Subject[Any, Any, Any]:
-    """Return the subject of the model in a folder."""
-    return SUBJECTS[from_mapping(read_manifest(folder).config, source=str(folder)).data.kind]
 
 
 def build_task(config: RunConfig) -> Task[Any]:

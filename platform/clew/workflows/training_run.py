@@ -22,14 +22,8 @@ from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.files import as_typed, replacing
+from clew.runs import hardware
 from clew.runs.base import Tracker
-from clew.runs.hardware import (
-    describe_machine,
-    git_commit,
-    process_gib,
-    process_peak_gib,
-    reset_process_peak,
-)
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.store import in_use
 from clew.runs.tracker import write_events
@@ -110,7 +104,7 @@ def origin_of(
         optimizer=config.optimizer.kind,
         device=device_name(device),
         clew_version=__version__,
-        commit=git_commit() or "unknown",
+        commit=hardware.git_commit() or "unknown",
         run_id=tracker.run_id or "",
         folder=folder if folder.isprintable() else "",
     )
@@ -296,10 +290,10 @@ def trace_run(
         source, loaded, run_name, kind=kind, context="explanation", tags=tags
     ) as tracker:
         reset_gpu_peaks(loaded.device)
-        reset_process_peak()
-        started_gib = process_gib()
+        hardware.reset_process_peak()
+        started_gib = hardware.process_gib()
         yield tracker
-        peak = process_peak_gib()
+        peak = hardware.process_peak_gib()
         process = {names.PROCESS_PEAK_GIB: peak, names.PROCESS_GROWTH_GIB: peak - started_gib}
         tracker.metrics(process | gpu_peaks(loaded.device), source.manifest.step)
 
@@ -312,7 +306,7 @@ def task_tags(task: Task[Any], config_hash: str, device: torch.device) -> dict[s
         names.TAG_DATA_FINGERPRINT: task.data_fingerprint,
         names.TAG_CONFIG_HASH: config_hash,
         names.TAG_DEVICE: device_name(device),
-        names.TAG_HARDWARE: describe_machine().summary,
+        names.TAG_HARDWARE: hardware.describe_machine().summary,
         names.TAG_VERSION: __version__,
-        names.TAG_COMMIT: git_commit() or "unknown",
+        names.TAG_COMMIT: hardware.git_commit() or "unknown",
     }

@@ -124,12 +124,12 @@ def change(content: Any, *path: str | int, to: object) -> Any:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "not valid JSON"),
-        ("[]", "no schema_version"),
+        ("", "Invalid JSON"),
+        ("[]", "as an influence report"),
         ('{"schema_version": 3, "tests": []}', "schema_version is 3"),
-        ('{"schema_version": 1, "tests": []}', "is missing"),
-        ('{"schema_version": 1, "tests": [{"test": 1}]}', "missing|wrong kind"),
-        ("[" * 100_000, "not valid JSON"),
+        ('{"schema_version": 1, "tests": []}', "model: missing"),
+        ('{"schema_version": 1, "tests": [{"test": 1}]}', "missing|expected"),
+        ("[" * 100_000, "Invalid JSON"),
     ],
 )
 def test_a_file_that_is_no_report(tmp_path: Path, text: str, message: str) -> None:

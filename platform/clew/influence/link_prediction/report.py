@@ -22,24 +22,7 @@ from clew.influence.scores import Explanation, Scored, side_by_side
 from clew.link_prediction.leakage import COUNTERPARTS, RelationPair, marks
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.link_prediction.vocabulary import Vocabulary
-from clew.runs.influence_forms import (
-    AGREEING_COLUMN,
-    CHECKPOINT_PREFIX,
-    COSINE_COLUMN,
-    COUNTERPART_COLUMN,
-    CSV_COLUMNS,
-    CSV_COUNTERPART,
-    ENSEMBLE_CSV_COLUMNS,
-    ID_COLUMNS,
-    RANK_COLUMN,
-    SCORE_COLUMN,
-    SPREAD_COLUMN,
-    TERM_COLUMNS,
-    TEST_INDEX_COLUMN,
-    TRAIN_INDEX_COLUMN,
-    VALUES_CSV_COLUMNS,
-    part_columns,
-)
+from clew.runs import influence_forms as forms
 from clew.runs.influence_report import (
     CheckpointWeight,
     ExplainedTriple,
@@ -130,7 +113,7 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
     names = NameTable(graph)
     fragments = names.csv_fragments(graph.train)
     ensemble = any(pairs.scored.by_run is not None for pairs in rows)
-    header = ENSEMBLE_CSV_COLUMNS if ensemble else CSV_COLUMNS
+    header = forms.ENSEMBLE_CSV_COLUMNS if ensemble else forms.CSV_COLUMNS
     marked = [
         [
             marks(test, graph.train[found[found >= 0]], pairs.pairs)
@@ -140,7 +123,7 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
     ]
     has_marks = any(mark.any() for group in marked for mark in group)
     with path.open("wb") as file:
-        file.write((",".join([*header, *[CSV_COUNTERPART] * has_marks]) + "\n").encode())
+        file.write((",".join([*header, *[forms.CSV_COUNTERPART] * has_marks]) + "\n").encode())
         for pairs, group in zip(rows, marked, strict=True):
             prefixes = names.csv_fragments(pairs.tests)
             for test in range(len(pairs.tests)):
@@ -174,7 +157,7 @@ def write_values_csv(
     index = pa.array(order).cast(pa.string())
     lines = pc.binary_join_element_wise(index, facts, numbers, *cells, ",")
     with path.open("wb") as file:
-        file.write((",".join([*VALUES_CSV_COLUMNS, *further]) + "\n").encode())
+        file.write((",".join([*forms.VALUES_CSV_COLUMNS, *further]) + "\n").encode())
         file.write(_joined_lines(lines))
 
 
@@ -182,7 +165,7 @@ def write_parquet(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -
     """Write the pairs with ids, ranks and contributions."""
     writer: pq.ParquetWriter | None = None
     # Names repeat and are dictionary-encoded; numbers hardly repeat and are not.
-    repeated = [*TERM_COLUMNS, *ID_COLUMNS, TEST_INDEX_COLUMN]
+    repeated = [*forms.TERM_COLUMNS, *forms.ID_COLUMNS, forms.TEST_INDEX_COLUMN]
     names = NameTable(graph)
     try:
         for pairs in rows:
@@ -206,29 +189,31 @@ def _table(names: NameTable, graph: KnowledgeGraph, pairs: PairRows, part: slice
     each = np.split(train_triples, np.searchsorted(test, np.arange(1, len(pairs.tests[part]))))
     marked = [marks(*its, pairs.pairs) for its in zip(pairs.tests[part], each, strict=True)]
     columns: dict[str, pa.Array | np.ndarray] = {
-        TEST_INDEX_COLUMN: (test + part.start + pairs.first_test).astype(np.int32),
-        TRAIN_INDEX_COLUMN: train.astype(np.int64),
-        COUNTERPART_COLUMN: pa.DictionaryArray.from_arrays(
+        forms.TEST_INDEX_COLUMN: (test + part.start + pairs.first_test).astype(np.int32),
+        forms.TRAIN_INDEX_COLUMN: train.astype(np.int64),
+        forms.COUNTERPART_COLUMN: pa.DictionaryArray.from_arrays(
             np.concatenate(marked), list(COUNTERPARTS)
         ),
-        RANK_COLUMN: _ranks(test, scored.influence[part][test, place], pairs.candidates[part]),
-        SCORE_COLUMN: scored.influence[part][test, place],
+        forms.RANK_COLUMN: _ranks(
+            test, scored.influence[part][test, place], pairs.candidates[part]
+        ),
+        forms.SCORE_COLUMN: scored.influence[part][test, place],
     }
     if scored.cosine is not None:
-        columns[COSINE_COLUMN] = scored.cosine[part][test, place]
+        columns[forms.COSINE_COLUMN] = scored.cosine[part][test, place]
     spread, agreeing = scored.spread, scored.agreeing
     if spread is not None and agreeing is not None:
-        columns[SPREAD_COLUMN] = spread[part][test, place]
-        columns[AGREEING_COLUMN] = agreeing[part][test, place].astype(np.int32)
+        columns[forms.SPREAD_COLUMN] = spread[part][test, place]
+        columns[forms.AGREEING_COLUMN] = agreeing[part][test, place].astype(np.int32)
     texts = names.columns(test_triples) + names.columns(train_triples)
-    columns |= dict(zip(TERM_COLUMNS, texts, strict=True))
+    columns |= dict(zip(forms.TERM_COLUMNS, texts, strict=True))
     ids = [side[:, column] for side in (test_triples, train_triples) for column in range(3)]
-    columns |= dict(zip(ID_COLUMNS, ids, strict=True))
+    columns |= dict(zip(forms.ID_COLUMNS, ids, strict=True))
     if len(scored.by_part):
-        details = zip(part_columns(pairs.parts), scored.by_part, strict=True)
-        columns |= {name: values[part][test, place] for name, values in details}
+        details = zip(pairs.parts, scored.by_part, strict=True)
+        columns |= {forms.PART_PREFIX + name: values[part][test, place] for name, values in details}
     if len(scored.by_checkpoint):
-        steps = [f"{CHECKPOINT_PREFIX}{step}" for step in pairs.steps]
+        steps = [f"{forms.CHECKPOINT_PREFIX}{step}" for step in pairs.steps]
         by_step = zip(steps, scored.by_checkpoint, strict=True)
         columns |= {name: values[part][test, place] for name, values in by_step}
     return pa.table(columns)

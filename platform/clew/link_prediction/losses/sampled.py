@@ -31,7 +31,6 @@ on workers nor on earlier draws, so a resumed run draws the same samples.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -43,7 +42,6 @@ from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD, LossFunct
 from clew.link_prediction.models.base import Queries, QueryBias
 from clew.link_prediction.triples import HEAD, TAIL, Triples
 
-Sampling = Literal["uniform", "degree"]
 DEGREE_POWER = 0.75  # as for the words of word2vec (Mikolov et al., 2013, arXiv 1310.4546)
 _BLOCK_TRIPLES = 10_000_000
 _GOLDEN, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685

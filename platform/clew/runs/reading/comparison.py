@@ -7,6 +7,7 @@ read the store.
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,7 +83,7 @@ class Group:
             if run_id in by_run:
                 by_seed.setdefault(seed, []).append(by_run[run_id])
         found = {seed: _finite_or_first(values) for seed, values in by_seed.items()}
-        return {seed: math.fsum(values) / len(values) for seed, values in found.items()}
+        return {seed: statistics.fmean(values) for seed, values in found.items()}
 
 
 @dataclass(frozen=True)
@@ -221,11 +222,8 @@ def statistic(values: Iterable[float | None]) -> Statistic | None:
     found = _finite_or_first([value for value in values if value is not None])
     if not found:
         return None
-    mean = math.fsum(found) / len(found)
-    if len(found) == 1:
-        return Statistic(mean, None, 1)
-    variance = math.fsum((value - mean) ** 2 for value in found) / (len(found) - 1)
-    return Statistic(mean, math.sqrt(variance), len(found))
+    deviation = statistics.stdev(found) if len(found) > 1 else None
+    return Statistic(statistics.fmean(found), deviation, len(found))
 
 
 def _finite_or_first(values: list[float]) -> list[float]:

@@ -24,19 +24,10 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from clew import names
-from clew.biolink import (
-    NAMED_THING,
-    RELATED_TO,
-    as_curie,
-    category_of,
-    is_denied,
-    page_of,
-    predicate_of,
-    terms,
-)
+from clew import biolink, names
 from clew.errors import ConfigError, TrackingError, counted, extra, quoted
 from clew.files import expanded
+from clew.runs.reading import reports
 from clew.runs.reading.facts import (
     TRAIN_KEY,
     FactPath,
@@ -48,14 +39,7 @@ from clew.runs.reading.facts import (
 )
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.picture import draw, looks
-from clew.runs.reading.reports import (
-    ReportFiles,
-    ReportHead,
-    read_facts,
-    read_head,
-    read_paths,
-    report_files,
-)
+from clew.runs.reading.reports import ReportFiles, ReportHead
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.run_details import find_validation
 from clew.runs.reading.runs import RunRecord, find_run
@@ -97,7 +81,7 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
     if path.suffix == ".json" or path.is_dir():
         return explanation_in(_files_at(path), index)
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
-        files = report_files(source, Path(folder))
+        files = reports.report_files(source, Path(folder))
         if files.text is not None or files.sequence is not None:
             raise ConfigError(f"run {source} explains no triples; give a run that explains triples")
         return with_run(explanation_in(files, index), source)
@@ -105,14 +89,14 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
 
 def explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
     """Return an explained triple with only the data in the report files."""
-    head = read_head(files)
+    head = reports.read_head(files)
     if index not in head.tests.index:
         raise ConfigError(
             f"--test is {index}; expected a position in the report, from 0 to {len(head.tests) - 1}"
         )
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
-    facts = read_facts(files, index)
-    return SharedExplanation(test, facts, read_paths(files, index), head)
+    facts = reports.read_facts(files, index)
+    return SharedExplanation(test, facts, reports.read_paths(files, index), head)
 
 
 def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
@@ -210,7 +194,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
         trust=_trust(explanation),
         origin=_origin(explanation),
         now=f"{now or datetime.now(UTC):%Y-%m-%d %H:%M}",
-        page_of=page_of,
+        page_of=biolink.page_of,
     )
 
 
@@ -273,14 +257,14 @@ def trapi_json(explanation: SharedExplanation) -> str:
 
 def _response(explanation: SharedExplanation) -> Content:
     test = explanation.test
-    if is_denied(str(test["relation_id"])):
+    if biolink.is_denied(str(test["relation_id"])):
         raise ConfigError(
             f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state; write "
             "the explanation as html"
         )
     found = explanation.paths
     denied, on_paths = (
-        facts["relation_id"].astype(str).map(is_denied).astype(bool)
+        facts["relation_id"].astype(str).map(biolink.is_denied).astype(bool)
         for facts in (explanation.facts, found.facts)
     )
     helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
@@ -291,7 +275,7 @@ def _response(explanation: SharedExplanation) -> Content:
     shown = shown.drop_duplicates(TRAIN_KEY)
     ids = {_key(fact): f"fact-{number}" for number, (_, fact) in enumerate(shown.iterrows(), 1)}
     graphs = _support_graphs(proponents, found, paths, ids)
-    head, tail = (as_curie(str(test[end])) for end in ("head_id", "tail_id"))
+    head, tail = (biolink.as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
     meaning = f"{explanation.head.form.sentence} {POSITIVE}"
     edges |= {ids[_key(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
@@ -327,7 +311,7 @@ def _response(explanation: SharedExplanation) -> Content:
             "auxiliary_graphs": graphs,
         },
         "schema_version": TRAPI_VERSION,
-        "biolink_version": terms().version,
+        "biolink_version": biolink.terms().version,
         "status": "Success",
         "description": f"Clew: the training facts behind an answer, {explanation.title}{note}. "
         + explanation.head.label.sentence,
@@ -346,10 +330,10 @@ def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Con
             kind = explanation.kinds.get(name, "")
             node = {
                 "name": str(row[end]),
-                "categories": [category_of(kind) or NAMED_THING],
+                "categories": [biolink.category_of(kind) or biolink.NAMED_THING],
                 "attributes": [_named("biolink:category", "kind", kind)] if kind else [],
             }
-            found.setdefault(as_curie(name), node)
+            found.setdefault(biolink.as_curie(name), node)
     return found
 
 
@@ -377,14 +361,14 @@ def _fact(fact: pd.Series, meaning: str) -> Content:
 
 def _edge(row: pd.Series, attributes: list[Content]) -> Content:
     name, label = str(row["relation_id"]), str(row["relation"])
-    predicate, qualifiers = predicate_of(label)
-    if predicate_of(name)[0] != RELATED_TO:
-        predicate, qualifiers = predicate_of(name)
+    predicate, qualifiers = biolink.predicate_of(label)
+    if biolink.predicate_of(name)[0] != biolink.RELATED_TO:
+        predicate, qualifiers = biolink.predicate_of(name)
     listed = [{"qualifier_type_id": k, "qualifier_value": value} for k, value in qualifiers]
     return {
-        "subject": as_curie(str(row["head_id"])),
+        "subject": biolink.as_curie(str(row["head_id"])),
         "predicate": predicate,
-        "object": as_curie(str(row["tail_id"])),
+        "object": biolink.as_curie(str(row["tail_id"])),
         **({"qualifiers": listed} if listed else {}),
         "sources": [{"resource_id": RESOURCE, "resource_role": "primary_knowledge_source"}],
         "attributes": [*attributes, _named("biolink:original_predicate", "relation", name)],

@@ -14,19 +14,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from clew.errors import spaced
-from clew.runs.reading.picture_layout import (
-    LINE_CHARACTERS,
-    MARGIN_Y,
-    NARROW,
-    Position,
-    name_lines,
-    node_labels,
-    num_rows,
-    point,
-    positions,
-    short_text,
-    turned,
-)
+from clew.runs.reading import picture_layout as layout
+from clew.runs.reading.picture_layout import Position
 
 Symbol = Literal["circle", "rect", "diamond", "triangle"]
 MARKS: dict[Symbol, str] = {"circle": "●", "rect": "■", "diamond": "◆", "triangle": "▲"}
@@ -77,7 +66,7 @@ EDGE_SIZE, LINE_HEIGHT = 11.5, 1.27
 MAX_LABELS = 12
 ALONG = (0.5, 0.38, 0.62, 0.26, 0.74)
 """Where on a line its name can be, as shares of the line."""
-WRAPS = ((4, LINE_CHARACTERS), (2, LINE_CHARACTERS), (4, 12), (5, 7))
+WRAPS = ((4, layout.LINE_CHARACTERS), (2, layout.LINE_CHARACTERS), (4, 12), (5, 7))
 """Lines and characters of a name; the later ones if the earlier would cover something, and those
 of short lines in a narrow picture."""
 BENDS = (0.0, 0.16, -0.16, 0.3, -0.3)
@@ -171,18 +160,18 @@ def draw(
     The picture is higher than `height` if it has to be.
     `letters` is about how wide a letter is, in font sizes.
     """
-    labels = node_labels(test, facts)
-    found = positions(test, facts)
-    is_narrow = width < NARROW
-    found = turned(found) if is_narrow else found
-    down = len({y for _, y in found.values()}) - 1 if is_narrow else num_rows(found)
+    labels = layout.node_labels(test, facts)
+    found = layout.positions(test, facts)
+    is_narrow = width < layout.NARROW
+    found = layout.turned(found) if is_narrow else found
+    down = len({y for _, y in found.values()}) - 1 if is_narrow else layout.num_rows(found)
     rows = max(MIN_ROWS, down)
-    row = min(ROW_HEIGHT, max(LEAST_ROW, (height - 2 * MARGIN_Y) / rows))
+    row = min(ROW_HEIGHT, max(LEAST_ROW, (height - 2 * layout.MARGIN_Y) / rows))
     facts = facts.fillna({"influence": 0.0})
     ends = (str(test["head_id"]), str(test["tail_id"]))
     for _ in range(MOST_GROWTH):
-        size = (width, 2 * MARGIN_Y + row * rows)
-        places = {key: point(place, *size) for key, place in found.items()}
+        size = (width, 2 * layout.MARGIN_Y + row * rows)
+        places = {key: layout.point(place, *size) for key, place in found.items()}
         lines = list(_lines(test, facts, places, selected))
         names, covered = _names(
             labels, places, ends, [line.arrow_box for line in lines], size, letters=letters
@@ -235,7 +224,7 @@ def _names(
 ) -> tuple[dict[str, list[_Text]], bool]:
     """Return the names of entities where they cover least, and whether one covers another."""
     taken = _obstacles(places, size)
-    names, covered, is_narrow = dict[str, list[_Text]](), False, size[0] < NARROW
+    names, covered, is_narrow = dict[str, list[_Text]](), False, size[0] < layout.NARROW
 
     def cost(texts: Sequence[_Text]) -> int:
         boxes = [text.box for text in texts]
@@ -249,7 +238,7 @@ def _names(
         sides += () if is_narrow else ("left", "right")
         # Near the entity if possible, otherwise behind the arrowheads there.
         tried = [
-            _beside(places[key], name_lines(name, *wrap), room, side, letters, is_end=is_end)
+            _beside(places[key], layout.name_lines(name, *wrap), room, side, letters, is_end=is_end)
             for wrap, room in product(WRAPS[2 * is_narrow :], (NEAR, CLEAR))
             for side in sides
         ]
@@ -361,7 +350,9 @@ class _Line:
         bold = self.fact is None or self.stands_out
         for share in ALONG if self.labelled else ():
             x, y = self.at(share)
-            text = _Text(x, y - 5, short_text(self.relation), EDGE_SIZE, letters, "middle", bold)
+            text = _Text(
+                x, y - 5, layout.short_text(self.relation), EDGE_SIZE, letters, "middle", bold
+            )
             if not text.box.meets(taken):
                 taken.append(text.box)
                 return text.draw("edge")

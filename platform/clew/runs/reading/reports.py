@@ -19,21 +19,8 @@ import pyarrow.parquet as pq
 from clew import names
 from clew.errors import DataError, TrackingError
 from clew.input_files import check_unpacked, columns_of, read_columns
+from clew.runs import influence_forms as forms
 from clew.runs import store
-from clew.runs.influence_forms import (
-    AGREEING_COLUMN,
-    CHECKPOINT_PREFIX,
-    COSINE_COLUMN,
-    COUNTERPART_COLUMN,
-    PART_PREFIX,
-    RANK_COLUMN,
-    SCORE_COLUMN,
-    SPREAD_COLUMN,
-    TERM_COLUMNS,
-    TEST_INDEX_COLUMN,
-    Form,
-    form_of,
-)
 from clew.runs.influence_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
@@ -60,7 +47,7 @@ TEST_COLUMNS = (
     "candidates",
     "truncated",
 )
-FURTHER_COLUMNS = (COSINE_COLUMN, SPREAD_COLUMN, AGREEING_COLUMN)
+FURTHER_COLUMNS = (forms.COSINE_COLUMN, forms.SPREAD_COLUMN, forms.AGREEING_COLUMN)
 """Optional columns with further numbers about a score."""
 INFLUENCE_TABLE = "an influence table"
 
@@ -111,8 +98,8 @@ class ReportHead:
     validation: ValidationSummary | None = None
 
     @property
-    def form(self) -> Form:
-        return form_of(self.settings)
+    def form(self) -> forms.Form:
+        return forms.form_of(self.settings)
 
     @property
     def model(self) -> ReportModel:
@@ -153,13 +140,17 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     Rows are in the order of `by_side`: `place` counts them from 1, and `rank` counts each side.
     """
     rows = _rows_of(files, test_index)
-    terms = zip(TRIPLE_COLUMNS, TERM_COLUMNS[6:], strict=True)
+    terms = zip(TRIPLE_COLUMNS, forms.TERM_COLUMNS[6:], strict=True)
     columns = {column: rows[name] for column, name in terms}
-    columns["influence"] = rows[SCORE_COLUMN].astype(float)
-    split = [c for c in map(str, rows.columns) if c.startswith((PART_PREFIX, CHECKPOINT_PREFIX))]
+    columns["influence"] = rows[forms.SCORE_COLUMN].astype(float)
+    split = [
+        c
+        for c in map(str, rows.columns)
+        if c.startswith((forms.PART_PREFIX, forms.CHECKPOINT_PREFIX))
+    ]
     numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
     columns |= {column: rows[column].astype(float) for column in numbers}
-    columns |= {c: rows[c].astype(str) for c in [COUNTERPART_COLUMN] if c in rows}
+    columns |= {c: rows[c].astype(str) for c in [forms.COUNTERPART_COLUMN] if c in rows}
     # Build the frame at once: pandas warns if hundreds of columns are added one by one.
     return ranked(pd.DataFrame(columns))
 
@@ -173,7 +164,7 @@ def read_paths(files: ReportFiles, test_index: int) -> Paths:
 def _rows_of(files: ReportFiles, test_index: int) -> pd.DataFrame:
     if files.parquet is not None:
         columns = _columns_of(files.parquet)
-        table = _read_table(files.parquet, columns, (TEST_INDEX_COLUMN, test_index))
+        table = _read_table(files.parquet, columns, (forms.TEST_INDEX_COLUMN, test_index))
         rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
         return rows
     assert files.json is not None
@@ -182,13 +173,13 @@ def _rows_of(files: ReportFiles, test_index: int) -> pd.DataFrame:
 
 def _columns_of(path: Path) -> list[str]:
     """Return the columns of an influence table, without those of other programs."""
-    needed = [*TERM_COLUMNS, SCORE_COLUMN, TEST_INDEX_COLUMN]
+    needed = [*forms.TERM_COLUMNS, forms.SCORE_COLUMN, forms.TEST_INDEX_COLUMN]
     present = columns_of(path, INFLUENCE_TABLE)
     if missing := [column for column in needed if column not in present]:
         raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
     numbers, split = (
-        {RANK_COLUMN, COUNTERPART_COLUMN, *FURTHER_COLUMNS},
-        (PART_PREFIX, CHECKPOINT_PREFIX),
+        {forms.RANK_COLUMN, forms.COUNTERPART_COLUMN, *FURTHER_COLUMNS},
+        (forms.PART_PREFIX, forms.CHECKPOINT_PREFIX),
     )
     return needed + [name for name in present if name in numbers or name.startswith(split)]
 
@@ -199,9 +190,9 @@ def _read_table(path: Path, columns: Sequence[str], where: tuple[str, int] | Non
 
 
 def _type_of(column: str) -> pa.DataType:
-    if column in {*TERM_COLUMNS, COUNTERPART_COLUMN}:
+    if column in {*forms.TERM_COLUMNS, forms.COUNTERPART_COLUMN}:
         return pa.string()
-    return pa.int64() if column in {TEST_INDEX_COLUMN, RANK_COLUMN} else pa.float64()
+    return pa.int64() if column in {forms.TEST_INDEX_COLUMN, forms.RANK_COLUMN} else pa.float64()
 
 
 def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
@@ -210,14 +201,14 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
     rows = []
     for entry in (*test.proponents, *reversed(test.opponents)):
         row: dict[str, object] = dict(
-            zip(TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
+            zip(forms.TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
         )
-        row |= {SCORE_COLUMN: entry.influence, TEST_INDEX_COLUMN: test_index}
+        row |= {forms.SCORE_COLUMN: entry.influence, forms.TEST_INDEX_COLUMN: test_index}
         row |= numbers_of(entry, steps)
-        further = {SPREAD_COLUMN: entry.spread, AGREEING_COLUMN: entry.runs_agreeing}
+        further = {forms.SPREAD_COLUMN: entry.spread, forms.AGREEING_COLUMN: entry.runs_agreeing}
         row |= {column: value for column, value in further.items() if value is not None}
-        rows.append(row | {COUNTERPART_COLUMN: entry.counterpart or ""})
-    return pd.DataFrame(rows, columns=None if rows else [*TERM_COLUMNS, SCORE_COLUMN])
+        rows.append(row | {forms.COUNTERPART_COLUMN: entry.counterpart or ""})
+    return pd.DataFrame(rows, columns=None if rows else [*forms.TERM_COLUMNS, forms.SCORE_COLUMN])
 
 
 REPORT_FILES = {
@@ -292,7 +283,7 @@ def answer(path: str) -> pa.Table:
     else:
         check_unpacked(file, INFLUENCE_TABLE, MAX_ANSWER_MIB * 2**20)
         table = _read_table(file, _columns_of(file), None)
-        for place, column in enumerate(TERM_COLUMNS):
+        for place, column in enumerate(forms.TERM_COLUMNS):
             table = table.set_column(place, column, table[column].dictionary_encode())
     return table.replace_schema_metadata({"kind": kind})
 

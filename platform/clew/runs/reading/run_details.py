@@ -119,9 +119,10 @@ def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
     return frame
 
 
-def read_log(run_id: str) -> str:
-    with fetched(run_id, names.ARTIFACT_LOG) as path:
-        return path.read_text(encoding="utf-8", errors="replace")
+def read_text(run_id: str, *path: str) -> str:
+    """Return a text file of a run by the parts of its path, such as `log.txt`."""
+    with fetched(run_id, "/".join(path)) as file:
+        return file.read_text(encoding="utf-8", errors="replace")
 
 
 def read_data_report(run_id: str) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -210,21 +211,9 @@ def read_trials(run_id: str) -> pd.DataFrame:
     return _read_csv(run_id, path, TRIAL_COLUMNS, ("trial", "value", "epoch", "seconds"))
 
 
-def read_best_configuration(run_id: str) -> str:
-    """Return the configuration that a search found best, as YAML."""
-    with fetched(run_id, f"{names.ARTIFACT_TUNE}/{names.BEST_YAML}") as path:
-        return path.read_text(encoding="utf-8", errors="replace")
-
-
 def read_fact_values(run_id: str) -> pd.DataFrame:
     path = f"{names.ARTIFACT_VALUES}/{names.VALUES_CSV}"
     return _read_csv(run_id, path, VALUES_CSV_COLUMNS, ("TrainIndex", "Value"))
-
-
-def read_worst_facts(run_id: str) -> str:
-    """Return the list of the facts with the lowest values, as `data.exclude` takes it."""
-    with fetched(run_id, f"{names.ARTIFACT_VALUES}/{names.WORST_FACTS}") as path:
-        return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _read_csv(

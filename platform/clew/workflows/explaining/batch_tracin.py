@@ -38,6 +38,7 @@ from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.runs.validation_record import label_of
 from clew.workflows.cluster import Cluster, opened_cluster
+from clew.workflows.explaining import tracin
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
@@ -46,16 +47,7 @@ from clew.workflows.explaining.trace_source import (
     open_trace_source,
     read_test_triples,
 )
-from clew.workflows.explaining.tracin import (
-    Progress,
-    deviation,
-    explain,
-    identity,
-    open_trace_run,
-    report_source,
-    settings_of,
-    speed,
-)
+from clew.workflows.explaining.tracin import Progress, explain
 from clew.workflows.outputs import check_folder
 
 logger = logging.getLogger(__name__)
@@ -112,7 +104,7 @@ class BatchRequest:
     def identity(self, report: ReportSource) -> dict[str, Any]:
         """Return what the results depend on: `identity` of the report, and the files of labels."""
         files = {"edge_map": self.edge_map, "node_name_dict": self.node_name_dict}
-        return identity(report) | {
+        return tracin.identity(report) | {
             f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
             for name, path in files.items()
             if path
@@ -269,14 +261,16 @@ def batch_tracin(
             raise DataError(
                 _none_explained(request, [failed(test, test.problem) for test in tests])
             )
-        settings = settings_of(source, ids_of(tests))
-        report = replace(report_source(source, settings), graph=graph)
+        settings = tracin.settings_of(source, ids_of(tests))
+        report = replace(tracin.report_source(source, settings), graph=graph)
         identity = request.identity(report)
         nodes = stack.enter_context(opened_cluster(cluster))
         output = OutputFolder(request.folder(identity))
         output.prepare(identity)
         batch = BatchTrace(source, report, output)
-        tracker = stack.enter_context(open_trace_run(source, f"batch_tracin {source.task.dataset}"))
+        tracker = stack.enter_context(
+            tracin.open_trace_run(source, f"batch_tracin {source.task.dataset}")
+        )
         if nodes is None:
             outcomes = batch.run(tests, progress)
         else:
@@ -302,7 +296,7 @@ def _record(
     tracker.artifact(batch.output.root / "summary.json", "influence")
     done = np.array([outcome.candidates for outcome in outcomes if outcome.status == "done"])
     if len(done):  # on a cluster, the seconds are summed over nodes
-        measured = speed(done, batch.seconds) | deviation(batch.report.settings)
+        measured = tracin.speed(done, batch.seconds) | tracin.deviation(batch.report.settings)
         tracker.metrics(measured, batch.source.model.manifest.step)
 
 
@@ -324,9 +318,9 @@ def explain_part(
         working_folder("part") as folder,
     ):
         graph = request.labelled(source.task.graph)
-        report = replace(report_source(source, settings), graph=graph)
+        report = replace(tracin.report_source(source, settings), graph=graph)
         expected = request.identity(report)
-        own = request.identity(replace(report, settings=settings_of(source, ids_of(tests))))
+        own = request.identity(replace(report, settings=tracin.settings_of(source, ids_of(tests))))
         for key in expected:
             if own.get(key) != expected[key]:
                 raise ClusterError(

@@ -274,12 +274,6 @@ def _draw(folder: Path, source: TraceSource, num_tests: int) -> None:
         (folder / f"picture-{index}.svg").write_text(picture_of(shown), encoding="utf-8")
 
 
-def prepare(model: str, overrides: Mapping[str, Any]) -> None:
-    """Estimate and keep what all explanations of a model share."""
-    with open_trace_source(model, overrides) as source:
-        source.tracer.prepare()
-
-
 def explain(
     source: TraceSource,
     tests: Triples,

@@ -10,21 +10,9 @@ from jaxtyping import Bool, Float
 
 from clew.config.services import Form, Question, ValidationRequest
 from clew.errors import CheckpointError, ConfigError, DataError
+from clew.influence import outcomes
 from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.outcomes import (
-    BASELINES,
-    Facts,
-    Outcomes,
-    ceiling,
-    datamodelling_scores,
-    fall_for_each_unit,
-    measured,
-    measured_over_both,
-    random_scores,
-    resampled_scores,
-    strongest,
-    touching,
-)
+from clew.influence.outcomes import Facts, Outcomes
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retraining
 from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples
@@ -107,7 +95,7 @@ def plan_experiment(
     graph = source.task.graph
     own_seed, *other_seeds = seeds_of(source, request.seeds)
     scores = scores_by_form(request.scores, source, tests)
-    baselines = {name: score(graph, tests) for name, score in BASELINES.items()}
+    baselines = {name: score(graph, tests) for name, score in outcomes.BASELINES.items()}
     asked = trained.of(source.tracer.settings.direction)
     first = np.flatnonzero((asked.rank == 1.0).all(0))[: request.deletions].tolist()
     if not request.seeds and request.deletions:
@@ -121,7 +109,7 @@ def plan_experiment(
         )
     # Baselines score 0 or 1, so ties are common. Facts that touch the triple come first, the rest
     # is decided at random.
-    ties = touching(graph, tests) + 1e-3 * random_scores(graph, tests)
+    ties = outcomes.touching(graph, tests) + 1e-3 * outcomes.random_scores(graph, tests)
     deleted = dict(scores) | {name: baselines[name] for name in DELETION_BASELINES}
     num_facts = len(graph.train)
     return ValidationPlan(
@@ -202,7 +190,7 @@ def deletions(
     for form, values in scores.items():
         for count in NUM_DELETED:
             for group in groups:
-                facts = [strongest(values[test], count, ties[test]) for test in group]
+                facts = [outcomes.strongest(values[test], count, ties[test]) for test in group]
                 yield Deletion(form, count, group, np.unique(np.concatenate(facts)))
 
 
@@ -229,7 +217,7 @@ def measure(
         if others:
             scores += _datamodelling_scores(plan, drop, "other", np.mean(others, axis=0))
         ceilings.append(
-            Ceiling(drop=drop, correlation=ceiling(np.stack(others)) if others else None)
+            Ceiling(drop=drop, correlation=outcomes.ceiling(np.stack(others)) if others else None)
         )
     again = folder.read(Retraining(plan.own_seed, NOTHING))
     return ValidationRecord(
@@ -262,13 +250,13 @@ def _datamodelling_scores(
 ) -> list[DatamodellingScore]:
     dropped, tests = plan.subsets[drop], losses.shape[1]
     every = {**plan.forms, **plan.baselines}
-    means = {f: datamodelling_scores(s, dropped, losses).mean() for f, s in every.items()}
+    means = {f: outcomes.datamodelling_scores(s, dropped, losses).mean() for f, s in every.items()}
     summed = [scores @ dropped.T.astype(scores.dtype) for scores in every.values()]
-    draws = dict(zip(every, resampled_scores(summed, losses).T, strict=True))
+    draws = dict(zip(every, outcomes.resampled_scores(summed, losses).T, strict=True))
     strongest = max(plan.baselines, key=lambda form: means[form])
 
     def of(mean: float, drawn: np.ndarray) -> Measured:
-        return measured_over_both(mean, drawn, tests, len(dropped))
+        return outcomes.measured_over_both(mean, drawn, tests, len(dropped))
 
     return [
         DatamodellingScore(
@@ -308,9 +296,9 @@ def deletion_effects(
             DeletionEffect(
                 form=form,
                 num_facts=num_facts,
-                log_probability=measured(probability),
-                reciprocal_rank=measured(rank),
-                for_each_unit=fall_for_each_unit(summed, probability),
+                log_probability=outcomes.measured(probability),
+                reciprocal_rank=outcomes.measured(rank),
+                for_each_unit=outcomes.fall_for_each_unit(summed, probability),
             )
         )
     return effects
