@@ -25,7 +25,6 @@ BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(patsubst experiments/benchmarks/%.
 # The benchmarks that README quotes. `make figures QUOTED=wide_graph` measures only that one.
 QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
 	influence_quality language_training serving_speed
-VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' platform/clew/__init__.py)
 PREFIX := $(HOME)/.local
 COMPLETIONS = $(PREFIX)/share
 STUDIES := training tracin loss language_model image_sequences
@@ -107,16 +106,7 @@ wheel: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/python .ci/supply_chain.py bill dist/*.whl
 
 release: $(INSTALLED_FOR_TESTS)
-	@test -z "$$(git status --porcelain)" || { echo "clew: uncommitted changes; commit them first" >&2; exit 2; }
-	@! git rev-parse -q --verify "v$(VERSION)" >/dev/null || \
-		{ echo "clew: v$(VERSION) is tagged already; raise the version" >&2; exit 2; }
-	@$(MAKE) wheel docs
-	@tar -czf dist/site.tar.gz site
-	@python3 -m venv --clear build/empty
-	@build/empty/bin/pip install -q --disable-pip-version-check --constraint constraints.txt dist/*.whl
-	@cd build && empty/bin/clew --version && empty/bin/clew plan umls >/dev/null
-	@git tag -a "v$(VERSION)" -m "Clew $(VERSION)"
-	@ls dist; echo "tagged v$(VERSION); git push --tags publishes it"
+	@.ci/release
 
 pictures: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/python -m tests.browser.pictures ui/pictures
