@@ -69,7 +69,7 @@ class InfluenceConfig(Section):
     tuning_epochs: int | None = Field(default=None, ge=1)
     """`tuned`: epochs of the fine-tuning; unset: a sixth of the training's."""
     tuning_learning_rate: float | None = Field(default=None, gt=0)
-    """`tuned`: learning rate of the fine-tuning; unset: .4 of the training's."""
+    """`tuned`: learning rate of the fine-tuning; unset: 0.4 of the training's."""
     tuning_seeds: int | None = Field(default=None, ge=1)
     """`tuned`: fine-tunings whose derivatives are averaged, with the next seeds; unset: 2."""
     direction: Annotated[Question, EXPLAIN_FLAG] = "tail"

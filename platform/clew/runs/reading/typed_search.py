@@ -1,6 +1,6 @@
 """What a person types to find runs, as a condition in MLflow's filter language.
 
-`embedding_dim=400 mrr>.9 data:umls` means that all three must hold. A part without a sign is part
+`embedding_dim=400 mrr>0.9 data:umls` means that all three must hold. A part without a sign is part
 of a run's name, or a run's whole id.
 """
 
