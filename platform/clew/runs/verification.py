@@ -204,9 +204,9 @@ class Verification(_Record):
         (_, found), (_, by_chance) = self.fall(strongest), self.fall(chance)
         more = found.mean - by_chance.mean
         width = math.hypot(found.half_width or 0.0, by_chance.half_width or 0.0)
-        said = f"{strongest.named} cost {more:+.2f} of log-probability against {chance.named}"
+        said = f"{strongest.named} cost {more:+.2f} more log-probability than {chance.named}"
         if found.half_width is None:
-            return f"One seed, so without an interval: {said}."
+            return f"One seed, so there is no interval: {said}."
         outcome = "Confirmed" if more > width else "Contradicted" if more < -width else "Open"
         how = "" if self.is_whole else " by fine-tuning"
         return f"{outcome}{how}: {said} (± {width:.2f})."
