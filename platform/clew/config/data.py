@@ -25,7 +25,7 @@ class ImportSettings(Section):
     negated: Literal["drop", "relation"] = "drop"
     """Drop edges that deny their triple, or give them relations of their own."""
     weights: Literal["ignore", "use"] = "ignore"
-    """Count each fact as often as its weight says, which is a column of the table."""
+    """Count each fact as often as its weight, a column of the table, says."""
     split: Literal["random", "time", "relation"] = "random"
     """Hold out triples at random, the newest, or at random the same share of each relation."""
     valid_fraction: float = Field(default=0.05, ge=0, lt=1)
