@@ -25,7 +25,6 @@ BENCHMARKS := $(filter-out $(NO_BENCHMARKS),$(patsubst experiments/benchmarks/%.
 # The benchmarks that README quotes. `make figures QUOTED=wide_graph` measures only that one.
 QUOTED := demo_time training_speed wide_graph ranking_speed load_triples influence_speed \
 	influence_quality language_training serving_speed
-VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' platform/clew/__init__.py)
 PREFIX := $(HOME)/.local
 COMPLETIONS = $(PREFIX)/share
 STUDIES := training tracin loss language_model image_sequences
@@ -42,12 +41,12 @@ help:
 	@echo "make test    set up .venv for tests too; the tests to run before each change"
 	@echo "make test-slow  servers, browsers, killed processes, large inputs; make test-all: both"
 	@echo "make cells   the fast tests with Python 3.11 to 3.13, and with the newest torch, MLflow, Streamlit and pandas"
-	@echo "make ui      the dashboard on http://127.0.0.1:8501"
+	@echo "make ui      the dashboard at http://127.0.0.1:8501"
 	@echo "make lint    ruff, mypy, import contracts, an audit of the installed packages"
 	@echo "make docs    the documentation site in site/, with every link checked"
 	@echo "make lock    uv.lock and requirements.txt: the versions of constraints.txt, with hashes (needs uv)"
 	@echo "make wheel   the source distribution and the wheel in dist/, with its bill of materials"
-	@echo "make release wheel, sources, bill of materials and site in dist/, tried in an empty environment, and a tag"
+	@echo "make release wheel, sources, bill of materials and site in dist/, the wheel tried in an empty environment, and a tag"
 	@echo "make pictures the screenshots of every dashboard page for the documentation, after make demo"
 	@echo "make gpu     checks and measures a GPU in ten minutes: gpu.json and gpu.md"
 	@echo "make bench   all benchmarks: prints tables and writes JSON to experiments/benchmarks/results"
@@ -107,16 +106,7 @@ wheel: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/python .ci/supply_chain.py bill dist/*.whl
 
 release: $(INSTALLED_FOR_TESTS)
-	@test -z "$$(git status --porcelain)" || { echo "clew: uncommitted changes; commit them first" >&2; exit 2; }
-	@! git rev-parse -q --verify "v$(VERSION)" >/dev/null || \
-		{ echo "clew: v$(VERSION) is tagged already; raise the version" >&2; exit 2; }
-	@$(MAKE) wheel docs
-	@tar -czf dist/site.tar.gz site
-	@python3 -m venv --clear build/empty
-	@build/empty/bin/pip install -q --disable-pip-version-check --constraint constraints.txt dist/*.whl
-	@cd build && empty/bin/clew --version && empty/bin/clew plan umls >/dev/null
-	@git tag -a "v$(VERSION)" -m "Clew $(VERSION)"
-	@ls dist; echo "tagged v$(VERSION); git push --tags publishes it"
+	@.ci/release
 
 pictures: $(INSTALLED_FOR_TESTS)
 	@$(BIN)/python -m tests.browser.pictures ui/pictures

@@ -23,7 +23,7 @@ README = ROOT / "README.md"
 MEASUREMENTS = ROOT / "docs/measurements"
 PAGES = {
     "training": (
-        "How fast does training run, in how much memory?",
+        "How fast is training, and how much memory does it take?",
         ("training_speed", "training_opponents", "loss_speed", "wide_graph", "sampled_graph",
          "planner_accuracy"),
     ),
@@ -44,7 +44,7 @@ PAGES = {
     ),
     "kelpie": ("Do they find what Kelpie finds?", ("influence_kelpie",)),
     "data": (
-        "How fast are triples read, and kept on the disk?",
+        "How fast are triples read and packed on disk?",
         ("load_triples", "large_import", "packed_triples", "sharded_table", "shared_store"),
     ),
     "language": (
@@ -63,7 +63,7 @@ PAGES = {
 }  # fmt: skip
 """The question of each page, and what the names of its results begin with; the longest counts."""
 STUDY_PAGES = {
-    f"claims_{name}": f"What holds of the guides' claims about {about}?"
+    f"claims_{name}": f"Which of the guides' claims about {about} hold?"
     for name, about in {
         "training": "training",
         "tracin": "TracIn",

@@ -12,8 +12,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "experiments/benchmarks/results/influence_validation.json"
 PICTURE = ROOT / "ui/pictures/trust.png"
-SHOWN = {"kronecker": "C0", "deflated": "C1", "raw": "C2", "siblings": "0.45", "touching": "0.7"}
-"""Forms of score in colours, and heuristics that use no model in grey."""
+SHOWN = {
+    "kronecker": "#00796b",
+    "deflated": "#4db6ac",
+    "raw": "#b2dfdb",
+    "siblings": "0.45",
+    "touching": "0.7",
+}
+"""Forms of score in shades of green, and heuristics that use no model in grey."""
 WIDTH = 0.15
 
 

@@ -63,7 +63,7 @@ why = clew.attribute(run, top_k=5)
 why.proponents[["rank", "influence", "group", "last_frame", "target"]]
 
 # %% [markdown]
-# `why.plot()` draws these scores as bars. A picture to show around is the curve itself: the
+# `why.plot()` draws these scores as bars. A picture worth sharing is the curve itself: the
 # explained window, and on other days the windows that the model learned it from. The larger a
 # circle, the higher that window's score.
 

@@ -28,7 +28,7 @@ loss[["step", "epoch", "value"]].tail()
 # ## Ask
 #
 # Which concepts does a virus cause? `known` marks answers that are training facts; the others are
-# the model's own. A model has probabilities once it was promoted (`clew promote`).
+# the model's own. A model has probabilities once it has been promoted (`clew promote`).
 
 # %%
 model = run.load()
@@ -61,7 +61,7 @@ other = facts[facts["relation"] != "causes"]
 other.head()
 
 # %% [markdown]
-# The same as a chart to show around: what speaks for the prediction, and what against it. It is an
+# The same as a chart to share: what speaks for the prediction, and what against it. It is an
 # estimate; `why.verify()` takes minutes and says what happens without the strongest facts.
 
 # %%

@@ -1,7 +1,7 @@
 """Measures the dashboard in a browser: cold start, page changes and large explanations.
 
 Times are measured in headless Chromium on the same machine. They start with the server, which
-`clew ui` starts after .4 s, or with a click. They end when the page is drawn and the server is
+`clew ui` starts after 0.4 s, or with a click. They end when the page is drawn and the server is
 idle again. The store has 3,000 runs with 43 metrics and 20 epochs, copies of eight runs of
 `clew train`. One explanation has 100 tests x 1,000 facts, another one test x 100,000 facts.
 Questions go to the ConvE of `umls.yaml` after five epochs, with a checkpoint for each. It has not

@@ -11,7 +11,7 @@ entities, few relations and many facts. Both groups have a result file.
 
 The default form of score is chosen by a rule that was written down before the measurement. It is
 the form with the highest datamodelling score with other seeds, averaged over all cases and both
-explained losses of the tail's question. If several forms are within .01 of the highest, the first
+explained losses of the tail's question. If several forms are within 0.01 of the highest, the first
 one in the list of the setting `influence.score` is chosen, because the list starts with the simpler
 forms. The default of `influence.test_loss` is the loss with the higher score of the chosen form,
 averaged over cases.

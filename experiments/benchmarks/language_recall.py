@@ -7,8 +7,8 @@ its place at the distances 16, 32, 64 and so on up to 30,000. At each query the 
 the first symbol. Training starts with distance 16. When nine of ten answers at the longest distance
 are right, the next longer distance is added. Three models differ only in their memory: initial time
 constants are log-uniform up to 32,768 tokens; up to 64, which is the memory of layers with |lambda|
-below .985; or up to 32,768 with gated transitions. All models are tested on every distance,
-including those that they were not trained on. Chance is .125.
+below 0.985; or up to 32,768 with gated transitions. All models are tested on every distance,
+including those that they were not trained on. Chance is 0.125.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
     CLEW_DATA=... python -m experiments.benchmarks.loss_speed [rounds]
 
-`losses` are the milliseconds of a loss with its gradients, with label smoothing .1 and a bias for
+`losses` are the milliseconds of a loss with its gradients, with label smoothing 0.1 and a bias for
 each entity, in float32 and as training with `use_mixed_precision` computes it. `products` are the
 three matrix products that every loss over all entities needs, in the same precision. `auto` is the
 implementation that training chooses. `epochs` are the seconds of an epoch of ComplEx for

@@ -7,9 +7,9 @@ with the process, so imports, reading the data and every validation are included
 of ConvE and ComplEx are those that Clew ships for such a machine; these curves are not used to
 choose any setting. "Plain ComplEx" is the same recipe for both programs: 400 numbers per entity,
 inverse relations, all answers of 500 queries per step, cross entropy over all entities, Adagrad at
-.1, no regulariser. Every second epoch is validated. Each data set has its own result file. Finished
-curves are saved in `runs/time_to_quality`, so a program that was stopped continues with the next
-one.
+0.1, no regulariser. Every second epoch is validated. Each data set has its own result file.
+Finished curves are saved in `runs/time_to_quality`, so a program that was stopped continues with
+the next one.
 """
 
 import json

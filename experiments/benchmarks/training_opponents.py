@@ -5,7 +5,7 @@
 It runs in `.venv-opponents` (`make opponents`). Clew's trainer with its tracking store, the loop of
 `opponent_loop`, and PyKEEN's LCWA loop train the same model: ConvE with 200 numbers, or ComplEx
 with 200 complex numbers, per entity; all training tails of a query in one row; binary cross entropy
-with smoothing .1; Adam with a constant rate; the same epochs and threads. The loop and PyKEEN do
+with smoothing 0.1; Adam with a constant rate; the same epochs and threads. The loop and PyKEEN do
 not train the models of Clew: they have their own.
 
 One process per program stays alive, with the same settings of allocator and threads. In each round,

@@ -3,7 +3,7 @@
     python -m experiments.benchmarks.training_speed [rounds]
 
 The model has 14,541 entities, 474 relations with inverses and 200 dimensions. Training uses batches
-of 512 (PyKEEN: 128) and binary cross entropy with label smoothing .1 over all entities. Ids are
+of 512 (PyKEEN: 128) and binary cross entropy with label smoothing 0.1 over all entities. Ids are
 drawn at random, with head and tail frequencies as uneven as in a real graph, so no data set is
 needed. A step includes everything between two batches: indexing and preparing a batch, forward
 pass, loss, backward pass and optimizer. `extra_gib` is the peak of a process above that of an

@@ -142,7 +142,7 @@ TRAIN_EPOCH = "train/epoch"
 
 # Metrics of quality, with the prefix `valid/` or `test/`
 MRR = "mrr"
-"""Mean filtered reciprocal rank over heads and tails; ties count half."""
+"""Mean filtered reciprocal rank over heads and tails; equal scores share their mean rank."""
 NOT_LEAKED = "{name}_not_leaked"
 """`mrr` or another rank metric over the triples whose inverse or duplicate is not in training."""
 NUM_LEAKED = "num_leaked"

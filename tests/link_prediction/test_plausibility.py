@@ -58,7 +58,7 @@ def test_splits_are_compared(tmp_path: Path) -> None:
     found = findings(tmp_path / "g", train=CLEAN, test="e1\tnew\te2\nnobody\tr1\te2\n" + CLEAN[:9])
     assert found["entities in no training triple"] == 1
     assert found["relations in no training triple"] == 1
-    assert found["facts that are there twice"] == 1
+    assert found["facts that occur twice"] == 1
 
 
 def leaking(folder: Path, num: int = 300) -> Path:

@@ -131,7 +131,7 @@ def test_the_gradient_of_the_last_state_reaches_the_first_of_30000_inputs():
     assert inputs.grad is not None
     slow, fast = inputs.grad[0, 0].abs().tolist()
     assert slow == pytest.approx((1 - 1 / 32768) ** 29_999, rel=1e-3)
-    assert fast == 0.0  # a memory of two steps, as in layers with |lambda| near .5
+    assert fast == 0.0  # a memory of two steps, as in layers with |lambda| near 0.5
 
 
 def test_autocast_does_not_reach_the_scan():

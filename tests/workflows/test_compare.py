@@ -128,7 +128,7 @@ def test_without_a_reference_there_is_nothing_to_compare(
 def test_the_interval_of_a_ratio_is_students_over_logarithms() -> None:
     found = Estimate.of_ratios({0: 2.0, 1: 8.0, 2: 4.0, 7: 1.0}, {0: 1.0, 1: 2.0, 2: 2.0, 9: 1.0})
     assert found is not None
-    half = 4.302653 * math.log(2.0) / 3  # ratios 2, 4, 2: the logarithms' deviation is ln 2 / 3^.5
+    half = 4.302653 * math.log(2.0) / 3  # ratios 2, 4, 2: the logarithms' deviation is ln 2 / 3^0.5
     middle = math.log(16.0) / 3
     assert found.value == pytest.approx(math.exp(middle))
     assert found.low == pytest.approx(math.exp(middle - half), rel=1e-5)

@@ -130,7 +130,7 @@ def test_triples_are_classified_against_given_wrong_ones(
     for split in ("valid", "test"):
         wrong_triples(tmp_path, split)
     result = evaluate(trained.strong, negatives=tmp_path)
-    assert 0.53 < result.metrics["test/classification_accuracy"] <= 1.0  # chance: .5 +- .014
+    assert 0.53 < result.metrics["test/classification_accuracy"] <= 1.0  # chance: 0.5 +- 0.014
     assert 0.53 < result.metrics["test/classification_f1"] <= 1.0
     assert "test/mrr" in result.metrics
     with pytest.raises(ConfigError):

@@ -44,7 +44,7 @@ def rare_changes(number: int, share: float) -> Draw:
 
 
 def neighbours(number: int) -> Draw:
-    """Errors on overlapping windows: each is .9 of its neighbour's and something new."""
+    """Errors on overlapping windows: each is 0.9 of its neighbour's and something new."""
 
     def draw(random: np.random.Generator, models: int) -> np.ndarray:
         new = random.normal(size=(models, number + 50))

@@ -56,8 +56,8 @@ def prepare_reasons(model: str, run_id: str) -> Job:
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4
 PROBABILITY = (
-    "Chance of being the answer, if no known one is; fitted on the validation data. Known "
-    "answers have none."
+    "Probability that this is the answer, if no known answer is; fitted on the validation data. "
+    "Known answers have none."
 )
 ABOUT = (
     "{name} is {place} of {candidates:,} candidates (entities except other known answers)"

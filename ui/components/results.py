@@ -71,7 +71,7 @@ def validation(record: ValidationRecord) -> None:
         f"{record.num_retrainings:,} training runs without some of the facts "
         f"({QUESTIONS[record.direction]}, {record.test_loss} loss). Correlation of the effects "
         "that a form of score predicted with those of these runs, and in brackets its "
-        "difference to the best baseline; 1 is perfect, 0 is chance. Intervals are 95 %, over "
+        "difference from the best baseline; 1 is perfect, 0 is chance. Intervals are 95 %, over "
         "triples and subsets. Deletions: the larger the fall, the more the answer relied on them."
     )
     st.markdown("\n".join(record.markdown()))

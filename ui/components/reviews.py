@@ -397,7 +397,7 @@ def offer_training(runs: Sequence[RunRecord], listed: str, *, key: str) -> None:
     labels = run_labels(runs)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox(
-            "Training to repeat",
+            "Run to repeat",
             list(labels),
             key=f"repeat-{key}",
             format_func=lambda run_id: labels[run_id],

@@ -176,7 +176,7 @@ GROUP_PAGE = 300
 """How many runs are grouped at once."""
 SEARCH_HELP = (
     "Settings by their short names, metrics, tags, and parts of names, all of which must hold: "
-    "`embedding_dim=400 mrr>.9 data:umls conve`. Others: `variant:`, `kind:` (`train`, `trace`, "
+    "`embedding_dim=400 mrr>0.9 data:umls conve`. Others: `variant:`, `kind:` (`train`, `trace`, "
     f"`promote` ...), `user:`, `note:`, `parent:` a run's id, `state:` {', '.join(STATES)}. `:` is "
     "a part of the value, `=` all of it; quotes keep words together."
 )
@@ -200,7 +200,7 @@ def run_query(experiment_ids: tuple[str, ...], *, kind: str = "") -> RunQuery:
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with left:
         text = basics.search_box(
-            "Search", "search", placeholder="embedding_dim=400 mrr>.9 data:umls", help=SEARCH_HELP
+            "Search", "search", placeholder="embedding_dim=400 mrr>0.9 data:umls", help=SEARCH_HELP
         )
     order = right.selectbox("Order", list(ORDERS), key="order", bind="query-params")
     try:

@@ -184,7 +184,7 @@ def asked_question(
         st.session_state[RELATION], st.session_state[OWN_RELATION] = start[1], True
     sentence = st.container()
     if not access.may("ask"):
-        basics.note("Your role reads; a reviewer can ask.")
+        basics.note("Your role can only read; a reviewer can ask.")
     first, second, third, fourth = st.columns([2.4, 2, 2.4, 1], vertical_alignment="bottom")
     with first:
         head = entity_box("Head", HEAD, vocabulary, start=start[0], placeholder="which …?")

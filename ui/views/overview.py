@@ -50,7 +50,7 @@ def _doors(alive: Sequence[RunRecord]) -> None:
     champions = [model.name for model in models() if model.champion is not None]
     asks = "No model has been promoted yet; the page Models does it."
     if champions:
-        asks = f"Put a question to {champions[0]}, and see why it answers so."
+        asks = f"Ask {champions[0]} a question, and see why it answers as it does."
     explained = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)
     latest = runs_page(explained).runs
     waiting = [run.run_id for run in latest if names.TAG_REVIEWED not in run.tags]

@@ -62,8 +62,8 @@ from clew.ui.components.tables import ALL, run_labels
 KINDS = {"explanation": "explanation", "fact": "training fact"}
 DECISION_MEANINGS = MEANINGS | {
     "unsure": "It is unclear.",
-    "wrong": "Leave the fact out of the next training.",
-    "right": "Keep the fact in the training.",
+    "wrong": "Leave the fact out of the next training run.",
+    "right": "Keep the fact in the training data.",
 }
 
 
@@ -105,7 +105,7 @@ def render() -> None:
         origins = origins_of(runs)
         data = {origins[run_id] for run_id in ids}
         _wrong([review for review in everything if origins[review.run_id] in data], runs)
-        with basics.guarded("The training without these facts"):
+        with basics.guarded("The run without these facts"):
             retrained()
 
 
@@ -365,7 +365,7 @@ def _open(review: Review) -> None:
 
 
 def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
-    """Show the training facts that count as wrong, to be left out of the next training."""
+    """Show the training facts that count as wrong, to be left out of the next training run."""
     st.header("Training facts marked wrong", anchor=False)
     marked = {
         origin: found for origin, found in by_data(reviews, runs).items() if wrong_facts(found)

@@ -98,7 +98,7 @@ class Model(ABC):
     task: str
     """`link_prediction`, `language_modeling` or `image_sequence_regression`."""
     config: RunConfig = field(repr=False)
-    """The configuration of the training."""
+    """The configuration that the model was trained with."""
 
     asked_with: ClassVar[str]
     explained_with: ClassVar[str] = ""
@@ -430,7 +430,7 @@ def reference_of(model: Model | Recorded | str | Path) -> str:
         )
     if model.run_id is None:
         raise UsageError(
-            "this run has no id, because the tracking store did not answer or another process of "
-            "the training recorded it; run clew sync, then give the run's id"
+            "this run has no id, because the tracking store did not answer or another of its "
+            "processes recorded it; run clew sync, then give the run's id"
         )
     return model.run_id

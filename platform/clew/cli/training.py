@@ -41,7 +41,7 @@ class TrainOptions(ConfigOptions, Spoken):
     """Folder that also keeps the run's checkpoints while it trains, as the tracking store does."""
     output_dir: Path | None = None
     """Also keep configuration and all checkpoints in this folder: a new one (NAME-2 if NAME
-    contains a finished training), or, with --resume, the run's own."""
+    contains a finished run), or, with --resume, the run's own."""
     strict: bool = False
     """Refuse options that cannot pay on this machine, instead of switching them off and saying
     so."""

@@ -16,7 +16,7 @@ class ImportSettings(Section):
     """Columns of a table, such as `head=x_id,relation=relation,tail=y_id`, by name or number; or
     their order: `head,tail,relation`."""
     header: bool = False
-    """Whether the first line of a table names its columns, whatever its words are."""
+    """Take the first line of a table as names of columns, whatever its words are."""
     clean: bool = False
     """Remove spaces at the ends of names and invisible ones, and give every name one Unicode
     form."""
@@ -25,7 +25,7 @@ class ImportSettings(Section):
     negated: Literal["drop", "relation"] = "drop"
     """Drop edges that deny their triple, or give them relations of their own."""
     weights: Literal["ignore", "use"] = "ignore"
-    """Use the weight of a fact, a column of the table, as if the fact stood there so often."""
+    """Count each fact as often as its weight, a column of the table, says."""
     split: Literal["random", "time", "relation"] = "random"
     """Hold out triples at random, the newest, or at random the same share of each relation."""
     valid_fraction: float = Field(default=0.05, ge=0, lt=1)
@@ -58,7 +58,7 @@ class TripleData(ImportSettings):
     path: str | None = None
     """File or folder in a published format (instead of `name`), read as `clew data FILE` does."""
     packed: str | None = None
-    """File written by `clew data --pack` (instead of `name`); its triples stay on the disk."""
+    """File written by `clew data --pack` (instead of `name`); its triples stay on disk."""
     train: Annotated[str | None, TRAIN_FLAG] = None
     """File of training triples (instead of `name`)."""
     valid: Annotated[str | None, TRAIN_FLAG] = None
@@ -96,11 +96,11 @@ class TripleData(ImportSettings):
                 "written by clew data --pack"
             )
         if self.packed and self.weights == "use":
-            raise ValueError("data.weights=use and data.packed given, but packed facts have none")
+            raise ValueError("data.weights=use, but packed facts have no weights; leave it out")
         for key in ("valid", "test", "entity_to_id", "relation_to_id"):
             if getattr(self, key) and (self.packed or self.path):
                 raise ValueError(
-                    f"data.{key} and {given[0]} given, but this has its own splits and ids; leave "
+                    f"data.{key} is given, but {given[0]} has its own splits and ids; leave "
                     f"data.{key} out, or give it to clew data"
                 )
         return self

@@ -64,12 +64,12 @@ class InfluenceConfig(Section):
     worst when it was measured. `unrolled`: the exact derivative of the prediction's loss through
     the whole training run, whose steps are repeated (of one run; needs all checkpoints with their
     training states). `tuned`: the same derivative through a short fine-tuning of the finished
-    model, the one of `clew verify`, instead of the training (of one run of a graph model). For text
+    model, as in `clew verify`, instead of the training run (of one run of a graph model). For text
     and frames, only `raw` and `unrolled` are available."""
     tuning_epochs: int | None = Field(default=None, ge=1)
-    """`tuned`: epochs of the fine-tuning; unset: a sixth of the training's."""
+    """`tuned`: epochs of the fine-tuning; unset: a sixth of the run's."""
     tuning_learning_rate: float | None = Field(default=None, gt=0)
-    """`tuned`: learning rate of the fine-tuning; unset: .4 of the training's."""
+    """`tuned`: learning rate of the fine-tuning; unset: 0.4 times the run's."""
     tuning_seeds: int | None = Field(default=None, ge=1)
     """`tuned`: fine-tunings whose derivatives are averaged, with the next seeds; unset: 2."""
     direction: Annotated[Question, EXPLAIN_FLAG] = "tail"

@@ -95,7 +95,7 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
         ]
         if task.dataset in SEEDS_DIFFER:
             differ = SEEDS_DIFFER[task.dataset]
-            lines.append(f"one seed: three seeds of the preset had {differ}; train several")
+            lines.append(f"one seed: three seeds of the preset had {differ}; train with several")
         return lines
 
     def next_commands(self, task: SequenceRegression, model: str) -> list[str]:

@@ -63,7 +63,7 @@ def require_replayable(config: RunConfig, device: torch.device) -> None:
     for key, value in settings.items():
         if value:
             raise ConfigError(
-                f"{NEEDS} repeat the steps of the training exactly, which is not possible with "
+                f"{NEEDS} repeat the steps of training exactly, which is not possible with "
                 f"{key}=true; {OTHERWISE} with {key}=false"
             )
     if isinstance(config.loss, EntityLoss) and config.loss.negatives is not None:
@@ -73,14 +73,14 @@ def require_replayable(config: RunConfig, device: torch.device) -> None:
         )
     if device.type == "cuda" and not config.training.deterministic:
         raise ConfigError(
-            f"{NEEDS} repeat the steps of the training exactly, which is not possible on a GPU "
+            f"{NEEDS} repeat the steps of training exactly, which is not possible on a GPU "
             f"with training.deterministic=false; {OTHERWISE} with training.deterministic=true"
         )
     for name in ("use_mixed_precision", "use_last_layers_only"):
         if getattr(influence, name):
             raise ConfigError(
-                f"influence.{name} is true; {NEEDS} use the whole model in the precision of the "
-                "training; leave it out"
+                f"influence.{name} is true; {NEEDS} use the whole model in the precision of its "
+                "training run; leave it out"
             )
 
 

@@ -32,8 +32,8 @@ SIZES = (1, 5, 20)
 """Numbers of strongest facts that are taken away."""
 SHARE_OF_EPOCHS = 1 / 6
 SHARE_OF_RATE = 0.4
-"""Fine-tuning for ten of 60 epochs at .002 after training at .005 predicted whole retraining best
-of what was measured (UMLS, ConvE), together with 20 epochs at .005."""
+"""Fine-tuning for ten of 60 epochs at 0.002 after training at 0.005 predicted whole retraining best
+of what was measured (UMLS, ConvE), together with 20 epochs at 0.005."""
 RESAMPLINGS = 2000
 MIN_PAIRS = 3
 OTHERS: tuple[Kind, ...] = ("siblings", "touching")

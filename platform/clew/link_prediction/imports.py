@@ -268,7 +268,7 @@ def _split(
     """
     if (given > 0).any():
         if unsaid := int((given < 0).sum()):
-            found.note("split", f"{unsaid:,} facts of files that do not say it are for training")
+            found.note("split", f"{unsaid:,} facts go to training: no split is given")
         given = np.maximum(given, 0)
         return given
     wanted = [

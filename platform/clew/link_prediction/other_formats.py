@@ -97,7 +97,7 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, str]:
                 record |= {key: entry.get("qualifier_value"), QUALIFIERS: None}
         for key in record.keys() & {*TEXTS_OF_JSON, *FLAGS}:
             if isinstance(record[key], list | dict if key in FLAGS else list | dict | bool):
-                raise ValueError(f"{key} is no text")
+                raise ValueError(f"{key} is not text")
         texts = {
             key: LIST_SEPARATOR.join(str(part) for part in _listed(value) if part is not None)
             for key, value in record.items()

@@ -79,7 +79,7 @@ def read_other_model(
     state = {key.removeprefix("_base_model."): value for key, value in state.items()}
     table = next((name for name in LIBRARIES if name.format("relation") in state), "")
     if table.format("entity") not in state:
-        raise DataError(f"{path}: {quoted(', '.join(state))} is no model of PyKEEN or LibKGE")
+        raise DataError(f"{path}: {quoted(', '.join(state))} is not a model of PyKEEN or LibKGE")
     kind = _kind(path, state, options, given)
     packaged = content.get("dataset", {}).get("meta", {})
     entities = _names(packaged, folder, "entity")

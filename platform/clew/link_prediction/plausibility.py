@@ -142,7 +142,7 @@ def _of_triples(graph: KnowledgeGraph, leakage: Leakage) -> Iterator[Finding]:
     first = np.array([graph.split(split)[0] for split in SPLITS if len(graph.split(split))])
     alone = (uses[first[:, 1]] == 1) & (degrees[first[:, [0, 2]]] == 1).all(axis=1)
     if num_triples > len(first):
-        yield _facts(graph, first[alone], "first lines that are no fact but names of columns",
+        yield _facts(graph, first[alone], "first lines that seem to name columns",
                      "--header, or remove the line")  # fmt: skip
     num_heads, num_relations, num_tails = (int((count > 0).sum()) for count in counts)
     relations = graph.relations.name_array[:3].to_pylist()
@@ -152,7 +152,7 @@ def _of_triples(graph: KnowledgeGraph, leakage: Leakage) -> Iterator[Finding]:
                       num_relations, relations, f"If so, --columns {order}")  # fmt: skip
     elif num_triples >= LEAST_FACTS and graph.num_relations > graph.num_entities:
         yield Finding("relations, more than entities", num_relations, relations, "Check --columns")
-    yield _facts(graph, leakage.repeated, "facts that are there twice",
+    yield _facts(graph, leakage.repeated, "facts that occur twice",
                  "clew data FILE keeps one in each split", leakage.num_repeated)  # fmt: skip
     yield _facts(graph, np.concatenate(loops), "facts of an entity with itself",
                  "Leave them out with data.exclude if they mean nothing")  # fmt: skip
@@ -168,7 +168,7 @@ def _of_triples(graph: KnowledgeGraph, leakage: Leakage) -> Iterator[Finding]:
     hubs = np.flatnonzero(degrees > max(HUB_SHARE * num_triples, LEAST_FACTS))
     hubs = hubs[np.argsort(-degrees[hubs])]
     yield _named(graph.entities, hubs, "entities in a tenth of all facts",
-                 "Check that they are no placeholder")  # fmt: skip
+                 "Check that none is a placeholder")  # fmt: skip
 
 
 def _of_pairs(graph: KnowledgeGraph, pairs: Sequence[RelationPair]) -> Iterator[Finding]:

@@ -136,20 +136,20 @@ FORMS = {
         Form(
             "unrolled",
             NATS,
-            "minus the derivative of the prediction's loss by the fact's weight (1 in training) "
-            "through all of training: what this run's prediction would lose for each unit of "
-            "weight taken away, to first order.",
+            "minus the derivative of the prediction's loss with respect to the fact's weight (1 in "
+            "training) through all of training: what this run's prediction would lose for each "
+            "unit of weight taken away, to first order.",
         ),
         Form(
             "tuned",
             NATS,
-            "minus the derivative of the prediction's loss by the fact's weight through a short "
-            "fine-tuning of the finished model, the mean over fine-tunings: what the prediction "
-            "would lose there for each unit of weight taken away, to first order.",
+            "minus the derivative of the prediction's loss with respect to the fact's weight "
+            "through a short fine-tuning of the finished model, the mean over fine-tunings: what "
+            "the prediction would lose there for each unit of weight taken away, to first order.",
         ),
     )
 }
-UNKNOWN = Form("", "", "the file does not say in which form; only the order means something.")
+UNKNOWN = Form("", "", "the file does not name the form; only the order means something.")
 
 
 def form_of(settings: Mapping[str, Any], *, loss_unit: str = NATS) -> Form:

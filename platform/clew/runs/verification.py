@@ -204,9 +204,9 @@ class Verification(_Record):
         (_, found), (_, by_chance) = self.fall(strongest), self.fall(chance)
         more = found.mean - by_chance.mean
         width = math.hypot(found.half_width or 0.0, by_chance.half_width or 0.0)
-        said = f"{strongest.named} cost {more:+.2f} of log-probability against {chance.named}"
+        said = f"{strongest.named} cost {more:+.2f} more log-probability than {chance.named}"
         if found.half_width is None:
-            return f"One seed, so without an interval: {said}."
+            return f"One seed, so there is no interval: {said}."
         outcome = "Confirmed" if more > width else "Contradicted" if more < -width else "Open"
         how = "" if self.is_whole else " by fine-tuning"
         return f"{outcome}{how}: {said} (± {width:.2f})."
@@ -216,17 +216,17 @@ class Verification(_Record):
         """How it was found, and how well that is known to agree with whole retraining."""
         known = self.agreement.sentence if self.agreement else NOT_COMPARED
         if self.is_whole:
-            how, about = "By training again from the start", "the data, intervals over seeds alone"
+            how, about = "Each model was trained again", "the data; intervals are over seeds alone"
         else:
-            how = f"By going on from the finished model for {self.recipe.epochs} epochs at a rate "
+            how = f"The finished model was trained for {self.recipe.epochs} more epochs at a rate "
             how += f"of {self.recipe.learning_rate:.2g}"
             corrected = self.agreement is not None and self.agreement.corrects
             known += f"; sizes are {'corrected by it, ranks not' if corrected else 'not corrected'}"
             over = "seeds and the factor below" if corrected else "seeds alone"
-            about = f"{'this run' if self.runs == 1 else 'these runs'}, intervals over {over}"
+            about = f"{'this run' if self.runs == 1 else 'these runs'}; intervals are over {over}"
         of_each = f" for each of {self.runs} runs" * (self.runs > 1 and not self.is_whole)
-        said = f"{how} without the facts, against the same with all facts, "
-        return f"{said}{counted(self.seeds, 'seed')}{of_each}; about {about}. {known}."
+        said = f"{how} without the facts, and compared with the same on all facts: "
+        return f"{said}{counted(self.seeds, 'seed')}{of_each}. This is about {about}. {known}."
 
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
         yield self.verdict(test)

@@ -115,7 +115,7 @@ def export(
     with open_model(model) as source:
         if not isinstance(source.config.data, TripleData):
             raise ConfigError(
-                f"{source.title} is no graph model, and clew export writes only those; promote it "
+                f"{source.title} is not a graph model; clew export writes only those. Promote it "
                 "and use mlflow models serve, or see Export in docs/serve.md"
             )
         predictor, _ = open_predictor(source)

@@ -174,7 +174,7 @@ def free_output_dir(folder: Path | None, tracker: Tracker) -> Path | None:
     place = os.path.abspath(folder)
     beside = (Path(f"{place}-{number}") for number in itertools.count(2))
     free = next(path for path in beside if not os.path.lexists(path))
-    tracker.warn(f"--output-dir {folder} contains a finished training; this one goes into {free}")
+    tracker.warn(f"--output-dir {folder} contains a finished run; this one goes into {free}")
     return free
 
 

@@ -266,7 +266,7 @@ class TuneResult:
             f"run {self.run_id}  {_counts(self.trials)}",
             f"best: {self.metric} {best.value:.6g} after epoch {best.epoch}, run {best.run_id}",
             "settings: " + shlex.join(f"{key}={value}" for key, value in best.settings.items()),
-            "one seed: trials can differ by less than seeds do; train the best with several",
+            "one seed: trials can differ by less than seeds do; train the best with several seeds",
             f"next: clew train --config {as_typed(self.best_file)}",
         ]
         return "\n".join(lines)
@@ -327,7 +327,7 @@ def tune(
             if (best := study.best) is None:
                 raise UsageError(
                     f"no trial was completed ({_counts(study.records)}), so there is no best one; "
-                    "give more --minutes or --trials, or shorten the training (training.num_epochs)"
+                    "give more --minutes or --trials, or train fewer epochs (training.num_epochs)"
                 )
             return TuneResult(
                 tracker.run_id,

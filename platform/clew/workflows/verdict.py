@@ -105,7 +105,7 @@ def of_study(report: StudyReport, study: str, *, run_id: str | None, kept: str) 
     if report.problems:
         lines.append(f"did not finish: {report.problems[0]}")
     elif len(seeds) == 1:
-        lines.append("one seed: no interval says which differences are chance")
+        lines.append("one seed, so no interval says which differences are chance")
     lines.append(f"files: run {run_id or '(not recorded)'} of {in_use()}{kept}")
     more = "seeds=0,1,2" if len(seeds) == 1 and not report.problems else "--all"
     lines.append(f"next: clew compare {shlex.quote(study)} {more}, or clew ui, page Studies")

@@ -21,7 +21,7 @@ with the new factors, including cross terms.
                other eigenvalues. For delta, e_head and e_relation, C is the diagonal. The input of
                biases is 1, which is unchanged.
 
-C is damped by .1 times its mean eigenvalue. The second moments of gq, ga and gr use gradients of
+C is damped by 0.1 times its mean eigenvalue. The second moments of gq, ga and gr use gradients of
 labels drawn from the model (the Fisher matrix, not the empirical one). The diagonal of delta is the
 mean of p (1 - p) over rows, which drawn labels would estimate.
 

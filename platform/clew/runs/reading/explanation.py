@@ -240,7 +240,7 @@ NUMBER = "biolink:has_quantitative_value"
 PROPONENTS = "proponents"
 MAX_PROPONENTS = 50
 MAX_PATHS = 10
-POSITIVE = "Positive: the fact made the prediction more likely. An estimate, and no probability."
+POSITIVE = "Positive: the fact made the prediction more likely. An estimate, not a probability."
 
 Content = dict[str, Any]
 """A JSON object of the message."""

@@ -1,6 +1,6 @@
 """What a person types to find runs, as a condition in MLflow's filter language.
 
-`embedding_dim=400 mrr>.9 data:umls` means that all three must hold. A part without a sign is part
+`embedding_dim=400 mrr>0.9 data:umls` means that all three must hold. A part without a sign is part
 of a run's name, or a run's whole id.
 """
 
@@ -72,7 +72,7 @@ def _clause(part: str, known: Callable[[], Keys]) -> str:
     place = f"{kind}.`{key}`"
     if kind == "metrics":
         if not re.fullmatch(r"-?(\d{1,20}\.?\d*|\.\d+)(e[+-]?\d\d?)?", value):
-            raise UsageError(f"{plain}: a metric is compared with a number, such as .9")
+            raise UsageError(f"{plain}: a metric is compared with a number, such as 0.9")
         return f"{place} {sign.replace(':', '=')} {float(value):.17f}"
     if sign in (">", "<", ">=", "<="):
         raise UsageError(f"{plain}: {name} is kept as text and has no order; use =, != or :")

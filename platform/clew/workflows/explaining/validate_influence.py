@@ -48,7 +48,7 @@ class ValidationResult:
         note = (
             "Rank correlations (Spearman, no unit; 1 is perfect, 0 is chance) of a form's summed "
             "scores with the rise of the test triple's loss after training without the facts; in "
-            "brackets the difference to the strongest baseline. Log-probabilities are in nats. "
+            "brackets the difference from the strongest baseline. Log-probabilities are in nats. "
             "95 % intervals over test triples and subsets (deletions: over test triples); see "
             "docs/trust.md."
         )
@@ -99,14 +99,14 @@ def validate_influence(
 
 
 def _forecast(request: ValidationRequest, retrainer: Retrainer, count: int, say: Say) -> None:
-    """Report how long the retrainings take, and whether they are too few to say something."""
+    """Report how long the retrainings take, and whether they are too few to say anything."""
     seconds = count * _seconds_per_model(retrainer)
     lasts, at_once = lasting(seconds), retrainer.models_at_once
     how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
     say(f"{count} retrainings ({how}), about {lasts}")
     if request.subsets < FEWEST_SUBSETS or request.tests < FEWEST_TESTS:
         logger.warning(
-            "too few to say something: a test needs %d subsets and %d test triples",
+            "too few to say anything: a test needs %d subsets and %d test triples",
             FEWEST_SUBSETS,
             FEWEST_TESTS,
         )
