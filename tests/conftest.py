@@ -3,6 +3,7 @@
 import gc
 import itertools
 import logging
+import math
 import os
 import shutil
 import sqlite3
@@ -24,11 +25,15 @@ os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
 # product, and some tests take four times as long. This must be set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 from jaxtyping import install_import_hook
 
 from clew.processes import collect_garbage_rarely
 
 collect_garbage_rarely()
+# Examples without a limit of time, and not drawn anew in each run. They still depend on the modules
+# that the tests before have imported, because Hypothesis draws constants from them.
+hypothesis.settings.load_profile("ci")
 
 BROWSER = Path(__file__).with_name("browser")
 """The folder of browser tests. Its `conftest.py` marks all of them as slow."""
@@ -77,6 +82,10 @@ install_import_hook(
     [f"{package}.{name}" for package, names in SHAPES_ARE_CHECKED.items() for name in names],
     "beartype.beartype",
 )
+
+from clew.cli import options  # noqa: E402  # after the hook
+
+options.SILENT_SECONDS = math.inf  # a command that says one line says it on a slow machine too
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -16,8 +16,7 @@ from clew.runs.delivery import SyncResult, sync_spool
 from clew.runs.store import connect
 from tests.attack.cases import attempt, fuzz, require_one_line
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, texts, values
-from tests.attack.material import Material
-from tests.workflows.trained import use_store
+from tests.workflows.trained import copy_store, dispose_of, use_store
 
 pytestmark = pytest.mark.slow
 
@@ -70,15 +69,19 @@ class Spool:
 
 
 @pytest.fixture
-def spool(material: Material, tmp_path: Path) -> Iterator[Spool]:
-    """Return a spool of the attacked store, for a run without other records."""
+def spool(store_template: Path, tmp_path: Path) -> Iterator[Spool]:
+    """Return a spool for a run without other records, in a store that no other process locks."""
+    uri = copy_store(store_template, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        use_store(patch, f"sqlite:///{material.folder / 'mlflow.db'}")
-        run = connect(store.tracking_uri()).create_run("1", run_name="journal")
+        use_store(patch, uri)
+        client = connect(uri)
+        experiment = client.create_experiment("attacked", (tmp_path / "mlartifacts/1").as_uri())
+        run = client.create_run(experiment, run_name="journal")
         spool = Spool(tmp_path / "spool", run.info.run_id)
         spool.private.parent.mkdir()
         spool.private.write_text("secret", encoding="utf-8")
         yield spool
+    dispose_of(uri)
 
 
 def damaged_message(draw: DrawFn) -> bytes:

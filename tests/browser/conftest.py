@@ -5,16 +5,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from clew.runs import store as clew_store
 
 clew_store.prepare_client_environment()
 
-from tests.browser.dashboard import CHROMIUM, Dashboard, chromium, serving  # noqa: E402
+from tests.browser.dashboard import (  # noqa: E402
+    CHROMIUM,
+    PATIENCE,
+    Dashboard,
+    chromium,
+    serving,
+)
 from tests.recorded import Recorded  # noqa: E402
 from tests.ui.conftest import fill  # noqa: E402
 
+expect.set_options(timeout=PATIENCE)
 WIDE = {"width": 1400, "height": 900}
 NARROW = {"width": 420, "height": 900}
 Look = Callable[..., Dashboard]

@@ -62,10 +62,12 @@ def serving(uri: str, *, options: Sequence[str] = (), wait: bool = True) -> Iter
         yield address
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE / 1000)
 
 
-def wait_for(address: str, seconds: float = 60, trusted: ssl.SSLContext | None = None) -> None:
+def wait_for(
+    address: str, seconds: float = PATIENCE / 1000, trusted: ssl.SSLContext | None = None
+) -> None:
     """Wait until the server answers."""
     end, health = time.monotonic() + seconds, f"{address}/_stcore/health"
     while time.monotonic() < end:
@@ -95,6 +97,7 @@ class Dashboard:
     problems: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.page.set_default_timeout(PATIENCE)
         self.page.on("console", self._on_console)
         self.page.on("request", lambda request: self._on_request(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(f"error {error}"))
@@ -132,7 +135,7 @@ class Dashboard:
         self.page.wait_for_function(NOTHING_MISSING, timeout=PATIENCE)
         return self
 
-    def shows(self, *texts: str, seconds: float = 20) -> str:
+    def shows(self, *texts: str, seconds: float = PATIENCE / 1000) -> str:
         """Wait until one of the texts is in the page, and return the page's text.
 
         Raises:

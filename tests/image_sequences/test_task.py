@@ -143,6 +143,7 @@ def test_the_change_needs_a_present_value(make_config: Any, tmp_path: Path) -> N
 
 
 def test_noise_is_in_deviations_of_the_pixels(make_config: Any) -> None:
+    torch.manual_seed(0)
     task = regression_task(make_config(data__pixel_noise=0.5))
     batch = task.train_examples().batch(np.arange(8))
     noise = task.noisy(batch.images) - batch.images
@@ -169,6 +170,7 @@ def test_checkpointing_and_accumulation_change_no_number(make_config: Any, tmp_p
 
 @pytest.mark.parametrize("architecture", ["transformer", "ssm", "gnn", "cnn"])
 def test_half_precision_is_near_single(make_config: Any, architecture: str) -> None:
+    torch.manual_seed(0)
     task = regression_task(make_config(model__architecture=architecture))
     model, batch = task.build_model().eval(), task.train_examples().batch(np.arange(12))
     single = task.loss(model, batch).total

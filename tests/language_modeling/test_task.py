@@ -241,6 +241,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(
 
 
 def test_mixed_precision_keeps_scan_and_loss_in_float32(make_config: Any, tmp_path: Path):
+    torch.manual_seed(0)
     task = language_task(make_config())
     model, batch, kinds = task.build_model().eval(), some_batch(task), []
 

@@ -16,7 +16,8 @@ from clew.errors import DataError
 from clew.link_prediction.tables import TRIPLE, Form, read_coded
 
 SHARED_FOLDER = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=150,
 )
 
 field = st.text(

@@ -115,8 +115,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs += [Run(str(root / "half"), 4, half)]
     runs += [Run(str(root / f"resumed-{n}"), n, whole, resume=checkpoint) for n in (1, 2)]
     short = {"training__peer_timeout_seconds": 5.0}
-    runs += [Run(str(root / how), 2, short, last_rank=how) for how in ("dies", "hangs", "differs")]
-    runs += [Run(str(root / "stops"), 2, last_rank="stops")]
+    runs += [Run(str(root / how), 2, short, last_rank=how) for how in ("dies", "hangs")]
+    runs += [Run(str(root / how), 2, last_rank=how) for how in ("differs", "stops")]
     for name, (settings, entities, triples) in FURTHER.items():
         runs += [
             Run(str(root / f"{name}-{n}"), n, settings, entities=entities, triples=triples)

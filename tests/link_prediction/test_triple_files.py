@@ -87,7 +87,7 @@ field = st.text(st.characters(blacklist_categories=["C", "Z"]), min_size=1, max_
 rows = st.lists(st.tuples(field, field, field), min_size=1, max_size=20)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(train=rows, test=rows)
 @example(train=[("0", "0", "0")], test=[("0", "00", "0")])
 def test_names_come_back_in_the_order_of_the_lines(tmp_path: Path, train: list, test: list) -> None:

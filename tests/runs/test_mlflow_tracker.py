@@ -305,9 +305,9 @@ def test_a_clock_that_is_set_back_does_not_stop_the_sign_of_life(
 ) -> None:
     tracker = open_run()
     tracker.flush()
-    tracker._forwarder._next_beat = 0.0  # the next heartbeat is due
     real = time.time
     monkeypatch.setattr("clew.runs.delivery.time.time", lambda: real() - 3600)
+    tracker._forwarder._next_beat = 0.0  # the next heartbeat is due, and this clock counts
     before = time.time()
     tracker.flush()
     run = find_run(tracker.run_id)

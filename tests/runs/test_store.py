@@ -17,6 +17,7 @@ from clew.errors import TrackingError
 from clew.masking import masked
 from clew.runs import store
 from clew.runs.mlflow_store import _folder_name
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -159,10 +160,8 @@ def test_any_answer_is_an_answer(forbidding_server: str) -> None:
 
 
 def test_a_port_without_a_server_is_one_line() -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
     with pytest.raises(TrackingError) as caught:
-        store.check_answers(f"http://me:secret@127.0.0.1:{port}")
+        store.check_answers(f"http://me:secret@127.0.0.1:{free_port()}")
     assert "Connection refused" in str(caught.value)
     assert "start it, or set MLFLOW_TRACKING_URI" in str(caught.value)
     assert "secret" not in str(caught.value)

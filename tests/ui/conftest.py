@@ -25,7 +25,7 @@ from tests.ui.seed_many import copy_run  # noqa: E402
 manifest_scanner.scan_component_manifests = functools.cache(
     manifest_scanner.scan_component_manifests
 )
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS = 300
 Open = Callable[..., AppTest]
 
 

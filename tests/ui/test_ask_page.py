@@ -23,7 +23,7 @@ from clew.ui.views import ask
 from clew.ui.work import NUM_ASKED, Question, Why
 from clew.workflows.predict import asked, predict
 from tests.recorded import MODEL, UMLS, Recorded
-from tests.ui.conftest import Open, no_surprise, shown
+from tests.ui.conftest import TIMEOUT_SECONDS, Open, no_surprise, shown
 
 CHAMPION = f"models:/{MODEL}@champion"
 JOB_ID = "0" * 12
@@ -362,14 +362,14 @@ def test_a_name_is_found_in_a_large_graph(typed: str, found: str) -> None:
 
 def typing(text: str, **others: str) -> AppTest:
     """Type into the box; AppTest itself can only choose options of a select box."""
-    app = AppTest.from_function(large_box)
+    app = AppTest.from_function(large_box, default_timeout=TIMEOUT_SECONDS)
     for key, value in ({"box": text} | others).items():
         app.session_state[key] = value
     return no_surprise(app.run())
 
 
 def test_a_chosen_name_beyond_the_listed_ones_stays_chosen() -> None:
-    app = no_surprise(AppTest.from_function(large_box).run())
+    app = no_surprise(AppTest.from_function(large_box, default_timeout=TIMEOUT_SECONDS).run())
     assert app.code[0].value == "Q11500"
     assert app.selectbox(key="box").options[-1] == "thing 11500  (Q11500)"
     assert no_surprise(app.run()).code[0].value == "Q11500"

@@ -1,5 +1,7 @@
 """Disagreements on the page Reviews: listed, shown side by side, decided, revised."""
 
+from typing import Any
+
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -188,13 +190,20 @@ def test_nobody_decides_without_a_name(page: Open, store: Recorded, person: str)
     assert final(store) == []
 
 
-def test_what_nobody_disagrees_about_is_one_line(page: Open, store: Recorded) -> None:
+def test_what_nobody_disagrees_about_is_one_line(
+    page: Open, store: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disagree(store)
     app = page("reviews", store.uri, decide="<b>no such thing")
     assert any("Nobody disagrees about" in warning.value for warning in app.warning)
     app = page("reviews", store.uri, decide=keys(page, store)[0])
-    # She changes her review on another machine, which this dashboard does not know yet.
-    append_review(review(store, "Grace", "plausible"))
+
+    def add_meanwhile(*given: Any) -> Review:
+        """She changes her review on another machine, which this dashboard does not know yet."""
+        append_review(review(store, "Grace", "plausible"))
+        return add_decision(*given)
+
+    monkeypatch.setattr("clew.ui.views.reviews.add_decision", add_meanwhile)
     app = decide(app, "unsure")
     assert any("there is nothing to decide" in error.value for error in app.error)
     assert final(store) == []

@@ -9,7 +9,7 @@ from streamlit.testing.v1 import AppTest
 from clew.runs.reading.search import RunQuery, search_runs
 from tests.link_prediction.test_kgx import NODES, lines_folder
 from tests.recorded import clew
-from tests.ui.conftest import no_surprise
+from tests.ui.conftest import TIMEOUT_SECONDS, no_surprise
 
 EDGES = [
     {"subject": drug, "predicate": "biolink:treats", "object": disease}
@@ -46,7 +46,8 @@ def box(run_id: str) -> None:
 
 
 def test_an_entity_of_kgx_is_found_by_a_synonym(trained: str) -> None:
-    app = no_surprise(AppTest.from_function(box, args=(trained,)).run())
+    app = AppTest.from_function(box, args=(trained,), default_timeout=TIMEOUT_SECONDS)
+    app = no_surprise(app.run())
     assert app.selectbox(key="box").options == [
         "Disease: pain and more  (MONDO:1)",
         "SmallMolecule: aspirin  (CHEBI:1)",

@@ -1,6 +1,7 @@
 """Runs of other tools, made with plain MLflow: nothing untrue is said about them."""
 
 import math
+import re
 import time
 from collections.abc import Callable
 
@@ -79,7 +80,7 @@ def test_a_run_without_a_heartbeat_is_never_called_dead(
     assert "a foreign run" in text
     assert "died" not in text
     assert "clew train" not in text
-    assert "last metric 1 h 0 min ago" in text
+    assert re.search(r"last metric 1 h \d+ min ago", text)
 
 
 def test_nothing_offers_to_repeat_it(made: Callable[..., Run], page: Open, empty: str) -> None:

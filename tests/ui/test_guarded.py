@@ -158,7 +158,7 @@ def behind_proxy(
             yield Proxy(port, base, trusted)
         finally:
             started.terminate()
-            started.wait(20)
+            started.wait()
 
 
 def status_of_websocket(address: tuple[str, int], origin: str | None) -> int:

@@ -15,7 +15,7 @@ from clew.runs.reading import search
 from clew.runs.reading.reports import report_files
 from clew.ui.components import runs
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
-from tests.ui.conftest import Open, shown
+from tests.ui.conftest import TIMEOUT_SECONDS, Open, shown
 from tests.ui.seed_many import MODELS, copy_run, large_store
 
 PAGES = ("overview", "compare", "influence", "reviews", "models", "studies", "ask")
@@ -343,7 +343,7 @@ def numbers_of(settings: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("kept", [{}, {"ema_decay": 0.99}])
 def test_scores_that_are_not_of_the_average_say_so(kept: dict[str, float]) -> None:
-    app = AppTest.from_function(numbers_of, args=(kept,)).run()
+    app = AppTest.from_function(numbers_of, args=(kept,), default_timeout=TIMEOUT_SECONDS).run()
     assert not app.exception
     assert (names.NOT_OF_THE_AVERAGE in shown(app)) == bool(kept)
 

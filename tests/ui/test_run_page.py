@@ -14,7 +14,7 @@ from clew.runs.reading.runs import find_run
 from clew.ui.views.run import mlflow_page
 from tests.recorded import MODEL, Recorded
 from tests.runs.kept import read_run
-from tests.ui.conftest import Open, shown
+from tests.ui.conftest import TIMEOUT_SECONDS, Open, shown
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,9 @@ def test_what_another_command_started_is_not_shown_as_typed(many: Recorded) -> N
         ("clew train --config umls", True),
         ("clew train --config /tmp/gone/config.yaml --parent-run 1", False),
     ):
-        app = AppTest.from_function(content, args=(many.runs["fp32 0"], typed)).run()
+        app = AppTest.from_function(
+            content, args=(many.runs["fp32 0"], typed), default_timeout=TIMEOUT_SECONDS
+        ).run()
         assert not app.exception
         assert (typed in shown(app)) == is_shown
 

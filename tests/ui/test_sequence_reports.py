@@ -15,7 +15,7 @@ from clew.runs.influence_report import (
 from clew.ui.components.explanations import report_of_upload
 from clew.ui.components.windows import sequence_windows
 from tests.recorded import Recorded
-from tests.ui.conftest import Open, shown
+from tests.ui.conftest import TIMEOUT_SECONDS, Open, shown
 
 FOLDER = "influence"
 
@@ -64,7 +64,7 @@ def test_the_page_shows_prediction_and_windows(
     replace(report, group="<i>day", last_frame=1234).write(path)
     picture = recorded.files("trace frames", f"{FOLDER}/{SEQUENCE_INFLUENCE_PICTURE}")
     arguments = (str(path), str(picture) if with_picture else "")
-    app = AppTest.from_function(content, args=arguments).run()
+    app = AppTest.from_function(content, args=arguments, default_timeout=TIMEOUT_SECONDS).run()
     assert not app.exception
     text = " ".join(element.value for element in (*app.markdown, *app.get("html")))
     text += " ".join(str(element.proto) for element in app.get("html"))
@@ -86,7 +86,9 @@ def test_the_page_says_what_an_index_chose(
     settings = {**report.settings, names.SETTING_SEARCH: search}
     path = tmp_path / SEQUENCE_INFLUENCE_JSON
     replace(report, num_windows=26, settings=settings).write(path)
-    app = AppTest.from_function(content, args=(str(path), "")).run()
+    app = AppTest.from_function(
+        content, args=(str(path), ""), default_timeout=TIMEOUT_SECONDS
+    ).run()
     (said,) = [caption.value for caption in app.caption if "An index" in caption.value]
     assert "12 of 26 training windows as likely proponents" in said
     assert ("and opponents" in said) == both

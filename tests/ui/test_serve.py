@@ -2,6 +2,7 @@
 
 import ast
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,9 @@ def test_options_go_to_streamlit(
     monkeypatch.setattr(serve.cli, "main", lambda arguments, **_: given.append(arguments))
     monkeypatch.setattr(sys, "argv", ["serve", "--server.port", "8600"])
     serve.main()
+    for thread in threading.enumerate():
+        if thread.name == "warm-up":
+            thread.join()  # it must not go on in other tests
     assert given == [["run", str(serve.APP), "--server.port", "8600"]]
     assert serve.APP.is_file()
 

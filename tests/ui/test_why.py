@@ -10,7 +10,7 @@ from clew.ui.components import answers, jobs
 from clew.ui.work import Why
 from tests.recorded import MODEL, Recorded
 from tests.ui.commands_here import CommandsHere
-from tests.ui.conftest import no_surprise, shown
+from tests.ui.conftest import TIMEOUT_SECONDS, no_surprise, shown
 
 WHY = Why("eicosanoid", "affects", "steroid", "tail", f"models:/{MODEL}@champion")
 NUM_FACTS = 5216
@@ -28,7 +28,8 @@ def below_why(job_id: str) -> None:
 
 
 def look(job_id: str) -> AppTest:
-    return no_surprise(AppTest.from_function(below_why, args=(job_id,)).run())
+    app = AppTest.from_function(below_why, args=(job_id,), default_timeout=TIMEOUT_SECONDS)
+    return no_surprise(app.run())
 
 
 def test_the_facts_near_the_triple_answer_first_and_all_facts_last(

@@ -26,22 +26,29 @@ from tests.workflows.trained import (
 def trained_runs(
     store_template: Path, shared_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TrainedStore]:
-    """Yield this test process's own copy of a store with runs on UMLS."""
+    """Yield this test process's own copy of a store with runs on UMLS.
+
+    Tests move and change the files of the other split, so each process has its own and trains on
+    them.
+    """
     runs = filled_once(shared_folder / "trained", store_template, trained_on_umls)
     folder = tmp_path_factory.mktemp("trained") / "store"
     copy_filled(shared_folder / "trained", folder)
-    yield TrainedStore(f"sqlite:///{folder / 'mlflow.db'}", **runs)
-    dispose_of(f"sqlite:///{folder / 'mlflow.db'}")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    files = write_other_split(tmp_path_factory.mktemp("other") / "split")
+    with pytest.MonkeyPatch.context() as patch:
+        use_store(patch, uri)
+        runs["other"] = run_of(small_config(**files, tracking__experiment="other"))
+    yield TrainedStore(uri, **runs)
+    dispose_of(uri)
 
 
 def trained_on_umls(folder: Path) -> dict[str, str]:
-    """Train the runs of `TrainedStore`, and write the files of the other split to the folder."""
-    other = write_other_split(folder / "other")
+    """Train the runs of `TrainedStore` on the whole graph."""
     blind = {"evaluation__enabled": False, "tracking__experiment": "blind"}
     configs = {
         "strong": small_config(),
         "weak": small_config(training__num_epochs=1),
-        "other": small_config(**other, tracking__experiment="other"),
         "unvalidated": small_config(training__num_epochs=1, **blind),
     }
     return {name: run_of(config) for name, config in configs.items()}

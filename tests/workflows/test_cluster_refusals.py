@@ -1,6 +1,5 @@
 """An unusable cluster is refused in one line before any work starts."""
 
-import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from clew.__main__ import run as run_command
 from clew.config.services import ClusterRequest
+from tests.ports import free_port
 
 has_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is not installed (pip install 'clew[cluster]')"
@@ -37,8 +37,7 @@ def test_without_ray_a_command_says_how_to_get_it(
 def test_an_address_where_nothing_listens_is_refused(
     tracking_store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     line = refusal(capsys, "tune", "--trials=1", f"--cluster=127.0.0.1:{port}")
     assert f"127.0.0.1:{port} cannot be reached" in line
     for wrong in ("head", "head:", "ray://head:port"):

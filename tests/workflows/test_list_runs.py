@@ -15,7 +15,7 @@ from tests.workflows.trained import TrainedStore
 
 
 def all_runs(trained: TrainedStore) -> list[str]:
-    return [trained.strong, trained.weak, trained.other, trained.unvalidated]
+    return [trained.strong, trained.weak, trained.unvalidated, trained.other]
 
 
 def last_to_finish(trained: TrainedStore) -> str:

@@ -78,7 +78,8 @@ def test_a_plan_that_does_not_fit_says_so() -> None:
 
 
 def test_a_plan_of_an_automatic_batch_is_for_what_it_finds() -> None:
-    result = plan(changed(training__batch_size="auto", training__effective_batch_size=512))
+    automatic = changed(training__batch_size="auto", training__effective_batch_size=512)
+    result = plan(automatic, memory_gib=100.0)
     assert (result.batch_size, result.gradient_accumulation) == (512, 1)
 
 
@@ -236,6 +237,7 @@ def test_the_memory_of_a_few_steps_is_not_predicted(tracking_store: Path) -> Non
     assert names.PREDICTED_GIB not in train(changed()).metrics
 
 
+@pytest.mark.usefixtures("tensors_alone")
 @pytest.mark.parametrize("size", [10**6, "auto"])
 def test_a_batch_is_no_larger_than_the_data(
     tracking_store: Path, few_steps_count: None, tmp_path: Path, size: object

@@ -104,6 +104,7 @@ def test_an_account_that_is_closed_in_the_middle(
 ) -> None:
     sign_in(monkeypatch, *ADMINISTRATOR)
     tracker = open_tracker(TrackingConfig(), kind="train", pace=FAST)
+    tracker.flush()  # nothing is sent with the name of one and the password of the other
     sign_in(monkeypatch, *READER)
     tracker.metrics({"train/loss": 1.0}, 1)
     tracker.finish("FINISHED")

@@ -2,12 +2,10 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading import runs
 from clew.runs.spool import list_spools
 from clew.runs.tracker import MlflowTracker
+from tests.ports import free_port
 from tests.runs.kept import read_run
 
 pytestmark = pytest.mark.slow
@@ -35,8 +34,7 @@ class Server:
     """An MLflow server that can be restarted with the same port and database."""
 
     def __init__(self, folder: Path) -> None:
-        with closing(socket.create_server(("127.0.0.1", 0))) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.folder = folder
         self.uri = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -91,9 +89,9 @@ def server(store_template: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def in_use(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     monkeypatch.setenv("CLEW_SPOOL", str(tmp_path / "spool"))
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")  # a dead server refuses at once
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
-    monkeypatch.setattr(store, "PROBE_SECONDS", 2.0)
+    monkeypatch.setattr(store, "PROBE_SECONDS", 60.0)
 
 
 def start_run(**options: object) -> MlflowTracker:
@@ -238,9 +236,7 @@ def test_a_server_that_hangs_does_not_hold_the_program(
 def test_no_server_at_the_start_is_one_line(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(TrackingError, match=r"does not answer .*start it, or set") as caught:
         start_run()
     assert caught.value.exit_code == 2
