@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.exceptions import RestException
 
 from clew import names
 from clew.__main__ import keeping_reason
@@ -106,6 +107,19 @@ def test_an_error_while_a_run_is_opened(
         open_tracker(TrackingConfig(), kind="train")
     client = MlflowClient()
     assert not client.search_runs([e.experiment_id for e in client.search_experiments()])
+
+
+@pytest.mark.parametrize(("code", "left"), [("PERMISSION_DENIED", 0), ("INTERNAL_ERROR", 1)])
+def test_a_run_that_the_store_refuses_leaves_no_folder(
+    tracking_store: Path, monkeypatch: pytest.MonkeyPatch, code: str, left: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RestException({"error_code": code, "message": "no"})
+
+    monkeypatch.setattr(MlflowClient, "create_run", refuse)
+    with pytest.raises(TrackingError):
+        open_tracker(TrackingConfig(), kind="train")
+    assert len(list((tracking_store / "spool").iterdir())) == left
 
 
 def test_ctrl_c_while_a_run_is_opened(

@@ -1,7 +1,8 @@
 """The parts of docs/deploy/compose.yaml as processes: PostgreSQL, an S3 store, MLflow, dashboard.
 
-Commands and environments are those of the file, with ports and hosts of this machine. The images
-themselves, and the proxy with its certificates, are not tested.
+Commands and environments are those of the file, with ports and hosts of this machine; the job that
+makes the accounts runs too. The images themselves, and the proxy with its certificates, are not
+tested.
 """
 
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 
 from clew.config.services import TrackingConfig
@@ -46,23 +48,33 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}"),
 ]
-FILE = Path(__file__).parents[2] / "docs/deploy/compose.yaml"
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "docs/deploy/compose.yaml"
+PATHS = os.pathsep.join(str(ROOT / part) for part in ("", "platform"))
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
 VALUES = {
-    "DOMAIN": "127.0.0.1",
+    "DOMAIN": "clew.example.org",
     "DATABASE_PASSWORD": "of-the-database",
     "FILES_PASSWORD": "of-the-files",
     "SERVER_KEY": "of-the-server",
     "ADMIN_PASSWORD": "of-the-administrator",
+    "DASHBOARD_PASSWORD": "of-the-dashboard",
+    "ACCOUNTS": "ada of-ada-herself promote\neve of-eve-herself read",
 }
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """The addresses of the parts."""
+    """The addresses of the parts, and how hosts and ports of the file are called here."""
 
     tracking: str
     files: str
+    places: dict[str, str]
+
+
+def services() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
+    return found
 
 
 def filled(value: object, places: dict[str, str]) -> str:
@@ -75,9 +87,6 @@ def filled(value: object, places: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    services: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))[
-        "services"
-    ]
     folder = tmp_path_factory.mktemp("deployed")
     ports = {name: free_port() for name in ("database", "files", "tracking")}
     tracking, files = (f"http://127.0.0.1:{ports[name]}" for name in ("tracking", "files"))
@@ -95,8 +104,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     assert settings is not None
     own = settings[1].replace("${DATABASE_PASSWORD}", VALUES["DATABASE_PASSWORD"])
     (folder / "auth.ini").write_text(filled(own, places), encoding="utf-8")
-    command = shlex.split(filled(services["tracking"]["command"], places))
-    environment = {k: filled(v, places) for k, v in services["tracking"]["environment"].items()}
+    command, environment = program_of("tracking", places)
     with ExitStack() as stack:
         stack.enter_context(database(folder, ports["database"]))
         moto = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(ports["files"])]
@@ -104,7 +112,25 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         make_bucket(files)
         program = [sys.executable, "-m", *command]
         stack.enter_context(process(program, folder / "tracking.log", tracking, **environment))
-        yield Deployment(tracking, files)
+        here = Deployment(tracking, files, places)
+        make_accounts(here)
+        yield here
+
+
+def program_of(service: str, places: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a part."""
+    part = services()[service]
+    environment = {key: filled(value, places) for key, value in part["environment"].items()}
+    return shlex.split(filled(part["command"], places)), environment
+
+
+def make_accounts(here: Deployment) -> None:
+    """Run the job of the first start."""
+    command, environment = program_of("accounts", here.places)
+    environment |= {"PYTHONPATH": PATHS}
+    subprocess.run(
+        [sys.executable, *command[1:]], env=os.environ | environment, cwd=ROOT, check=True
+    )
 
 
 def database(folder: Path, port: int) -> Any:
@@ -148,10 +174,10 @@ def make_bucket(address: str) -> None:
 
 @pytest.fixture
 def member(deployed: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Sign in with the right password."""
+    """Sign in as one of the people, with the right password."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", deployed.tracking)
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", VALUES["ADMIN_PASSWORD"])
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ada")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "of-ada-herself")
     monkeypatch.setenv("CLEW_SPOOL", str(tmp_path / "spool"))
 
 
@@ -183,16 +209,48 @@ def test_nobody_gets_in_without_a_password(
         open_tracker(TrackingConfig(), kind="train")
 
 
-def test_the_dashboard_of_the_file_starts_on_its_options(
+@pytest.mark.usefixtures("member")
+def test_who_may_only_read_is_refused_after_a_second_start_too(
+    deployed: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_accounts(deployed)
+    open_tracker(TrackingConfig(), kind="train").finish("FINISHED")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "eve")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "of-eve-herself")
+    with pytest.raises(TrackingError, match="403") as caught:
+        open_tracker(TrackingConfig(), kind="train")
+    assert {"'eve'", "EDIT"} <= set(str(caught.value).split())
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("https://clew.example.org:5443", 200), ("https://evil.example.org", 403)],
+)
+def test_a_browser_may_use_mlflows_own_pages(
+    deployed: Deployment, origin: str, status: int
+) -> None:
+    answer = requests.post(
+        f"{deployed.tracking}/ajax-api/2.0/mlflow/experiments/search",
+        json={"max_results": 1},
+        headers={"Host": "clew.example.org:5443", "Origin": origin},
+        auth=("eve", "of-eve-herself"),
+        timeout=60,
+    )
+    assert answer.status_code == status, answer.text
+
+
+def test_the_dashboard_of_the_file_starts_on_its_options_with_an_account_of_its_own(
     deployed: Deployment, tmp_path: Path
 ) -> None:
-    services = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
     port = free_port()
-    places = {"0.0.0.0": "127.0.0.1", "8501": str(port), "http://tracking:5000": deployed.tracking}
-    command = shlex.split(filled(services["dashboard"]["command"], places))
-    environment = {k: filled(v, places) for k, v in services["dashboard"]["environment"].items()}
+    places = {"0.0.0.0": "127.0.0.1", "8501": str(port), **deployed.places}
+    command, environment = program_of("dashboard", places)
     address = f"http://127.0.0.1:{port}/_stcore"  # with `/health`
     program = [sys.executable, *command[1:]]
-    paths = os.pathsep.join(str(FILE.parents[2] / part) for part in ("", "platform"))
-    with process(program, tmp_path / "ui.log", address, **environment, PYTHONPATH=paths):
+    with process(program, tmp_path / "ui.log", address, **environment, PYTHONPATH=PATHS):
         pass
+    user, password = (environment[f"MLFLOW_TRACKING_{name}"] for name in ("USERNAME", "PASSWORD"))
+    found = requests.get(
+        f"{deployed.tracking}/api/2.0/mlflow/users/current", auth=(user, password), timeout=60
+    ).json()["user"]
+    assert (found["username"], found["is_admin"]) == ("dashboard", False)

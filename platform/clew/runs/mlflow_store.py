@@ -27,6 +27,7 @@ from clew.runs import store
 from clew.runs.base import Status, outcome_of
 from clew.runs.delivery import (
     MAX_TAG_CHARACTERS,
+    REFUSALS,
     Pace,
     end_dead_runs,
     end_run,
@@ -140,22 +141,26 @@ def _open_run(
     When a run is adopted, `MLFLOW_RUN_ID` is removed from the environment, as MLflow itself does,
     so that a second run of this process is a separate run.
     """
-    adopted = os.environ.get("MLFLOW_RUN_ID")
     with store.using("opening the run"):
         if run_id is not None:
             return _continue_run(client, run_id, "", run_name, tags)
-        if adopted:
+        if adopted := os.environ.get("MLFLOW_RUN_ID"):
             run = _continue_run(client, adopted, "MLFLOW_RUN_ID: ", run_name, tags)
             del os.environ["MLFLOW_RUN_ID"]
             return run
         experiment_id = find_experiment(client, experiment).experiment_id
         announcement = _spool(client, f"{OPENING}{uuid.uuid4().hex}", experiment_id)
-        # After an error, nobody knows whether the run was created: the next command looks.
-        opening.push(lambda error, *_: announcement.close(keep=error is not None))
         announced = {names.TAG_OPENED_AS: announcement.origin.run_id}
-        return client.create_run(
-            experiment_id, run_name=run_name, tags=_source_tags() | dict(tags) | announced
-        )
+        try:
+            all_tags = _source_tags() | dict(tags) | announced
+            run = client.create_run(experiment_id, run_name=run_name, tags=all_tags)
+        except BaseException as error:
+            # Unless the store refused, it may have created the run: the next command looks.
+            code = getattr(error, "error_code", None)
+            announcement.close(keep=code not in store.REFUSED | REFUSALS)
+            raise
+        opening.push(lambda error, *_: announcement.close(keep=error is not None))
+        return run
 
 
 def find_experiment(client: MlflowClient, name: str, project: Path | None = None) -> Experiment:
@@ -164,7 +169,15 @@ def find_experiment(client: MlflowClient, name: str, project: Path | None = None
         raise TrackingError("tracking.experiment is empty; expected the name of an experiment")
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        experiment = _create_experiment(client, name, project)
+        artifacts = store.artifact_root(client.tracking_uri, project)
+        location = None if artifacts is None else f"{artifacts}/{_folder_name(name)}"
+        try:
+            client.create_experiment(name, artifact_location=location)
+        except MlflowException as error:  # another process may have been a moment earlier
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        experiment = client.get_experiment_by_name(name)
+        assert experiment is not None
     if experiment.lifecycle_stage != "active":
         raise TrackingError(
             f"experiment {name!r} is deleted; bring it back with `mlflow experiments restore "
@@ -172,19 +185,6 @@ def find_experiment(client: MlflowClient, name: str, project: Path | None = None
             "name"
         )
     return experiment
-
-
-def _create_experiment(client: MlflowClient, name: str, project: Path | None) -> Experiment:
-    artifacts = store.artifact_root(client.tracking_uri, project)
-    location = None if artifacts is None else f"{artifacts}/{_folder_name(name)}"
-    try:
-        return client.get_experiment(client.create_experiment(name, artifact_location=location))
-    except MlflowException as error:
-        # Another process may have created the experiment a moment earlier.
-        experiment = client.get_experiment_by_name(name)
-        if error.error_code != "RESOURCE_ALREADY_EXISTS" or experiment is None:
-            raise
-        return experiment
 
 
 def _folder_name(name: str) -> str:
