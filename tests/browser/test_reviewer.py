@@ -15,10 +15,12 @@ from playwright.sync_api import Browser, expect
 from clew.runs.reading import picture
 from clew.runs.reading.explanation import html_report, open_explanation, picture_of
 from clew.runs.reading.reviews import read_reviews
+from clew.runs.verification import marked_in
 from clew.ui.components import graph
 from tests.browser.conftest import Look
 from tests.browser.dashboard import Dashboard, serving
 from tests.recorded import NUM_TESTS, Recorded
+from tests.runs.reading.test_checked_pictures import check_of
 
 FACTS = "view=Training+facts"
 
@@ -149,6 +151,7 @@ def explanation(seed: int) -> tuple[pd.Series, pd.DataFrame, dict[str, str]]:
     facts = [(head, draw.choice(RELATIONS), tail, draw.gauss(0, 1)) for head, tail in pairs]
     frame = pd.DataFrame(facts, columns=["head_id", "relation", "tail_id", "influence"])
     frame = frame.assign(place=range(1, len(frame) + 1), head=frame["head_id"].map(labels))
+    frame = frame.assign(train_index=frame["place"])
     frame = frame.assign(tail=frame["tail_id"].map(labels))
     test = frame.iloc[0].copy()
     test["head_id"], test["tail_id"] = keys[:2]
@@ -163,7 +166,12 @@ def test_no_name_is_over_another_in_a_hundred_reports(
     shared = open_explanation(filled.runs["trace"], 0)
     report, drawn = html_report(shared), picture_of(shared)
     assert drawn in report
-    pictures = "".join(picture.draw(*explanation(seed)) for seed in range(100))
+    checked = check_of({(1, 2, 3, 4, 5): "strongest"})
+    pictures = ""
+    for seed in range(100):
+        test, facts, kinds = explanation(seed)
+        marked, said = marked_in(checked, facts["train_index"]) if seed % 2 else ((), "")
+        pictures += picture.draw(test, facts, kinds, marked=marked, caption=said)
     page = browser.new_page()
     page.set_content(report.replace(drawn, pictures))
     for width in (1440, 1024, 768, 390):
@@ -187,6 +195,7 @@ def test_no_name_is_over_another_in_a_hundred_explanations(
             options = {"column": "influence", "selected": (seed % 3,), "kinds": kinds}
             texts = dict.fromkeys(("key", "model", "alt"), "")
             given_too = {"take": lambda _: None, "panel": st.container()}
+            given_too |= {"checked": check_of({(1, 2, 3, 4, 5): "strongest"})}
             graph.show(test, facts.loc[strongest], **options, **texts, **given_too)
     page = look(filled_address, f"/influence?run={filled.runs['trace']}").page
     whole = "[aria-label='Whole picture']"

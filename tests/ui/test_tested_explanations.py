@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,8 +12,9 @@ from clew.runs.reading.explanation import triple_of
 from clew.runs.reading.reviews import Fact, Review, append_review
 from clew.runs.validation_record import label_of
 from clew.runs.verification import Verification, read_kept
-from clew.ui.components import tables
+from clew.ui.components import graph, tables
 from tests.recorded import Recorded
+from tests.runs.reading.test_checked_pictures import marked_lines
 from tests.runs.reading.test_validations import add_validation, record, settings_of, with_unit
 from tests.ui.commands_here import CommandsHere
 from tests.ui.conftest import Open, no_surprise, shown
@@ -85,3 +88,12 @@ def test_a_person_starts_the_check_and_reads_what_happened(
     assert all(line in seen for line in found.lines(test))
     assert not [button for button in app.button if button.label == "Check it"]
     assert found.verdict(test) in shown(page("influence", store.uri, run=trace, view="Groups"))
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(graph, "_component", lambda data, **_: given.update(data))
+    page("influence", store.uri, run=trace, view="Training facts", edges="60")
+    strongest = max((r for r in test.removals if r.kind == "strongest"), key=lambda r: len(r.facts))
+    whole = set(strongest.facts)
+    for svg in ElementTree.fromstring(f"<div>{given['drawn']}</div>"):
+        marked = marked_lines(ElementTree.tostring(svg, encoding="unicode"))
+        assert 0 < len(marked) <= len(whole)
+    assert f"the {len(whole)} marked facts" in given["legend"]

@@ -12,13 +12,15 @@ from clew.cli import cli
 from clew.errors import ConfigError, DataError, Interrupted
 from clew.influence.outcomes import Examiner
 from clew.influence.retraining import Retrainer
-from clew.runs.reading.explanation import html_report, open_explanation
+from clew.runs.reading import explanation as explaining
+from clew.runs.reading.explanation import html_report, open_explanation, picture_of, triple_of
 from clew.runs.reading.runs import download_artifact
-from clew.runs.verification import Agreement, Verification, names_of, read_kept, said_of
+from clew.runs.verification import Agreement, Verification, names_of, read_kept
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.validate_influence import identity
 from clew.workflows.train import train
 from clew.workflows.verify import VerifyRequest, verify
+from tests.runs.reading.test_checked_pictures import marked_lines
 from tests.workflows.trained import TrainedStore, small_config
 
 pytestmark = pytest.mark.slow
@@ -54,6 +56,9 @@ def no_training(*_: Any, **__: Any) -> Any:
 def test_a_report_is_checked_kept_and_shown_everywhere(
     explained: str, trained: TrainedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(explaining, "NUM_DRAWN_PATHS", 0)  # the strongest facts are drawn
+    before = [picture_kept(explained, place, tmp_path / "before") for place in range(2)]
+    assert [marked_lines(svg) for svg in before] == [{}, {}]
     found = verify(VerifyRequest(explained, top_tests=2, whole=True, seeds=2))
     assert read_kept(Verification, explained) == found
     assert (found.source_run, found.recipe.epochs) == (trained.strong, 1)
@@ -81,12 +86,47 @@ def test_a_report_is_checked_kept_and_shown_everywhere(
     assert not latest.is_whole
     (quick,), (whole,) = latest.tests, [test for one in latest.earlier for test in one.tests]
     assert names_of(whole.test) != names_of(quick.test)
-    assert said_of(latest, names_of(whole.test)) == tuple(found.lines(whole))
-    assert said_of(latest, names_of(quick.test)) == tuple(latest.lines(quick))
+    for one, test in ((found, whole), (latest, quick)):
+        own = latest.of(names_of(test.test))
+        assert own is not None
+        assert own.said == tuple(one.lines(test))
     assert latest.method != found.method
     page = html_report(open_explanation(explained, 0))
     assert "What happens without these facts" in page
     download_artifact(explained, "influence/verification.json", tmp_path)
+    assert_pictures_mark_what_was_taken_away(explained, latest, trained.strong, tmp_path)
+
+
+def picture_kept(run_id: str, place: int, folder: Path) -> str:
+    path = download_artifact(run_id, f"influence/picture-{place}.svg", folder)
+    return path.read_text(encoding="utf-8")
+
+
+def assert_pictures_mark_what_was_taken_away(
+    run_id: str, found: Verification, model: str, folder: Path
+) -> None:
+    with open_trace_source(model, {}) as source:
+        graph = source.task.graph
+        named = [
+            (graph.entities.name(h), graph.relations.name(r), graph.entities.name(t))
+            for h, r, t in graph.train.tolist()
+        ]
+    for place in range(2):
+        shown = open_explanation(run_id, place)
+        checked = found.of(triple_of(shown.test))
+        assert checked is not None
+        assert checked == shown.verified
+        drawn = picture_of(shown)
+        assert drawn in html_report(shown)
+        assert drawn == picture_kept(run_id, place, folder), "MLflow's pages show the same"
+        order = shown.facts["influence"].abs().sort_values(ascending=False).index
+        facts = shown.facts.loc[order[:9]].set_index("place")
+        strongest = {triple_of(fact) for _, fact in facts.iterrows()}
+        removals = [r for r in checked.tests[0].removals if r.kind == "strongest"]
+        groups = [{named[fact] for fact in removal.facts} & strongest for removal in removals]
+        marked = {triple_of(facts.loc[fact]) for fact in marked_lines(drawn)}
+        assert marked
+        assert marked in groups
 
 
 def test_a_stopped_check_goes_on_where_it_was(

@@ -218,10 +218,6 @@ def _bars(frame: pd.DataFrame, field: str, step: int, **encoding: object) -> Spe
     }
 
 
-def _with_signs(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.assign(sign=["helps" if value > 0 else "opposes" for value in frame["value"]])
-
-
 def fact_text(head: object, relation: object, tail: object) -> str:
     return f"{head} – {relation} → {tail}"
 
@@ -245,8 +241,9 @@ def share_bars(row: pd.Series, columns: Sequence[str], title: str) -> Spec:
         }
     )
     frame["text"] = [f"{basics.sign_symbol(value)} {value:.3g}" for value in frame["value"]]
+    frame["sign"] = ["helps" if value > 0 else "opposes" for value in frame["value"]]
     return _bars(
-        _with_signs(frame),
+        frame,
         "part",
         26,
         x=number("value", title=title),

@@ -119,8 +119,10 @@ def with_validation(head: ReportHead) -> ReportHead:
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
-def verification_of(run_id: str) -> Verification | None:
-    return read_kept(Verification, run_id)
+def verification_of(run_id: str, triple: tuple[str, str, str]) -> Verification | None:
+    """Return what a check found about one triple of an explanation; None if there was none."""
+    kept = read_kept(Verification, run_id) if run_id else None
+    return kept.of(triple) if kept else None
 
 
 def triple_at(head: ReportHead, index: int) -> pd.Series:

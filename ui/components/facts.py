@@ -13,7 +13,6 @@ import pandas as pd
 import streamlit as st
 from markupsafe import Markup
 from streamlit.column_config import NumberColumn, TextColumn
-from streamlit.delta_generator import DeltaGenerator
 
 from clew.biolink import is_denied
 from clew.names import average_notes
@@ -28,7 +27,6 @@ from clew.runs.reading.facts import Paths, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
 from clew.runs.validation_record import Measured
-from clew.runs.verification import said_of
 from clew.ui import access
 from clew.ui.components import basics, charts, glossary, graph, jobs, tables
 from clew.ui.components.explanations import NO_KINDS, strongest, verification_of
@@ -50,7 +48,8 @@ _EFFECT = (
 def check(run_id: str, test: pd.Series) -> None:
     """Show what happens without the strongest facts, and let a person start to find out."""
     triple = triple_of(test)
-    said = said_of(verification_of(run_id), triple)
+    found = verification_of(run_id, triple)
+    said = found.said if found else ()
     st.markdown("\n".join(f"- {basics.markdown(sentence)}" for sentence in said))
     about = "Trains the model on for a short while without these facts, on this machine."
     allowed = access.may("explain")
@@ -75,7 +74,7 @@ def selected(facts: pd.DataFrame) -> int | None:
     return place if place is not None and (facts["place"] == place).any() else None
 
 
-def _select(place: int | None) -> None:
+def select(place: int | None) -> None:
     basics.write_address("fact", place)
     st.session_state["fact-version"] = st.session_state.get("fact-version", 0) + 1
 
@@ -111,7 +110,7 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
         [int(place) for place in shown["place"]],
         key=f"{key}-table-{st.session_state.get('fact-version', 0)}",
         chosen=selected(shown),
-        take=_select,
+        take=select,
         alt="Training facts by their influence",
         most=graph.HEIGHT,
         placeholder="–",
@@ -121,43 +120,6 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
             f"The {len(shown):,} strongest of {len(facts):,} facts; search or filter for others."
         )
     tables.export(facts, "facts.csv")
-
-
-def split_columns(facts: pd.DataFrame, prefix: str) -> list[str]:
-    """Return the columns that split the influence by part of the model, or by checkpoint."""
-    found = [str(column) for column in facts.columns if str(column).startswith(prefix)]
-    if prefix == CHECKPOINT_PREFIX:
-        found.sort(key=lambda column: int(column.removeprefix(prefix) or 0))
-    return found
-
-
-def picture(
-    test: pd.Series,
-    facts: pd.DataFrame,
-    column: str,
-    *,
-    number: int,
-    key: str,
-    kinds: Mapping[str, str],
-    model: str,
-    panel: DeltaGenerator,
-) -> None:
-    """Show the test triple with its strongest facts; a click on an edge selects its fact."""
-    shown = strongest(facts, column, number)
-    by_strength = shown[column].abs().sort_values(ascending=False, kind="stable").index
-    place = selected(facts)
-    graph.show(
-        test,
-        shown.loc[by_strength],
-        column=column,
-        selected=() if place is None else (place,),
-        kinds=kinds,
-        model=model,
-        key=f"{key}-graph",
-        take=_select,
-        alt="Graph of the test triple and its strongest training facts",
-        panel=panel,
-    )
 
 
 def details(facts: pd.DataFrame, column: str, form: Form) -> None:
@@ -191,7 +153,10 @@ def effect(row: pd.Series, column: str, form: Form, *, of: str) -> Markup:
 def splits(row: pd.Series, form: Form) -> None:
     by = ((PART_PREFIX, "part of the model"), (CHECKPOINT_PREFIX, "checkpoint"))
     for place, (prefix, called) in zip(st.columns(2), by, strict=True):
-        if found := split_columns(row.to_frame().T, prefix):
+        found = [str(column) for column in row.index if str(column).startswith(prefix)]
+        if prefix == CHECKPOINT_PREFIX:
+            found.sort(key=lambda column: int(column.removeprefix(prefix) or 0))
+        if found:
             title = f"{form.heading} by {called}"
             chart = charts.share_bars(row, found, title)
             place.vega_lite_chart(chart, width="stretch", alt=f"Bars: {title}")
@@ -243,8 +208,8 @@ def card(
 def trust(head: ReportHead, run_id: str, test: pd.Series) -> None:
     """Say how far to trust an explanation: its label, and what a check of it found."""
     basics.note(head.label.sentence)
-    if run_id and (checked := said_of(verification_of(run_id), triple_of(test))):
-        basics.note(checked[0])
+    if checked := verification_of(run_id, triple_of(test)):
+        basics.note(checked.said[0])
 
 
 def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:

@@ -17,11 +17,12 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew.biolink import page_of
 from clew.errors import ClewError, spaced
-from clew.runs.influence_forms import Form
+from clew.runs.influence_forms import TRAIN_INDEX_COLUMN, Form
 from clew.runs.reading import picture
 from clew.runs.reading.facts import FactPath, Paths
 from clew.runs.reading.picture_layout import node_labels
 from clew.runs.reading.reports import ReportHead
+from clew.runs.verification import Verification, marked_in
 from clew.ui.components import basics, tables
 from clew.ui.components.training_graph import TrainingGraph, training_graph
 
@@ -36,6 +37,7 @@ NUM_NEIGHBOURS, MOST_UNFOLDED = 8, 4
 UNFOLDED = "near"
 """In the address: the entities that are drawn with their neighbours, with tabs between them."""
 DRAWN = ["head_id", "head", "relation", "tail_id", "tail", "place", "influence"]
+DRAWN += [TRAIN_INDEX_COLUMN]
 _MARK = '<span><b style="color:{colour}" aria-hidden="true">{mark}</b> {kind}</span>'
 _LINK = '<a href="{page}" target="_blank" rel="noreferrer">{text}</a>'
 _CARD = (
@@ -63,14 +65,16 @@ def show(
     take: Callable[[int | None], None],
     alt: str,
     panel: DeltaGenerator,
+    checked: Verification | None = None,
 ) -> None:
     """Show the picture, a legend for the kinds of entities, and in the panel what was clicked.
 
     The strongest of the facts come first. `column` sets the width of their lines; `selected` has
     the places of those that stand out. `model` is the run that was trained. `take` is called with
-    the place of the fact whose line is clicked, or None for anything but an entity.
+    the place of the fact whose line is clicked, or None for anything but an entity. The facts that
+    a check of the explanation took away are marked.
     """
-    facts = facts.head(MAX_EDGES).assign(influence=facts[column])[DRAWN]
+    facts = facts.head(MAX_EDGES).assign(influence=facts[column]).filter(DRAWN)
     entity, missing = basics.address("entity"), ""
     whole: TrainingGraph | None = None
     if entity or _unfolded():
@@ -92,7 +96,8 @@ def show(
         elif "unfold" in taken:
             _unfold(taken["entity"])
 
-    draw = partial(picture.draw, test, facts, kinds)
+    marked, said = marked_in(checked, facts.get(TRAIN_INDEX_COLUMN, ()))
+    draw = partial(picture.draw, test, facts, kinds, marked=marked)
     drawn = [draw(width=w, height=HEIGHT, letters=LETTERS, selected=selected) for w in WIDTHS]
     lines = [
         (picture.ANSWER, "┅", spaced(test["relation"]) + "?"),
@@ -100,6 +105,7 @@ def show(
         (picture.AGAINST, "━", "less likely"),
     ]
     lines += [(picture.PLAIN.colour, "━", "a neighbour's fact")] * (not facts["place"].all())
+    lines += [("inherit", picture.MARK, said)] * bool(said)
     lines += [(look.colour, look.mark, kind) for kind, look in picture.looks(kinds, labels).items()]
     marks = [
         basics.fill(_MARK, colour=colour, mark=mark, kind=kind) for colour, mark, kind in lines
@@ -182,6 +188,7 @@ def show_paths(
     key: str,
     kinds: Mapping[str, str],
     head: ReportHead,
+    checked: Verification | None,
 ) -> None:
     """Show paths as a picture next to their sentences; a click on either selects one."""
     paths = found.found
@@ -211,6 +218,7 @@ def show_paths(
             take=take,
             alt="Graph of the paths of training facts between the two ends of the test triple",
             panel=panel,
+            checked=checked,
         )
     with right:
         _path_table(paths, place, head.form, key=f"{key}-sentences-{place}")

@@ -54,13 +54,13 @@ class TrainingGraph:
     def joining(self, entity: str, others: list[str]) -> pd.DataFrame:
         """Return a fact between an entity and each of the others, as a picture draws it."""
         own, *ends = (self.graph.entities.id(name) for name in (entity, *others))
-        rows = self.graph.train[[self.index.between(own, end)[0] for end in ends]]
-        columns = {}
+        places = [int(self.index.between(own, end)[0]) for end in ends]
+        rows, columns = self.graph.train[places], {}
         for column, end in (("head", HEAD), ("relation", RELATION), ("tail", TAIL)):
             known = self.graph.relations if end == RELATION else self.graph.entities
             terms = known.named(rows[:, end])
             columns[f"{column}_id"], columns[column] = map(list, zip(*terms, strict=True))
-        return pd.DataFrame(columns).assign(place=0, influence=0.0)
+        return pd.DataFrame(columns).assign(place=0, influence=0.0, train_index=places)
 
 
 @st.cache_resource(max_entries=2, show_spinner="Reading the training graph …")

@@ -1,7 +1,6 @@
 """Influence: which training facts are behind a prediction."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -12,10 +11,12 @@ from clew import names
 from clew.runs import store
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport
+from clew.runs.reading.explanation import triple_of
 from clew.runs.reading.facts import Agreement, agreement, scored
 from clew.runs.reading.reports import ReportFiles, ReportHead
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
+from clew.runs.verification import Verification
 from clew.ui import access
 from clew.ui.components import basics, charts, facts, glossary, graph, reviews, tables, windows
 from clew.ui.components.explanations import (
@@ -34,6 +35,7 @@ from clew.ui.components.explanations import (
     strongest,
     text_report_of,
     triple_at,
+    verification_of,
     with_validation,
 )
 from clew.ui.components.runs import runs_page, variants_of
@@ -90,6 +92,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     test, found = triple_at(head, place), facts_of(files, place)
     paths = paths_of(files, place)
     kinds, key = kinds_of(head), f"{run_id}-{place}"
+    checked = verification_of(run_id, triple_of(test))
     facts.card(test, found, paths, head, kinds)
     with st.container(key="trust"):
         facts.trust(head, run_id, test)
@@ -104,9 +107,9 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     with basics.guarded(section):
         match section:
             case "Paths":
-                graph.show_paths(test, paths, key=key, kinds=kinds, head=head)
+                graph.show_paths(test, paths, key=key, kinds=kinds, head=head, checked=checked)
             case "Training facts":
-                _facts(test, found, more, kinds, head, key=key)
+                _facts(test, found, more, kinds=kinds, head=head, checked=checked, key=key)
             case "Groups":
                 _groups(test, found, more, head.form)
             case "Another run":
@@ -116,7 +119,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
             case "Review":
                 left, right = basics.columns([1, 1.15], key="review")
                 with left:
-                    graph.show_paths(test, paths, key=key, kinds=kinds, head=head)
+                    graph.show_paths(test, paths, key=key, kinds=kinds, head=head, checked=checked)
                 with right:
                     above = st.container()  # filled last, so that it counts the review just saved
                     following = reviews.next_to_judge(run_id, head.tests, place)
@@ -130,9 +133,10 @@ def _facts(
     test: pd.Series,
     found: pd.DataFrame,
     more: DeltaGenerator,
+    *,
     kinds: Mapping[str, str],
     head: ReportHead,
-    *,
+    checked: Verification | None,
     key: str,
 ) -> None:
     with more.popover("Filter facts", width="stretch"):
@@ -144,10 +148,21 @@ def _facts(
     column = wanted.column(found)
     key = f"{key}-{hash(wanted)}"
     left, right = basics.columns([1, 1.3], key="facts")
-    panel, model = right.container(), head.run_id
     with left:
-        facts.picture(
-            test, shown, column, number=number, key=key, kinds=kinds, model=model, panel=panel
+        drawn, place = strongest(shown, column, number), facts.selected(shown)
+        by_strength = drawn[column].abs().sort_values(ascending=False, kind="stable").index
+        graph.show(
+            test,
+            drawn.loc[by_strength],
+            column=column,
+            selected=() if place is None else (place,),
+            kinds=kinds,
+            model=head.run_id,
+            key=f"{key}-graph",
+            take=facts.select,
+            alt="Graph of the test triple and its strongest training facts",
+            panel=right.container(),
+            checked=checked,
         )
     with right:
         facts.table(shown, column, head.form, fall=head.label.fall, key=key)
@@ -301,23 +316,18 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
     def take(ticked: int | None) -> None:
         reviews.open_test(place if ticked is None else ticked)
 
-    columns: dict[str, tuple[str, Any]] = {
-        "Head": ("head", None),
-        "Relation": ("relation", None),
-        "Tail": ("tail", None),
-        "Rank": ("rank", NumberColumn(help=glossary.RANK, format="%.4g")),
-        SCORE: ("score", NumberColumn(help=glossary.SCORE, format="%.3f")),
-        form.self_heading: (
-            "self_influence",
-            NumberColumn(help=SELF_INFLUENCE, format="%.3g"),
-        ),
-        "Facts scored": (
-            "candidates",
-            NumberColumn(help="Training facts whose influence was computed."),
-        ),
-    }
+    own = NumberColumn(help=SELF_INFLUENCE, format="%.3g")
+    scored_facts = NumberColumn(help="Training facts whose influence was computed.")
     tables.tick_one(
-        {heading: (found[name], config) for heading, (name, config) in columns.items()},
+        {
+            "Head": (found["head"], None),
+            "Relation": (found["relation"], None),
+            "Tail": (found["tail"], None),
+            "Rank": (found["rank"], NumberColumn(help=glossary.RANK, format="%.4g")),
+            SCORE: (found["score"], NumberColumn(help=glossary.SCORE, format="%.3f")),
+            form.self_heading: (found["self_influence"], own),
+            "Facts scored": (found["candidates"], scored_facts),
+        },
         places,
         key=f"tests-{hash(tuple(places))}-{place}",
         chosen=place,

@@ -164,18 +164,14 @@ def in_full(factors: Sequence[Factor], multiply: MatrixProduct) -> Float[Tensor,
     """Return one parameter's gradients as vectors."""
     total: Tensor | None = None
     for factor in factors:
-        value = _multiplied_out(factor, multiply)
+        if isinstance(factor, Outer):  # one matrix product per example
+            pairs = zip(factor.left, factor.right, strict=True)
+            value = torch.stack([multiply(left.T, right) for left, right in pairs]).flatten(1)
+        else:
+            value = explicit(factor)
         total = value if total is None else total + value
     assert total is not None
     return total
-
-
-def _multiplied_out(factor: Factor, multiply: MatrixProduct) -> Tensor:
-    """Return one factor as vectors: for outer products, one matrix product per example."""
-    if not isinstance(factor, Outer):
-        return explicit(factor)
-    pairs = zip(factor.left, factor.right, strict=True)
-    return torch.stack([multiply(left.T, right) for left, right in pairs]).flatten(1)
 
 
 def _pair(a: Factor, b: Factor) -> int:

@@ -104,7 +104,11 @@ class FactoredGradients(Generic[B]):
             recorder = Recorder(self.parameters, explicit)
             with recorder, precision:
                 losses = self.task.example_losses(self.model, batch)
-            self._require_known(recorder)
+            for name, function in recorder.unknown.items():
+                raise InfluenceError(
+                    f"{name} is used by {function} in this batch, but was not when the model was "
+                    "examined; the forward pass must not depend on its data"
+                )
             grads = _edge_gradients(losses, recorder.uses, retain=bool(explicit))
             dense = {name: self._explicit_gradients(losses, name) for name in explicit}
         return self._assemble(recorder.uses, grads, dense, len(losses))
@@ -165,14 +169,6 @@ class FactoredGradients(Generic[B]):
             self._require_reached(name, two)
             reasons[name] = "used outside of observed torch functions"
         return reasons
-
-    def _require_known(self, recorder: Recorder) -> None:
-        """Raise an error if a batch uses a parameter in a way that the probe did not show."""
-        for name, function in recorder.unknown.items():
-            raise InfluenceError(
-                f"{name} is used by {function} in this batch, but was not when the model was "
-                "examined; the forward pass must not depend on its data"
-            )
 
     def _probe(self, batch: B) -> Recorder:
         with self._trainable(frozenset()), torch.enable_grad():

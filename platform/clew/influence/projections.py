@@ -227,7 +227,9 @@ def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
     try:
         manifest = _MANIFESTS.validate_json((folder / INDEX_FILE).read_bytes())
         if manifest.of != wanted:
-            raise CheckpointError(_difference(manifest.of, wanted))
+            own, other = asdict(manifest.of), asdict(wanted)
+            stale = [f"{k} is {own[k]!r}, expected {v!r}" for k, v in other.items() if own[k] != v]
+            raise CheckpointError(f"stale: {'; '.join(stale)}")
         if manifest.sha256.keys() != {WINDOWS_FILE, DIRECTIONS_FILE}:
             raise CheckpointError(f"{INDEX_FILE} lists the digests of other files")
         for name, digest in manifest.sha256.items():
@@ -263,12 +265,3 @@ def write_manifest(folder: Path, manifest: IndexManifest) -> IndexManifest:
     whole = IndexManifest(**{**vars(manifest), "sha256": digests})
     (folder / INDEX_FILE).write_bytes(_MANIFESTS.dump_json(whole, indent=1))
     return whole
-
-
-def _difference(found: IndexOf, wanted: IndexOf) -> str:
-    other = [
-        f"{key} is {value!r}, expected {asdict(wanted)[key]!r}"
-        for key, value in asdict(found).items()
-        if value != asdict(wanted)[key]
-    ]
-    return f"stale: {'; '.join(other)}"

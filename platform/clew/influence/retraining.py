@@ -14,7 +14,7 @@ killed command can continue.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import groupby
@@ -34,7 +34,7 @@ from clew.config.schema import RunConfig
 from clew.config.training import Adagrad
 from clew.errors import ConfigError, DataError, described
 from clew.files import replacing, working_folder, write_whole
-from clew.influence.outcomes import Examiner, FactKeys, Facts, Outcomes, WithoutFacts
+from clew.influence.outcomes import FactKeys, Facts, Outcomes, WithoutFacts
 from clew.link_prediction.losses.one_vs_all import Targets, row_losses
 from clew.link_prediction.models.base import EntityScorer, GraphModel, build_graph_model
 from clew.link_prediction.task import LinkPrediction
@@ -257,6 +257,14 @@ class Retrainer:
             several = dropped[start : start + STACK_SIZE]
             yield from train_stack(self.graph, config, several, self.start)
 
+    def train_each(self, wanted: Iterable[Retraining]) -> Iterator[tuple[Retraining, GraphModel]]:
+        """Do retrainings, those of one seed together, and yield each with its model."""
+        by_seed = attrgetter("seed")
+        for seed, group in groupby(sorted(wanted, key=by_seed), by_seed):
+            several = list(group)
+            models = self.train(seed, [one.dropped for one in several])
+            yield from zip(several, models, strict=True)
+
     def configured(self, seed: int, max_steps: int | None = None) -> RunConfig:
         """Return the run's configuration without settings that do not affect its parameters."""
         content = self.config.model_dump(mode="json")
@@ -346,25 +354,3 @@ class KeptRetrainings:
 
     def _path(self, retraining: Retraining) -> Path:
         return self.folder / f"{retraining.key}.npz"
-
-
-def train_missing(
-    retrainings: Sequence[Retraining],
-    folder: KeptRetrainings,
-    retrainer: Retrainer,
-    examiner: Examiner,
-    progress: Callable[[int, int], None],
-) -> None:
-    """Train the models that are not in the folder yet, the models of one seed together."""
-    distinct = {retraining.key: retraining for retraining in retrainings}
-    missing = [retraining for retraining in distinct.values() if retraining not in folder]
-    done = len(distinct) - len(missing)
-    progress(done, len(distinct))
-    by_seed = attrgetter("seed")
-    for seed, group in groupby(sorted(missing, key=by_seed), by_seed):
-        waiting = list(group)
-        models = retrainer.train(seed, [retraining.dropped for retraining in waiting])
-        for retraining, model in zip(waiting, models, strict=True):
-            folder.write(retraining, examiner.examine(model))
-            done += 1
-            progress(done, len(distinct))

@@ -7,7 +7,6 @@ together, and each finished result is kept on the disk.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 from jaxtyping import Float
@@ -113,15 +112,12 @@ class Queue:
 
     def run(self, done: Callable[[], object]) -> None:
         """Do the missing training runs, and keep the result of each."""
-        missing = list(self.missing.values())
-        for seed, several in groupby(missing, lambda pair: pair[0].seed):
-            waiting = list(several)
-            models = self.retrainer.train(seed, [one.dropped for one, _ in waiting])
-            for (one, tests), model in zip(waiting, models, strict=True):
-                found = self.examiner.examine(model)
-                for test in tests:
-                    self.kept[test].write(one, found.only(test))
-                done()
+        missing = self.missing
+        for one, model in self.retrainer.train_each(one for one, _ in missing.values()):
+            found = self.examiner.examine(model)
+            for test in missing[one.key][1]:
+                self.kept[test].write(one, found.only(test))
+            done()
 
     def answers(self, test: int, facts: Facts, direction: Question) -> np.ndarray:
         """Return log-probability and rank after each seed's training, `(seed, 2)`."""

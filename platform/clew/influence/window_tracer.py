@@ -117,17 +117,14 @@ class WindowCheckpoint(Generic[B]):
         if name in self._vectors or is_cheaper_in_full(train, tests, norms=norms):
             vectors = in_full(train, self.multiply)
             norm = vectors.square().sum(1) if norms else None
-            return self._test_vectors(name) @ vectors.T, norm
+            if name not in self._vectors:
+                full = [in_full(test[name], MatrixProduct()) for test in self.tests]
+                self._vectors[name] = torch.cat(full)
+                for test in self.tests:
+                    test[name] = []
+            return self._vectors[name] @ vectors.T, norm
         product = torch.cat([inner_products(train, test) for test in tests])
         return product, squared_norms(train) if norms else None
-
-    def _test_vectors(self, name: str) -> Float[Tensor, "test size"]:
-        if name not in self._vectors:
-            full = [in_full(test[name], MatrixProduct()) for test in self.tests]
-            self._vectors[name] = torch.cat(full)
-            for test in self.tests:
-                test[name] = []
-        return self._vectors[name]
 
 
 @dataclass(eq=False)

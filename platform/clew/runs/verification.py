@@ -6,7 +6,7 @@ whole retraining into the run of the model. This module does not need torch.
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
@@ -179,8 +179,16 @@ class Verification(_Record):
             half_width = math.hypot(scale.factor * fall.half_width, of_scale)
         return effect, Measured(mean=scale.factor * fall.mean, half_width=half_width)
 
-    def sentence(self, removal: Removal) -> str:
-        """Return what happened without a group of facts."""
+    def of(self, triple: Sequence[str]) -> "Verification | None":
+        """Return what is known of one triple alone; None if nothing is."""
+        for one in (self, *self.earlier):
+            for test in one.tests:
+                if names_of(test.test) == tuple(triple):
+                    return one.model_copy(update={"tests": (test,), "earlier": ()})
+        return None
+
+    def sentence(self, removal: Removal, named: str = "") -> str:
+        """Return what happened without a group of facts, which can be `named` differently."""
         effect, fall = self.fall(removal)
         rank, later, log = effect.before.rank, effect.after.rank, effect.before.log_probability
         moved = f"{'falls' if later > rank else 'rises'} from rank {rank:.3g} to {later:.3g}"
@@ -190,10 +198,9 @@ class Verification(_Record):
         if width is not None:
             low, high = (_percent(log - fall.mean + change) for change in (-width, width))
             between = f", 95 %: {low} to {high}"
-        return (
-            f"Without {removal.named} the answer {moved} (probability {_percent(log)} % to "
-            f"{_percent(log - fall.mean)} %{between})."
-        )
+        after = f"{_percent(log - fall.mean)} %{between}"
+        named = named or removal.named
+        return f"Without {named} the answer {moved} (probability {_percent(log)} % to {after})."
 
     def verdict(self, test: VerifiedTriple) -> str:
         """Return whether the strongest facts matter more than random ones near the triple."""
@@ -228,6 +235,11 @@ class Verification(_Record):
         said = f"{how} without the facts, and compared with the same on all facts: "
         return f"{said}{counted(self.seeds, 'seed')}{of_each}. This is about {about}. {known}."
 
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What happened to the first triple in sentences, the verdict first."""
+        return tuple(self.lines(self.tests[0]))
+
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
         yield self.verdict(test)
         yield from (self.sentence(removal) for removal in test.removals)
@@ -250,13 +262,24 @@ class Verification(_Record):
         return html.escape(said).replace("\n", "<br>")
 
 
-def said_of(found: Verification | None, triple: Sequence[str]) -> tuple[str, ...]:
-    """Return what is known of a triple in sentences, the verdict first; empty if nothing is."""
-    for one in (found, *found.earlier) if found else ():
-        for test in one.tests:
-            if names_of(test.test) == tuple(triple):
-                return tuple(one.lines(test))
-    return ()
+def marked_in(checked: Verification | None, drawn: Iterable[int]) -> tuple[set[int], str]:
+    """Return which drawn facts were taken away together, and what happened to the first triple.
+
+    Of the groups of strongest facts, it is the one that is drawn most completely, and of several
+    the largest. Without a check, or if none of these facts is drawn, both are empty.
+    """
+    facts, every = set(drawn), checked.tests[0].removals if checked else ()
+    groups = [(len(facts.intersection(one.facts)) / len(one.facts), one) for one in every]
+    groups = [(share, one) for share, one in groups if one.kind == "strongest" and share]
+    if checked is None or not groups:
+        return set(), ""
+    share, best = max(groups, key=lambda pair: (pair[0], len(pair[1].facts)))
+    found = facts.intersection(best.facts)
+    named = f"{best.named} ({len(found)} drawn and marked)"
+    if share == 1:
+        named = f"the {len(found)} marked facts" if len(found) > 1 else "the marked fact"
+    how = "training again from the start" if checked.is_whole else "fine-tuning"
+    return found, f"{checked.sentence(best, named)} Found by {how}."
 
 
 def _percent(log_probability: float) -> str:
@@ -280,7 +303,14 @@ def read_kept(kind: type[R], run_id: str) -> R | None:
 
 
 def keep(record: Verification | Agreement, run_id: str, work: Path) -> None:
-    """Keep a record with the run of an explanation or of a model."""
+    """Keep a record with the run of an explanation or of a model.
+
+    The pictures of checked explanations are drawn again, now with what was found.
+    """
     path = work / record.FILE
     write_whole(path, record.model_dump_json(indent=1) + "\n")
     keep_folder(run_id, path.parent, path.parent.name)
+    if isinstance(record, Verification):
+        from clew.runs.reading.explanation import redraw
+
+        redraw(record, work)

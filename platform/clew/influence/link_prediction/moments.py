@@ -269,7 +269,11 @@ def kept(
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             save_tensors({n: t.cpu() for n, t in _tensors(geometry).items()}, temporary)
-        _make_room(folder)
+        states, total = [(path, path.stat()) for path in folder.glob("*.safetensors")], 0
+        for path, state in sorted(states, key=lambda each: each[1].st_mtime_ns, reverse=True):
+            total += state.st_size
+            if total > LARGEST_FOLDER_BYTES:
+                path.unlink(missing_ok=True)
     except OSError as error:
         logger.warning(
             "%s cannot be written (%s), so the next explanation estimates the moments again; "
@@ -303,12 +307,3 @@ def _geometry(tensors: Mapping[str, Tensor]) -> Geometry:
         elif not kind:
             parts[field] = tensor
     return Geometry(**parts)
-
-
-def _make_room(folder: Path) -> None:
-    states = [(path, path.stat()) for path in folder.glob("*.safetensors")]
-    total = 0
-    for path, state in sorted(states, key=lambda each: each[1].st_mtime_ns, reverse=True):
-        total += state.st_size
-        if total > LARGEST_FOLDER_BYTES:
-            path.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from clew.influence.link_prediction.proximity import Neighbourhood
 from clew.link_prediction.triples import Triples
@@ -86,7 +86,12 @@ class PathFinder:
         search: "_Search",
     ) -> None:
         sides = (near_head, near_tail)
-        bound = self._cost + sum(self._cheapest_way(near) for near in sides)
+        # For each entity, the smallest cost of a neighbour in each of `sides`; infinite: none.
+        cheapest = [np.full(len(self._cost), np.inf) for _ in sides]
+        for found, near in zip(cheapest, sides, strict=True):
+            first, second = self._graph.pairs(near[np.argsort(-self._cost[near], kind="stable")])
+            found[second] = self._cost[first]  # of several, the last one stays: the cheapest
+        bound = self._cost + sum(cheapest)
         bound[[head, tail]] = np.inf
         possible = np.flatnonzero(bound < search.limit)
         for middle in possible[np.argsort(bound[possible], kind="stable")].tolist():
@@ -101,13 +106,6 @@ class PathFinder:
                 if first != second:
                     cost = self._cost[[first, middle, second]].sum()
                     search.add(cost, (head, first, middle, second, tail))
-
-    def _cheapest_way(self, near: np.ndarray) -> Float[np.ndarray, "entity"]:
-        """Return the smallest cost of a neighbour in `near`, for each entity; infinite: none."""
-        found = np.full(len(self._cost), np.inf)
-        first, second = self._graph.pairs(near[np.argsort(-self._cost[near], kind="stable")])
-        found[second] = self._cost[first]  # of several, the last one stays: the cheapest
-        return found
 
     def _steps(self, entities: tuple[int, ...], test: np.ndarray) -> tuple[tuple[int, ...], ...]:
         return tuple(

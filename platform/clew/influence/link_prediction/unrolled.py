@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
@@ -224,9 +224,10 @@ class TripleFacts:
             return WeightedLoss((weight * losses).sum(), weight, examples % self._num_triples)
         weight = losses.new_ones(len(batch.row), requires_grad=True)
         shares = self._shares(model, queries, losses, batch)
-        return WeightedLoss(
-            losses.sum() + ((weight - 1.0) * shares).sum(), weight, self._facts_of(batch)
-        )
+        columns = (batch.head[batch.row], batch.relation[batch.row], batch.entity)
+        keys = self._keys(*(column.cpu().numpy() for column in columns))
+        found = self._order[np.searchsorted(self._sorted_keys, keys)] % self._num_triples
+        return WeightedLoss(losses.sum() + ((weight - 1.0) * shares).sum(), weight, found)
 
     def _shares(
         self, model: GraphModel, queries: Tensor, losses: Tensor, batch: TripleBatch
@@ -247,13 +248,6 @@ class TripleFacts:
         if isinstance(batch, GroupedBatch):
             return losses[row] / count - keep * further
         return torch.where(count == 1, losses[row], -keep * further / (count - 1).clamp_min(1))
-
-    def _facts_of(self, batch: TripleBatch) -> Int[np.ndarray, "positive"]:
-        row = batch.row
-        columns = (batch.head[row], batch.relation[row], batch.entity)
-        keys = self._keys(*(column.cpu().numpy() for column in columns))
-        found: np.ndarray = self._order[np.searchsorted(self._sorted_keys, keys)]
-        return found % self._num_triples
 
     def _keys(self, head: np.ndarray, relation: np.ndarray, tail: np.ndarray) -> np.ndarray:
         size = self.task.graph.num_entities

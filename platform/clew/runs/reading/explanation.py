@@ -26,7 +26,8 @@ from markupsafe import Markup
 
 from clew import biolink, names
 from clew.errors import ConfigError, TrackingError, counted, extra, quoted
-from clew.files import expanded
+from clew.files import expanded, write_whole
+from clew.runs.influence_forms import TRAIN_INDEX_COLUMN
 from clew.runs.reading import reports
 from clew.runs.reading.facts import (
     TRAIN_KEY,
@@ -38,12 +39,12 @@ from clew.runs.reading.facts import (
     summary,
 )
 from clew.runs.reading.models import read_vocabulary
-from clew.runs.reading.picture import draw, looks
+from clew.runs.reading.picture import MARK, draw, looks
 from clew.runs.reading.reports import ReportFiles, ReportHead
 from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.run_details import find_validation
-from clew.runs.reading.runs import RunRecord, find_run
-from clew.runs.verification import Verification, read_kept, said_of
+from clew.runs.reading.runs import RunRecord, find_run, keep_folder, list_artifacts
+from clew.runs.verification import Verification, marked_in, read_kept
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class SharedExplanation:
     """Kinds of entities by their ids; empty if the data contain no kinds."""
     reviews: tuple[Review, ...] = ()
     """Reviews of the explanation; the last final one counts, if there is one."""
-    verified: tuple[str, ...] = ()
-    """What happens without the strongest facts, in sentences; empty if nobody has tried."""
+    verified: Verification | None = None
+    """What happened to this triple without its strongest facts; None if nobody has tried."""
 
     @property
     def title(self) -> str:
@@ -109,7 +110,7 @@ def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
             kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
     tested = find_validation(head.model, head.settings) or head.validation
-    reviews = read_reviews(run_id).records
+    reviews, checked = read_reviews(run_id).records, read_kept(Verification, run_id)
     return replace(
         explanation,
         head=replace(head, validation=tested),
@@ -117,7 +118,7 @@ def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         model=model,
         kinds=kinds,
         reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
-        verified=said_of(read_kept(Verification, run_id), triple),
+        verified=checked.of(triple) if checked else None,
     )
 
 
@@ -153,8 +154,28 @@ ONE_RUN = (
 
 
 def picture_of(explanation: SharedExplanation) -> Markup:
-    """Draw an explanation's paths, or without any its strongest facts, as SVG."""
-    return draw(explanation.test, _drawn(explanation), explanation.kinds)
+    """Draw an explanation's paths, or without any its strongest facts, as SVG.
+
+    The facts that a check took away are marked, and the caption says what happened.
+    """
+    drawn = _drawn(explanation)
+    marked, said = marked_in(explanation.verified, drawn.get(TRAIN_INDEX_COLUMN, ()))
+    caption = f"{MARK} {said}" if said else ""
+    return draw(explanation.test, drawn, explanation.kinds, marked=marked, caption=caption)
+
+
+def redraw(found: Verification, work: Path) -> None:
+    """Draw the kept pictures of checked explanations again; `work` is a folder for files."""
+    run_id, folder = found.run_id, work / "pictures"
+    files = reports.report_files(run_id, work)
+    kept = list_artifacts(run_id, names.ARTIFACT_INFLUENCE)
+    for index in range(len(reports.read_head(files).tests)):
+        if (name := f"picture-{index}.svg") in kept:
+            shown = explanation_in(files, index)
+            if found.of(triple_of(shown.test)):
+                write_whole(folder / name, picture_of(with_run(shown, run_id)))
+    if folder.is_dir():
+        keep_folder(run_id, folder, names.ARTIFACT_INFLUENCE)
 
 
 def _drawn(explanation: SharedExplanation) -> pd.DataFrame:

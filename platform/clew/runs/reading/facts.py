@@ -15,6 +15,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from clew.errors import spaced
+from clew.runs.influence_forms import TRAIN_INDEX_COLUMN
 from clew.runs.influence_report import FoundPaths, TripleRecord
 
 # `_id` columns hold the data set's own names.
@@ -79,8 +80,9 @@ def paths_of(searched: FoundPaths | None) -> Paths:
     facts = {step.train_index: step for path in records for step in itertools.chain(*path.steps)}
     order = sorted(facts.values(), key=lambda fact: (-abs(fact.influence or 0.0), fact.train_index))
     ranks = {fact.train_index: rank for rank, fact in enumerate(order, 1)}
-    rows = [(*texts_of(fact.train), fact.influence) for fact in order]
-    frame = pd.DataFrame(rows, columns=[*TRIPLE_COLUMNS, "influence"]).astype({"influence": float})
+    rows = [(*texts_of(fact.train), fact.influence, fact.train_index) for fact in order]
+    frame = pd.DataFrame(rows, columns=[*TRIPLE_COLUMNS, "influence", TRAIN_INDEX_COLUMN])
+    frame = frame.astype({"influence": float})
     places = np.arange(1, len(frame) + 1)
     found = tuple(
         FactPath(

@@ -5,6 +5,7 @@ another. `picture_layout` says where the entities are.
 """
 
 import math
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,6 +15,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from clew.errors import spaced
+from clew.runs.influence_forms import TRAIN_INDEX_COLUMN
 from clew.runs.reading import picture_layout as layout
 from clew.runs.reading.picture_layout import Position
 
@@ -61,8 +63,11 @@ LEAST_ROW, ROW_HEIGHT, MIN_ROWS = 24.0, 58.0, 4
 GROWTH, MOST_GROWTH = 1.2, 15
 """A picture in which names overlap is made higher by this factor, at most so many times."""
 FOR, AGAINST, ANSWER = "#1F6FB0", "#C24E00", "#B97900"
+MARK = "≡"
+"""Looks like the line of a marked fact, which has a thin line on either side."""
 RADIUS, END_RADIUS = 7, 10
 EDGE_SIZE, LINE_HEIGHT = 11.5, 1.27
+CAPTION_ROW, CAPTION_X = 18, 20
 MAX_LABELS = 12
 ALONG = (0.5, 0.38, 0.62, 0.26, 0.74)
 """Where on a line its name can be, as shares of the line."""
@@ -78,8 +83,12 @@ _FRAME = Markup(
 )
 _LINE = Markup(
     '<g{fact} opacity="{opacity}"><title>{said}</title>'
-    '<path d="{curve}" fill="none" stroke="transparent" stroke-width="14"/>'
+    '<path d="{curve}" fill="none" stroke="transparent" stroke-width="14"/>{beside}'
     '<path d="{curve}" fill="none" stroke="{colour}" stroke-width="{width:.1f}"{dash}/></g>'
+)
+_BESIDE = Markup(
+    '<path d="{curve}" fill="none" stroke="{colour}" stroke-width="{outer:.1f}"/>'
+    '<path d="{curve}" class="gap" fill="none" stroke="#fff" stroke-width="{inner:.1f}"/>'
 )
 _ARROW = Markup('<path d="{arrow}" fill="{colour}" opacity="{opacity}" pointer-events="none"/>')
 _ENTITY = Markup('<g data-entity="{key}"><title>{said}</title>{shape}{texts}</g>')
@@ -152,11 +161,14 @@ def draw(
     height: float = HEIGHT,
     letters: float = WIDE_LETTERS,
     selected: Collection[int] = (),
+    marked: Collection[int] = (),
+    caption: str = "",
 ) -> Markup:
     """Return an SVG picture of a test triple and facts, with the head left and the tail right.
 
     `test` is a row of a report's tests, and `facts` are drawn strongest first. `selected` has the
     places of the facts that stand out. A fact at place 0 has no influence and cannot be selected.
+    `marked` has the training indices of the facts that a check took away, and `caption` is below.
     The picture is higher than `height` if it has to be.
     `letters` is about how wide a letter is, in font sizes.
     """
@@ -172,7 +184,7 @@ def draw(
     for _ in range(MOST_GROWTH):
         size = (width, 2 * layout.MARGIN_Y + row * rows)
         places = {key: layout.point(place, *size) for key, place in found.items()}
-        lines = list(_lines(test, facts, places, selected))
+        lines = list(_lines(test, facts, places, selected, marked))
         names, covered = _names(
             labels, places, ends, [line.arrow_box for line in lines], size, letters=letters
         )
@@ -184,6 +196,10 @@ def draw(
     said = [
         line.name(taken, letters) for line in sorted(lines, key=lambda line: not line.stands_out)
     ]
+    below, bottom = textwrap.wrap(caption, int(width / EDGE_SIZE / letters) - 6), size[1]
+    for text in below:
+        bottom += CAPTION_ROW
+        said.append(_Text(CAPTION_X, bottom, text, EDGE_SIZE, letters, "start", False).draw("edge"))
     shown = looks(kinds, labels)
     nodes = []
     for key, text in labels.items():
@@ -200,7 +216,8 @@ def draw(
         [*(line.draw() for line in lines), *nodes, *(line.draw_arrow() for line in lines), *said]
     )
     title = f"Training facts about {test['head']} {test['relation']} {test['tail']}"
-    return _FRAME.format(width=size[0], height=size[1], title=title, body=body)
+    title, bottom = f"{title} {caption}".strip(), bottom + CAPTION_X * bool(below)
+    return _FRAME.format(width=size[0], height=bottom, title=title, body=body)
 
 
 def _obstacles(places: Mapping[str, Position], size: tuple[float, float]) -> list[_Box]:
@@ -285,6 +302,7 @@ class _Line:
     fact: int | None = None
     opacity: float = 0.9
     stands_out: bool = False
+    marked: bool = False
 
     @property
     def points(self) -> tuple[Position, Position, Position]:
@@ -331,11 +349,15 @@ class _Line:
         (x1, y1), (cx, cy), _ = self.points
         _, left, right = self.arrow
         x2, y2 = (left[0] + right[0]) / 2, (left[1] + right[1]) / 2
+        curve = f"M{x1:.1f} {y1:.1f} Q{cx:.1f} {cy:.1f} {x2:.1f} {y2:.1f}"
+        outer, inner = self.width + 8, self.width + 5
+        beside = _BESIDE.format(curve=curve, colour=self.colour, outer=outer, inner=inner)
         return _LINE.format(
             fact="" if not self.fact else Markup(' data-fact="{}"').format(self.fact),
             said=self.said,
             opacity=self.opacity,
-            curve=f"M{x1:.1f} {y1:.1f} Q{cx:.1f} {cy:.1f} {x2:.1f} {y2:.1f}",
+            curve=curve,
+            beside=beside if self.marked else "",
             colour=self.colour,
             width=self.width,
             dash=Markup(' stroke-dasharray="7 5"') if self.fact is None else "",
@@ -364,6 +386,7 @@ def _lines(
     facts: pd.DataFrame,
     places: Mapping[str, Position],
     selected: Collection[int],
+    marked: Collection[int] = (),
 ) -> Iterator[_Line]:
     """Yield the test triple's line, then those of facts, around other entities if possible."""
     head, tail = places[str(test["head_id"])], places[str(test["tail_id"])]
@@ -379,7 +402,7 @@ def _lines(
         value, place = float(fact["influence"]), int(fact["place"])
         start, end = (places[key] for key in pair)
         sign = "▲ " if value > 0 else "▼ " if value < 0 else ""
-        chosen = place in selected
+        chosen, is_marked = place in selected, fact.get(TRAIN_INDEX_COLUMN) in marked
         least = 0.14 * before or (0.25 if start[0] == end[0] else 0.0)
         tried = [
             _Line(
@@ -389,11 +412,13 @@ def _lines(
                 FOR if value > 0 else AGAINST if value < 0 else PLAIN.colour,
                 1.2 + 4 * abs(value) / largest + 1.5 * chosen,
                 sign + spaced(fact["relation"]),
-                f"{sign}{fact['head']} {fact['relation']} {fact['tail']}",
+                f"{sign}{fact['head']} {fact['relation']} {fact['tail']}"
+                + ", taken away in the check" * is_marked,
                 labelled=chosen or not place or (not selected and number < MAX_LABELS),
                 fact=place,
                 opacity=1 if chosen else 0.5 if selected and place else 0.9,
                 stands_out=chosen,
+                marked=is_marked,
             )
             for more in BENDS
         ]

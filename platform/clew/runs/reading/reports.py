@@ -135,8 +135,8 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     """Return the training facts of one test triple: those that helped, then those that opposed.
 
     The columns are `TRIPLE_COLUMNS`, `place`, `rank`, `influence`, and `part_*` and `checkpoint_*`
-    as in the Parquet file. `cosine`, `spread`, `runs_agreeing` and `counterpart` are present if the
-    file has them.
+    as in the Parquet file. `cosine`, `spread`, `runs_agreeing`, `counterpart` and `train_index` are
+    present if the file has them.
     Rows are in the order of `by_side`: `place` counts them from 1, and `rank` counts each side.
     """
     rows = _rows_of(files, test_index)
@@ -151,6 +151,7 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
     columns |= {column: rows[column].astype(float) for column in numbers}
     columns |= {c: rows[c].astype(str) for c in [forms.COUNTERPART_COLUMN] if c in rows}
+    columns |= {c: rows[c] for c in [forms.TRAIN_INDEX_COLUMN] if c in rows}
     # Build the frame at once: pandas warns if hundreds of columns are added one by one.
     return ranked(pd.DataFrame(columns))
 
@@ -178,21 +179,20 @@ def _columns_of(path: Path) -> list[str]:
     if missing := [column for column in needed if column not in present]:
         raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
     numbers, split = (
-        {forms.RANK_COLUMN, forms.COUNTERPART_COLUMN, *FURTHER_COLUMNS},
+        {forms.RANK_COLUMN, forms.COUNTERPART_COLUMN, forms.TRAIN_INDEX_COLUMN, *FURTHER_COLUMNS},
         (forms.PART_PREFIX, forms.CHECKPOINT_PREFIX),
     )
     return needed + [name for name in present if name in numbers or name.startswith(split)]
 
 
 def _read_table(path: Path, columns: Sequence[str], where: tuple[str, int] | None) -> pa.Table:
-    types = {column: _type_of(column) for column in columns}
+    types = dict.fromkeys(columns, pa.float64())
+    types |= {
+        c: pa.string() for c in columns if c in {*forms.TERM_COLUMNS, forms.COUNTERPART_COLUMN}
+    }
+    whole = {forms.TEST_INDEX_COLUMN, forms.TRAIN_INDEX_COLUMN, forms.RANK_COLUMN}
+    types |= {column: pa.int64() for column in columns if column in whole}
     return read_columns(path, types, INFLUENCE_TABLE, where=where)
-
-
-def _type_of(column: str) -> pa.DataType:
-    if column in {*forms.TERM_COLUMNS, forms.COUNTERPART_COLUMN}:
-        return pa.string()
-    return pa.int64() if column in {forms.TEST_INDEX_COLUMN, forms.RANK_COLUMN} else pa.float64()
 
 
 def _json_rows(path: Path, test_index: int) -> pd.DataFrame:

@@ -156,12 +156,14 @@ class OutputFolder:
         target = self.root / names.ARTIFACT_INFLUENCE
         target.mkdir(exist_ok=True)
         folders = self._finished_folders()
-        found = [_only_test(folder) for folder in folders]
-        report = replace(
-            frame,
-            tests=tuple(test for test, _ in found),
-            seconds=sum(seconds for _, seconds in found),
-        )
+        tests, seconds = list[ExplainedTriple](), 0.0
+        for path in (folder / names.INFLUENCE_JSON for folder in folders):
+            one = read_influence_json(path)
+            if len(one.tests) != 1:
+                raise _damaged(path, ValueError(f"{len(one.tests)} test triples"))
+            tests += one.tests
+            seconds += one.seconds
+        report = replace(frame, tests=tuple(tests), seconds=seconds)
         write_influence_json(report, target / names.INFLUENCE_JSON)
         _join_csv(folders, target / names.INFLUENCE_CSV)
         _join_parquet(folders, target / names.INFLUENCE_PARQUET)
@@ -181,15 +183,6 @@ def _read(path: Path, kind: TypeAdapter[R]) -> R:
         return kind.validate_json(path.read_bytes())
     except ValidationError as error:
         raise _damaged(path, error) from None
-
-
-def _only_test(folder: Path) -> tuple[ExplainedTriple, float]:
-    """Return the test triple of a folder, and the seconds that it took."""
-    path = folder / names.INFLUENCE_JSON
-    report = read_influence_json(path)
-    if len(report.tests) != 1:
-        raise _damaged(path, ValueError(f"{len(report.tests)} test triples"))
-    return report.tests[0], report.seconds
 
 
 def _damaged(path: Path, error: Exception) -> DataError:

@@ -22,7 +22,7 @@ from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import SequenceWindows
 from clew.influence.projections import FOLDER
 from clew.influence.scores import Scored
-from clew.influence.window_index import Searched, SearchSettings
+from clew.influence.window_index import SearchSettings
 from clew.influence.window_tracer import UnrolledWindowTracer, WindowExplanation, WindowTracer
 from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling, generate
@@ -239,8 +239,12 @@ def record_each(
             folder.mkdir()
             if not found:
                 found, said, metrics = explain(tracer, tests, source, progress)
-                if (searched := found[0].searched) is not None:
-                    keep_indices(source, tracer.checkpoints, searched)
+                searched, run_id = found[0].searched, source.run_id
+                new = searched is not None and searched.indices_made > 0
+                if new and run_id is not None and not folder_meant(source.reference):
+                    for record in tracer.checkpoints:  # next to the checkpoints, in the store
+                        place = f"{names.ARTIFACT_CHECKPOINTS}/{record.path.name}/{FOLDER}"
+                        keep_folder(run_id, record.path / FOLDER, place)
             tracker.metrics(metrics, source.manifest.step)
             for side in ("proponents", "opponents"):
                 scores = window_scores(getattr(found[test], side), found[test].parts)
@@ -252,17 +256,6 @@ def record_each(
         for number, result in enumerate(results):
             result.report.write(output if len(results) == 1 else output / f"{number:04d}.json")
     return results
-
-
-def keep_indices(
-    source: ModelSource, checkpoints: Sequence[CheckpointRecord], searched: Searched
-) -> None:
-    """Store indices that were just made in the tracking store, next to the run's checkpoints."""
-    if not searched.indices_made or source.run_id is None or folder_meant(source.reference):
-        return
-    for record in checkpoints:
-        place = f"{names.ARTIFACT_CHECKPOINTS}/{record.path.name}/{FOLDER}"
-        keep_folder(source.run_id, record.path / FOLDER, place)
 
 
 def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:

@@ -14,7 +14,7 @@ from clew.config.services import ValidationRequest
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.influence.outcomes import Examiner
-from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, train_missing
+from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer
 from clew.link_prediction.triples import Triples
 from clew.runs.base import Tracker
 from clew.runs.validation_record import (
@@ -83,8 +83,9 @@ def validate_influence(
         folder = KeptRetrainings(given, identity(source, tests))
         trained = examiner.examine(source.tracer.models[-1])
         plan = plan_experiment(request, source, tests, trained)
-        missing = len({one.key for one in plan.retrainings if one not in folder})
-        _forecast(request, retrainer, missing, say)
+        every = {one.key: one for one in plan.retrainings}
+        missing = [one for one in every.values() if one not in folder]
+        _forecast(request, retrainer, len(missing), say)
         with linked_run(
             source.model,
             source.loaded,
@@ -92,7 +93,11 @@ def validate_influence(
             kind=names.KIND_VALIDATE,
             context="explanation",
         ) as tracker:
-            train_missing(plan.retrainings, folder, retrainer, examiner, progress)
+            kept = len(every) - len(missing)
+            progress(kept, len(every))
+            for done, (one, model) in enumerate(retrainer.train_each(missing), kept + 1):
+                folder.write(one, examiner.examine(model))
+                progress(done, len(every))
             record = measure(plan, source, folder, trained)
             _store(tracker, record, source, time.perf_counter() - began)
         return ValidationResult(tracker.run_id, record)
