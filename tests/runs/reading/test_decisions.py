@@ -226,8 +226,8 @@ def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
     kept = read_reviews(run_id).records
     for name, content in {
         "half": {"schema_version": 1},
-        "later": vars(kept[0]) | {"schema_version": 2},
-        "unsaid": vars(kept[0]) | {"verdict": None},
+        "later": {"schema_version": 2} | vars(kept[0]),
+        "unsaid": {"schema_version": 1} | vars(kept[0]) | {"verdict": None},
     }.items():
         text = json.dumps(content, default=vars)
         store.client.log_text(run_id, text, f"{FOLDER}/{name}.json")

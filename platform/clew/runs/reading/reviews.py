@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from mlflow.exceptions import MlflowException
 from pydantic import TypeAdapter, ValidationError
@@ -23,6 +23,7 @@ from clew.runs.reading.runs import RunRecord, client, fetched, find_run, list_ar
 from clew.spreadsheets import csv_text
 
 FOLDER = "reviews"
+SCHEMA_VERSION = 1
 MAX_COMMENT_CHARACTERS = 10_000
 MAX_PERSON_CHARACTERS = 200
 
@@ -66,7 +67,6 @@ class Review:
     review_id: str = ""
     final: bool = False
     """Whether it counts instead of all other reviews of the same explanation or training fact."""
-    schema_version: Literal[1] = 1
 
     @property
     def said(self) -> str:
@@ -107,10 +107,11 @@ def append_review(review: Review) -> Review:
         )
     now = datetime.now(UTC)
     review = replace(review, created=now.isoformat(), review_id=uuid.uuid4().hex)
+    content = {"schema_version": SCHEMA_VERSION} | asdict(review)
     name = f"{FOLDER}/{now:%Y%m%dT%H%M%S}-{review.review_id}.json"
     _mark_reviewed(review.run_id)
     try:
-        text = json.dumps(asdict(review), ensure_ascii=False, indent=1)
+        text = json.dumps(content, ensure_ascii=False, indent=1)
         client().log_text(review.run_id, text, name)
     except (MlflowException, OSError) as error:
         raise TrackingError(
@@ -140,15 +141,22 @@ def read_reviews(run_id: str) -> Kept:
     with fetched(run_id, FOLDER) as place:
         for path in sorted(place.glob("*.json")):
             try:
-                review = _REVIEW.validate_json(path.read_bytes())
-            except (OSError, ValidationError) as error:
+                found.append(_decoded(json.loads(path.read_text(encoding="utf-8"))))
+            except (OSError, ValueError, RecursionError) as error:
                 problems.append(f"{path.name}: {described(error)}")
-                continue
-            if review.verdict or review.final:
-                found.append(review)
-            else:
-                problems.append(f"{path.name}: a review without a verdict, which is not final")
     return Kept(tuple(sorted(found, key=lambda review: review.created)), tuple(problems))
+
+
+def _decoded(content: Any) -> Review:
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        raise DataError(f"not a review of schema version {SCHEMA_VERSION}")
+    try:
+        review = _REVIEW.validate_python(content)
+    except ValidationError as error:
+        raise DataError(f"not a complete review ({described(error)})") from None
+    if review.verdict is None and not review.final:
+        raise DataError("not a complete review (verdict: missing)")
+    return review
 
 
 def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
