@@ -204,7 +204,7 @@ def test_the_command_packs_and_refuses_what_it_cannot_pack(
     assert "already exists" in capsys.readouterr().err
     config = load("link_prediction/umls", {"data.packed": str(folder)})
     assert (config.data.name, config.data.packed) == (None, str(folder))  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match=r"data\.test and data\.packed given"):
+    with pytest.raises(ConfigError, match=r"data\.test is given, but data\.packed"):
         load("link_prediction/umls", {"data.packed": str(folder), "data.test": "test.txt"})
     with pytest.raises(ConfigError, match=r"data\.name and data\.packed given"):
         load("link_prediction/umls", {"data.packed": str(folder), "data.name": "umls"})
