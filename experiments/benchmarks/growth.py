@@ -56,7 +56,7 @@ def training(sizes: tuple[int, ...]) -> Measured:
 
 def epoch(sizes: tuple[int, ...]) -> Measured:
     """Return the seconds of an epoch of so many triples of the same 5,000 entities."""
-    config = configured("training.max_epochs", 1)
+    config = configured("training.num_epochs", 1)
     graphs = {size: wide_graph.graph_of(5_000, size) for size in sizes}
     return {size: sum(timed_steps(graph, config)[1]) for size, graph in graphs.items()}
 
