@@ -110,7 +110,7 @@ def comparison(dashboard: Dashboard, pause_seconds: float = 0.0) -> list[float]:
         dashboard.page.wait_for_timeout(1000 * pause_seconds)
         dashboard.open("/compare")
         preset = dashboard.button("FP32 / FP16 / checkpointing").first
-        drawn = "document.querySelectorAll('[data-testid=stVegaLiteChart]').length >= 4"
+        drawn = "document.querySelectorAll('[data-testid=stVegaLiteChart]').length >= 3"
         seconds.append(timed(preset.click, dashboard.page, drawn))
     return seconds
 
