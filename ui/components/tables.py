@@ -241,21 +241,21 @@ def _differences(runs: Sequence[RunRecord]) -> dict[str, str]:
     return apart
 
 
+def _headline(run: RunRecord) -> str:
+    """Return the name and the last value of the metric that matters most; empty without one."""
+    key = headline_key(run)
+    if key not in run.metrics:
+        return ""
+    return f"{glossary.words(key).label.split(',')[0]} {number_text(run.metrics[key])}"
+
+
 def run_table(
     runs: Sequence[RunRecord],
     lines: Mapping[str, Sequence[float]] | None = None,
     chosen: Sequence[str] = (),
 ) -> Columns:
     """Return the table of the runs with the `chosen` columns, without those that have no value."""
-    variants, states, keys = variants_of(runs), [*map(state_of, runs)], [*map(headline_key, runs)]
-    headlines = [
-        f"{glossary.words(key).label.split(',')[0]} {number_text(run.metrics[key])}"
-        if key in run.metrics
-        else ""
-        for run, key in zip(runs, keys, strict=True)
-    ]
-
-    apart = _differences(runs)
+    variants, states, apart = variants_of(runs), [*map(state_of, runs)], _differences(runs)
 
     def small(meaning: str = "") -> Any:
         return TextColumn(width="small", help=meaning or None)
@@ -290,7 +290,7 @@ def run_table(
         ),
         "Data": ([run.tags.get(names.TAG_DATASET, "") for run in runs], small()),
         "Quality, last": (
-            headlines,
+            [_headline(run) for run in runs],
             small("Last value of the task's main metric. Compare shows the best value by default."),
         ),
     }
