@@ -94,6 +94,8 @@ def role(server: "AuthServiceClient", name: str, kind: str, which: str, permissi
 
 if __name__ == "__main__":
     try:
+        if "ACCOUNTS" not in os.environ:
+            raise ConfigError("ACCOUNTS is not set; give a line for each account, as in .env")
         make(listed(os.environ["ACCOUNTS"]))
     except ClewError as problem:
         sys.exit(f"clew: error: {problem}")
