@@ -28,13 +28,23 @@ def draw(curves: list[dict[str, Any]], path: Path) -> None:
         panel.plot(sizes, proportion, color="0.75", linestyle="--")
         panel.plot(sizes, seconds, marker="o", color="C0")
         panel.set(xscale="log", yscale="log", xlabel=curve["axis"], ylabel="seconds")
-        panel.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=8)
+        ends = [min(seconds), max(seconds)]
+        panel.set_xticks(sizes, [short(size) for size in sizes])
+        panel.set_yticks(ends, [f"{end:.2g}" for end in ends])
         panel.minorticks_off()
-        panel.set_title(f"{curve['curve']}: {curve['exponent']:.2f}", fontsize=10)
+        panel.set_title(f"{curve['curve']}: exponent {curve['exponent']:.2f}", fontsize=9)
         panel.spines[["top", "right"]].set_visible(False)
     for panel in panels[len(curves) :]:
         panel.set_visible(False)
     figure.savefig(path, dpi=110)
+
+
+def short(size: int) -> str:
+    """Return a size as on an axis: 250k, 2M."""
+    for factor, letter in ((1_000_000, "M"), (1_000, "k")):
+        if size >= factor:
+            return f"{size / factor:g}{letter}"
+    return str(size)
 
 
 def main() -> None:

@@ -72,6 +72,7 @@ STUDY_PAGES = {
         "image_sequences": "image sequences",
     }.items()
 }
+PICTURES = {"growth": "![Seconds against size, for each part and axis](../pictures/growth.png)"}
 SEARCHED_LAST = "---\nsearch:\n  boost: 0.2\n---\n\n"
 """Front matter: people who search want an explanation before a table of numbers."""
 HEADER = "| what | measured | beside it | command, result file, commit |\n|---|---|---|---|"
@@ -172,7 +173,15 @@ def pages(benchmarks: Mapping[str, Content], studies: Mapping[str, Content]) -> 
         found[f"claims_{name}"] += study_section(name, content)
     questions = {name: question for name, (question, _) in PAGES.items()} | STUDY_PAGES
     texts = {
-        f"{name}.md": "\n".join([f"# {questions[name]}", "", *lines]).rstrip() + "\n"
+        f"{name}.md": "\n".join(
+            [
+                f"# {questions[name]}",
+                "",
+                *([PICTURES[name], ""] if name in PICTURES else []),
+                *lines,
+            ]
+        ).rstrip()
+        + "\n"
         for name, lines in found.items()
         if lines
     }
