@@ -81,7 +81,7 @@ KEPT = (
 def train_each_group(config: RunConfig) -> RegressionResult:
     """Train with each group as the test group in turn; return all predictions together."""
     parts = []
-    for group in group_names(load_table(config.data)):
+    for group in group_names(load_table(config.data).group):
         run_id = train(with_settings(config, {"data.test_group": group})).run_id
         with fetched(run_id, "evaluation/test_predictions.parquet") as path:
             parts.append(read_predictions(path))

@@ -80,12 +80,7 @@ def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRe
             "on image_sequences; only such models predict frames"
         )
     encoding = ScalarEncoding.from_config(record.scalar_names, data, str(checkpoint))
-    shape = SequenceShape(
-        num_frames=data.temporal_frames,
-        num_channels=record.frames[1],
-        num_scalars=encoding.size,
-        mask_channels=data.nan_pixels == "mask",
-    )
+    shape = SequenceShape.of(data, record.frames[1], encoding.size)
     return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval()
 
 

@@ -72,24 +72,17 @@ class SequenceRegression:
 
     def describe(self) -> dict[str, str]:
         """Return tags with the unit of the errors and the held-out groups."""
-        groups = {
-            split: ", ".join(dict.fromkeys(windows.groups.tolist()))
-            for split, windows in self.splits.windows.items()
-        }
+        groups = self.splits.groups
         return {
             names.TAG_UNIT: self.splits.table.unit,
-            "clew.test_group": groups["test"],
-            "clew.validation_group": groups["valid"] if self._validates else "none",
+            "clew.test_group": ", ".join(groups["test"]),
+            "clew.validation_group": ", ".join(groups["valid"]) if self._validates else "none",
         }
 
     def build_model(self) -> SequenceRegressor:
         """Build the model with the scalers of the training windows."""
-        shape = SequenceShape(
-            num_frames=self.data_config.temporal_frames,
-            num_channels=self.splits.table.images.shape[1],
-            num_scalars=self.splits.encoding.size,
-            mask_channels=self.data_config.nan_pixels == "mask",
-        )
+        channels, scalars = self.splits.table.images.shape[1], self.splits.encoding.size
+        shape = SequenceShape.of(self.data_config, channels, scalars)
         model = SequenceRegressor(shape, self.model_config)
         with torch.no_grad():
             for name, value in vars(self.scalers).items():
@@ -108,10 +101,10 @@ class SequenceRegression:
 
     def example_losses(self, model: nn.Module, batch: SequenceBatch) -> Tensor:
         """Return the loss of each window, `(window,)`."""
-        regressor = as_regressor(model)
+        assert isinstance(model, SequenceRegressor)
         images = self.noisy(batch.images) if model.training else batch.images
         goal = batch.target - batch.present if self._change else batch.target
-        wanted = (goal - regressor.target_mean) / regressor.target_std
+        wanted = (goal - model.target_mean) / model.target_std
         errors = model(images, batch.scalars) - wanted
         return regression_losses(errors, self._loss)
 
@@ -127,8 +120,8 @@ class SequenceRegression:
         self, model: nn.Module, windows: SequenceWindows, device: torch.device
     ) -> np.ndarray:
         """Return predictions in the target's unit, `(window,)`, float64."""
-        regressor = as_regressor(model)
-        return predict_windows(regressor, windows, batch_size=self._batch_size, device=device)
+        assert isinstance(model, SequenceRegressor)
+        return predict_windows(model, windows, batch_size=self._batch_size, device=device)
 
     def held_out_errors(self, model: nn.Module, device: torch.device) -> HeldOutErrors | None:
         """Return the errors on validation and test windows; None if no group is for validation."""
@@ -190,10 +183,7 @@ class SequenceRegression:
             "target_name": table.target_name,
             "scalar_names": list(table.scalar_names),
             "windows": {split: len(windows) for split, windows in self.splits.windows.items()},
-            "groups": {
-                split: list(dict.fromkeys(windows.groups.tolist()))
-                for split, windows in self.splits.windows.items()
-            },
+            "groups": self.splits.groups,
             "target_mean": self.scalers.target_mean,
             "target_std": self.scalers.target_std,
         }
@@ -205,12 +195,6 @@ class SequenceRegression:
         if split in self._results:
             folder.mkdir(parents=True, exist_ok=True)
             write_regression_report(self._results[split], split, self.splits.table.unit, folder)
-
-
-def as_regressor(model: nn.Module) -> SequenceRegressor:
-    if not isinstance(model, SequenceRegressor):
-        raise TypeError(f"expected a SequenceRegressor, {type(model).__name__} given")
-    return model
 
 
 Errors = Float[Tensor, "example"]

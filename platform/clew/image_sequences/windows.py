@@ -171,7 +171,7 @@ def find_window_ends(table: FrameTable, config: ImageSequenceData) -> np.ndarray
     """Return the last frames of the complete windows that end at a target."""
     complete = complete_window_ends(table, config)
     ends: np.ndarray = complete[np.isfinite(table.target[complete])]
-    for group in dict.fromkeys(table.group.tolist()):
+    for group in group_names(table.group):
         if group not in table.group[ends]:
             own = np.flatnonzero(table.group == group)
             raise DataError(
@@ -258,6 +258,10 @@ class SequenceSplits:
     """`train`, `valid` and `test`."""
     fingerprint: str
 
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        return {split: group_names(windows.groups) for split, windows in self.windows.items()}
+
 
 @dataclass(frozen=True, eq=False)
 class Scalers:
@@ -309,8 +313,9 @@ def load_table(config: ImageSequenceData) -> FrameTable:
     return table
 
 
-def group_names(table: FrameTable) -> list[str]:
-    return list(dict.fromkeys(table.group.tolist()))
+def group_names(groups: np.ndarray) -> list[str]:
+    """Return the distinct groups, in the order in which they begin."""
+    return list(dict.fromkeys(groups.tolist()))
 
 
 def blocks(num_frames: int, num_blocks: int) -> np.ndarray:
@@ -320,7 +325,7 @@ def blocks(num_frames: int, num_blocks: int) -> np.ndarray:
 
 def held_out_groups(table: FrameTable, config: ImageSequenceData) -> tuple[str, str | None]:
     """Return the test group and the validation group (None if no group is for validation)."""
-    groups = group_names(table)
+    groups = group_names(table.group)
     for key in ("test_group", "validation_group"):
         name = getattr(config, key)
         if name is not None and name not in groups:

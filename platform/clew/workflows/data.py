@@ -86,7 +86,7 @@ def pack_data(settings: DataConfig, path: Path) -> str:
 def describe_sequences(splits: SequenceSplits, settings: ImageSequenceData) -> str:
     """Return what is predicted from what, the groups of each split, and what to look at."""
     table, windows = splits.table, splits.windows
-    known, groups = np.isfinite(table.target), counted(len(group_names(table)), "group")
+    known, groups = np.isfinite(table.target), counted(len(group_names(table.group)), "group")
     count, channels, height, width = table.images.shape
     chosen = np.unique(np.linspace(0, count - 1, FINGERPRINT_FRAMES).astype(int))
     broken = int((~np.isfinite(table.images.read(chosen))).any(axis=(1, 2, 3)).sum())
@@ -103,7 +103,7 @@ def describe_sequences(splits: SequenceSplits, settings: ImageSequenceData) -> s
         "missing": f"{missing} without target; broken pixels in {broken} of {seen}",
     }
     for split, part in windows.items():
-        own = list(dict.fromkeys(part.groups.tolist()))
+        own = group_names(part.groups)
         shown = ", ".join(own[:8]) + (f" and {len(own) - 8} more" if len(own) > 8 else "")
         size = f"{counted(len(part), 'window')} of {settings.temporal_frames} frames"
         summary[split] = f"{size}: {'groups' if len(own) > 1 else 'group'} {shown}"
