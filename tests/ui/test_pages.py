@@ -164,17 +164,17 @@ def test_counting_again_asks_near_the_last_number(
     use: Callable[[str], None], many: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(many.uri)
-    number = runs.number_of_runs(runs.RunQuery())
+    number = runs.number_of_runs(search.RunQuery())
     asked: list[int] = []
     reads = search.count_runs
 
-    def counted(query: runs.RunQuery, *, near: int) -> int:
+    def counted(query: search.RunQuery, *, near: int) -> int:
         asked.append(near)
         return reads(query, near=near)
 
-    monkeypatch.setattr(runs, "count_runs", counted)
+    monkeypatch.setattr(search, "count_runs", counted)
     st.cache_data.clear()
-    assert runs.number_of_runs(runs.RunQuery()) == number
+    assert runs.number_of_runs(search.RunQuery()) == number
     assert asked == [number]
 
 

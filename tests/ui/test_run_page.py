@@ -204,7 +204,7 @@ def test_mlflow_shows_the_run_among_experiments(many: Recorded, monkeypatch) -> 
 
 
 def test_a_run_without_metrics_says_so(page: Open, many: Recorded, monkeypatch) -> None:
-    from clew.ui.views import run
+    from clew.ui.components import runs
 
-    monkeypatch.setattr(run, "curves_of", lambda run: {})
+    monkeypatch.setattr(runs, "curves_of", lambda run: {})
     assert "recorded no metrics" in shown(page("run", many.uri, id=many.runs["failed"]))

@@ -21,27 +21,10 @@ from clew.errors import DataError, UsageError, described
 from clew.runs.reading.facts import evidence, place_text, scored
 from clew.runs.reading.models import Learned, ModelNames
 from clew.runs.reading.reports import ReportFiles
-from clew.ui import access
-from clew.ui.components import basics, charts, jobs, tables
-from clew.ui.components.explanations import (
-    facts_of,
-    paths_of,
-    report_head,
-    report_of_run,
-    triple_at,
-    with_validation,
-)
+from clew.ui import access, work
+from clew.ui.components import basics, charts, explanations, jobs, tables
 from clew.ui.components.facts import trust
 from clew.ui.components.jobs import Job
-from clew.ui.work import (
-    FIRST_ANSWER_FILE,
-    PREDICTIONS_FILE,
-    AskedFrames,
-    AskedText,
-    End,
-    Preparation,
-    Why,
-)
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
@@ -50,7 +33,7 @@ def prepare_reasons(model: str, run_id: str) -> Job:
 
     The result is cached, so that this runs once for each champion, known by its training run.
     """
-    return jobs.jobs().start(Preparation(model), title=f"Prepare {run_id}", action="ask")
+    return jobs.jobs().start(work.Preparation(model), title=f"Prepare {run_id}", action="ask")
 
 
 MAX_HEIGHT = 758
@@ -76,7 +59,7 @@ COLUMNS = {
 NUM_FACTS = 5
 _FACT = '<li><span class="clew-mark clew-for">{symbol}</span>{triple}</li>'
 
-Explain = Callable[[Why], None]
+Explain = Callable[[work.Why], None]
 
 
 @dataclass(frozen=True)
@@ -106,17 +89,17 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
     """Show the best new answers of fitting kinds, and below them the known ones."""
     vocabulary, explain, beside = shown_with.vocabulary, shown_with.explain, shown_with.beside
     given = "head" if "head" in prediction else "tail"
-    end: End = "tail" if given == "head" else "head"
+    end: work.End = "tail" if given == "head" else "head"
     relation, entity = str(prediction.get("relation", "")), str(prediction.get(given, ""))
     label, entities = dict(vocabulary.relations).get(relation), dict(vocabulary.entities)
     shown = {given: entities.get(entity, entity), end: "?"}
     st.html(basics.triple(shown["head"], label or relation, shown["tail"]))
     _warnings(prediction)
 
-    def why(answer: dict[str, Any]) -> Why:
+    def why(answer: dict[str, Any]) -> work.Why:
         other = str(answer.get(end, ""))
         head, tail = (entity, other) if end == "tail" else (other, entity)
-        return Why(head, relation, tail, end)
+        return work.Why(head, relation, tail, end)
 
     asked = prediction.get("asked")
     if isinstance(asked, dict):
@@ -241,7 +224,7 @@ def frame(found: Sequence[dict[str, Any]], end: str, kinds: Mapping[str, str]) -
     return table.drop(columns=[*idle, *(["Id"] if table["Id"].equals(table["Answer"]) else [])])
 
 
-def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:
+def why_button(label: str, why: work.Why, explain: Explain, *, key: str) -> None:
     """Show a button that starts the explanation of a triple."""
     st.button(
         label,
@@ -254,12 +237,12 @@ def why_button(label: str, why: Why, explain: Explain, *, key: str) -> None:
 
 def first_answer(job: Job) -> None:
     """Show the explanation from the facts near the triple, until all facts have been compared."""
-    path = job.folder / FIRST_ANSWER_FILE
+    path = job.folder / work.FIRST_ANSWER_FILE
     if job.state == "done" or not path.is_file():
         return
     files = ReportFiles(json=path)
-    head = report_head(files)
-    test, facts = triple_at(head, 0), facts_of(files, 0)
+    head = explanations.report_head(files)
+    test, facts = explanations.triple_at(head, 0), explanations.facts_of(files, 0)
     near = scored(test, facts)
     others = (head.train_size or near) - near
     fate = "are still being compared" if job.state == "running" else "were not compared"
@@ -280,12 +263,12 @@ def explanation(job: Job) -> None:
         basics.note("Done: the explanation is the newest one on the page Influence.")
         return
     with basics.guarded("The explanation"):
-        files = report_of_run(run_id)
-        head = with_validation(report_head(files))
-        test, facts = triple_at(head, 0), facts_of(files, 0)
+        files = explanations.report_of_run(run_id)
+        head = explanations.with_validation(explanations.report_head(files))
+        test, facts = explanations.triple_at(head, 0), explanations.facts_of(files, 0)
         st.markdown(
             f"**Whole answer**, from all {scored(test, facts):,} training facts. "
-            + basics.markdown(evidence(test, facts, paths_of(files, 0)))
+            + basics.markdown(evidence(test, facts, explanations.paths_of(files, 0)))
         )
         _strongest(facts)
         trust(head, run_id, test)
@@ -319,7 +302,7 @@ _WRITTEN = (
 )
 
 
-def asked_text(model: str, *, again: bool) -> AskedText | None:
+def asked_text(model: str, *, again: bool) -> work.AskedText | None:
     """Let a person give a prompt; return it once sent, or with `again` the one in the address."""
     linked = basics.address("prompt")
     if PROMPT not in st.session_state:
@@ -341,22 +324,22 @@ def asked_text(model: str, *, again: bool) -> AskedText | None:
         "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
     )
     if again and linked:
-        return AskedText(model, linked, *settings)
+        return work.AskedText(model, linked, *settings)
     if not sent:
         return None
     basics.write_address("prompt", prompt if len(prompt) <= MOST_IN_ADDRESS else None)
-    return AskedText(model, prompt, *settings)
+    return work.AskedText(model, prompt, *settings)
 
 
 def written(job: Job) -> None:
     """Show the prompt and what the model has written so far."""
-    if job.state in {"running", "done"} and isinstance(job.asked, AskedText):
+    if job.state in {"running", "done"} and isinstance(job.asked, work.AskedText):
         basics.show(_WRITTEN, prompt=job.asked.prompt, written=job.output())
 
 
 def download_text(job: Job) -> None:
     """Offer the whole text of a finished job."""
-    if job.state == "done" and isinstance(job.asked, AskedText):
+    if job.state == "done" and isinstance(job.asked, work.AskedText):
         tables.download("Text", job.asked.prompt + job.output(), "text.txt", "text/plain")
 
 
@@ -368,7 +351,7 @@ ALL_GROUPS = "all"
 _WHERE = {"from this computer": False, "on the server": True}
 
 
-def asked_frames(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, bytes]] | None:
+def asked_frames(model: str, *, again: bool) -> tuple[work.AskedFrames, dict[str, bytes]] | None:
     """Let a person choose frames; return them once sent, or with `again` those of a linked path.
 
     People who sign in cannot name a path on the server: they may have no right to read it.
@@ -388,13 +371,13 @@ def asked_frames(model: str, *, again: bool) -> tuple[AskedFrames, dict[str, byt
     ready = bool(path or chosen) and access.may("ask")
     sent = st.button("Predict", type="primary", key="ask", disabled=not ready)
     if again and linked:
-        return AskedFrames(model, linked, CONFIDENCES[share]), {}
+        return work.AskedFrames(model, linked, CONFIDENCES[share]), {}
     if not sent:
         return None
     basics.write_address("frames", path or None)
     files = uploaded(chosen) if chosen else {}
     uploads = next(iter(files), "").partition("/")[0]
-    return AskedFrames(model, path or uploads, CONFIDENCES[share]), files
+    return work.AskedFrames(model, path or uploads, CONFIDENCES[share]), files
 
 
 def _frames(linked: str) -> tuple[str, Sequence[UploadedFile]]:
@@ -451,7 +434,7 @@ def predictions(job: Job) -> None:
         return
     for note in said.get("notes", []):
         basics.note(str(note))
-    path, unit = job.folder / PREDICTIONS_FILE, str(said.get("unit", ""))
+    path, unit = job.folder / work.PREDICTIONS_FILE, str(said.get("unit", ""))
     try:
         frame = pd.read_parquet(path)
     except (OSError, ValueError) as error:

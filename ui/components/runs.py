@@ -31,14 +31,6 @@ from clew.runs.reading.models import (
 )
 from clew.runs.reading.run_details import lineage, list_data, list_files
 from clew.runs.reading.runs import RunRecord, state_of
-from clew.runs.reading.search import (
-    RunPage,
-    RunQuery,
-    count_runs,
-    find_runs,
-    list_experiments,
-    search_runs,
-)
 from clew.runs.reading.typed_search import Keys
 
 PAGE_SIZE = 25
@@ -68,55 +60,55 @@ def store_exists() -> bool:
 def connect() -> None:
     """Query the store for the first time, which takes longer than later queries."""
     if store_exists():
-        list_experiments()
+        search.list_experiments()
 
 
 @for_seconds
 def experiments() -> dict[str, str]:
-    return list_experiments() if store_exists() else {}
+    return search.list_experiments() if store_exists() else {}
 
 
-def _within(query: RunQuery) -> RunQuery:
+def _within(query: search.RunQuery) -> search.RunQuery:
     """Return a query with its experiments, which MLflow wants to know for each one."""
     return replace(query, experiment_ids=query.experiment_ids or tuple(experiments().values()))
 
 
 @for_seconds
-def runs_page(query: RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> RunPage:
+def runs_page(query: search.RunQuery, page: int = 0, *, size: int = PAGE_SIZE) -> search.RunPage:
     """Return one page of runs, counted from 0."""
     if not store_exists():
-        return RunPage((), 0, False)
-    return search_runs(_within(query), offset=page * size, limit=size)
+        return search.RunPage((), 0, False)
+    return search.search_runs(_within(query), offset=page * size, limit=size)
 
 
 @for_seconds
-def every_run(query: RunQuery) -> list[RunRecord]:
+def every_run(query: search.RunQuery) -> list[RunRecord]:
     return list(search.every_run(query)) if store_exists() else []
 
 
 @for_seconds
 def _found(run_ids: tuple[str, ...]) -> list[RunRecord]:
-    return find_runs(run_ids) if store_exists() else []
+    return search.find_runs(run_ids) if store_exists() else []
 
 
 @st.cache_resource(max_entries=256, show_spinner=False)
-def _last_count(query: RunQuery) -> list[int]:
+def _last_count(query: search.RunQuery) -> list[int]:
     """Return a list that holds the number of runs from the last count."""
     return [0]
 
 
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
-def number_of_runs(query: RunQuery) -> int:
+def number_of_runs(query: search.RunQuery) -> int:
     last = _last_count(query)
-    if not last[0] and query == RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
-        last[0] = _last_count(RunQuery(query.experiment_ids))[0]  # most are training runs
-    last[0] = count_runs(_within(query), near=last[0])
+    if not last[0] and query == search.RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
+        last[0] = _last_count(search.RunQuery(query.experiment_ids))[0]  # most are training runs
+    last[0] = search.count_runs(_within(query), near=last[0])
     return last[0]
 
 
 def has_runs() -> bool:
     """Return whether there is any run; counting them all takes longer."""
-    return bool(runs_page(RunQuery(), size=1).runs)
+    return bool(runs_page(search.RunQuery(), size=1).runs)
 
 
 def runs_by_id(run_ids: Sequence[str]) -> list[RunRecord]:
@@ -150,14 +142,14 @@ def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
 
 def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
     """Return the runs that MLflow calls running."""
-    return list(runs_page(RunQuery(experiment_ids, status="RUNNING")).runs)
+    return list(runs_page(search.RunQuery(experiment_ids, status="RUNNING")).runs)
 
 
 def counts(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> dict[str, int]:
     """Return how many runs there are, and how many in each state; `alive` are `live_runs`."""
 
     def number(status: str = "") -> int:
-        return number_of_runs(RunQuery(experiment_ids, status=status))
+        return number_of_runs(search.RunQuery(experiment_ids, status=status))
 
     stuck = sum(state_of(run) == "stuck" for run in alive)
     total, failed, stopped = number(), number("FAILED"), number("KILLED")

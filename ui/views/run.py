@@ -11,31 +11,11 @@ from streamlit.column_config import LineChartColumn, NumberColumn, ProgressColum
 from clew import names
 from clew.names import direction_of
 from clew.runs import store
+from clew.runs.reading import run_details
 from clew.runs.reading.metrics import headline_key, number_text, pick_values, whole_number
-from clew.runs.reading.run_details import (
-    describe_run,
-    own_tags,
-    read_by_relation,
-    read_data_report,
-    splits_by_relation,
-)
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.ui import access
-from clew.ui.components import basics, charts, glossary, results, tables
-from clew.ui.components.results import keeps, text_of
-from clew.ui.components.runs import (
-    curves_of,
-    data_of,
-    files_of,
-    for_a_minute,
-    forget_runs,
-    has_runs,
-    lineage_of,
-    name_of,
-    run_by_id,
-    variants_of,
-)
-from clew.ui.components.tables import duration, utc
+from clew.ui.components import basics, charts, glossary, results, runs, tables
 
 DEFAULT_MLFLOW_ADDRESS = "http://127.0.0.1:5000"
 EXPERIMENT_MODE = "workflowType=machine_learning"
@@ -65,20 +45,20 @@ GROUPS = {
 }
 """The group of a metric in the table, by the first part of its own key; others come last."""
 
-by_relation = for_a_minute(read_by_relation)
-data_report = for_a_minute(read_data_report)
+by_relation = runs.for_a_minute(run_details.read_by_relation)
+data_report = runs.for_a_minute(run_details.read_data_report)
 
 
 def render() -> None:
     basics.style()
     with basics.guarded("The run"):
         wanted = basics.address("id")
-        found = run_by_id(wanted)
+        found = runs.run_by_id(wanted)
         if found is not None:
             _run(found)
             return
         st.title("Run", anchor=False)
-        if not has_runs():
+        if not runs.has_runs():
             basics.empty_store()
             return
         if wanted:
@@ -87,7 +67,7 @@ def render() -> None:
 
 
 def _run(run: RunRecord) -> None:
-    st.title(basics.markdown(name_of(run)), anchor=False)
+    st.title(basics.markdown(runs.name_of(run)), anchor=False)
     kind = run.tags.get(names.TAG_KIND)
     with st.container(horizontal=True):
         basics.link("overview", "All runs")
@@ -126,34 +106,34 @@ def _run(run: RunRecord) -> None:
 def _describe(run: RunRecord) -> None:
     """Let a person change the description and tags of a run, which MLflow shows too."""
     with st.popover("Describe"), st.form("describe", border=False):
-        lines = [f"{key}={value}" for key, value in own_tags(run).items()]
+        lines = [f"{key}={value}" for key, value in run_details.own_tags(run).items()]
         description = st.text_area("Description", run.tags.get(names.TAG_NOTE, ""))
         typed = st.text_area("Tags", "\n".join(lines), help="One name=value in each line.")
         allowed = access.may("describe")
         if st.form_submit_button("Save", key="save-description", disabled=not allowed):
             access.authorize("describe")
             pairs = [line.partition("=") for line in typed.splitlines() if line.strip()]
-            describe_run(run, description, {k.strip(): v.strip() for k, _, v in pairs})
-            forget_runs()
+            run_details.describe_run(run, description, {k.strip(): v.strip() for k, _, v in pairs})
+            runs.forget_runs()
             st.rerun()
 
 
 @basics.guarded("The summary")
 def _summary(run: RunRecord) -> None:
     state = state_of(run)
-    tags = dict(run.tags) | {names.TAG_VARIANT: variants_of([run])[run.run_id]}
+    tags = dict(run.tags) | {names.TAG_VARIANT: runs.variants_of([run])[run.run_id]}
     for tag in (names.TAG_PARAMETERS, names.TAG_BEST_STEP):
         if (number := whole_number(tags.get(tag, ""))) is not None:
             tags[tag] = f"{number:,}"
     rows = {
         "State": f"{basics.STATE_SYMBOLS[state]} {state}",
         "Because": tags.get(names.TAG_STOPPED_BECAUSE, ""),
-        "Started (UTC)": utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S"),
-        "Took": duration(run),
+        "Started (UTC)": tables.utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S"),
+        "Took": tables.duration(run),
         **{label: tags.get(tag, "") for label, tag in FACTS.items()},
     }
     whole = run.tags.get(names.TAG_DATA_FINGERPRINT, "")
-    for context, name, short in data_of(run.run_id):
+    for context, name, short in runs.data_of(run.run_id):
         fingerprint = whole if whole.startswith(short) else short
         rows[f"Data, {context}"] = f"{name}, fingerprint {fingerprint}"
     basics.pairs(rows | {"Run id": run.run_id})
@@ -186,7 +166,7 @@ def repeating_commands(run: RunRecord) -> str:
     """Return the commands that repeat a training run; empty without a configuration of Clew."""
     if run.tags.get(names.TAG_KIND) != names.KIND_TRAIN:
         return ""
-    if not keeps(run, names.ARTIFACT_CONFIG_YAML):
+    if not results.keeps(run, names.ARTIFACT_CONFIG_YAML):
         return ""
     folder = f"run-{run.run_id[:8]}"
     return (
@@ -216,13 +196,13 @@ def _results(run: RunRecord) -> None:
     if study is not None and study.results:
         st.header("Study", anchor=False)
         results.show_studies([study])
-    if keeps(run, names.ARTIFACT_VALIDATION, names.VALIDATION_JSON):
+    if results.keeps(run, names.ARTIFACT_VALIDATION, names.VALIDATION_JSON):
         st.header("Test of explanations", anchor=False)
         results.validation(results.validation_of(run.run_id))
-    if keeps(run, names.ARTIFACT_TUNE, names.TRIALS_CSV):
+    if results.keeps(run, names.ARTIFACT_TUNE, names.TRIALS_CSV):
         st.header("Search", anchor=False)
         results.search(run)
-    if keeps(run, names.ARTIFACT_VALUES, names.VALUES_CSV):
+    if results.keeps(run, names.ARTIFACT_VALUES, names.VALUES_CSV):
         st.header("Values of facts", anchor=False)
         results.fact_values(run.run_id)
 
@@ -233,7 +213,7 @@ def _metrics(run: RunRecord) -> None:
 
     The chosen metric is in the address under `metric`.
     """
-    curves = curves_of(run)
+    curves = runs.curves_of(run)
     if not curves:
         basics.note("This run recorded no metrics.")
         return
@@ -298,7 +278,7 @@ def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
     if len(curve) < 2:
         basics.note(f"It has one value ({counted.lower()}: {int(curve['step'].iloc[-1]):,}).")
         return
-    name = name_of(run)
+    name = runs.name_of(run)
     frame = curve.assign(run=name, group=name)
     spec = charts.curves(frame, key=key, order=[name], by_time=False, kind=kind)
     alt = f"Curve of {words.label}: {counted.lower()} on the x axis"
@@ -308,7 +288,7 @@ def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
 @basics.guarded("The ranks by relation")
 def _relations(run: RunRecord) -> None:
     """Show the quality of each side of each relation, the most frequent relation first."""
-    splits = splits_by_relation(files_of(run.run_id))
+    splits = run_details.splits_by_relation(runs.files_of(run.run_id))
     if not splits:
         return
     st.header("Ranks by relation", anchor=False)
@@ -350,7 +330,7 @@ def _relations(run: RunRecord) -> None:
 @basics.guarded("The report on the data")
 def _data(run: RunRecord) -> None:
     """Show what looks wrong in the data, and what leaks from the test into training."""
-    if not keeps(run, names.ARTIFACT_DATA_REPORT):
+    if not results.keeps(run, names.ARTIFACT_DATA_REPORT):
         return
     st.header("Data", anchor=False)
     keys = [
@@ -372,26 +352,26 @@ def _data(run: RunRecord) -> None:
 @basics.guarded("The related runs")
 def _relatives(run: RunRecord) -> None:
     """Show links to the sources of the run and to what was made from it."""
-    found = lineage_of(run)
+    found = runs.lineage_of(run)
     if not (found.sources or found.results or found.versions):
         basics.note("It comes from no other run, and nothing has been made from it yet.")
     for how, source in found.sources:
-        basics.link("run", f"{how} {name_of(source)}", id=source.run_id)
+        basics.link("run", f"{how} {runs.name_of(source)}", id=source.run_id)
     for version in found.versions:
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
         basics.link(
             "models", f"{version.model} version {version.version}{aliases}", model=version.model
         )
     for how, result in found.results:
-        day = utc(result.started_ms).strftime("%Y-%m-%d %H:%M")
-        basics.link("run", f"{how}: {name_of(result)}, {day}", id=result.run_id)
+        day = tables.utc(result.started_ms).strftime("%Y-%m-%d %H:%M")
+        basics.link("run", f"{how}: {runs.name_of(result)}, {day}", id=result.run_id)
         if result.tags.get(names.TAG_KIND) == names.KIND_TRACE:
             basics.link("influence", "its explanations", run=result.run_id)
 
 
 @basics.guarded("The files")
 def _files(run: RunRecord) -> None:
-    found = files_of(run.run_id)
+    found = runs.files_of(run.run_id)
     if not found:
         basics.note("This run keeps no files.")
         return
@@ -422,8 +402,8 @@ def _configuration(run: RunRecord) -> None:
 
 @basics.guarded("The log")
 def _log(run: RunRecord) -> None:
-    text = text_of(run.run_id, names.ARTIFACT_LOG) if keeps(run, names.ARTIFACT_LOG) else ""
-    if not text:
+    kept = results.keeps(run, names.ARTIFACT_LOG)
+    if not (text := results.text_of(run.run_id, names.ARTIFACT_LOG) if kept else ""):
         basics.note("This run has no log.")
         return
     st.code(text, language=None, height=MAX_HEIGHT, wrap_lines=True)
