@@ -116,7 +116,6 @@ class RunConfig(Section):
         return self
 
     def _refuse_terms_without_factors(self, loss: EntityLoss) -> None:
-        """Refuse a regularizer and relation prediction for models that do not have them."""
         if loss.needs_factorization and not isinstance(self.model, FactorizationSettings):
             raise ValueError(
                 f"loss.{loss.needs_factorization} is {getattr(loss, loss.needs_factorization)!r}, "
@@ -142,7 +141,6 @@ class RunConfig(Section):
             )
 
     def _refuse_unsharded(self) -> None:
-        """Refuse settings that need the whole entity table in one process."""
         data, model = self.data, self.model
         if not (isinstance(data, TripleData) and isinstance(model, GraphModelSettings)):
             raise ValueError(
@@ -164,7 +162,6 @@ class RunConfig(Section):
                 )
 
     def _refuse_choice_by_test(self) -> None:
-        """Refuse to choose anything by `valid/` metrics without a validation group."""
         once = self.evaluation.every_epochs >= self.training.num_epochs
         if not once or self.schedule.kind == "plateau" or self.training.early_stopping_patience:
             raise ValueError(

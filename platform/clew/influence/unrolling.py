@@ -319,7 +319,6 @@ class Unrolling(Generic[B]):
             self._leave_block(steps, after, number, unfinished, work)
 
     def _refuse_other_changes(self, first: State, after: State) -> None:
-        """Raise an error if training changes a buffer that has no adjoint here."""
         known = {*self._linear.parameters, *self._linear.statistics}
         for name, tensor in after.model.items():
             if name in known or not tensor.is_floating_point():

@@ -125,7 +125,6 @@ def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
 
 
 def _check_names(part: Part) -> None:
-    """Refuse what cannot be a name: nothing, tabs, line ends."""
     for role in ("head", "relation", "tail"):
         column = part.columns[role]
         bad = pc.or_(

@@ -207,7 +207,6 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
 
 
 def _check_origin(path: Path, said: Mapping[str, str], graph: KnowledgeGraph) -> None:
-    """Refuse a list of other data."""
     given = said.get(names.LIST_FINGERPRINT_PREFIX, graph.fingerprint)
     if given != graph.fingerprint:
         data_set = said.get(names.LIST_DATA_SET_PREFIX, "unknown data")

@@ -156,7 +156,6 @@ def _unknown(path: Path, row: int, name: str, vocabulary: Vocabulary) -> DataErr
 
 
 def _refuse_same_file(paths: Sequence[Path]) -> None:
-    """Refuse a file that is given for two splits."""
     for first, second in combinations(paths, 2):
         if first.exists() and second.exists() and first.samefile(second):
             raise DataError(
@@ -166,7 +165,6 @@ def _refuse_same_file(paths: Sequence[Path]) -> None:
 
 
 def _refuse_same_triples(paths: Sequence[Path], triples: Sequence[Triples]) -> None:
-    """Refuse two files of the same triples in the same order."""
     for (first, rows), (second, others) in combinations(zip(paths, triples, strict=True), 2):
         if np.array_equal(rows, others):
             raise DataError(

@@ -239,7 +239,6 @@ def require_whole(folder: Path) -> Manifest:
 
 
 def _require_room(path: Path, files: Sequence[Path]) -> None:
-    """Refuse to gather shards that do not fit in memory together."""
     needed = sum(file.stat().st_size for file in files) / 2**30
     free = free_gib(torch.device("cpu"))
     if needed > free:

@@ -381,7 +381,6 @@ def _dot(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> Tensor:
 
 
 def _require_covered(model: GraphModel) -> None:
-    """Raise an error if a parameter is frozen or unknown to the kernel."""
     with DrawingApart():
         plain = build_graph_model(model.config, 1, 1).state_dict().keys()
     for name, parameter in model.named_parameters():

@@ -134,7 +134,6 @@ class UnrolledTracer:
         return self.cache / f"{name}.safetensors"
 
     def _refuse_other_losses(self) -> None:
-        """Raise an error for losses without unrolled scores."""
         if self.task.terms is not None:
             raise ConfigError(
                 f"{NEEDS} are not defined for loss terms per triple (loss.regularizer, "
