@@ -121,8 +121,7 @@ def curves(
     labels = distinct_labels(runs)
     group_of = {run_id: group.label for group in groups for run_id in group.run_ids}
     return frame.assign(
-        run=frame["run_id"].map(labels).astype(str),
-        group=frame["run_id"].map(group_of).astype(str),
+        run=frame["run_id"].map(labels).astype(str), group=frame["run_id"].map(group_of).astype(str)
     )
 
 

@@ -16,12 +16,7 @@ from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.biolink import is_denied
 from clew.names import average_notes
-from clew.runs.influence_forms import (
-    CHECKPOINT_PREFIX,
-    PART_PREFIX,
-    SELF_INFLUENCE,
-    Form,
-)
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX, SELF_INFLUENCE, Form
 from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
 from clew.runs.reading.facts import Paths, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text

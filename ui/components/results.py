@@ -154,10 +154,7 @@ def show_studies(found: list[StudyResult]) -> None:
             "Study": ([study.study for study, _ in rows], None),
             "Variant": ([row.variant for _, row in rows], TextColumn(width="medium")),
             "Measure": ([row.label for _, row in rows], None),
-            "Median": (
-                [row.median for _, row in rows],
-                NumberColumn(format="%.4g", width="small"),
-            ),
+            "Median": ([row.median for _, row in rows], NumberColumn(format="%.4g", width="small")),
             "Ratio": ([ratio and ratio.value for ratio in ratios], short),
             "95 % from": ([ratio and ratio.low for ratio in ratios], short),
             "95 % to": ([ratio and ratio.high for ratio in ratios], short),

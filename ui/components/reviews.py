@@ -15,12 +15,7 @@ from clew import names
 from clew.errors import DataError, described
 from clew.files import expanded, write_whole
 from clew.runs import store
-from clew.runs.reading.disagreements import (
-    CHOICES,
-    Disagreement,
-    decision_on,
-    find_disagreements,
-)
+from clew.runs.reading.disagreements import CHOICES, Disagreement, decision_on, find_disagreements
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,

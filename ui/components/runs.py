@@ -13,11 +13,7 @@ from clew import names
 from clew.errors import ClewError
 from clew.runs import store
 from clew.runs.reading import search
-from clew.runs.reading.metrics import (
-    headline_key,
-    metric_histories,
-    run_histories,
-)
+from clew.runs.reading.metrics import headline_key, metric_histories, run_histories
 from clew.runs.reading.models import (
     Learned,
     ModelNames,

@@ -32,12 +32,7 @@ from clew.runs.reading.reviews import (
 from clew.runs.reading.runs import RunRecord
 from clew.ui import access
 from clew.ui.components import basics, charts, tables
-from clew.ui.components.explanations import (
-    report_head,
-    report_of_run,
-    same_test,
-    with_validation,
-)
+from clew.ui.components.explanations import report_head, report_of_run, same_test, with_validation
 from clew.ui.components.facts import trust
 from clew.ui.components.reviews import (
     MEANINGS,

@@ -10,10 +10,7 @@ class Section(BaseModel):
     """A frozen group of settings; unknown keys are refused and every field is documented."""
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
 
     @field_validator("*")

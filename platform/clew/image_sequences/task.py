@@ -24,12 +24,7 @@ from clew.image_sequences.errors import (
 )
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.prediction import SEQUENCES_FILE, predict_windows
-from clew.image_sequences.windows import (
-    SequenceBatch,
-    SequenceSplits,
-    SequenceWindows,
-    fit_scalers,
-)
+from clew.image_sequences.windows import SequenceBatch, SequenceSplits, SequenceWindows, fit_scalers
 from clew.training.checkpoints import read_model
 from clew.training.task import ExampleValues, LossSum
 

@@ -82,13 +82,7 @@ class OptimizerAdjoint:
         self.settings, self._without_decay = settings, without_decay
 
     def leave(
-        self,
-        adjoint: Adjoint,
-        gradient: Adjoints,
-        *,
-        before: State,
-        after: State,
-        rate: float,
+        self, adjoint: Adjoint, gradient: Adjoints, *, before: State, after: State, rate: float
     ) -> Adjoints:
         """Turn the adjoint of the state after a step into that before it, and return u.
 

@@ -18,13 +18,7 @@ from torch import Tensor, nn
 
 from clew.errors import UsageError
 from clew.influence.capture import Recorder, Use
-from clew.influence.factors import (
-    Explicit,
-    Factor,
-    Factors,
-    explicit_sum,
-    squared_norms,
-)
+from clew.influence.factors import Explicit, Factor, Factors, explicit_sum, squared_norms
 from clew.layers.products import products_in
 from clew.training.loaders import ExampleSource
 from clew.training.task import B, Task

@@ -184,10 +184,7 @@ class StepGradient(Generic[B]):
                 product = graph.product(u, adjoint.buffers, microbatches_after=last - place)
                 leaves = [*graph.parameters.values(), graph.weight]
                 *changes, of_weight = torch.autograd.grad(
-                    product,
-                    leaves,
-                    retain_graph=number < len(along) - 1,
-                    allow_unused=True,
+                    product, leaves, retain_graph=number < len(along) - 1, allow_unused=True
                 )
                 for name, change in zip(graph.parameters, changes, strict=True):
                     if change is not None:

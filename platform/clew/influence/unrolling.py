@@ -31,13 +31,7 @@ from clew.config.loss import EntityLoss
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError, described
 from clew.files import replacing
-from clew.influence.adjoints import (
-    Adjoint,
-    Adjoints,
-    OptimizerAdjoint,
-    clipped,
-    through_clipping,
-)
+from clew.influence.adjoints import Adjoint, Adjoints, OptimizerAdjoint, clipped, through_clipping
 from clew.influence.linearization import Facts, Linear, final_adjoint
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors, load_training_values
 from clew.training.manifest import MODEL_FILE, CheckpointRecord, read_manifest, save_tensors

@@ -135,11 +135,7 @@ def tokenize_unit(unit: Unit, path: Path, *, settings: PackSettings, output: Pat
     keeps_lengths = tokenizer.byte_lengths() is None
     num_bytes = num_documents = num_tokens = without_token = 0
     lengths = path.with_suffix(LENGTHS_SUFFIX)
-    with (
-        replacing(path) as temporary,
-        temporary.open("wb") as file,
-        lengths.open("wb") as beside,
-    ):
+    with replacing(path) as temporary, temporary.open("wb") as file, lengths.open("wb") as beside:
         for piece in read_unit(unit, settings.text_column):
             if keeps_lengths:
                 tokens, num_each = tokenizer.encode_with_bytes(piece.text)

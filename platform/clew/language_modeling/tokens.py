@@ -19,13 +19,7 @@ from torch import Tensor
 
 from clew.config.data import TokenData
 from clew.errors import ConfigError, DataError, quoted
-from clew.files import (
-    DATA_VARIABLE,
-    cache_folder,
-    check_data_name,
-    data_folder,
-    expanded,
-)
+from clew.files import DATA_VARIABLE, cache_folder, check_data_name, data_folder, expanded
 from clew.language_modeling.documents import plan_units
 from clew.language_modeling.packed_tokens import (
     PackedTokens,
@@ -105,13 +99,7 @@ class TokenWindows:
     """The windows of a split of a packed corpus; each worker opens the memory map itself."""
 
     def __init__(
-        self,
-        packed: PackedTokens,
-        *,
-        start: int,
-        end: int,
-        length: int,
-        stride: int | None = None,
+        self, packed: PackedTokens, *, start: int, end: int, length: int, stride: int | None = None
     ) -> None:
         self.packed = packed
         self.start, self.end, self.length = start, end, length

@@ -27,12 +27,7 @@ import pyarrow.compute as pc
 from clew.biolink import DENIED, PREFIX, most_specific, terms
 from clew.errors import DataError, described, printable, quoted
 from clew.input_files import line_blocks
-from clew.link_prediction.dictionaries import (
-    WHOLE_NUMBER,
-    fault_of_ids,
-    fields_to_ids,
-    may_be_ids,
-)
+from clew.link_prediction.dictionaries import WHOLE_NUMBER, fault_of_ids, fields_to_ids, may_be_ids
 from clew.link_prediction.formats import Part, read_file
 from clew.link_prediction.other_formats import LIST_SEPARATOR
 from clew.link_prediction.tables import Texts, as_texts, own_form, read_table

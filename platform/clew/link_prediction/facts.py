@@ -33,10 +33,7 @@ CONTROLS = r"[\x00-\x1f\x7f]"
 
 
 def facts_of(
-    parts: Sequence[Part],
-    settings: ImportSettings,
-    splits: Mapping[Path, Split],
-    found: Noticed,
+    parts: Sequence[Part], settings: ImportSettings, splits: Mapping[Path, Split], found: Noticed
 ) -> tuple[list[pa.ChunkedArray], np.ndarray, np.ndarray, np.ndarray]:
     """Return head, relation and tail of all facts, their split (-1: none), time and weight."""
     dictionaries: dict[str, pa.StringArray] = {

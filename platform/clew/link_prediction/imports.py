@@ -21,18 +21,9 @@ from clew.config.data import ImportSettings
 from clew.errors import ConfigError, DataError, counted, described
 from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
-from clew.link_prediction.descriptions import (
-    Noticed,
-    describe_names,
-    read_edge_map,
-    relation_label,
-)
+from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import facts_of
-from clew.link_prediction.formats import (
-    Part,
-    read_file,
-    roles_of,
-)
+from clew.link_prediction.formats import Part, read_file, roles_of
 from clew.link_prediction.tables import sniff
 from clew.link_prediction.triples import (
     SPLITS,

@@ -12,12 +12,7 @@ import pyarrow.compute as pc
 from clew.errors import quoted
 from clew.link_prediction.imports import Imported, clean_name
 from clew.link_prediction.leakage import Leakage, RelationPair, find_leakage, is_leaked
-from clew.link_prediction.triples import (
-    SPLITS,
-    KnowledgeGraph,
-    no_triples,
-    row_blocks,
-)
+from clew.link_prediction.triples import SPLITS, KnowledgeGraph, no_triples, row_blocks
 from clew.link_prediction.vocabulary import Vocabulary
 
 HUB_SHARE, LEAST_FACTS = 0.1, 20

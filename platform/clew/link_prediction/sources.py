@@ -40,12 +40,7 @@ from clew.spreadsheets import FactList
 
 BUNDLED = Path(__file__).parent / "bundled"
 ENTITY_LABELS = ["entity_names.tsv"]
-RELATION_LABELS = [
-    "edge_map.json",
-    "relations.en.json",
-    "relation_names.tsv",
-    "relation2text.txt",
-]
+RELATION_LABELS = ["edge_map.json", "relations.en.json", "relation_names.tsv", "relation2text.txt"]
 
 
 def load_graph(config: TripleData) -> KnowledgeGraph:

@@ -21,11 +21,7 @@ from torch import Tensor, nn
 from clew.config.schema import RunConfig
 from clew.errors import CheckpointError
 from clew.runs.base import Tracker
-from clew.training.checkpoints import (
-    load_tensors,
-    load_training_state,
-    load_training_values,
-)
+from clew.training.checkpoints import load_tensors, load_training_state, load_training_values
 from clew.training.distributed import World
 from clew.training.loaders import epoch_microbatches
 from clew.training.manifest import MODEL_FILE, CheckpointRecord, Manifest

@@ -31,10 +31,7 @@ def capture_generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
     # If CUDA is not initialized, nothing was drawn there, and asking would allocate GPU memory.
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         tensors["cuda"] = torch.cuda.get_rng_state()
-    values = {
-        "numpy": [int(position), int(has_gauss), float(cached)],
-        "python": [version, gauss],
-    }
+    values = {"numpy": [int(position), int(has_gauss), float(cached)], "python": [version, gauss]}
     return tensors, values
 
 

@@ -27,11 +27,7 @@ from clew.training.checkpointing import Checkpointer, Resumable
 from clew.training.distributed import World
 from clew.training.loaders import batches_per_epoch, epoch_microbatches
 from clew.training.manifest import Manifest
-from clew.training.memory import (
-    MemoryCleanup,
-    apply_gradient_checkpointing,
-    keep_allocator_pages,
-)
+from clew.training.memory import MemoryCleanup, apply_gradient_checkpointing, keep_allocator_pages
 from clew.training.optimizer import ParameterAverage, build_optimizer, build_schedule
 from clew.training.precision import Precision, apply_tf32, half_precision_type
 from clew.training.progress import (

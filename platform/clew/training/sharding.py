@@ -272,12 +272,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes arguments by position)
-        ctx: Any,
-        weight: Tensor,
-        ids: Tensor,
-        shard: RowShard,
-        exchange: Exchange,
-        sparse: bool,
+        ctx: Any, weight: Tensor, ids: Tensor, shard: RowShard, exchange: Exchange, sparse: bool
     ) -> Tensor:
         owner = shard.owner(ids)
         order = owner.argsort(stable=True)

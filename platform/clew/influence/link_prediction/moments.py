@@ -123,9 +123,7 @@ def kronecker(
 
 
 def drawn_delta(
-    scores: Float[Tensor, "row entity"],
-    function: LossFunction,
-    generator: torch.Generator,
+    scores: Float[Tensor, "row entity"], function: LossFunction, generator: torch.Generator
 ) -> tuple[Float[Tensor, "row entity"], Float[Tensor, "row entity"]]:
     """Return dL / ds of labels drawn from the model, and the variance of each of its entries.
 

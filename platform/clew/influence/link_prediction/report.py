@@ -144,10 +144,7 @@ def write_csv(path: Path, graph: KnowledgeGraph, rows: Sequence[PairRows]) -> No
 
 
 def write_values_csv(
-    path: Path,
-    graph: KnowledgeGraph,
-    values: np.ndarray,
-    further: Mapping[str, np.ndarray],
+    path: Path, graph: KnowledgeGraph, values: np.ndarray, further: Mapping[str, np.ndarray]
 ) -> None:
     """Write all training triples with their values and further columns, best first."""
     order = np.argsort(-values, kind="stable")
@@ -339,10 +336,7 @@ def write_report(folder: Path, source: ReportSource, findings: Findings) -> Infl
     report = build_report(source, findings)
     rows = pair_rows(source, findings)
     write_influence_json(report, folder / names.INFLUENCE_JSON)
-    for name, write in (
-        (names.INFLUENCE_CSV, write_csv),
-        (names.INFLUENCE_PARQUET, write_parquet),
-    ):
+    for name, write in ((names.INFLUENCE_CSV, write_csv), (names.INFLUENCE_PARQUET, write_parquet)):
         with replacing(folder / name) as temporary:
             write(temporary, source.graph, rows)
     return report

@@ -230,10 +230,7 @@ def with_terms(
     assert gradients.head is not None
     assert gradients.relation is not None
     found = replace(
-        gradients,
-        head=gradients.head + head,
-        relation=gradients.relation + relation,
-        tail=tail,
+        gradients, head=gradients.head + head, relation=gradients.relation + relation, tail=tail
     )
     if not terms.relation_prediction_weight:
         return found

@@ -95,11 +95,7 @@ class UnrolledTracer:
         return [Explanation(everything, everything, True, nothing, ())]
 
     def values(
-        self,
-        tests: Triples,
-        weights: np.ndarray,
-        *,
-        progress: Progress = lambda done, total: None,
+        self, tests: Triples, weights: np.ndarray, *, progress: Progress = lambda done, total: None
     ) -> Float[np.ndarray, "fact"]:
         """Score all training triples for a weighted sum of losses, at the cost of one test triple.
 
