@@ -115,9 +115,7 @@ class Model(ABC):
 ModelT = TypeVar("ModelT", bound=Model)
 
 
-def _asking(
-    ask: Callable[Concatenate[ModelT, P], R],
-) -> Callable[Concatenate[ModelT, P], R]:
+def _asking(ask: Callable[Concatenate[ModelT, P], R]) -> Callable[Concatenate[ModelT, P], R]:
     """Return a `predict` that refuses questions for another kind of model, and checks values."""
     valid, validated = list(inspect.signature(ask).parameters)[1:], checked(ask)
 
@@ -344,10 +342,7 @@ class SequenceModel(Model):
 
     @_asking
     def predict(
-        self,
-        *,
-        frames: str | Path,
-        conformal: Annotated[float | None, Field(gt=0, lt=1)] = None,
+        self, *, frames: str | Path, conformal: Annotated[float | None, Field(gt=0, lt=1)] = None
     ) -> pd.DataFrame:
         """Return a row for each complete window, as `clew predict --frames` writes it.
 

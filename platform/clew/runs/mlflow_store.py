@@ -25,14 +25,7 @@ from clew.masking import masked
 from clew.processes import typed_command
 from clew.runs import store
 from clew.runs.base import Status, outcome_of
-from clew.runs.delivery import (
-    MAX_TAG_CHARACTERS,
-    REFUSALS,
-    Pace,
-    end_dead_runs,
-    end_run,
-    shortened,
-)
+from clew.runs.delivery import MAX_TAG_CHARACTERS, REFUSALS, Pace, end_dead_runs, end_run, shortened
 from clew.runs.hardware import git_commit
 from clew.runs.reading.runs import get_run
 from clew.runs.spool import OPENING, Origin, Spool

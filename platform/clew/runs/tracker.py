@@ -24,15 +24,7 @@ from clew.config.services import TrackingConfig
 from clew.errors import extra
 from clew.masking import masked
 from clew.runs import store
-from clew.runs.base import (
-    OPEN,
-    Status,
-    Tracker,
-    check_key,
-    finite,
-    outcome_of,
-    parameter_key,
-)
+from clew.runs.base import OPEN, Status, Tracker, check_key, finite, outcome_of, parameter_key
 from clew.runs.delivery import (
     MAX_TAG_CHARACTERS,
     Delivery,
@@ -96,12 +88,7 @@ class MlflowTracker(Tracker):
     """Records a run in MLflow; `clew sync` later sends what could not be sent at its end."""
 
     def __init__(
-        self,
-        client: MlflowClient,
-        run: Run,
-        spool: Spool,
-        tracking: TrackingConfig,
-        pace: Pace,
+        self, client: MlflowClient, run: Run, spool: Spool, tracking: TrackingConfig, pace: Pace
     ) -> None:
         self._run_id = str(run.info.run_id)
         self._client = client

@@ -23,12 +23,7 @@ from clew.runs.registry import Registry, ask_servable, save_servable
 from clew.subject import Calibrated
 from clew.training.checkpoints import weights_digest
 from clew.training.task import ExampleValues
-from clew.workflows.model_source import (
-    LoadedModel,
-    ModelSource,
-    load_source,
-    open_version,
-)
+from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_version
 from clew.workflows.open_run import SERVED_FOLDER
 
 REPRODUCTION_TOLERANCE = 1e-6

@@ -18,12 +18,7 @@ from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import download_artifact
 from clew.subject import Subject
 from clew.training.checkpoints import read_model
-from clew.training.manifest import (
-    MANIFEST_FILE,
-    MODEL_FILE,
-    Manifest,
-    read_manifest,
-)
+from clew.training.manifest import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from clew.training.precision import resolve_device
 from clew.training.task import Task
 from clew.workflows.open_run import OpenedRun, open_run

@@ -11,12 +11,7 @@ from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.files import working_folder
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.packed_tokens import read_manifest
-from clew.language_modeling.tokenizers import (
-    BPE,
-    BYTES,
-    TOKENIZER_FILE,
-    load_tokenizer,
-)
+from clew.language_modeling.tokenizers import BPE, BYTES, TOKENIZER_FILE, load_tokenizer
 from clew.language_modeling.tokens import load_tokens
 from clew.language_modeling.writer import (
     TOKENS_FILE,

@@ -330,11 +330,7 @@ def tune(
                     "give more --minutes or --trials, or train fewer epochs (training.num_epochs)"
                 )
             return TuneResult(
-                tracker.run_id,
-                config.evaluation.metric,
-                best,
-                tuple(study.records),
-                folder,
+                tracker.run_id, config.evaluation.metric, best, tuple(study.records), folder
             )
 
 

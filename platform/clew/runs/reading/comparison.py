@@ -231,10 +231,7 @@ def _finite_or_first(values: list[float]) -> list[float]:
 
 
 def compare(
-    groups: Sequence[Group],
-    values: Mapping[str, Mapping[str, float]],
-    *,
-    reference: str,
+    groups: Sequence[Group], values: Mapping[str, Mapping[str, float]], *, reference: str
 ) -> Comparison:
     """Compare groups of runs with a reference group."""
     ordered = sorted(groups, key=lambda group: group.label != reference)
