@@ -89,7 +89,8 @@ class SequenceRegressor(nn.Module):
         nn.init.normal_(self.readout.weight, std=0.1 * config.width**-0.5)
 
     def forward(self, images: Images, scalars: WindowScalars) -> Float[Tensor, "window"]:
-        steps = self._encode(self._scaled(images), self._scaled_scalars(scalars))
+        beside = (scalars.flatten(0, 1) - self.scalar_mean) / self.scalar_std
+        steps = self._encode(self._scaled(images), beside)
         summary = self.head(steps.reshape(*images.shape[:2], *steps.shape[1:]))
         return self.readout(self.dropout(summary)).squeeze(1)  # type: ignore[no-any-return]
 
@@ -119,9 +120,6 @@ class SequenceRegressor(nn.Module):
             return torch.nan_to_num(scaled, nan=0.0, posinf=0.0, neginf=0.0)
         finite = torch.isfinite(scaled)
         return torch.cat([torch.where(finite, scaled, 0.0), finite.to(scaled.dtype)], dim=1)
-
-    def _scaled_scalars(self, scalars: WindowScalars) -> Float[Tensor, "frame scalar"]:
-        return (scalars.flatten(0, 1) - self.scalar_mean) / self.scalar_std
 
     def _encode(self, frames: Tensor, scalars: Tensor) -> Float[Tensor, "frame patch map"]:
         if not self.training:

@@ -32,7 +32,6 @@ class ByteTokenizer:
     vocabulary_size = 257
     end_of_text = 256
     fingerprint = BYTES
-    file_content: str | None = None
 
     def byte_lengths(self) -> np.ndarray:
         return np.append(np.ones(256, dtype=np.int64), 0)
@@ -71,9 +70,9 @@ class FileTokenizer:
         except OSError as error:
             raise DataError(f"{path}: cannot be read as a tokenizer ({error.strerror})") from None
         try:
-            self.file_content: str | None = content.decode("utf-8")
-            self._tokenizer = tokenizers.Tokenizer.from_str(self.file_content)
-            json.loads(self.file_content)  # the library accepts more than JSON
+            text = content.decode("utf-8")
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            json.loads(text)  # the library accepts more than JSON
             # Read the settings from the library, because the file can have them in another form.
             settings = json.loads(self._tokenizer.to_str())
         except (KeyboardInterrupt, SystemExit):

@@ -262,7 +262,8 @@ class EmulatedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operator; products of bfloat16 tensors use float32 copies."""
         kwargs = dict(kwargs or {})
-        if func.overloadpacket not in PRODUCTS or not _has_half(args):
+        has_half = any(isinstance(a, Tensor) and a.dtype is torch.bfloat16 for a in args)
+        if func.overloadpacket not in PRODUCTS or not has_half:
             return func(*args, **kwargs)
         out = kwargs.pop("out", None)
         operator = func if out is None else func.overloadpacket
@@ -275,10 +276,6 @@ class EmulatedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket is aten._scaled_dot_product_flash_attention_for_cpu:
             return _to_half(found[0]), found[1]  # the log-sum-exp is float32 in every precision
         return tree_map_only(Tensor, _to_half, found)
-
-
-def _has_half(args: tuple[Any, ...]) -> bool:
-    return any(isinstance(a, Tensor) and a.dtype is torch.bfloat16 for a in args)
 
 
 def _to_single(tensor: Tensor) -> Tensor:

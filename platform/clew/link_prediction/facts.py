@@ -64,13 +64,12 @@ def _joined(columns: Sequence[Texts], name: Callable[[Sequence[str]], str]) -> T
     for column in columns:
         keys = keys * max(len(column.dictionary), 1) + column.indices.to_numpy()
         keys = pd.factorize(keys)[0]  # numbers by first occurrence
-    codes = keys
-    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(keys), prepend=-1))
     rows = [column.take(pa.array(first)).to_pylist() for column in columns]
     texts = pa.array(
         [name(row) for row in zip(*rows, strict=True)], pa.string()
     ).dictionary_encode()
-    return texts.take(pa.array(codes))
+    return texts.take(pa.array(keys))
 
 
 def _tell_apart(parts: Sequence[Part], by: str) -> None:

@@ -24,7 +24,7 @@ from clew.input_files import archive_of, check_is_file, unpacked_name
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import facts_of
 from clew.link_prediction.formats import Part, read_file, roles_of
-from clew.link_prediction.tables import sniff
+from clew.link_prediction.tables import single, sniff
 from clew.link_prediction.triples import (
     SPLITS,
     KnowledgeGraph,
@@ -202,8 +202,8 @@ def _named(
 def _vocabulary(
     kind: Kind, column: pa.ChunkedArray, settings: ImportSettings, found: Imported
 ) -> tuple[Vocabulary, np.ndarray]:
-    chunks = column.unify_dictionaries().chunks
-    values, codes = chunks[0].dictionary, np.concatenate([c.indices.to_numpy() for c in chunks])
+    texts = single(column)
+    values, codes = texts.dictionary, texts.indices.to_numpy()
     if settings.clean:
         cleaned = [clean_name(text) for text in values.to_pylist()]
         changed = pc.not_equal(values, pa.array(cleaned))

@@ -53,11 +53,10 @@ def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
 
 
 def _as_text(column: pa.ChunkedArray) -> Texts:
-    if not pa.types.is_dictionary(column.type):
-        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            column = pc.binary_join(column.cast(pa.list_(pa.string())), LIST_SEPARATOR)
-        column = column.cast(pa.string()).fill_null("").dictionary_encode()
-    elif column.null_count or column.type.value_type != pa.string():
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        column = pc.binary_join(column.cast(pa.list_(pa.string())), LIST_SEPARATOR)
+    is_text = pa.types.is_dictionary(column.type) and column.type.value_type == pa.string()
+    if not is_text or column.null_count:
         column = column.cast(pa.string()).fill_null("").dictionary_encode()
     return single(column)
 

@@ -128,10 +128,9 @@ def gpu_peaks(device: torch.device) -> dict[str, float]:
     """Return the allocator's peaks in GiB since the last reset; empty without a GPU."""
     if device.type != "cuda":
         return {}
-    gib = 1024.0**3
     return {
-        names.GPU_PEAK_ALLOCATED_GIB: torch.cuda.max_memory_allocated(device) / gib,
-        names.GPU_PEAK_RESERVED_GIB: torch.cuda.max_memory_reserved(device) / gib,
+        names.GPU_PEAK_ALLOCATED_GIB: torch.cuda.max_memory_allocated(device) / GIB,
+        names.GPU_PEAK_RESERVED_GIB: torch.cuda.max_memory_reserved(device) / GIB,
     }
 
 
