@@ -58,7 +58,8 @@ PAGES = {
     "growth": ("How does time grow with size?", ("growth",)),
     "answers": (
         "How fast are ranking, serving, the dashboard and the demo?",
-        ("ranking_speed", "serving_speed", "serving_flood", "dashboard_speed", "demo_time"),
+        ("ranking_speed", "serving_speed", "serving_flood", "dashboard_speed", "dashboard_memory",
+         "demo_time"),
     ),
 }  # fmt: skip
 """The question of each page, and what the names of its results begin with; the longest counts."""
