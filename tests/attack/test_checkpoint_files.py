@@ -1,8 +1,9 @@
-"""Damaged checkpoints, with digests or without them, as older versions wrote them."""
+"""Damaged checkpoints, with the digests from before the damage or of what they hold now."""
 
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from clew.workflows.subjects import build_task
 from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import damaged_bytes, damaged_json
 from tests.attack.material import Material
-from tests.edited import edit_manifest
+from tests.edited import edit_manifest, with_digest_if_read
 from tests.memory_tracker import MemoryTracker
 from tests.workflows.trained import use_store
 
@@ -57,11 +58,9 @@ def whole(material: Material, place: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def older(material: Material, place: Path) -> Path:
-    """Return a checkpoint without digests, so that damaged files are read."""
-    folder = copied(material, place / "older")
-    edit_manifest(folder, lambda manifest: None)
-    return folder
+def signed(material: Material, place: Path) -> Path:
+    """Return a checkpoint whose digests are made to fit the damage, so that it is read."""
+    return copied(material, place / "signed")
 
 
 @pytest.fixture(scope="module")
@@ -122,53 +121,62 @@ def _same_json(one: bytes, other: bytes) -> bool:
 def drawn_manifest(draw: DrawFn, content: dict[str, Any]) -> bytes:
     """Return a manifest with damage, often in its configuration, which is the largest part."""
     if draw(st.booleans()):
-        return draw(damaged_json(content))
+        return with_digest_if_read(draw(damaged_json(content)))
     config = draw(damaged_json(content["config"]))
     rest = json.dumps({key: value for key, value in content.items() if key != "config"})
-    return rest.encode()[:-1] + b', "config": ' + config + b"}"
+    return with_digest_if_read(rest.encode()[:-1] + b', "config": ' + config + b"}")
 
 
-def test_values_of_a_manifest(older: Path, restore: Load) -> None:
-    content = json.loads((older / MANIFEST_FILE).read_bytes())
+@contextmanager
+def signed_with(folder: Path, name: str, content: bytes) -> Iterator[None]:
+    """Replace a file inside this context, and its digest in the manifest."""
+    manifest = (folder / MANIFEST_FILE).read_bytes()
+    with replaced(folder / name, content), replaced(folder / MANIFEST_FILE, manifest):
+        edit_manifest(folder, lambda manifest: None)
+        yield
+
+
+def test_values_of_a_manifest(signed: Path, restore: Load) -> None:
+    content = json.loads((signed / MANIFEST_FILE).read_bytes())
 
     def case(draw: DrawFn) -> None:
         load = draw(st.sampled_from([require_whole, restore, resume_point]))
-        with replaced(older / MANIFEST_FILE, drawn_manifest(draw, content)):
-            attempt(lambda: load(older))
+        with replaced(signed / MANIFEST_FILE, drawn_manifest(draw, content)):
+            attempt(lambda: load(signed))
 
     fuzz(0.035, case)
 
 
-def test_values_of_a_training_state(older: Path, restore: Load) -> None:
-    content = json.loads((older / TRAINING_STATE_FILE).read_bytes())
+def test_values_of_a_training_state(signed: Path, restore: Load) -> None:
+    content = json.loads((signed / TRAINING_STATE_FILE).read_bytes())
     content["history"] = content["history"][:3]
 
     def case(draw: DrawFn) -> None:
-        with replaced(older / TRAINING_STATE_FILE, draw(damaged_json(content))):
-            attempt(lambda: restore(older))
+        with signed_with(signed, TRAINING_STATE_FILE, draw(damaged_json(content))):
+            attempt(lambda: restore(signed))
 
     fuzz(0.035, case)
 
 
-def test_tensors_without_digests(older: Path, restore: Load) -> None:
-    contents = {path.name: path.read_bytes() for path in sorted(older.glob("*.safetensors"))}
+def test_tensors_with_fitting_digests(signed: Path, restore: Load) -> None:
+    contents = {path.name: path.read_bytes() for path in sorted(signed.glob("*.safetensors"))}
 
     def case(draw: DrawFn) -> None:
         name = draw(st.sampled_from(sorted(contents)))
         content = contents[name]
         head = 8 + int.from_bytes(content[:8], "little")
         damaged = draw(damaged_bytes(content[:head])) + content[head:]
-        with replaced(older / name, damaged):
-            attempt(lambda: restore(older))
+        with signed_with(signed, name, damaged):
+            attempt(lambda: restore(signed))
 
     fuzz(0.02, case)
 
 
-def test_models_that_are_evaluated(older: Path) -> None:
-    content = json.loads((older / MANIFEST_FILE).read_bytes())
+def test_models_that_are_evaluated(signed: Path) -> None:
+    content = json.loads((signed / MANIFEST_FILE).read_bytes())
 
     def case(draw: DrawFn) -> None:
-        with replaced(older / MANIFEST_FILE, drawn_manifest(draw, content)):
-            attempt(lambda: evaluate(older))
+        with replaced(signed / MANIFEST_FILE, drawn_manifest(draw, content)):
+            attempt(lambda: evaluate(signed))
 
     fuzz(0.003, case)

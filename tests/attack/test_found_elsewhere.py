@@ -40,6 +40,7 @@ from clew.workflows.explaining.batch_results import (
 )
 from clew.workflows.model_source import open_model
 from tests.attack.cases import refused, require_one_line
+from tests.edited import with_digest
 
 SETTINGS = {"model": "0" * 32}
 
@@ -56,11 +57,11 @@ SETTINGS = {"model": "0" * 32}
 def test_manifests_whose_names_are_none(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     content = {
         "step": 1, "epoch": 1, "learning_rate_weight": 0.5, "task": "toy", "config": {},
-        "config_hash": "0", "data_fingerprint": "0", "schema_version": 1,
+        "config_hash": "0", "data_fingerprint": "0", "schema_version": 1, "sha256": {},
     }  # fmt: skip
-    (tmp_path / MANIFEST_FILE).write_text(json.dumps(content))
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(with_digest(content)))
     assert read_manifest(tmp_path).task == "toy"
-    (tmp_path / MANIFEST_FILE).write_text(json.dumps(content | change))
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(with_digest(content | change)))
     refused(lambda: read_manifest(tmp_path), says, CheckpointError)
 
 
@@ -68,9 +69,9 @@ def test_a_task_that_is_not_that_of_the_data(tmp_path: Path) -> None:
     content = {
         "step": 1, "epoch": 1, "learning_rate_weight": 0.5, "config_hash": "0",
         "data_fingerprint": "0", "schema_version": 1, "task": "language_modeling",
-        "config": load("umls").model_dump(mode="json"),
+        "config": load("umls").model_dump(mode="json"), "sha256": {},
     }  # fmt: skip
-    (tmp_path / MANIFEST_FILE).write_text(json.dumps(content))
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps(with_digest(content)))
     (tmp_path / "model.safetensors").touch()
 
     def opened() -> None:

@@ -17,6 +17,7 @@ from tests.attack.cases import attempt, fuzz, replaced
 from tests.attack.damage import damaged_bytes, damaged_json
 from tests.attack.material import Material
 from tests.attack.test_reports import damaged_parquet
+from tests.edited import with_digest_if_read
 
 pytestmark = pytest.mark.slow
 
@@ -51,9 +52,8 @@ def test_files_of_a_model_folder(kind: str, material: Material, place: Path) -> 
             return damaged_parquet(draw, content)
         if path.suffix == ".json" and draw(st.integers(0, 3)):
             said = json.loads(content)
-            if path.name == "manifest.json":
-                said.pop("sha256", None)
-            return draw(damaged_json(said))
+            damaged = draw(damaged_json(said))
+            return with_digest_if_read(damaged) if path.name == "manifest.json" else damaged
         return draw(damaged_bytes(content))
 
     def case(draw: DrawFn) -> None:

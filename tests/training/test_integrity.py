@@ -90,21 +90,28 @@ def test_a_file_that_is_cut_off_or_gone_is_named(written: Path, name: str) -> No
 
 
 def test_a_file_that_does_not_belong_to_it_is_refused(make_trainer: Any, written: Path) -> None:
-    content = json.loads((written / "manifest.json").read_text())
-    edit_manifest(written, lambda m: m.update(sha256=content["sha256"]))
     edit_manifest(written, lambda m: m.update(sha256={"model.safetensors": "0" * 64}))
     with pytest.raises(CheckpointError, match=r"training\.json"):
         load_training_state(written)
 
 
-def test_checkpoints_of_an_older_version_load_without_digests(
-    make_trainer: Any, written: Path
+@pytest.mark.parametrize("change", [lambda m: m.pop("sha256"), lambda m: m["sha256"].clear()])
+def test_checkpoints_without_digests_are_refused(
+    written: Path, change: Callable[[dict[str, Any]], object]
 ) -> None:
-    edit_manifest(written, lambda manifest: None)
-    assert require_whole(written).sha256 == {}
-    load(make_trainer, written)
-    (written / "optimizer.safetensors").write_bytes(b"cut short")
-    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
+    path = written / "manifest.json"
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"manifest\.json: .*sha256"):
+        require_whole(written)
+    with pytest.raises(CheckpointError, match=r"manifest\.json: .*sha256"):
+        load_training_state(written)
+
+
+def test_a_model_that_the_manifest_does_not_name_is_refused(written: Path) -> None:
+    edit_manifest(written, lambda m: m["sha256"].pop("model.safetensors"))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         require_whole(written)
 
 

@@ -225,16 +225,10 @@ def load_training_values(folder: Path) -> TrainingValues:
 
 
 def require_whole(folder: Path) -> Manifest:
-    """Return the manifest of a checkpoint after checking that all its files are unchanged.
-
-    A checkpoint of an older version has no digests. Then every file must be readable.
-    """
+    """Return the manifest of a checkpoint after checking that all its files are unchanged."""
     manifest = read_manifest(folder)
-    for name in manifest.sha256 or (MODEL_FILE,):
+    for name in {MODEL_FILE: "", **manifest.sha256}:
         require_unchanged(folder / name, manifest)
-    if not manifest.sha256:
-        for path in sorted(folder.glob("*.safetensors")):
-            load_tensors(path)
     return manifest
 
 

@@ -125,7 +125,7 @@ class Manifest:
     """The step that the learning-rate weight counts from: the step of the previous checkpoint, or 0
     for the start of training; None if an older version of Clew did not record it."""
     sha256: dict[FileName, Line] = field(default_factory=dict)
-    """Digest of every other file by name; empty if an older version of Clew recorded none."""
+    """Digest of every other file by name."""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -174,11 +174,17 @@ def read_manifest(folder: Path) -> Manifest:
     if own is not None and own != sha256_of_content(content):
         raise _damaged(path)
     try:
-        return _MANIFESTS.validate_python(content)
+        manifest = _MANIFESTS.validate_python(content)
     except ValidationError as error:
         raise CheckpointError(
             f"{path}: {described(error)}; the checkpoint cannot be used"
         ) from None
+    if own is None:
+        raise CheckpointError(
+            f"{path}: no digest of itself in sha256; expected a manifest that Clew wrote; use "
+            "another checkpoint"
+        )
+    return manifest
 
 
 def read_record(folder: Path) -> CheckpointRecord:
@@ -204,7 +210,7 @@ def require_unchanged(path: Path, manifest: Manifest) -> None:
     """Raise CheckpointError if a file of a checkpoint is missing or its digest has changed."""
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file; the checkpoint is incomplete")
-    if manifest.sha256 and manifest.sha256.get(path.name) != sha256(path):
+    if manifest.sha256.get(path.name) != sha256(path):
         raise _damaged(path)
 
 
