@@ -19,8 +19,17 @@ of their cases has no such bias. dattri 0.3.0 always projects gradients to 512 r
 projection is turned off, since on a CPU it takes longer than the exact products. kronfluence's
 `identity` strategy makes its scores inner products of gradients, for linear and convolution layers;
 it explains the last two linear layers here.
+
+kronfluence's `ekfac` is compared with Clew's `kronecker`, not divided by norms, on a ConvE of 64
+numbers that was trained on UMLS, and its facts: factors and eigenvectors of layers of FB15k-237's
+sizes would take many minutes. Both fit their factors to the same rows, with labels drawn from the
+model. They do not compute the same, so only the correlation is shown: `ekfac` corrects eigenvalues,
+damps each layer's eigenvalues by a tenth of their mean, and has a whole matrix for entities;
+`kronecker` damps each factor, has 32 eigenvectors for features and a diagonal for entities. The
+seconds for the factors, which serve any tests, are also shown apart.
 """
 
+import functools
 import sys
 import tempfile
 import time
@@ -33,17 +42,22 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from clew.config.graph_models import ConvEModel
+from clew.influence.link_prediction.moments import MomentSettings, kronecker
 from clew.influence.link_prediction.rows import Directions, LossForm, own_rows, training_rows
 from clew.influence.link_prediction.traced_run import (
     GraphModelCheckpoint,
     KernelOptions,
     TripleRows,
+    build_trunk,
 )
 from clew.influence.link_prediction.tracin import plan_tiles, tiles
+from clew.influence.link_prediction.trunk import Scorer
 from clew.influence.summation import Summation, explain_in_tiles
+from clew.layers.products import MatrixProduct
 from clew.link_prediction.models.conve import ConvE
 from clew.training.memory import MemoryCleanup, keep_allocator_pages
 from experiments.benchmarks import opponent_loop
@@ -65,15 +79,18 @@ from experiments.benchmarks.influence_speed import (
     row_losses,
     triples,
 )
+from experiments.benchmarks.training_opponents import UMLS
 
 NAME = "influence_opponents"
-ROUNDS, MINUTES, THREADS = 5, 6.5, 2
-COMPARED = 8
+ROUNDS, MINUTES, THREADS = 5, 9.0, 2
+COMPARED = 32
 """Number of rows and of tests whose scores are compared."""
 TOLERANCE = 1e-3
 PROJECTED_NUMBERS = 1024
+UMLS_DIM, UMLS_EPOCHS = 64, 10
 FAST, PROJECTED = "captum 0.9.0 TracInCPFast", "captum 0.9.0 TracInCPFastRandProj"
 DATTRI, KRONFLUENCE = "dattri 0.3.0 TracInAttributor", "kronfluence 1.0.1, identity"
+EKFAC = "kronfluence 1.0.1, ekfac"
 DEPTHS = {"last layer": 1, "last two layers": 2, "every parameter": 3}
 """What is explained, and the `influence.num_last_layers` that makes Clew explain the same."""
 
@@ -89,12 +106,15 @@ class Case:
     batches: tuple[int, ...]
     bias: bool = True
     exact: bool = True
+    umls: bool = False
+    """A model trained on UMLS and its facts, instead of FB15k-237's sizes and random numbers."""
 
 
 CASES = (
     Case(FAST, "last layer", 8192, 100, (512, 2048), bias=False),
     Case(PROJECTED, "last layer", 2048, 100, (2048,), bias=False, exact=False),
     Case(KRONFLUENCE, "last two layers", 512, 32, (32, 128)),
+    Case(EKFAC, "last two layers", 1024, 100, (128, 512), exact=False, umls=True),
     Case(DATTRI, "every parameter", 32, 8, (8, 32)),
 )
 
@@ -115,22 +135,57 @@ class Question:
         return cls(Case(**case), batch)
 
 
-Scores = tuple[float, np.ndarray]
-"""Seconds for all rows, and scores `(test, row)` of at least the first COMPARED."""
+@dataclass(frozen=True)
+class Scores:
+    """Seconds for all rows, and scores `(test, row)` of at least the first COMPARED."""
+
+    seconds: float
+    scores: np.ndarray
+    factor_seconds: float = 0.0
+    """Of `seconds`, for what depends on training rows alone and serves any tests."""
 
 
-def clew_network(*, bias: bool) -> ConvE:
-    """Return Clew's ConvE, with running statistics from some forward passes."""
+def clew_network(case: Case) -> ConvE:
+    """Return Clew's ConvE of a case."""
+    if case.umls:
+        return umls_network()
     torch.manual_seed(0)
-    model = ConvE(ENTITIES, RELATIONS, ConvEModel(entity_bias=bias)).train()
+    model = ConvE(ENTITIES, RELATIONS, ConvEModel(entity_bias=case.bias)).train()
     rows = torch.from_numpy(triples(2048, 7).astype(np.int64))
     with torch.no_grad():
-        for _ in range(20):
+        for _ in range(20):  # running statistics
             model.queries(rows[:, 0], rows[:, 1])
-        if bias:
+        if case.bias:
             assert model.entity_bias is not None
             model.entity_bias.normal_(std=0.1)
     return model.eval()
+
+
+@functools.cache
+def umls_network() -> ConvE:
+    """Return a small ConvE that is trained on UMLS, the same in every process."""
+    torch.manual_seed(0)
+    graph = opponent_loop.Graph(UMLS)
+    rows = torch.tensor(graph.triples["train"])
+    config = ConvEModel(embedding_dim=UMLS_DIM)
+    model = ConvE(graph.entities, graph.relations // 2, config).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    for _ in range(UMLS_EPOCHS):
+        for head, relation, tail in (part.T for part in rows[torch.randperm(len(rows))].split(128)):
+            loss = row_losses(model.scores(model.queries(head, relation)), tail).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.eval()
+
+
+def facts(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Return the training rows and the tests of a case."""
+    if not case.umls:
+        return triples(case.rows, 1), triples(case.tests, 2)
+    graph = opponent_loop.Graph(UMLS)
+    train, test = (np.array(graph.triples[split], np.int32) for split in ("train", "test"))
+    return train[: case.rows], test[: case.tests]
 
 
 def copied(ours: ConvE) -> opponent_loop.ConvE:
@@ -165,15 +220,15 @@ def summed_loss(scores: Tensor, tail: Tensor) -> Tensor:
 def run_clew(question: Question) -> Scores:
     """Find the top ten rows of each test; the scores are computed again, untimed."""
     case = question.case
-    train, test = triples(case.rows, 1), triples(case.tests, 2)
+    train, test = facts(case)
+    model = clew_network(case)
     form = LossForm("binary_cross_entropy", SMOOTHING, one_query_a_row=False)
-    kind = Directions(RELATIONS, inverse_relations=False)
+    kind = Directions(model.relation.num_embeddings, inverse_relations=False)
     rows = TripleRows(
         form,
         training_rows(train, form, kind).to(CPU, torch.float32),
         own_rows(test, form, kind).to(CPU, torch.float32),
     )
-    model = clew_network(bias=case.bias)
     options = KernelOptions(depth=DEPTHS[case.explained])
     plan = plan_tiles(
         model,
@@ -184,8 +239,13 @@ def run_clew(question: Question) -> Scores:
         keep_features=True,
         budget_mib=BUDGET_MIB,
     )
-    start = time.perf_counter()
-    kernel = GraphModelCheckpoint(model, rows, options)
+    start, geometry = time.perf_counter(), None
+    if case.opponent == EKFAC:
+        with torch.no_grad():
+            scorer, settings = Scorer(model, MatrixProduct()), MomentSettings(rows=len(train))
+            geometry = kronecker(build_trunk(model), scorer, rows.train, form.function, settings)
+    factors = time.perf_counter()
+    kernel = GraphModelCheckpoint(model, rows, options, geometry)
     explain_in_tiles(
         Summation([kernel], [1.0], cosine=False),
         tiles(train, np.arange(len(train)), plan.tile_triples),
@@ -197,7 +257,7 @@ def run_clew(question: Question) -> Scores:
     )
     seconds = time.perf_counter() - start
     scores = kernel.products(np.arange(min(COMPARED, len(train))), norms=False).by_part.sum(0)
-    return seconds, scores.numpy()
+    return Scores(seconds, scores.numpy(), factors - start)
 
 
 def run_captum(question: Question) -> Scores:
@@ -205,8 +265,8 @@ def run_captum(question: Question) -> Scores:
     from captum.influence import TracInCPFast, TracInCPFastRandProj
 
     case = question.case
-    train, test = triples(case.rows, 1), triples(case.tests, 2)
-    model = copied(clew_network(bias=case.bias))
+    train, test = facts(case)
+    model = copied(clew_network(case))
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.safetensors")
         state = model.state_dict()
@@ -233,7 +293,7 @@ def run_captum(question: Question) -> Scores:
             **more,
         )
         scores = tracin.influence(columns(test), k=None)
-        return time.perf_counter() - start, scores.detach().numpy()
+        return Scores(time.perf_counter() - start, scores.detach().numpy())
 
 
 def run_dattri(question: Question) -> Scores:
@@ -242,7 +302,8 @@ def run_dattri(question: Question) -> Scores:
     from dattri.task import AttributionTask
 
     case = question.case
-    model = copied(clew_network(bias=case.bias))
+    train, test = facts(case)
+    model = copied(clew_network(case))
 
     def loss(parameters: Mapping[str, Tensor], data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         head, relation, tail = (part.reshape(1) for part in data)
@@ -255,20 +316,17 @@ def run_dattri(question: Question) -> Scores:
     attributor.projector_kwargs = None
     loaders = [
         DataLoader(TensorDataset(*columns(rows)), batch_size=size, shuffle=False)
-        for rows, size in (
-            (triples(case.rows, 1), question.batch),
-            (triples(case.tests, 2), case.tests),
-        )
+        for rows, size in ((train, question.batch), (test, case.tests))
     ]
     start = time.perf_counter()
     scores = attributor.attribute(*loaders)
-    return time.perf_counter() - start, scores.numpy().T
+    return Scores(time.perf_counter() - start, scores.numpy().T)
 
 
 def run_kronfluence(question: Question) -> Scores:
-    """Score all rows with inner products of gradients, without factors."""
+    """Score all rows with inner products of gradients, without factors or with those of EK-FAC."""
     from kronfluence.analyzer import Analyzer, prepare_model
-    from kronfluence.arguments import FactorArguments
+    from kronfluence.arguments import FactorArguments, ScoreArguments
     from kronfluence.task import Task
 
     class Loss(Task):
@@ -279,7 +337,11 @@ def run_kronfluence(question: Question) -> Scores:
         ) -> Tensor:
             assert isinstance(batch, list)
             head, relation, tail = batch
-            return summed_loss(model(head, relation), tail)
+            scores = model(head, relation)
+            if sample:
+                labels = torch.bernoulli(scores.detach().sigmoid())
+                return F.binary_cross_entropy_with_logits(scores, labels, reduction="sum")
+            return summed_loss(scores, tail)
 
         def compute_measurement(self, batch: object, model: nn.Module) -> Tensor:
             return self.compute_train_loss(batch, model)
@@ -288,28 +350,30 @@ def run_kronfluence(question: Question) -> Scores:
             return ["dense.0", "output"]
 
     case = question.case
-    train, test = (
-        TensorDataset(*columns(triples(count, seed)))
-        for count, seed in ((case.rows, 1), (case.tests, 2))
-    )
-    model = prepare_model(copied(clew_network(bias=case.bias)), Loss())
+    train, test = (TensorDataset(*columns(rows)) for rows in facts(case))
+    model = prepare_model(copied(clew_network(case)), Loss())
+    strategy = "ekfac" if case.opponent == EKFAC else "identity"
     with tempfile.TemporaryDirectory() as folder:
         analyzer = Analyzer(
             "opponent", model, Loss(), cpu=True, disable_tqdm=True, output_dir=folder
         )
         start = time.perf_counter()
-        analyzer.fit_all_factors("none", train, factor_args=FactorArguments(strategy="identity"))
+        analyzer.fit_all_factors(
+            strategy, train, question.batch, factor_args=FactorArguments(strategy=strategy)
+        )
+        factors = time.perf_counter()
         analyzer.compute_pairwise_scores(
             "scores",
-            "none",
+            strategy,
             test,
             train,
+            score_args=ScoreArguments(damping_factor=None),
             per_device_query_batch_size=case.tests,
             per_device_train_batch_size=question.batch,
         )
         seconds = time.perf_counter() - start
         scores = analyzer.load_pairwise_scores("scores")["all_modules"]
-    return seconds, scores.numpy()
+    return Scores(seconds, scores.numpy(), factors - start)
 
 
 RUNNERS: dict[str, Callable[[Question], Scores]] = {
@@ -318,6 +382,7 @@ RUNNERS: dict[str, Callable[[Question], Scores]] = {
     PROJECTED: run_captum,
     DATTRI: run_dattri,
     KRONFLUENCE: run_kronfluence,
+    EKFAC: run_kronfluence,
 }
 
 
@@ -327,8 +392,8 @@ def work(program: str) -> None:
     torch.set_num_threads(THREADS)
     warnings.simplefilter("ignore")  # captum warns that the projection keeps its vectors
     for asked in asked_for():
-        seconds, scores = RUNNERS[program](Question.read(asked))
-        report_child({"seconds": seconds, "scores": scores[:COMPARED, :COMPARED].tolist()})
+        found = RUNNERS[program](Question.read(asked))
+        report_child(vars(found) | {"scores": found.scores[:COMPARED, :COMPARED].tolist()})
 
 
 @dataclass(frozen=True)
@@ -338,48 +403,53 @@ class Answer:
     seconds: float
     scores: list[list[float]]
     process_peak_gib: float
+    factor_seconds: float = 0.0
 
 
 @dataclass
 class Found:
-    """What was measured of one case: seconds of each round, the opponent's by batch size."""
+    """What was measured of one case: answers of each round, the opponent's by batch size."""
 
     case: Case
-    ours: list[float]
-    theirs: dict[int, list[float]]
+    ours: list[Answer]
+    theirs: dict[int, list[Answer]]
     difference: float
     correlation: float
 
     def add(self, ours: Answer, theirs: Mapping[int, Answer]) -> None:
         """Add a round."""
-        self.ours.append(ours.seconds)
+        self.ours.append(ours)
         for size, answer in theirs.items():
-            self.theirs[size].append(answer.seconds)
+            self.theirs[size].append(answer)
 
     def figures(self) -> dict[str, list[float]]:
         """Return seconds of both, and their ratio in each round."""
         if not self.ours:
             return {}
-        best = self.theirs[self.batch]
+        best, ours = ([a.seconds for a in found] for found in (self.theirs[self.batch], self.ours))
         name = f"{self.case.opponent}, {self.case.explained}"
-        ratios = [a / b for a, b in zip(best, self.ours, strict=True)]
-        return {
-            f"{name}, times Clew's seconds": ratios,
+        found = {
+            f"{name}, times Clew's seconds": [a / b for a, b in zip(best, ours, strict=True)],
             f"{name}, s": best,
-            f"{name}, Clew's s": self.ours,
+            f"{name}, Clew's s": ours,
         }
+        if self.case.opponent == EKFAC:
+            found[f"{name}, s of factors"] = [a.factor_seconds for a in self.theirs[self.batch]]
+            found[f"{name}, Clew's s of factors"] = [a.factor_seconds for a in self.ours]
+        return found
 
     @property
     def batch(self) -> int:
         """The fastest batch size of the first round."""
-        return min(self.theirs, key=lambda size: self.theirs[size][0])
+        return min(self.theirs, key=lambda size: self.theirs[size][0].seconds)
 
     def row(self) -> dict[str, object]:
         """Return the row of the table."""
-        case, measured = self.case, bool(self.ours)
+        case, measured, figures = self.case, bool(self.ours), list(self.figures().values())
         return {
             "opponent": case.opponent,
             "explained": case.explained + ("" if case.bias else ", no bias"),
+            "model": "trained on UMLS" if case.umls else "random, FB15k-237's sizes",
             "rows": case.rows,
             "tests": case.tests,
             "batch sizes": ", ".join(map(str, case.batches)),
@@ -388,9 +458,9 @@ class Found:
             "largest difference": self.difference,
             "correlation": self.correlation,
             "rounds": len(self.ours),
-            "its s": median(self.theirs[self.batch]) if measured else None,
-            "Clew's s": median(self.ours) if measured else None,
-            "times Clew's s": median(next(iter(self.figures().values()))) if measured else None,
+            "its s": median(figures[1]) if measured else None,
+            "Clew's s": median(figures[2]) if measured else None,
+            "times Clew's s": median(figures[0]) if measured else None,
         }
 
 
@@ -406,6 +476,8 @@ def compared(case: Case, workers: Mapping[str, Worker]) -> Found:
         ValueError: The method is the same, but the scores are not.
     """
     few = replace(case, rows=min(case.rows, COMPARED), tests=min(case.tests, COMPARED))
+    if case.umls:
+        few = case  # factors of few rows would be others
     batch = min(case.batches[0], few.rows)
     ours, theirs = ask(workers["Clew"], few, batch), ask(workers[case.opponent], few, batch)
     own, other = np.array(ours.scores), np.array(theirs.scores)

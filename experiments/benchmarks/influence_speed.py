@@ -79,7 +79,7 @@ def network(entities: int = ENTITIES) -> ConvE:
 def row_losses(scores: Tensor, tail: Tensor) -> Tensor:
     """Return each row's loss: binary cross entropy over all entities with smoothed labels."""
     positive = (1 - SMOOTHING) * scores.gather(1, tail[:, None])[:, 0]
-    return F.softplus(scores).sum(1) - positive - SMOOTHING / ENTITIES * scores.sum(1)
+    return F.softplus(scores).sum(1) - positive - SMOOTHING * scores.mean(1)
 
 
 class Scorer(nn.Module):
