@@ -2,11 +2,13 @@
 
 Nothing of Clew is imported. A row is a query (head, relation) with all its training tails as labels
 ("k-vs-all" in ConvE's paper, "LCWA" in PyKEEN), or with one of them ("1-vs-all"). Heads are the
-tails of inverse relations. The loss is binary cross entropy over all entities, by torch. Ranks are
-filtered: the other known answers of a query do not count. Equal scores share their middle rank.
+tails of inverse relations. The loss is binary or softmax cross entropy over all entities, by torch.
+Ranks are filtered: the other known answers of a query do not count. Equal scores share their middle
+rank.
 """
 
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -48,14 +50,16 @@ class ConvE(nn.Module):
 class ComplEx(nn.Module):
     """Trouillon et al., 2016 (arXiv 1606.06357): Re(<head, relation, conjugate of tail>)."""
 
-    def __init__(self, entities: int, relations: int, dim: int = 200) -> None:
+    def __init__(
+        self, entities: int, relations: int, dim: int = 200, deviation: float = 0.1
+    ) -> None:
         super().__init__()
         self.entity, self.relation = (
             nn.Embedding(entities, 2 * dim),
             nn.Embedding(relations, 2 * dim),
         )
-        nn.init.normal_(self.entity.weight, std=0.1)
-        nn.init.normal_(self.relation.weight, std=0.1)
+        nn.init.normal_(self.entity.weight, std=deviation)
+        nn.init.normal_(self.relation.weight, std=deviation)
 
     def forward(self, head: Tensor, relation: Tensor) -> Tensor:
         """Return the scores of all entities, `(batch, entity)`."""
@@ -66,6 +70,23 @@ class ComplEx(nn.Module):
 
 
 MODELS: dict[str, type[ConvE] | type[ComplEx]] = {"conve": ConvE, "complex": ComplEx}
+
+
+class Labels:
+    """The labels of each row, made for a batch at a time: all of FB15k-237 would take 9 GB."""
+
+    def __init__(self, tails: list[list[int]], entities: int) -> None:
+        self.entities, self.tails = entities, torch.tensor([t for row in tails for t in row])
+        self.counts = torch.tensor([len(row) for row in tails])
+        self.starts = self.counts.cumsum(0) - self.counts
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        counts = self.counts[rows]
+        row = torch.arange(len(rows)).repeat_interleave(counts)
+        first = self.starts[rows] - (counts.cumsum(0) - counts)
+        labels = torch.zeros(len(rows), self.entities)
+        labels[row, self.tails[torch.arange(len(row)) + first[row]]] = 1.0
+        return labels
 
 
 class Graph:
@@ -103,10 +124,17 @@ class Graph:
             pairs = list(self._answers("train").items())
         else:
             pairs = [((h, r), [t]) for h, r, t in self.both_ways("train")]
-        labels = torch.zeros(len(pairs), self.entities)
-        for row, (_, tails) in enumerate(pairs):
-            labels[row, tails] = 1.0
-        return torch.tensor([query for query, _ in pairs]), labels
+        queries, labels = _rows(pairs, self.entities)
+        return queries, labels[torch.arange(len(pairs))]
+
+    def large_rows(self) -> tuple[Tensor, Labels]:
+        """Return the rows of "k-vs-all" of a graph whose labels do not fit in memory."""
+        return _rows(list(self._answers("train").items()), self.entities)
+
+
+def _rows(pairs: list[tuple[tuple[int, int], list[int]]], entities: int) -> tuple[Tensor, Labels]:
+    tails = [tails for _, tails in pairs]
+    return torch.tensor([query for query, _ in pairs]), Labels(tails, entities)
 
 
 def loss_of(scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -118,25 +146,40 @@ def loss_of(scores: Tensor, labels: Tensor, smoothing: float) -> Tensor:
     return F.binary_cross_entropy_with_logits(scores, smooth, reduction="sum") / len(scores)
 
 
+def softmax_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return softmax cross entropy over all entities: a query's answers share the probability."""
+    return F.cross_entropy(scores, labels / labels.sum(1, keepdim=True))
+
+
 def train(
-    model: nn.Module, rows: tuple[Tensor, Tensor], *, epochs: int, batch: int, rate: float,
-    smoothing: float,
-) -> list[float]:  # fmt: skip
-    """Train with Adam, and return the seconds of each epoch."""
+    model: nn.Module,
+    rows: tuple[Tensor, Tensor | Labels],
+    *,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    batch: int,
+    compiled: bool = False,
+) -> Iterator[float]:
+    """Train without end, and yield the seconds of each epoch; whoever asks decides when to stop.
+
+    Only the batches are timed, not what happens between two epochs.
+    """
     queries, labels = rows
-    optimizer = torch.optim.Adam(model.parameters(), lr=rate, fused=True)
-    seconds = []
-    for _ in range(epochs):
+
+    def loss_of_batch(query: Tensor, label: Tensor) -> Tensor:
+        return loss(model(query[:, 0], query[:, 1]), label)
+
+    step_loss = torch.compile(loss_of_batch) if compiled else loss_of_batch
+    while True:
         start = time.perf_counter()
         model.train()
         for chosen in torch.randperm(len(queries)).split(batch):
             if len(chosen) > 1:  # batch normalisation needs two rows
-                loss = loss_of(model(*queries[chosen].T), labels[chosen], smoothing)
+                total = step_loss(queries[chosen], labels[chosen])
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                total.backward()
                 optimizer.step()
-        seconds.append(time.perf_counter() - start)
-    return seconds
+        yield time.perf_counter() - start
 
 
 @torch.no_grad()

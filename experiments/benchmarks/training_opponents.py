@@ -14,15 +14,22 @@ and a few epochs at the batch sizes of a sweep, without the first epoch. Each ro
 seconds for each opponent, at the same batch size and with each program at its own fastest one. The
 smallest and the largest of n ratios hold the median with a probability of 1 - 2^(1-n). Rounds end
 when the time is over; what was measured is written.
+
+Where there is a C++ compiler, the largest batch size is also measured with `torch.compile`: Clew's
+own setting; model and loss of the loop; the scores of PyKEEN's ConvE, which has no such setting.
+Compiling is timed apart, for the opponents as the seconds until the end of the first epoch beyond a
+later one. Nothing compiled is there when a program begins; its later rounds find what the first
+one compiled.
 """
 
 import itertools
 import os
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -47,9 +54,15 @@ MODELS = ("conve", "complex")
 RATES = {"conve": 0.003, "complex": 0.01}
 EPOCHS = {"conve": 25, "complex": 40}
 BATCH, SWEEP, SWEEP_EPOCHS = 128, (128, 256, 512), 3
+COMPILED = SWEEP[-1:] if any(map(shutil.which, ("g++", "c++", "clang++"))) else ()
+"""Batch sizes that are also measured with torch.compile."""
 DIM, SMOOTHING, THREADS = 200, 0.1, 2
-ROUNDS, MINUTES = 5, 6.5
-NOT_MEASURED = "LibKGE: the package registry does not have it"
+ROUNDS, MINUTES = 5, 9.0
+DOES_NOT_COMPILE = (PYKEEN, "complex")
+"""Dynamo fails in `torch.view_as_complex`: "Tensor must have a last dimension of size 2"."""
+NOT_MEASURED = "LibKGE: the package registry does not have it; torch.compile: " + (
+    "it fails for PyKEEN's ComplEx, in view_as_complex" if COMPILED else "no C++ compiler on PATH"
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,7 @@ class Case:
     epochs: int
     seed: int
     validated: bool
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,9 @@ class Measured:
     seconds: list[float]
     validation_seconds: float | None = None
     mrr: float | None = None
+    compile_seconds: float | None = None
+    graph_breaks: int | None = None
+    """How many times torch.compile left a part of the model uncompiled."""
     process_peak_gib: float = 0.0
     """Of the process until now, so not of this training alone."""
 
@@ -88,14 +105,15 @@ def train_with_loop(case: Case) -> Measured:
     """Train with the independent loop."""
     graph = opponent_loop.Graph(UMLS)
     model = opponent_loop.MODELS[case.model](graph.entities, graph.relations, DIM)
-    seconds = opponent_loop.train(
+    epochs = opponent_loop.train(
         model,
         graph.rows("k_vs_all"),
-        epochs=case.epochs,
+        optimizer=torch.optim.Adam(model.parameters(), lr=RATES[case.model], fused=True),
+        loss=partial(opponent_loop.loss_of, smoothing=SMOOTHING),
         batch=case.batch,
-        rate=RATES[case.model],
-        smoothing=SMOOTHING,
+        compiled=case.compiled,
     )
+    seconds = list(itertools.islice(epochs, case.epochs))
     return validated(
         case, seconds, lambda: float((1 / opponent_loop.ranks(model, graph, "valid")).mean())
     )
@@ -111,7 +129,7 @@ def train_with_clew(case: Case) -> Measured:
     from clew.runs.mlflow_store import open_tracker
     from clew.training.distributed import World
     from clew.training.manifest import Manifest
-    from clew.training.setup import build_trainer
+    from clew.training.setup import build_trainer, measure_before_training
 
     numbers = DIM * (2 if case.model == "complex" else 1)
     config = from_mapping(
@@ -129,6 +147,7 @@ def train_with_clew(case: Case) -> Measured:
             "training.device": "cpu",
             "training.checkpoint_frequency": 0,
             "evaluation.enabled": False,
+            "optimizations.torch_compile": case.compiled,
         },
     )
     task = LinkPrediction(load_graph(TripleData(name="umls")), config)
@@ -145,6 +164,7 @@ def train_with_clew(case: Case) -> Measured:
                 folder=Path(folder),
                 origin=Manifest(0, 0, 0.0, "link_prediction", {}, "", ""),
             )
+            before = measure_before_training(trainer)
             seconds, closed = [time.perf_counter()], trainer.throughput.close_epoch
 
             def close_epoch() -> dict[str, float]:
@@ -156,7 +176,8 @@ def train_with_clew(case: Case) -> Measured:
             seconds[-1] = time.perf_counter()  # with the end of the training
     epochs = [end - start for start, end in itertools.pairwise(seconds)]
     model, key = trainer.model.eval(), names.metric("valid", names.MRR)
-    return validated(case, epochs, lambda: task.rank(model, "valid").metrics("valid")[key])
+    found = validated(case, epochs, lambda: task.rank(model, "valid").metrics("valid")[key])
+    return replace(found, compile_seconds=before.get(names.TIME_COMPILE_SECONDS))
 
 
 def train_with_pykeen(case: Case) -> Measured:
@@ -201,6 +222,9 @@ def train_with_pykeen(case: Case) -> Measured:
         triples_factory=train,
         optimizer=torch.optim.Adam(model.parameters(), lr=RATES[case.model]),
     )
+    if case.compiled:
+        loop.score_method = torch.compile(loop.score_method)
+    began = time.perf_counter()
     loop.train(
         train,
         num_epochs=case.epochs,
@@ -221,52 +245,81 @@ def train_with_pykeen(case: Case) -> Measured:
         return float(found.get_metric("both.realistic.inverse_harmonic_mean_rank"))
 
     seconds = [end - start for start, end in itertools.pairwise(ends)]
-    return validated(case, seconds, validate)
+    found = validated(case, seconds, validate)
+    first = ends[1] - began  # the clock of epochs starts after the first scores
+    return replace(found, compile_seconds=first - epoch_seconds(found))
 
 
 PROGRAMS = {CLEW: train_with_clew, LOOP: train_with_loop, PYKEEN: train_with_pykeen}
+
+
+def run_compiled(program: str, case: Case) -> Measured:
+    """Train a case with nothing compiled in this process before, and count what was left out."""
+    from torch._dynamo import reset
+    from torch._dynamo.utils import counters
+
+    reset()
+    counters.clear()
+    found = PROGRAMS[program](case)
+    first = found.seconds[0] - epoch_seconds(found)
+    return replace(
+        found,
+        compile_seconds=first if found.compile_seconds is None else found.compile_seconds,
+        graph_breaks=sum(counters["graph_break"].values()),
+    )
 
 
 def work(program: str) -> None:
     """Train each case that is asked for, and report what was measured."""
     keep_allocator_pages()
     torch.set_num_threads(THREADS)
-    for asked in asked_for():
-        case = Case(**asked)
-        torch.manual_seed(case.seed)
-        report_child(asdict(PROGRAMS[program](case)))
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        for asked in asked_for():
+            case = Case(**asked)
+            torch.manual_seed(case.seed)
+            found = run_compiled(program, case) if case.compiled else PROGRAMS[program](case)
+            report_child(asdict(found))
 
 
 def cases(seed: int, epochs: dict[str, int]) -> list[Case]:
-    """Return the trainings of one round: first the whole ones, then the sweep's other sizes."""
+    """Return the trainings of one round: the whole ones, the sweep's other sizes, compiled ones."""
     sizes = [size for size in SWEEP if size != BATCH]
     whole = [Case(model, BATCH, epochs[model], seed, validated=True) for model in MODELS]
     swept = [Case(m, size, SWEEP_EPOCHS, seed, validated=False) for m in MODELS for size in sizes]
-    return whole + swept
+    compiled = [
+        Case(m, size, SWEEP_EPOCHS, seed, validated=False, compiled=True)
+        for m in MODELS
+        for size in COMPILED
+    ]
+    return whole + swept + compiled
 
 
-Rounds = dict[tuple[str, int], list[dict[str, Measured]]]
-"""What each program measured in each round, by model and batch size."""
+Variant = tuple[str, int, bool]
+"""A model, its batch size, and whether it is compiled."""
+Rounds = dict[Variant, list[dict[str, Measured]]]
+"""What each program measured in each round."""
 
 
 def measure(deadline: float, epochs: dict[str, int]) -> Rounds:
     """Measure in rounds until the time is over; a case counts once all programs have done it."""
     workers = {program: Worker(NAME, program) for program in PROGRAMS}
     found: Rounds = {}
-    longest: dict[tuple[str, int], float] = {}
+    longest: dict[Variant, float] = {}
     for worker in workers.values():
         for model in MODELS:  # imports and first calls
             worker.ask(asdict(Case(model, SWEEP[-1], 1, 0, validated=False)))
     for seed in range(ROUNDS):
         for case in cases(seed, epochs):
-            key, start = (case.model, case.batch), time.monotonic()
+            key, start = (case.model, case.batch, case.compiled), time.monotonic()
             if start + longest.get(key, 0.0) > deadline:
                 continue
-            order = list(workers) if seed % 2 == 0 else list(workers)[::-1]
+            able = [n for n in workers if not case.compiled or (n, case.model) != DOES_NOT_COMPILE]
+            order = able if seed % 2 == 0 else able[::-1]
             told = {name: workers[name].ask(asdict(case)) for name in order}
             found.setdefault(key, []).append({n: Measured(**told[n]) for n in order})
             longest[key] = time.monotonic() - start
-            print(f"round {seed + 1}: {case.model}, batch {case.batch}", flush=True)
+            print(f"round {seed + 1}: {title(key)}", flush=True)
     for worker in workers.values():
         worker.close()
     return found
@@ -277,19 +330,27 @@ def epoch_seconds(measured: Measured) -> float:
     return median(measured.seconds[1:] or measured.seconds)
 
 
+def title(variant: Variant) -> str:
+    """Return the name of a variant in figures."""
+    model, size, compiled = variant
+    return f"{model}, batch {size}{', compiled' if compiled else ''}"
+
+
 def tables(found: Rounds) -> tuple[list[dict[str, object]], dict[str, list[float]]]:
     """Return a row for each program and batch size, and figures: ratios and whole trainings."""
     queries = len(opponent_loop.Graph(UMLS).rows("k_vs_all")[0])
     rows: list[dict[str, object]] = []
     figures: dict[str, list[float]] = {}
-    for (model, size), rounds in sorted(found.items()):
-        for program in PROGRAMS:
+    for (model, size, compiled), rounds in sorted(found.items()):
+        name = title((model, size, compiled))
+        for program in (program for program in PROGRAMS if program in rounds[0]):
             runs = [measured[program] for measured in rounds]
             speeds = [queries / epoch_seconds(run) for run in runs]
             whole = [run for run in runs if run.mrr is not None]
             row: dict[str, object] = {
                 "model": model,
                 "batch": size,
+                "compiled": compiled,
                 "program": program,
                 "rounds": len(runs),
                 "queries/s": median(speeds),
@@ -303,31 +364,40 @@ def tables(found: Rounds) -> tuple[list[dict[str, object]], dict[str, list[float
                     r.validation_seconds or 0.0 for r in whole
                 ]
                 figures[f"{model}, {program}, MRR"] = [r.mrr or 0.0 for r in whole]
+            if compiled:
+                seconds = [run.compile_seconds or 0.0 for run in runs]
+                row["s, compiling"] = seconds[0]
+                row["graph breaks"] = runs[0].graph_breaks
+                figures[f"{name}, {program}, s of compiling"] = seconds
             if program != CLEW:
                 ratios = [
                     epoch_seconds(measured[program]) / epoch_seconds(measured[CLEW])
                     for measured in rounds
                 ]
                 row["times Clew's s"] = median(ratios)
-                figures[f"{model}, batch {size}, {program}, times Clew's seconds"] = ratios
+                figures[f"{name}, {program}, times Clew's seconds"] = ratios
             rows.append(row)
     for model in MODELS:
-        figures |= fastest(model, [found[model, size] for size in SWEEP if (model, size) in found])
+        figures |= fastest(model, [rounds for key, rounds in found.items() if key[0] == model])
     return rows, figures
 
 
-def fastest(model: str, sizes: list[list[dict[str, Measured]]]) -> dict[str, list[float]]:
-    """Return each opponent's ratios with every program at its own fastest batch size."""
-    if not sizes:
+def fastest(model: str, variants: list[list[dict[str, Measured]]]) -> dict[str, list[float]]:
+    """Return each opponent's ratios with every program at its own fastest variant."""
+    if not variants:
         return {}
-    num_rounds = min(len(rounds) for rounds in sizes)
+    num_rounds = min(len(rounds) for rounds in variants)
 
     def best(program: str) -> list[float]:
-        timed = [[epoch_seconds(found[program]) for found in rounds] for rounds in sizes]
+        timed = [
+            [epoch_seconds(found[program]) for found in rounds]
+            for rounds in variants
+            if program in rounds[0]
+        ]
         return min(timed, key=median)[:num_rounds]
 
     return {
-        f"{model}, own fastest batch, {program}, times Clew's seconds": [
+        f"{model}, own fastest variant, {program}, times Clew's seconds": [
             theirs / ours for theirs, ours in zip(best(program), best(CLEW), strict=True)
         ]
         for program in (LOOP, PYKEEN)
@@ -340,7 +410,8 @@ def main(minutes: float, epochs: dict[str, int]) -> None:
     if not found:
         raise SystemExit(f"no round ended within {minutes:g} minutes; give more")
     rows, figures = tables(found)
-    print_table([{key: row.get(key, "-") for key in rows[0] | rows[-1]} for row in rows])
+    keys = {key: "-" for row in rows for key in row}
+    print_table([keys | row for row in rows])
     results = {
         "threads": THREADS,
         "epochs": epochs,

@@ -3,6 +3,9 @@
 import ast
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,16 @@ from torch.nn import functional as F
 from clew.config.graph_models import ComplExModel, ConvEModel
 from clew.link_prediction.models.base import GraphModel, build_graph_model
 from experiments.benchmarks import influence_opponents, opponent_loop
-from experiments.benchmarks.influence_opponents import CASES, ROUNDS, copied
-from experiments.benchmarks.training_opponents import UMLS
+from experiments.benchmarks.influence_opponents import (
+    CASES,
+    EKFAC,
+    ROUNDS,
+    Question,
+    copied,
+    run_clew,
+    umls_network,
+)
+from experiments.benchmarks.training_opponents import CLEW, LOOP, PYKEEN, UMLS, Measured, tables
 
 TRIPLES = {
     "train": [("a", "likes", "b"), ("a", "likes", "c"), ("b", "knows", "c"), ("d", "likes", "b")],
@@ -86,13 +97,33 @@ def test_rows_are_queries_with_all_tails_or_with_one(graph: opponent_loop.Graph)
     assert labels.sum(1).tolist() == [1.0] * 8
 
 
+@pytest.mark.parametrize("batch", [1, 4, 6])
+def test_labels_of_a_large_graph_are_made_for_a_batch(
+    graph: opponent_loop.Graph, batch: int
+) -> None:
+    queries, every = graph.rows("k_vs_all")
+    large, labels = graph.large_rows()
+    assert large.tolist() == queries.tolist()
+    for rows in torch.tensor([3, 0, 5, 1, 4, 2]).split(batch):
+        assert labels[rows].tolist() == every[rows].tolist()
+
+
+def test_the_softmax_loss_shares_a_query_among_its_answers() -> None:
+    scores, labels = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[1.0, 0.0, 1.0]])
+    logs = scores.log_softmax(1)[0]
+    expected = -(logs[0] + logs[2]) / 2
+    torch.testing.assert_close(opponent_loop.softmax_loss(scores, labels), expected)
+
+
 def test_it_learns(graph: opponent_loop.Graph) -> None:
     torch.manual_seed(0)
     model = opponent_loop.ComplEx(graph.entities, graph.relations, 8)
     rows = graph.rows("k_vs_all")
     before = opponent_loop.loss_of(model(*rows[0].T), rows[1], 0.1)
-    seconds = opponent_loop.train(model, rows, epochs=30, batch=2, rate=0.01, smoothing=0.1)
-    assert len(seconds) == 30
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loss = partial(opponent_loop.loss_of, smoothing=0.1)
+    epochs = opponent_loop.train(model, rows, optimizer=optimizer, loss=loss, batch=2)
+    assert len(list(islice(epochs, 30))) == 30
     assert opponent_loop.loss_of(model(*rows[0].T), rows[1], 0.1) < 0.7 * before
 
 
@@ -155,3 +186,35 @@ def test_other_scores_than_clews_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Answering, "wrong", 0.1)
     with pytest.raises(ValueError):
         influence_opponents.measure(math.inf, CASES[:1])
+
+
+def test_clews_side_of_ek_fac_times_its_factors_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(influence_opponents, "UMLS_EPOCHS", 1)
+    (case,) = (case for case in CASES if case.opponent == EKFAC)
+    found = run_clew(Question(replace(case, rows=64, tests=4), 0))
+    umls_network.cache_clear()
+    assert found.scores.shape == (4, 32)
+    assert 0 < found.factor_seconds < found.seconds
+
+
+def measured(epoch: float, compiling: float | None = None) -> Measured:
+    return Measured([9.0, epoch, epoch], compile_seconds=compiling, graph_breaks=0)
+
+
+def test_the_compiled_variant_is_a_row_of_its_own() -> None:
+    plain = {CLEW: measured(2.0), LOOP: measured(4.0), PYKEEN: measured(8.0)}
+    fast = {CLEW: measured(1.0, 5), LOOP: measured(3.0, 6), PYKEEN: measured(9.0, 7)}
+    rows, figures = tables({("conve", 512, False): [plain], ("conve", 512, True): [fast]})
+    compiling = {row["program"]: row["s, compiling"] for row in rows if row["compiled"]}
+    assert compiling == {CLEW: 5, LOOP: 6, PYKEEN: 7}
+    assert figures["conve, batch 512, compiled, loop, times Clew's seconds"] == [3.0]
+    assert figures["conve, batch 512, loop, times Clew's seconds"] == [2.0]
+    assert figures[f"conve, own fastest variant, {PYKEEN}, times Clew's seconds"] == [8.0]
+
+
+def test_a_program_that_cannot_be_compiled_has_no_compiled_row() -> None:
+    both = {CLEW: measured(2.0, 1), LOOP: measured(4.0, 1)}
+    found = {("complex", 512, False): [both | {PYKEEN: measured(8.0)}]}
+    rows, figures = tables(found | {("complex", 512, True): [both]})
+    assert [row["program"] for row in rows] == [CLEW, LOOP, PYKEEN, CLEW, LOOP]
+    assert figures[f"complex, own fastest variant, {PYKEEN}, times Clew's seconds"] == [4.0]
