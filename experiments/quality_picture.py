@@ -3,7 +3,8 @@
     python -m experiments.quality_picture
 
 writes `ui/pictures/time_to_quality.png` from the results of
-`experiments.benchmarks.time_to_quality`.
+`experiments.benchmarks.time_to_quality`. The minutes are those of training alone; older results
+have only the time since the command was typed, with validation, and their panel says so.
 """
 
 import json
@@ -29,26 +30,33 @@ def draw(curves: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Draw one panel for each data set."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.5 * len(curves) + 2.5, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(curves), squeeze=False)[0]
-    for axis, (data, points) in zip(axes, curves.items(), strict=True):
+    columns = min(2, len(curves))
+    rows = -(-len(curves) // columns)
+    figure = Figure(figsize=(4.5 * columns + 2.5, 3.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    lines: dict[str, Any] = {}
+    for axis, (data, points) in zip(axes, curves.items(), strict=False):
+        apart = all("training_seconds" in point for point in points)
         for program, recipe in dict.fromkeys((p["program"], p["recipe"]) for p in points):
             own = [p for p in points if (p["program"], p["recipe"]) == (program, recipe)]
-            axis.plot(
-                [p["seconds"] / 60 for p in own],
+            name = f"{program}: {recipe}"
+            (line,) = axis.plot(
+                [p["training_seconds" if apart else "seconds"] / 60 for p in own],
                 [p["mrr"] for p in own],
                 marker=".",
                 linestyle="-" if program == "Clew" else "--",
-                label=f"{program}: {recipe}",
+                color=lines[name].get_color() if name in lines else f"C{len(lines)}",
             )
+            lines.setdefault(name, line)
         axis.set_title(data)
-        axis.set_xlabel("minutes since the command was typed")
+        axis.set_xlabel("minutes of training" if apart else "minutes since the command was typed")
         axis.set_ylabel("validation MRR")
         axis.set_ylim(bottom=0)
         axis.set_xlim(left=0)
         axis.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False)
+    for axis in axes:  # a panel that is left over
+        axis.set_axis_off()
+    figure.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
     figure.savefig(path, dpi=110)
 
 
