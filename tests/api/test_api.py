@@ -170,6 +170,28 @@ def test_a_notebook_shows_names_as_text(why: clew.Attribution) -> None:
     assert list(explained.opponents) == list(explained.proponents)
 
 
+def test_facts_that_runs_dispute_are_grey(why: clew.Attribution) -> None:
+    from clew.api.explanations import triple_table
+
+    assert isinstance(why.report, InfluenceReport)
+    (test,) = why.report.tests
+    facts = [
+        replace(fact, spread=0.5, runs_agreeing=2 - place % 2)
+        for place, fact in enumerate(test.proponents)
+    ]
+    model = replace(why.report.model, runs=("a", "b"))
+    report = replace(why.report, model=model, tests=(replace(test, proponents=tuple(facts)),))
+    explained = clew.Attribution(report, None, triple_table(report))
+    counts = explained.proponents["runs_agreeing"].tolist()
+    assert counts == [fact.runs_agreeing for fact in facts]
+    shown = explained._repr_html_()
+    assert shown.count('<tr style="color') == counts.count(1) > 0
+    (said,) = report.agreement
+    assert said in shown
+    assert said in repr(explained)
+    assert "runs_agreeing" not in why.to_frame()
+
+
 def sizes(plan: clew.MemoryPlan) -> list[object]:
     """Return the parts of a plan that do not depend on the size of this process."""
     weights = [variant.memory.parts_gib["weights"] for variant in plan.variants]

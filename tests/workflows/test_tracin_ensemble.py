@@ -13,7 +13,7 @@ from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_forms import ENSEMBLE_CSV_COLUMNS
 from clew.runs.influence_report import read_influence_json
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
-from clew.workflows.explaining.tracin import tracin
+from clew.workflows.explaining.tracin import SHOWN_PROPONENTS, tracin
 from clew.workflows.train import train
 from tests.workflows.trained import TrainedStore, small_config
 
@@ -83,7 +83,17 @@ def test_an_ensemble_averages_runs(trained: TrainedStore, twin: str, tmp_path: P
         assert entry.spread == pytest.approx(abs(alone[0] - alone[1]) / 2**0.5, rel=1e-3)
     header = (tmp_path / "out" / "influence.csv").read_text().splitlines()[0]
     assert header == ",".join(ENSEMBLE_CSV_COLUMNS)
-    assert "2 of 2 runs agree" in result.table()
+    table = result.table(grey=lambda line: f"grey {line}")
+    assert "2 of 2 runs agree" in table
+    shown = (*test.proponents[:SHOWN_PROPONENTS], *test.opponents[:SHOWN_PROPONENTS])
+    disputed = [entry for entry in shown if entry.runs_agreeing == 1]
+    assert table.count("\ngrey ") == table.count("1 of 2 runs agree") == len(disputed)
+    assert test.paths is not None
+    facts = {entry.train_index: entry for entry in test.proponents + test.opponents}
+    on_paths = [fact for path in test.paths.paths for step in path.steps for fact in step]
+    assert on_paths
+    for fact in on_paths:
+        assert fact.runs_agreeing == facts[fact.train_index].runs_agreeing
     recorded = MlflowClient(trained.uri).get_run(result.run_id or "").data
     assert recorded.tags[names.TAG_VARIANT] == "fp32+2runs"
 

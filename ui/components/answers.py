@@ -18,6 +18,7 @@ from streamlit.runtime.uploaded_file_manager import UploadedFile
 
 from clew.biolink import page_of
 from clew.errors import DataError, UsageError, described
+from clew.runs.influence_forms import DISPUTED_COLUMN
 from clew.runs.reading.facts import evidence, place_text, scored
 from clew.runs.reading.models import Learned, ModelNames
 from clew.runs.reading.reports import ReportFiles
@@ -57,7 +58,7 @@ COLUMNS = {
     "Page": LinkColumn(display_text="open", help="The page of its database."),
 }
 NUM_FACTS = 5
-_FACT = '<li><span class="clew-mark clew-for">{symbol}</span>{triple}</li>'
+_FACT = '<li class="{kind}"><span class="clew-mark clew-for">{symbol}</span>{triple}</li>'
 
 Explain = Callable[[work.Why], None]
 
@@ -284,6 +285,7 @@ def _strongest(facts: pd.DataFrame) -> None:
     items = [
         basics.fill(
             _FACT,
+            kind="clew-muted" if fact.get(DISPUTED_COLUMN) else "",
             symbol=basics.sign_symbol(float(fact["influence"])),
             triple=basics.triple(fact["head"], fact["relation"], fact["tail"]),
         )

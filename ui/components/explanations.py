@@ -15,7 +15,7 @@ import streamlit as st
 from clew.errors import ClewError, DataError
 from clew.runs.influence_report import ReportModel, TextInfluenceReport
 from clew.runs.reading.explanation import SharedExplanation, explanation_in, with_run
-from clew.runs.reading.facts import by_side
+from clew.runs.reading.facts import by_side, with_agreement
 from clew.runs.reading.reports import (
     ReportFiles,
     ReportHead,
@@ -67,11 +67,7 @@ def facts_of(files: ReportFiles, index: int) -> pd.DataFrame:
     facts = read_facts(files, index)
     shared = (facts["head_id"] == test["head_id"]) | (facts["tail_id"] == test["tail_id"])
     siblings = shared & (facts["relation_id"] == test["relation_id"])
-    facts = facts.assign(sibling=siblings.to_numpy(bool))
-    if "runs_agreeing" not in facts or not head.runs:
-        return facts
-    of = f" of {len(head.runs)}"
-    return facts.assign(agreement=facts["runs_agreeing"].astype(int).astype(str) + of)
+    return with_agreement(facts.assign(sibling=siblings.to_numpy(bool)), len(head.runs))
 
 
 paths_of = of_files(read_paths)

@@ -16,9 +16,15 @@ from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.biolink import is_denied
 from clew.names import average_notes
-from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX, SELF_INFLUENCE, Form
+from clew.runs.influence_forms import (
+    CHECKPOINT_PREFIX,
+    DISPUTED_COLUMN,
+    PART_PREFIX,
+    SELF_INFLUENCE,
+    Form,
+)
 from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
-from clew.runs.reading.facts import Paths, answer, evidence, scored, summary
+from clew.runs.reading.facts import Paths, agreement_of, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
 from clew.runs.validation_record import Measured
@@ -96,16 +102,19 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
     if "counterpart" in shown and shown["counterpart"].any():
         leaks = TextColumn(width=72, help=glossary.COUNTERPART)
         columns["Leaks"] = (shown["counterpart"], leaks)
+    grey = list[bool]()
     if "agreement" in shown:  # of an ensemble
         agree = TextColumn(width=72, help=glossary.RUNS_AGREE)
         spread = NumberColumn(format="%.2g", width=60, help=glossary.SPREAD)
         columns |= {"Runs agree": (shown["agreement"], agree), "Spread": (shown["spread"], spread)}
+        grey = shown[DISPUTED_COLUMN].tolist()
     tables.tick_one(
         columns,
         [int(place) for place in shown["place"]],
         key=f"{key}-table-{st.session_state.get('fact-version', 0)}",
         chosen=selected(shown),
         take=select,
+        grey=grey,
         alt="Training facts by their influence",
         most=graph.HEIGHT,
         placeholder="–",
@@ -198,6 +207,8 @@ def card(
         meaning=head.form.sentence,
     )
     notes(head.settings)
+    for note in agreement_of(facts, len(head.runs)):
+        basics.note(note)
 
 
 def trust(head: ReportHead, run_id: str, test: pd.Series) -> None:

@@ -180,7 +180,7 @@ FALL = (
 )
 RUNS_AGREE = (
     "How many of the averaged runs agree on the sign; the runs differ only in their seed. If all "
-    "agree, the sign is not the luck of one run."
+    "agree, the sign is not the luck of one run; the other facts are grey."
 )
 SPREAD = "Standard deviation of the influence over the averaged runs, in its unit."
 TEXT_LOSS = (

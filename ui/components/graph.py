@@ -17,7 +17,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from clew.biolink import page_of
 from clew.errors import ClewError, spaced
-from clew.runs.influence_forms import TRAIN_INDEX_COLUMN, Form
+from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN, Form
 from clew.runs.reading import picture
 from clew.runs.reading.facts import FactPath, Paths
 from clew.runs.reading.picture_layout import node_labels
@@ -74,7 +74,9 @@ def show(
     the place of the fact whose line is clicked, or None for anything but an entity. The facts that
     a check of the explanation took away are marked.
     """
-    facts = facts.head(MAX_EDGES).assign(influence=facts[column]).filter(DRAWN)
+    facts = facts.head(MAX_EDGES).assign(influence=facts[column])
+    facts = facts.filter([*DRAWN, DISPUTED_COLUMN])
+    disputed = DISPUTED_COLUMN in facts and bool(facts[DISPUTED_COLUMN].any())
     entity, missing = basics.address("entity"), ""
     whole: TrainingGraph | None = None
     if entity or _unfolded():
@@ -105,6 +107,7 @@ def show(
         (picture.AGAINST, "━", "less likely"),
     ]
     lines += [(picture.PLAIN.colour, "━", "a neighbour's fact")] * (not facts["place"].all())
+    lines += [(picture.PLAIN.colour, "┈", "runs disagree")] * disputed
     lines += [("inherit", picture.MARK, said)] * bool(said)
     lines += [(look.colour, look.mark, kind) for kind, look in picture.looks(kinds, labels).items()]
     marks = [

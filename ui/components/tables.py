@@ -25,6 +25,7 @@ from clew.runs.reading.comparison import (
     told_apart,
 )
 from clew.runs.reading.metrics import headline_key, number_text
+from clew.runs.reading.picture import PLAIN
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.search import RunQuery
 from clew.runs.reading.typed_search import STATES, condition
@@ -110,6 +111,7 @@ def tick_one(
     key: str,
     chosen: Value | None,
     take: Callable[[Value | None], None],
+    grey: Sequence[bool] = (),
     row_height: int = LOW_ROW_HEIGHT,
     most: int | None = None,
     **look: Unpack[Look],
@@ -117,15 +119,19 @@ def tick_one(
     """Show a table whose ticked row is known elsewhere, such as from the address.
 
     `chosen` is the value of that row. `take` is called with the value that a person ticks, or with
-    None when they untick it.
+    None when they untick it. `grey` says which rows are less certain than the others.
     """
 
     def choose() -> None:
         rows = st.session_state[key].selection.rows
         take(values[rows[0]] if rows and rows[0] < len(values) else None)
 
+    given = _arguments(table, row_height, most, look)
+    if any(grey):
+        colours = [f"color: {PLAIN.colour}" if is_grey else "" for is_grey in grey]
+        given["data"] = given["data"].style.apply(lambda column: colours)
     st.dataframe(
-        **_arguments(table, row_height, most, look),
+        **given,
         key=key,
         on_select=choose,
         selection_mode="single-row",

@@ -13,7 +13,13 @@ from tqdm import tqdm
 
 from clew.api.models import Model, Recorded, reference_of
 from clew.errors import ConfigError, extra, quoted
-from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX, Form, form_of
+from clew.runs.influence_forms import (
+    AGREEING_COLUMN,
+    CHECKPOINT_PREFIX,
+    PART_PREFIX,
+    Form,
+    form_of,
+)
 from clew.runs.influence_report import (
     InfluenceReport,
     SequenceInfluenceReport,
@@ -22,6 +28,7 @@ from clew.runs.influence_report import (
     WindowReport,
     numbers_of,
 )
+from clew.runs.reading.picture import PLAIN
 from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
 
@@ -82,6 +89,8 @@ class Attribution:
         `part_NAME` columns. `counterpart` says if a fact is the explained triple's `inverse` or
         `duplicate`, by the pairs of relations that say the same. `expected_fall` is there if a test
         has found a unit of effect: of the log-probability, without the fact (`report.label.fall`).
+        Of several runs, `spread` is the standard deviation, and `runs_agreeing` counts those whose
+        score has the sign of the mean.
         """
         return self._frame.copy()
 
@@ -139,7 +148,12 @@ class Attribution:
 
     def __repr__(self) -> str:
         titles = [f"{title}: {self.form.named}" for title in self._titles()]
-        return "\n".join([f"Attribution, run {self.run_id}", *titles, self.report.label.sentence])
+        said = [*self._agreement, self.report.label.sentence]
+        return "\n".join([f"Attribution, run {self.run_id}", *titles, *said])
+
+    @property
+    def _agreement(self) -> list[str]:
+        return self.report.agreement if isinstance(self.report, InfluenceReport) else []
 
     def _repr_html_(self) -> str:
         """Show the strongest examples of each prediction in a notebook."""
@@ -149,9 +163,20 @@ class Attribution:
             for name, table in (("proponents", self.proponents), ("opponents", self.opponents)):
                 rows = table[table[TEST] == number].drop(columns=TEST).head(SHOWN_ROWS)
                 shown = rows.to_html(index=False, border=0) if len(rows) else "<p>none</p>"
-                parts.append(f"<h5>{name}</h5>{shown}")
-        said = (self.report.sign, self.form.sentence, self.report.label.sentence)
+                parts.append(f"<h5>{name}</h5>{self._greyed(shown, rows)}")
+        said = (self.report.sign, self.form.sentence, *self._agreement, self.report.label.sentence)
         return f"{''.join(parts)}{''.join(f'<p>{html.escape(text)}</p>' for text in said)}"
+
+    def _greyed(self, shown: str, rows: pd.DataFrame) -> str:
+        """Return the HTML of rows with those in grey on whose sign the runs disagree."""
+        if not isinstance(self.report, InfluenceReport) or AGREEING_COLUMN not in rows:
+            return shown
+        head, *body = shown.split("<tr>")  # the row of the headings has a style of its own
+        disputed = rows[AGREEING_COLUMN] < len(self.report.model.runs)
+        marks = [
+            f'<tr style="color: {PLAIN.colour}">' if is_grey else "<tr>" for is_grey in disputed
+        ]
+        return head + "".join(mark + row for mark, row in zip(marks, body, strict=True))
 
 
 def attribute(

@@ -60,7 +60,12 @@ def tracin(options: TracinOptions) -> None:
         output=options.output,
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
     )
-    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table(grey=grey))
+
+
+def grey(line: str) -> str:
+    """Return a line that a terminal shows in grey."""
+    return click.style(line, fg="bright_black")
 
 
 class BatchTracinOptions(ExplainOptions, ClusterRequest):

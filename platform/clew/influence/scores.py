@@ -35,6 +35,13 @@ class Tile:
     by_run: Float[Tensor, "run test train"] | None = None
     """Scores of each run of an ensemble; `influence` is their mean."""
 
+    @property
+    def agreeing(self) -> Int[Tensor, "test train"] | None:
+        """Number of runs whose score has the sign of the mean; None without an ensemble."""
+        if self.by_run is None:
+            return None
+        return (self.by_run.sign() == self.influence.sign()).sum(0)
+
 
 @dataclass(frozen=True, eq=False)
 class Scored:

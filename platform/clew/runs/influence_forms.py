@@ -43,6 +43,8 @@ SPREAD_COLUMN = "spread"
 """Parquet, ensembles: standard deviation of the runs' scores (n - 1), float32."""
 AGREEING_COLUMN = "runs_agreeing"
 """Parquet, ensembles: number of runs whose score has the mean's sign, int32."""
+DISPUTED_COLUMN = "disputed"
+"""Column of shown facts, ensembles: whether a run has another sign than the mean."""
 COUNTERPART_COLUMN = "counterpart"
 """Parquet: `inverse` or `duplicate` if the fact is this of the test triple, else empty."""
 TEST_INDEX_COLUMN = "test_index"
@@ -58,6 +60,17 @@ PART_PREFIX = "part_"
 """Parquet: `part_dense` and so on, float32; the parts add up to the score."""
 CHECKPOINT_PREFIX = "checkpoint_"
 """Parquet: `checkpoint_<step>`, float32; the checkpoints add up to the score."""
+
+
+def agreement_sentence(runs: int, listed: int, disputed: int) -> list[str]:
+    """Return a sentence on how many listed facts the runs of an ensemble dispute; none for one."""
+    if not runs:
+        return []
+    grey = "; the others are grey" * bool(disputed)
+    return [
+        f"Means over {runs} training runs that differ only in their random seed. All agree on the "
+        f"sign of {listed - disputed:,} of the {listed:,} facts listed{grey}."
+    ]
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,14 @@ from clew.errors import DataError, described, quoted
 from clew.files import replacing, write_whole
 from clew.names import SETTING_SEARCH, average_notes
 from clew.runs.influence_forms import (
+    AGREEING_COLUMN,
     CHECKPOINT_PREFIX,
     NATS,
     PART_PREFIX,
+    SPREAD_COLUMN,
     UNIT_OF_THE_LOSS,
     Form,
+    agreement_sentence,
     form_of,
 )
 from clew.runs.validation_record import Label, ValidationSummary, label_of
@@ -122,6 +125,8 @@ class PathStep:
     train_index: int
     influence: float | None = None
     """In the form of the report; None if this form gives scores to the listed triples only."""
+    runs_agreeing: int | None = None
+    """As of an `InfluenceEntry`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +244,17 @@ class InfluenceReport(ReportFrame):
     """The whole JSON file."""
 
     tests: tuple[ExplainedTriple, ...]
+
+    def is_disputed(self, entry: InfluenceEntry) -> bool:
+        """Whether a run of the ensemble gives a fact another sign than the mean has."""
+        return entry.runs_agreeing is not None and entry.runs_agreeing < len(self.model.runs)
+
+    @property
+    def agreement(self) -> list[str]:
+        """A sentence on how far the runs of an ensemble agree on the listed facts."""
+        listed = [entry for test in self.tests for entry in (*test.proponents, *test.opponents)]
+        disputed = sum(map(self.is_disputed, listed))
+        return agreement_sentence(len(self.model.runs), len(listed), disputed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,14 +382,16 @@ W = TypeVar("W", bound=WindowScore)
 
 
 def numbers_of(entry: InfluenceEntry | WindowScore, steps: Sequence[int]) -> dict[str, object]:
-    """Return the numbers of an example by their columns: rank, influence, its shares."""
-    index = entry.train_index if isinstance(entry, InfluenceEntry) else None
+    """Return the numbers of an example by their columns: rank, influence, spread, its shares."""
+    more: dict[str, object] = {"cosine": entry.cosine}
+    if isinstance(entry, InfluenceEntry):
+        more |= {SPREAD_COLUMN: entry.spread, AGREEING_COLUMN: entry.runs_agreeing}
+        more |= {"train_index": entry.train_index}
     shares = zip(steps, entry.by_checkpoint, strict=False)
     return {
         "rank": entry.rank,
         "influence": entry.influence,
-        **({} if entry.cosine is None else {"cosine": entry.cosine}),
-        **({} if index is None else {"train_index": index}),
+        **{column: value for column, value in more.items() if value is not None},
         **{f"{CHECKPOINT_PREFIX}{step}": value for step, value in shares},
         **{f"{PART_PREFIX}{part}": value for part, value in entry.by_part.items()},
     }

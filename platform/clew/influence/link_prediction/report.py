@@ -254,6 +254,8 @@ class ScoredPaths:
 
     paths: Sequence[EntityPath]
     influence: Mapping[int, float]
+    agreeing: Mapping[int, int] = field(default_factory=dict)
+    """Number of runs with the sign of the mean; empty without an ensemble."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -415,8 +417,8 @@ def _test(  # noqa: PLR0917
 
 def _found_paths(source: ReportSource, scored: ScoredPaths) -> FoundPaths:
     def step(fact: int) -> PathStep:
-        influence = scored.influence.get(fact)
-        return PathStep(source.triple(source.graph.train[fact]), fact, influence)
+        numbers = scored.influence.get(fact), scored.agreeing.get(fact)
+        return PathStep(source.triple(source.graph.train[fact]), fact, *numbers)
 
     return FoundPaths(
         MAX_STEPS,

@@ -27,16 +27,18 @@ from markupsafe import Markup
 from clew import biolink, names
 from clew.errors import ConfigError, TrackingError, counted, extra, quoted
 from clew.files import expanded, write_whole
-from clew.runs.influence_forms import TRAIN_INDEX_COLUMN
+from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN
 from clew.runs.reading import reports
 from clew.runs.reading.facts import (
     TRAIN_KEY,
     FactPath,
     Paths,
+    agreement_of,
     answer,
     evidence,
     scored,
     summary,
+    with_agreement,
 )
 from clew.runs.reading.models import read_vocabulary
 from clew.runs.reading.picture import MARK, draw, looks
@@ -96,7 +98,7 @@ def explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
             f"--test is {index}; expected a position in the report, from 0 to {len(head.tests) - 1}"
         )
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
-    facts = reports.read_facts(files, index)
+    facts = with_agreement(reports.read_facts(files, index), len(head.runs))
     return SharedExplanation(test, facts, reports.read_paths(files, index), head)
 
 
@@ -189,10 +191,9 @@ def _drawn(explanation: SharedExplanation) -> pd.DataFrame:
 
 def html_report(explanation: SharedExplanation, *, now: datetime | None = None) -> str:
     test, head, facts = explanation.test, explanation.head, explanation.facts
-    values = facts["influence"]
     paths, drawn = explanation.paths, _drawn(explanation)
     entities = {str(key) for end in ("head_id", "tail_id") for key in (*drawn[end], test[end])}
-    helping, opposing = facts[values > 0].head(NUM_FACTS), facts[values < 0].head(NUM_FACTS // 2)
+    helping, opposing = _listed(facts)
     template = Environment(
         loader=PackageLoader("clew.runs.reading", "."), autoescape=True
     ).get_template("report.html")
@@ -203,6 +204,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
         evidence=evidence(test, facts, paths),
         picture=picture_of(explanation),
         looks=looks(explanation.kinds, entities),
+        disputed=DISPUTED_COLUMN in drawn and drawn[DISPUTED_COLUMN].any(),
         paths=paths.found[:NUM_PATHS],
         searched=paths.searched,
         form=head.form,
@@ -219,20 +221,17 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
     )
 
 
+def _listed(facts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the facts of the page's tables: those that helped, and those that opposed."""
+    values = facts["influence"]
+    return facts[values > 0].head(NUM_FACTS), facts[values < 0].head(NUM_FACTS // 2)
+
+
 def _trust(explanation: SharedExplanation) -> list[str]:
     """Return sentences on how far to trust the explanation: tests, ensembles, limitations."""
-    head, facts = explanation.head, explanation.facts
+    head = explanation.head
     said = [NO_PROOF, head.label.sentence]
-    if head.runs and "runs_agreeing" in facts:
-        top = facts[facts["influence"] > 0].head(NUM_FACTS)
-        agreed = int((top["runs_agreeing"] == len(head.runs)).sum())
-        said.append(
-            f"The scores are means over {len(head.runs)} training runs that differ only in their "
-            f"random seed. Of the {len(top)} facts that helped most, {agreed} have the same sign "
-            "in all runs."
-        )
-    else:
-        said.append(ONE_RUN)
+    said += agreement_of(pd.concat(_listed(explanation.facts)), len(head.runs)) or [ONE_RUN]
     return said + names.average_notes(head.settings)
 
 

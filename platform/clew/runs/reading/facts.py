@@ -15,7 +15,12 @@ import pandas as pd
 from markupsafe import Markup
 
 from clew.errors import spaced
-from clew.runs.influence_forms import TRAIN_INDEX_COLUMN
+from clew.runs.influence_forms import (
+    AGREEING_COLUMN,
+    DISPUTED_COLUMN,
+    TRAIN_INDEX_COLUMN,
+    agreement_sentence,
+)
 from clew.runs.influence_report import FoundPaths, TripleRecord
 
 # `_id` columns hold the data set's own names.
@@ -74,8 +79,8 @@ class Paths:
         return self.facts[self.facts["rank"].isin({rank for path in paths for rank in path.ranks})]
 
 
-def paths_of(searched: FoundPaths | None) -> Paths:
-    """Return the paths in a report's test triple, for display."""
+def paths_of(searched: FoundPaths | None, runs: int = 0) -> Paths:
+    """Return the paths in a report's test triple, for display; `runs` are those of an ensemble."""
     records = searched.paths if searched else ()
     facts = {step.train_index: step for path in records for step in itertools.chain(*path.steps)}
     order = sorted(facts.values(), key=lambda fact: (-abs(fact.influence or 0.0), fact.train_index))
@@ -83,6 +88,9 @@ def paths_of(searched: FoundPaths | None) -> Paths:
     rows = [(*texts_of(fact.train), fact.influence, fact.train_index) for fact in order]
     frame = pd.DataFrame(rows, columns=[*TRIPLE_COLUMNS, "influence", TRAIN_INDEX_COLUMN])
     frame = frame.astype({"influence": float})
+    if runs:
+        counts = np.array([fact.runs_agreeing for fact in order], float)
+        frame = with_agreement(frame.assign(**{AGREEING_COLUMN: counts}), runs)
     places = np.arange(1, len(frame) + 1)
     found = tuple(
         FactPath(
@@ -100,6 +108,21 @@ def paths_of(searched: FoundPaths | None) -> Paths:
     )
     said = searched.sentence if searched else NOT_SEARCHED
     return Paths(frame.assign(place=places, rank=places), found, said)
+
+
+def with_agreement(facts: pd.DataFrame, runs: int) -> pd.DataFrame:
+    """Return the facts of an ensemble with `agreement`, such as `4 of 5`, and `disputed`."""
+    if not runs or AGREEING_COLUMN not in facts:
+        return facts
+    agreeing = facts[AGREEING_COLUMN].to_numpy(float)
+    said = [f"{number:.0f} of {runs}" for number in agreeing]
+    return facts.assign(agreement=said, disputed=agreeing < runs)
+
+
+def agreement_of(facts: pd.DataFrame, runs: int) -> list[str]:
+    """Return a sentence on how many of the facts the runs of an ensemble dispute, if it is one."""
+    disputed = int(facts[DISPUTED_COLUMN].sum()) if DISPUTED_COLUMN in facts else 0
+    return agreement_sentence(runs, len(facts), disputed)
 
 
 def texts_of(triple: TripleRecord) -> tuple[str, ...]:

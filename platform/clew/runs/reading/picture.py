@@ -15,7 +15,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from clew.errors import spaced
-from clew.runs.influence_forms import TRAIN_INDEX_COLUMN
+from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN
 from clew.runs.reading import picture_layout as layout
 from clew.runs.reading.picture_layout import Position
 
@@ -90,6 +90,7 @@ _BESIDE = Markup(
     '<path d="{curve}" fill="none" stroke="{colour}" stroke-width="{outer:.1f}"/>'
     '<path d="{curve}" class="gap" fill="none" stroke="#fff" stroke-width="{inner:.1f}"/>'
 )
+_DASH, DASHES, DOTS = Markup(' stroke-dasharray="{}"'), "7 5", "2 4"
 _ARROW = Markup('<path d="{arrow}" fill="{colour}" opacity="{opacity}" pointer-events="none"/>')
 _ENTITY = Markup('<g data-entity="{key}"><title>{said}</title>{shape}{texts}</g>')
 _TEXT = Markup(
@@ -303,6 +304,7 @@ class _Line:
     opacity: float = 0.9
     stands_out: bool = False
     marked: bool = False
+    disputed: bool = False
 
     @property
     def points(self) -> tuple[Position, Position, Position]:
@@ -360,7 +362,9 @@ class _Line:
             beside=beside if self.marked else "",
             colour=self.colour,
             width=self.width,
-            dash=Markup(' stroke-dasharray="7 5"') if self.fact is None else "",
+            dash=_DASH.format(DOTS if self.disputed else DASHES)
+            if self.disputed or self.fact is None
+            else "",
         )
 
     def draw_arrow(self) -> Markup:
@@ -403,22 +407,25 @@ def _lines(
         start, end = (places[key] for key in pair)
         sign = "▲ " if value > 0 else "▼ " if value < 0 else ""
         chosen, is_marked = place in selected, fact.get(TRAIN_INDEX_COLUMN) in marked
+        disputed = fact.get(DISPUTED_COLUMN) in {True}  # NaN for a fact of a neighbour
         least = 0.14 * before or (0.25 if start[0] == end[0] else 0.0)
         tried = [
             _Line(
                 start,
                 end,
                 least + more,
-                FOR if value > 0 else AGAINST if value < 0 else PLAIN.colour,
+                PLAIN.colour if disputed or not value else FOR if value > 0 else AGAINST,
                 1.2 + 4 * abs(value) / largest + 1.5 * chosen,
                 sign + spaced(fact["relation"]),
                 f"{sign}{fact['head']} {fact['relation']} {fact['tail']}"
-                + ", taken away in the check" * is_marked,
+                + ", taken away in the check" * is_marked
+                + ", the runs disagree on its sign" * disputed,
                 labelled=chosen or not place or (not selected and number < MAX_LABELS),
                 fact=place,
                 opacity=1 if chosen else 0.5 if selected and place else 0.9,
                 stands_out=chosen,
                 marked=is_marked,
+                disputed=disputed,
             )
             for more in BENDS
         ]

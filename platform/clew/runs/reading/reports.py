@@ -159,7 +159,8 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
 def read_paths(files: ReportFiles, test_index: int) -> Paths:
     """Return the paths of one test triple, which only the JSON file has."""
     assert files.json is not None
-    return paths_of(read_explained_triple(files.json, test_index)[1].paths)
+    report, test = read_explained_triple(files.json, test_index)
+    return paths_of(test.paths, len(report.model.runs))
 
 
 def _rows_of(files: ReportFiles, test_index: int) -> pd.DataFrame:
@@ -205,8 +206,6 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
         )
         row |= {forms.SCORE_COLUMN: entry.influence, forms.TEST_INDEX_COLUMN: test_index}
         row |= numbers_of(entry, steps)
-        further = {forms.SPREAD_COLUMN: entry.spread, forms.AGREEING_COLUMN: entry.runs_agreeing}
-        row |= {column: value for column, value in further.items() if value is not None}
         rows.append(row | {forms.COUNTERPART_COLUMN: entry.counterpart or ""})
     return pd.DataFrame(rows, columns=None if rows else [*forms.TERM_COLUMNS, forms.SCORE_COLUMN])
 

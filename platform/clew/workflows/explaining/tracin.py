@@ -28,7 +28,6 @@ from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.runs.influence_forms import form_of
 from clew.runs.influence_report import (
-    InfluenceEntry,
     InfluenceReport,
     TripleRecord,
     read_influence_json,
@@ -139,8 +138,11 @@ class TraceResult:
     run_id: str | None
     output: Path | None
 
-    def table(self) -> str:
-        """Return the run and, for each test triple, its strongest proponents and opponents."""
+    def table(self, grey: Callable[[str], str] = str) -> str:
+        """Return the run and, for each test triple, its strongest proponents and opponents.
+
+        `grey` changes the lines of facts on whose sign the runs of an ensemble disagree.
+        """
         lines = [f"run {self.run_id or '(not recorded)'}"]
         if self.output is not None:
             lines.append(f"files in {self.output}")
@@ -153,30 +155,24 @@ class TraceResult:
             strongest = f"the strongest of {test.candidates:,} training facts:"
             lines.append(f"  {form.heading}{expected}, {strongest}")
             for sign, entries in (("+", test.proponents), ("-", test.opponents)):
-                lines += [
-                    f"  {sign} {entry.influence:+.4g}"
-                    + (f" ({entry.influence * fall.mean:+.2g})  " if fall else "  ")
-                    + in_words(entry.train, shared)
-                    + self._agreement(entry)
-                    + (f"  [{entry.counterpart} of the triple]" if entry.counterpart else "")
-                    for entry in entries[:SHOWN_PROPONENTS]
-                ]
+                for entry in entries[:SHOWN_PROPONENTS]:
+                    line = f"  {sign} {entry.influence:+.4g}"
+                    line += f" ({entry.influence * fall.mean:+.2g})  " if fall else "  "
+                    line += in_words(entry.train, shared)
+                    if entry.spread is not None:
+                        agreeing = f"{entry.runs_agreeing} of {len(self.report.model.runs)}"
+                        line += f"  +- {entry.spread:.2g}, {agreeing} runs agree"
+                    line += f"  [{entry.counterpart} of the triple]" if entry.counterpart else ""
+                    lines.append(grey(line) if self.report.is_disputed(entry) else line)
             if test.paths is not None:
                 found = test.paths.paths[:SHOWN_PROPONENTS]
                 lines.append(f"  {test.paths.sentence}")
                 lines += [f"    {path.chain(test.test.head)}" for path in found]
-        notes = names.average_notes(self.report.settings)
+        notes = names.average_notes(self.report.settings) + self.report.agreement
         said = [self.report.sign, form.sentence, *notes, self.report.label.sentence]
         if self.run_id:
             said.append(f"next: clew report --explanation {self.run_id} --output why.html")
         return "\n".join([*lines, "", *said])
-
-    def _agreement(self, entry: InfluenceEntry) -> str:
-        """Return how far the runs of an ensemble agree; empty for a single run."""
-        if entry.spread is None:
-            return ""
-        runs = len(self.report.model.runs)
-        return f"  +- {entry.spread:.2g}, {entry.runs_agreeing} of {runs} runs agree"
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values: the run, the path of the files, the number of tests, the seconds."""
@@ -310,21 +306,24 @@ def _score_paths(
     facts = [
         sorted({fact for path in paths for step in path.steps for fact in step}) for paths in found
     ]
+    scored: list[tuple[dict[int, float], dict[int, int]]] = []
     if source.tracer.settings.goes_through_steps:  # scores come from one backward pass for all
-        influence = [scores for each in explanations for scores in _scores_of(each)]
+        scored = [(scores, {}) for each in explanations for scores in _scores_of(each)]
     else:
-        influence = []
         for start in range(0, len(tests), TESTS_PER_PATH_PASS):
             part = slice(start, start + TESTS_PER_PATH_PASS)
             every = np.array(sorted(set().union(*facts[part])), np.int64)
-            if len(every):
-                scores = source.tracer.summation(tests[part]).tile(every).influence.cpu().tolist()
-            else:
-                scores = [[] for _ in facts[part]]
-            influence += [dict(zip(every.tolist(), row, strict=True)) for row in scores]
+            if not len(every):
+                scored += [({}, {}) for _ in facts[part]]
+                continue
+            tile = source.tracer.summation(tests[part]).tile(every)
+            agree = [] if tile.agreeing is None else tile.agreeing.tolist()
+            for row, scores in enumerate(tile.influence.tolist()):
+                counts = dict(zip(every.tolist(), agree[row], strict=True)) if agree else {}
+                scored.append((dict(zip(every.tolist(), scores, strict=True)), counts))
     return [
-        ScoredPaths(paths, {fact: scores[fact] for fact in wanted if fact in scores})
-        for paths, wanted, scores in zip(found, facts, influence, strict=True)
+        ScoredPaths(paths, {fact: scores[fact] for fact in wanted if fact in scores}, counts)
+        for paths, wanted, (scores, counts) in zip(found, facts, scored, strict=True)
     ]
 
 
