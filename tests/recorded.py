@@ -201,7 +201,11 @@ def run_id_in(text: str) -> str:
 
 
 def in_this_process(
-    command: Sequence[str], *, environment: Mapping[str, str] | None = None, capture: bool = False
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    capture: bool = False,
+    started: object = None,
 ) -> tuple[int, str]:
     """Run a study's command in this process; a child would import torch and MLflow again."""
     from clew.__main__ import run

@@ -73,6 +73,8 @@ TAG_STUDY = "clew.study"
 TAG_CELL = "clew.cell"
 TAG_TRIAL = "clew.trial"
 """Number of a trial in a search; a tag of the trial's training run."""
+TAG_MEMBER_OF = "clew.member_of"
+"""Run of which this one has the configuration, with another seed, for an explanation of both."""
 TAG_STOPPED_BECAUSE = "clew.stopped_because"
 """Why a run did not finish: the error that ended it, `stopped by the user`, or, for the trial of a
 search, `pruned` or `out of time`."""

@@ -34,11 +34,16 @@ def collect_garbage_rarely() -> None:
 
 
 def run_child(
-    command: Sequence[str], *, environment: Mapping[str, str] | None = None, capture: bool = False
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    capture: bool = False,
+    started: Callable[[subprocess.Popen[str]], None] = lambda process: None,
 ) -> tuple[int, str]:
     """Run a command to its end and return its exit code and its standard output.
 
-    A SIGTERM to this process also stops the command. It has the variables of `environment` too, but
+    A SIGTERM to this process also stops a command of the main thread; `started` is called with the
+    process, so that others can stop it. It has the variables of `environment` too, but
     not the run that `mlflow run` opened, which is for this process only. With `capture`, its output
     is not printed.
     """
@@ -49,6 +54,7 @@ def run_child(
         stdout=subprocess.PIPE if capture else None,
         text=True,
     ) as process:
+        started(process)
         is_main = threading.current_thread() is threading.main_thread()
         if is_main:
             before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())

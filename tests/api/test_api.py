@@ -192,6 +192,19 @@ def test_facts_that_runs_dispute_are_grey(why: clew.Attribution) -> None:
     assert "runs_agreeing" not in why.to_frame()
 
 
+def test_the_number_of_seeds_is_a_setting(champion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def stop(model: str, triples: object, settings: dict[str, object], **_: object) -> None:
+        asked.append(settings["influence.seeds"])
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("clew.api.explanations.tracin", stop)
+    with pytest.raises(ConfigError, match="enough"):
+        clew.attribute(champion, [TRIPLE], seeds=5)
+    assert asked == [5]
+
+
 def sizes(plan: clew.MemoryPlan) -> list[object]:
     """Return the parts of a plan that do not depend on the size of this process."""
     weights = [variant.memory.parts_gib["weights"] for variant in plan.variants]

@@ -187,6 +187,7 @@ def attribute(
     continuation: str = "",
     frame: int | None = None,
     top_k: int = 20,
+    seeds: int | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Attribution:
     """Find the training examples behind a prediction, and record the result as a run.
@@ -206,6 +207,8 @@ def attribute(
         frame: Last frame of the window, for image sequences; None: the window with the largest
             error.
         top_k: Number of proponents, and of opponents, to keep for each prediction; 0: all.
+        seeds: Number of runs of a graph model whose mean is explained; those that are missing are
+            trained like the model's, with other seeds. None: as its configuration says, or 1.
         overrides: Other settings, such as `{"influence.score": "cosine"}`.
 
     Raises:
@@ -227,10 +230,12 @@ def attribute(
     if nothing and isinstance(model, Model) and model.explained_with:  # others choose a window
         raise ConfigError(f"{model.title} is a {model.task} model; give {model.explained_with}")
     reference, settings = reference_of(model), {"influence.top_k": top_k, **(overrides or {})}
+    if seeds is not None:
+        settings["influence.seeds"] = seeds
     if triples is not None:
         named = named_triples(triples)
-        with progress_of("triples") as progress:
-            traced = tracin(reference, named, settings, progress=progress)
+        with progress_of("triples") as progress, progress_of("trainings") as trained:
+            traced = tracin(reference, named, settings, progress=progress, trained=trained)
         return Attribution(traced.report, traced.run_id, triple_table(traced.report))
     with progress_of("windows") as progress:
         if prompt is not None:

@@ -136,7 +136,12 @@ def _resumed(options: TrainOptions) -> "TrainResult":
         return resume.find_in_folder(folder, config, overrides)
 
     return resume_from(
-        find, output_dir=options.output_dir, checkpoint_dir=folder, strict=options.strict
+        find,
+        output_dir=options.output_dir,
+        checkpoint_dir=folder,
+        parent_run_id=options.parent_run or None,
+        tags=json.loads(options.tags),
+        strict=options.strict,
     )
 
 

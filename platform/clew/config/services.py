@@ -1,9 +1,9 @@
 """Sections `evaluation`, `influence` and `tracking`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
 from clew.masking import masked
@@ -66,6 +66,9 @@ class InfluenceConfig(Section):
     training states). `tuned`: the same derivative through a short fine-tuning of the finished
     model, as in `clew verify`, instead of the training run (of one run of a graph model). For text
     and frames, only `raw` and `unrolled` are available."""
+    seeds: Annotated[int, EXPLAIN_FLAG] = Field(default=1, ge=1)
+    """Runs whose mean is explained: the model's own, and others with the next seeds, which are
+    trained unless the store has them. A fact on whose sign they disagree is grey."""
     tuning_epochs: int | None = Field(default=None, ge=1)
     """`tuned`: epochs of the fine-tuning; unset: a sixth of the run's."""
     tuning_learning_rate: float | None = Field(default=None, gt=0)
@@ -132,6 +135,15 @@ class InfluenceConfig(Section):
     def goes_through_steps(self) -> bool:
         """Whether scores are derivatives through training steps, not sums over checkpoints."""
         return self.score in {"unrolled", "tuned"}
+
+    @model_validator(mode="after")
+    def _check_seeds(self) -> Self:
+        if self.seeds > 1 and self.goes_through_steps:
+            raise ValueError(
+                f"seeds is {self.seeds}, but score {self.score} explains one run; leave seeds at "
+                "1, or choose another score"
+            )
+        return self
 
 
 class ValidationRequest(Section):

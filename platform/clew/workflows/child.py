@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from subprocess import Popen
 from typing import Any
 
 from clew.config.load import to_yaml
@@ -21,15 +22,29 @@ def train_in_child(
     *,
     parent_run_id: str | None = None,
     tags: Mapping[str, str] | None = None,
+    resumes: str = "",
+    num_threads: int | None = None,
+    started: Callable[[Popen[str]], None] = lambda process: None,
 ) -> TrainResult:
-    """Train like `train`, but in a new process, whose output is printed by this one."""
+    """Train like `train`, but in a new process, whose output is printed by this one.
+
+    Args:
+        config: The configuration.
+        parent_run_id: Parent of the run, if it is part of another run.
+        tags: More tags of the run.
+        resumes: Run with this configuration from whose last checkpoint it goes on.
+        num_threads: Threads that it may use; None: as many as this process.
+        started: Called with the process, for one that has to be stopped.
+    """
     with working_folder("child") as folder:
         path, result = folder / "config.yaml", folder / "result.json"
         path.write_text(to_yaml(config), encoding="utf-8")
-        command = [sys.executable, "-m", "clew", "train", "--config", str(path)]
+        command = [sys.executable, "-m", "clew", "train"]
+        command += ["--resume", resumes] if resumes else ["--config", str(path)]
         command += ["--result-file", str(result), "--parent-run", parent_run_id or ""]
         command += ["--tags", json.dumps(dict(tags or {}))]
-        _run(command, "training")
+        threads = {} if num_threads is None else {"OMP_NUM_THREADS": str(num_threads)}
+        _run(command, "training", threads, started)
         content = json.loads(result.read_text(encoding="utf-8"))
         return TrainResult(**content)
 
@@ -42,10 +57,15 @@ def trace_in_child(model: str, tests: str, settings: Mapping[str, Any]) -> str:
     return str(json.loads(_run(command, "tracin").splitlines()[-1])["run_id"])
 
 
-def _run(command: list[str], what: str) -> str:
+def _run(
+    command: list[str],
+    what: str,
+    environment: Mapping[str, str] | None = None,
+    started: Callable[[Popen[str]], None] = lambda process: None,
+) -> str:
     """Run a command and return what it prints; its exit code decides the class of an error."""
-    parent = {PARENT_VARIABLE: str(os.getpid())}
-    code, printed = run_child(command, environment=parent, capture=True)
+    own = {PARENT_VARIABLE: str(os.getpid())} | dict(environment or {})
+    code, printed = run_child(command, environment=own, capture=True, started=started)
     if code:
         kind = _ERRORS.get(code, ClewError)
         raise kind(f"{what} ended with exit code {code}; its message is above")

@@ -60,6 +60,10 @@ FIXED_KEYS = (
 )
 
 
+class NothingToResume(TrackingError):
+    """No unfinished run has a configuration and a usable checkpoint."""
+
+
 @dataclass(frozen=True)
 class ResumePoint:
     """A run to continue: its checkpoint on local disk, and the configuration to continue with."""
@@ -157,7 +161,7 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
             continue
         logger.info("continuing run %s from %s", run.run_id, point.checkpoint.name)
         return point
-    raise TrackingError(
+    raise NothingToResume(
         f"--resume: {store.in_use()} has no unfinished run with this "
         "configuration and a checkpoint; give a run id, or leave --resume out to start one"
     )

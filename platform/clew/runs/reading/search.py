@@ -30,7 +30,7 @@ from clew.runs.reading.typed_search import Keys, condition, quoted
 logger = logging.getLogger(__name__)
 
 MAX_IDS_PER_FILTER = 50
-EXPERIMENTS_PER_PAGE, RUNS_PER_PAGE = 500, 100
+EXPERIMENTS_PER_PAGE, RUNS_PER_PAGE, NEWEST_PER_PAGE = 500, 100, 5
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,11 @@ def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage
     return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
 
 
-def every_run(query: RunQuery) -> Iterator[RunRecord]:
-    """Yield all matching runs; the pages are read one after the other when they are needed."""
+def every_run(query: RunQuery, size: int = RUNS_PER_PAGE) -> Iterator[RunRecord]:
+    """Yield all matching runs; pages of this size are read one after the other when needed."""
     offset, more = 0, True
     while more:
-        page = search_runs(query, offset=offset, limit=RUNS_PER_PAGE)
+        page = search_runs(query, offset=offset, limit=size)
         yield from page.runs
         offset, more = offset + len(page.runs), page.more
 
@@ -127,17 +127,20 @@ def find_cell(cell_id: str) -> RunRecord | None:
 
 
 def run_meant(reference: str, kind: str) -> str:
-    """Return a run reference, with `newest` replaced by the id of the run that finished last."""
+    """Return a run reference, with `newest` replaced by the id of the run that finished last.
+
+    A run that was trained with another seed for an explanation is not meant.
+    """
     if reference != names.NEWEST:
         return reference
     query = RunQuery(kind=kind, status="FINISHED", order_by="attributes.end_time DESC")
-    page = search_runs(query, limit=1)
-    if not page.runs:
+    latest = every_run(query, size=NEWEST_PER_PAGE)
+    run = next((run for run in latest if names.TAG_MEMBER_OF not in run.tags), None)
+    if run is None:
         raise TrackingError(
             f"{names.NEWEST!r} means the {kind} run that finished last, but no {kind} run in "
             f"{store.in_use()} has finished; `clew runs` lists the existing runs"
         )
-    run = page.runs[0]
     logger.info("%s is run %s (%s)", names.NEWEST, run.run_id, run.name)
     return run.run_id
 

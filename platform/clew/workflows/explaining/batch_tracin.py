@@ -12,7 +12,7 @@ folder, each test triple once.
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from clew.runs.validation_record import label_of
 from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.explaining import tracin
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
+from clew.workflows.explaining.members import open_with_members
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
     GivenTriple,
@@ -242,14 +243,29 @@ def batch_tracin(
     request: BatchRequest,
     *,
     cluster: ClusterRequest | None = None,
+    say: Callable[[str], None] = logger.info,
     progress: Progress = lambda done, total: None,
+    trained: Progress = lambda done, total: None,
 ) -> BatchResult:
-    """Explain test triples from a file by their candidates, and record a run of kind `trace`."""
+    """Explain test triples from a file by their candidates, and record a run of kind `trace`.
+
+    Runs with other seeds are trained first if `influence.seeds` needs them, see `tracin`.
+    """
     check_folder("--output-dir", request.output_dir)
     with ExitStack() as stack:
         source = stack.enter_context(
-            open_trace_source(request.model, request.overrides, files=request.files)
+            open_with_members(
+                request.model,
+                request.overrides,
+                files=request.files,
+                check=lambda s: request.chosen(
+                    read_test_triples(request.test_triples, s.task.graph)
+                ),
+                say=say,
+                progress=trained,
+            )
         )
+        of_nodes = replace(request, model=",".join(source.runs) or request.model)
         if source.tracer.settings.score == "unrolled":
             raise ConfigError(
                 "influence.score is unrolled, which repeats the whole run for every group of "
@@ -274,7 +290,7 @@ def batch_tracin(
         if nodes is None:
             outcomes = batch.run(tests, progress)
         else:
-            outcomes = run_on_cluster(nodes, request, batch, tests, progress)
+            outcomes = run_on_cluster(nodes, of_nodes, batch, tests, progress)
         _record(tracker, request, batch, outcomes)
         label = label_of(report.validation, settings, report.model.reference)
         notes = (*names.average_notes(settings), label.sentence)

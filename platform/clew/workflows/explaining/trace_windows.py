@@ -80,6 +80,11 @@ def open_task(source: ModelSource, kind: type[T], explains: str) -> T:
             f"influence.score is {score}, but training windows have only raw scores, each with its "
             "cosine, or unrolled ones; other forms need a graph model: leave it at raw"
         )
+    if source.config.influence.seeds > 1:
+        raise ConfigError(
+            f"influence.seeds is {source.config.influence.seeds}, but training windows are scored "
+            "for one run; leave it at 1"
+        )
     search_settings(source)  # refuses wrong settings before the data are read
     prepare_process(source.config)
     task = own_task(source)

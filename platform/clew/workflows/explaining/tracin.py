@@ -37,12 +37,12 @@ from clew.runs.reading.explanation import open_explanation, picture_of
 from clew.runs.reading.run_details import find_validation
 from clew.runs.verification import Names
 from clew.training.precision import device_name
+from clew.workflows.explaining.members import open_with_members
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
     TraceSource,
     explain_unrolled,
     of_fields,
-    open_trace_source,
     read_test_triples,
     unrolled_settings,
     usable,
@@ -58,13 +58,14 @@ WITHOUT_EFFECT = frozenset(
         "enable_memory_cleanup",
         "half_precision_deviation",
         "memory_budget_mib",
+        "seeds",  # the report names the runs
         "tests_per_group",
         "tests_per_pass",
         "tile_triples",
         "use_gradient_checkpointing",
     }
 )
-"""Settings that change time or memory, but not the results."""
+"""Settings that change time or memory, or that the rest of a report says, but not the results."""
 logger = logging.getLogger(__name__)
 SHOWN_PROPONENTS = 3
 TESTS_PER_PATH_PASS = 16
@@ -229,12 +230,25 @@ def tracin(
     files: GivenFiles | None = None,
     output: Path | None = None,
     first_answer: Path | None = None,
+    say: Callable[[str], None] = logger.info,
     progress: Progress = lambda done, total: None,
+    trained: Progress = lambda done, total: None,
 ) -> TraceResult:
-    """Explain test triples by all training triples, and record it as a run of kind `trace`."""
+    """Explain test triples by all training triples, and record it as a run of kind `trace`.
+
+    Runs with other seeds are trained first if `influence.seeds` needs them; `trained` is called
+    with how many are done, and of how many.
+    """
     check = check_file if targets_of(output) == [output] else check_folder
     check("--output", output)
-    with open_trace_source(model, overrides, files=files) as source:
+    with open_with_members(
+        model,
+        overrides,
+        files=files,
+        check=lambda source: tests_of(test, source.task.graph),
+        say=say,
+        progress=trained,
+    ) as source:
         tests = tests_of(test, source.task.graph)
         settings = settings_of(source, tests)
         described = report_source(source, settings)
