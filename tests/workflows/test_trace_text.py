@@ -166,6 +166,11 @@ def test_forms_of_graph_models_are_refused(model: str):
         explained(model, "green", "", {"influence.score": "kronecker"})
 
 
+def test_one_run_is_explained(model: str):
+    with pytest.raises(ConfigError, match=r"influence\.seeds is 2"):
+        explained(model, "green", "", {"influence.seeds": 2})
+
+
 def test_many_texts_are_traced_in_one_pass_each_as_a_run(model: str, tmp_path: Path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "green bottles", "continuation": " on"}\n\n{"prompt": "green"}\n')
