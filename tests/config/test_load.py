@@ -310,6 +310,12 @@ def test_the_kind_of_an_optimizer_follows_from_its_keys() -> None:
     assert from_mapping(MINIMAL, {"schedule.patience": "2"}).schedule.kind == "plateau"
 
 
+def test_several_seeds_are_not_taken_for_several_training_runs() -> None:
+    with pytest.raises(ConfigError):
+        from_mapping(MINIMAL, {"seeds": "3"})
+    assert from_mapping(MINIMAL, {"influence.seeds": "3"}).influence.seeds == 3
+
+
 def test_flattened_keys_cover_the_schema() -> None:
     flat = flatten(from_mapping(MINIMAL))
     assert flat["optimizations.use_mixed_precision"] is False

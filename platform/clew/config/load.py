@@ -237,6 +237,7 @@ def _keys_by_name() -> dict[str, list[str]]:
     for section in RunConfig.model_fields:
         for name in dict.fromkeys(n for c in section_classes(section) for n in c.model_fields):
             found.setdefault(name, []).append(f"{section}.{name}")
+    found["seeds"].insert(0, "training.seed")  # seeds=3 is not taken for three training runs
     return found | {name: [key] for name, key in SHORT_KEYS.items()}
 
 
