@@ -234,7 +234,7 @@ def attribute(
         settings["influence.seeds"] = seeds
     if triples is not None:
         named = named_triples(triples)
-        with progress_of("triples") as progress, progress_of("trainings") as trained:
+        with progress_of("triples") as progress, progress_of("training runs") as trained:
             traced = tracin(reference, named, settings, progress=progress, trained=trained)
         return Attribution(traced.report, traced.run_id, triple_table(traced.report))
     with progress_of("windows") as progress:

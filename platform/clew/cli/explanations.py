@@ -59,7 +59,7 @@ def tracin(options: TracinOptions) -> None:
         files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
         output=options.output,
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
-        trained=progress_bar("trainings", as_json=options.as_json),
+        trained=progress_bar("training runs", as_json=options.as_json),
     )
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table(grey=grey))
 
@@ -103,8 +103,8 @@ def batch_tracin(options: BatchTracinOptions) -> None:
         files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
         **options.model_dump(include=BATCH),
     )
-    progress, trained = (progress_bar(u, as_json=options.as_json) for u in ("tests", "trainings"))
-    result = workflow.batch_tracin(request, cluster=options, progress=progress, trained=trained)
+    bars = [progress_bar(unit, as_json=options.as_json) for unit in ("tests", "training runs")]
+    result = workflow.batch_tracin(request, cluster=options, progress=bars[0], trained=bars[1])
     click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
 
 

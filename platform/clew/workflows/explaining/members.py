@@ -47,8 +47,8 @@ def open_with_members(
         overrides: Settings of the explanation.
         files: Files that should be the model's own.
         check: Refuses what cannot be explained, before anything is trained.
-        say: Called with a line about the trainings, if there are any.
-        progress: Called with how many trainings are done, and of how many.
+        say: Called with a line about the training runs, if there are any.
+        progress: Called with how many training runs are done, and of how many.
     """
     with open_trace_source(reference, overrides, files=files) as source:
         seeds, given = source.model.config.influence.seeds, max(1, len(source.runs))
@@ -75,7 +75,7 @@ def trained_members(
 
     Raises:
         ConfigError: The model cannot be trained again here.
-        Interrupted: The user stopped the trainings; the same command goes on.
+        Interrupted: The user stopped the training runs; the same command goes on.
     """
     first = model.manifest.config["training"]["seed"]
     run, configs = _run_of(model), dict[int, RunConfig]()
@@ -139,7 +139,7 @@ def _train(
     at_once = _at_once(configs[0], run, total)
     seconds = 0.0 if run is None else run.metrics.get(names.TIME_TOTAL_SECONDS, 0.0)
     about = f", about {lasting(seconds * -(-total // at_once))}" if seconds else ""
-    say(f"{counted(total, 'training')} with other seeds to do, {at_once} at once{about}")
+    say(f"{counted(total, 'training run')} with other seeds to do, {at_once} at once{about}")
     tags = {names.TAG_MEMBER_OF: parent or title}
     threads, started = max(1, num_cores() // at_once), list[Popen[str]]()
 
@@ -170,8 +170,8 @@ def _train(
             if not isinstance(error, KeyboardInterrupt | Interrupted):
                 raise
             raise Interrupted(
-                f"stopped by the user after {len(found)} of {total} trainings; the same command "
-                "goes on with what was kept"
+                f"stopped by the user after {len(found)} of {total} training runs; the same "
+                "command goes on with what was kept"
             ) from None
     return found
 
