@@ -44,7 +44,7 @@ help:
 	@echo "make ui      the dashboard at http://127.0.0.1:8501"
 	@echo "make lint    ruff, mypy, import contracts, an audit of the installed packages"
 	@echo "make docs    the documentation site in site/, with every link checked"
-	@echo "make lock    uv.lock and requirements.txt: the versions of constraints.txt, with hashes (needs uv)"
+	@echo "make lock    uv.lock, requirements.txt and the image's: the versions of constraints.txt, with hashes (needs uv)"
 	@echo "make wheel   the source distribution and the wheel in dist/, with its bill of materials"
 	@echo "make release wheel, sources, bill of materials and site in dist/, the wheel tried in an empty environment, and a tag"
 	@echo "make pictures the screenshots of every dashboard page for the documentation, after make demo"
@@ -95,10 +95,11 @@ docs: $(INSTALLED_FOR_DOCS)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --clean
 	@echo "the documentation is in site/index.html"
 
-lock:
+lock: $(INSTALLED)
 	@uv lock --quiet $$(sed -n 's/^[A-Za-z]/--upgrade-package=&/p' constraints.txt)
 	@uv export --quiet --frozen --all-extras --no-emit-project --no-annotate --no-header \
 		--output-file requirements.txt
+	@$(BIN)/python .ci/image_requirements.py
 
 wheel: $(INSTALLED_FOR_TESTS)
 	@rm -rf build dist

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -99,8 +100,8 @@ def bodies(model: str) -> tuple[bytes, bytes]:
     return json.dumps(small).encode(), json.dumps(large).encode()
 
 
-async def ask(port: int, body: bytes, kind: str = "") -> int:
-    """Send a request and return the status of its answer; 0 if there is none."""
+async def ask(port: int, body: bytes, kind: str = "") -> tuple[int, float]:
+    """Send a request, and return the status of its answer (0: none) and when to come again."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         head = "POST /invocations HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
@@ -115,13 +116,14 @@ async def ask(port: int, body: bytes, kind: str = "") -> int:
         if kind == "leaving":
             await asyncio.sleep(LEAVE_SECONDS)
             writer.close()
-            return 0
-        status = (await reader.readline()).split()
-        await reader.read()
+            return 0, PAUSE_SECONDS
+        answer = (await reader.read()).decode("latin-1")
         writer.close()
     except OSError:
-        return 0
-    return int(status[1]) if len(status) > 1 else 0
+        return 0, PAUSE_SECONDS
+    status = answer.split(maxsplit=2)[1:2]
+    told = re.search(r"^retry-after: (\d+)", answer, re.MULTILINE | re.IGNORECASE)
+    return int(status[0]) if status else 0, float(told[1]) if told else PAUSE_SECONDS
 
 
 async def client(port: int, kind: str, body: bytes, until: float, told: Told) -> None:
@@ -129,15 +131,15 @@ async def client(port: int, kind: str, body: bytes, until: float, told: Told) ->
     await asyncio.sleep(random.uniform(0, PAUSE_SECONDS))
     while time.monotonic() < until:
         began = time.monotonic()
-        status = await ask(port, body, kind)
+        status, pause = await ask(port, body, kind)
         told.seconds[status].append(time.monotonic() - began)
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(pause)
 
 
 async def flood(port: int, model: str, seconds: float) -> dict[str, Told]:
     """Let all clients ask for a while, and return what each kind was told."""
     small, large = bodies(model)
-    assert await ask(port, small) == 200
+    assert (await ask(port, small))[0] == 200
     until, told = time.monotonic() + seconds, {kind: Told() for kind in CLIENTS}
     clients = [
         asyncio.create_task(

@@ -88,6 +88,9 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
     most_work: ClassVar[int] = 1000
     """The most work of one request to a served model, in `unit_of_work`."""
     unit_of_work: ClassVar[str] = "rows"
+    shares_work: ClassVar[bool] = False
+    """Whether requests that wait at the same time are answered together, in little more time than
+    one of them."""
 
     @abstractmethod
     def build_task(self, config: Any) -> TaskT:

@@ -1,5 +1,6 @@
-"""pyproject.toml, constraints.txt, conda.yaml and python_env.yaml agree."""
+"""pyproject.toml, constraints.txt, conda.yaml, python_env.yaml and the image's Dockerfile agree."""
 
+import importlib.util
 import re
 import sys
 import tomllib
@@ -7,20 +8,29 @@ from collections.abc import Collection, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
 import yaml
-from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-# Dependencies of torch's GPU builds only, in the versions that torch itself pins.
-GPU_LIBRARIES = ("nvidia-", "cuda-", "triton")
+
+@pytest.fixture(scope="module")
+def image(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "image_requirements", root / ".ci/image_requirements.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +53,9 @@ def pins(root: Path) -> dict[str, str]:
     return found
 
 
-def test_hashes_are_of_the_pinned_versions(root: Path, pins: dict[str, str]) -> None:
+def test_hashes_are_of_the_pinned_versions(
+    root: Path, image: ModuleType, pins: dict[str, str]
+) -> None:
     """`make lock` writes these files; they have the pinned packages and torch's CUDA packages."""
     text = (root / "requirements.txt").read_text(encoding="utf-8")
     entries = re.findall(
@@ -52,7 +64,7 @@ def test_hashes_are_of_the_pinned_versions(root: Path, pins: dict[str, str]) -> 
     assert len(entries) == len(re.findall(r"^\w", text, re.M)), "a package has no hash"
     locked = {canonicalize_name(name): version for name, version, _ in entries}
     assert {name: locked.get(name) for name in pins} == pins, "run make lock"
-    assert all(name.startswith(GPU_LIBRARIES) for name in set(locked) - set(pins))
+    assert all(name.startswith(image.GPU_LIBRARIES) for name in set(locked) - set(pins))
 
 
 def test_uv_and_pip_install_the_same_files(root: Path) -> None:
@@ -69,6 +81,30 @@ def test_uv_and_pip_install_the_same_files(root: Path) -> None:
     entries = re.findall(r"^([\w.-]+==\S+) ((?:.|\n(?= ))+)", text, re.M)
     of_pip = {name: set(re.findall(r"sha256:\w{64}", files)) for name, files in entries}
     assert of_pip == of_uv, "run make lock"
+
+
+def test_the_image_installs_hashed_files(
+    root: Path, image: ModuleType, pins: dict[str, str]
+) -> None:
+    """pip downloads nothing without a hash, also not to build the package itself."""
+    assert image.TARGET.read_text(encoding="utf-8") == image.content(), "run make lock"
+    entries = re.findall(
+        r"^([\w.-]+)==(\S+) \\\n(?: +--hash=sha256:\w{64}(?: \\)?\n)+", image.content(), re.M
+    )
+    versions = {canonicalize_name(name): version.removesuffix("+cpu") for name, version in entries}
+    wanted = image.brought_in(image.EXTRAS, image.PLATFORM)
+    wanted = {name for name in wanted if not name.startswith(image.GPU_LIBRARIES)}
+    assert versions == {name: pins[name] for name in wanted}
+    for dockerfile in (root / "docs").rglob("Dockerfile*"):
+        lines = re.sub(r"\\\n", "", dockerfile.read_text(encoding="utf-8")).splitlines()
+        (base,) = [line for line in lines if line.startswith("FROM ")]
+        assert base == "FROM --platform=linux/amd64 python:3.11-slim"
+        hashed, own = [line for line in lines if "pip install" in line]
+        assert "--require-hashes -r docs/deploy/requirements.txt" in hashed
+        assert own.endswith("--no-deps --no-build-isolation .")
+    built = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
+    for requirement in map(Requirement, built["requires"]):
+        assert requirement.specifier.contains(versions[requirement.name])
 
 
 def test_the_lock_holds_what_is_declared(root: Path, declared: dict[str, Any]) -> None:
@@ -113,7 +149,7 @@ def needed(roots: list[Requirement]) -> Iterator[str]:
         requirement = pending.pop()
         name = canonicalize_name(requirement.name)
         key = (name, frozenset(requirement.extras))
-        if key in seen or name.startswith(GPU_LIBRARIES):
+        if key in seen or name.startswith(("nvidia-", "cuda-", "triton")):
             continue
         seen.add(key)
         yield name
@@ -181,22 +217,6 @@ CPU_TORCH_BYTES = 191_794_682
 """Size of torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl, which no lock names."""
 
 
-def brought_in(packages: dict[str, dict[str, Any]], extras: list[str]) -> set[str]:
-    """Return the names of the packages that uv.lock installs for extras on this machine."""
-    pending, seen = [("clew", extra) for extra in ["", *extras]], set()
-    while pending:
-        name, extra = pending.pop()
-        if (name, extra) in seen:
-            continue
-        seen.add((name, extra))
-        package = packages[name]
-        below = package.get("optional-dependencies", {}).get(extra, [])
-        for item in below if extra else package.get("dependencies", []):
-            if Marker(item.get("marker", "python_version > '3'")).evaluate():
-                pending += [(item["name"], each) for each in ["", *item.get("extra", [])]]
-    return {name for name, _ in seen} - {"clew"}
-
-
 def bytes_of(package: dict[str, Any]) -> int:
     """Return the size of the file that pip takes here: the first wheel that fits, or the source."""
     order = {tag: place for place, tag in enumerate(sys_tags())}
@@ -209,10 +229,8 @@ def bytes_of(package: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("extras", [["all"], ["all", "docs"], ["test", "docs"]])
-def test_setup_says_what_it_downloads(root: Path, extras: list[str]) -> None:
-    lock = tomllib.loads((root / "uv.lock").read_text(encoding="utf-8"))
-    packages = {package["name"]: package for package in lock["package"]}
-    names = brought_in(packages, extras)
+def test_setup_says_what_it_downloads(root: Path, image: ModuleType, extras: list[str]) -> None:
+    packages, names = image.locked(), image.brought_in(extras)
     sizes = {name: bytes_of(packages[name]) for name in names}
     no_gpu = sum(n for name, n in sizes.items() if not name.startswith(("nvidia-", "cuda-")))
     said = re.search(

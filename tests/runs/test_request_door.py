@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,8 +40,8 @@ class App:
         await send({"type": "http.response.body", "body": b"{}"})
 
 
-def door(**limits: Any) -> Door:
-    budget = Budget(100, "rows", lambda num_rows, num_bytes, params: num_rows)
+def door(*, is_shared: bool = False, **limits: Any) -> Door:
+    budget = Budget(100, "rows", lambda num_rows, num_bytes, params: num_rows, is_shared)
     return Door("rows", {"name"}, set(), budget, **limits)
 
 
@@ -95,6 +96,26 @@ def test_work_ends_when_the_time_is_over(has_begun: bool, status: int) -> None:
     asyncio.run(scenario())
 
 
+def test_who_waited_beside_others_comes_again() -> None:
+    """Only a request that had the server for itself is told that it asks for too much."""
+
+    class Begun(App):
+        async def __call__(self, *arguments: Any) -> None:
+            go_on()
+            await super().__call__(*arguments)
+
+    async def scenario() -> None:
+        app = Begun()
+        for to, num_requests, status in (
+            (door(seconds=0.01), 1, 504),
+            (door(seconds=0.01), 3, 429),
+        ):
+            found = await asyncio.gather(*(ask(to, app, LARGE) for _ in range(num_requests)))
+            assert [each[0] for each in found] == [status] * num_requests
+
+    asyncio.run(scenario())
+
+
 def test_a_request_that_does_not_arrive_is_refused() -> None:
     async def scenario() -> None:
         app = App()
@@ -141,6 +162,59 @@ def test_large_requests_wait_for_each_other_and_small_ones_do_not() -> None:
         assert len(app.requests) == 2, "one large and one small"
         app.may_answer.set()
         assert [(await each)[0] for each in (*large, small)] == [200] * 4
+
+    asyncio.run(scenario())
+
+
+def test_large_requests_that_share_their_work_do_not_wait_for_each_other() -> None:
+    async def scenario() -> None:
+        to, app = door(is_shared=True), App()
+        large = [asyncio.create_task(ask(to, app, LARGE)) for _ in range(3)]
+        while len(app.requests) < 3:
+            await asyncio.sleep(0)
+        app.may_answer.set()
+        assert [(await each)[0] for each in large] == [200] * 3
+
+    asyncio.run(scenario())
+
+
+def test_requests_that_share_their_work_have_a_thread_each() -> None:
+    """asyncio's own number of threads is at most 32."""
+    together = Barrier(40, timeout=30)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.gather(*(asyncio.to_thread(together.wait) for _ in range(40)))
+
+    async def scenario() -> None:
+        await door(is_shared=True)(app, {"type": "lifespan"}, None, None)  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+    assert not together.broken
+
+
+def test_a_busy_server_names_the_time_that_its_latest_answer_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_door, "MOST_LARGE", 1)
+
+    async def scenario() -> None:
+        to, app, now = door(), App(), [0.0]
+        monkeypatch.setattr(request_door, "monotonic", lambda: now[0])
+
+        async def seconds_to_wait(answered_at: float) -> int:
+            first = asyncio.create_task(ask(to, app, LARGE))
+            await asyncio.sleep(0)
+            status, headers = await ask(to, app, LARGE)
+            assert status == 429
+            now[0] = answered_at
+            app.may_answer.set()
+            assert (await first)[0] == 200
+            app.may_answer.clear()
+            return int(headers[b"retry-after"])
+
+        assert await seconds_to_wait(answered_at=7.2) == request_door.FIRST_SECONDS
+        assert await seconds_to_wait(answered_at=8.0) == 8
+        assert await seconds_to_wait(answered_at=9.0) == 1
 
     asyncio.run(scenario())
 

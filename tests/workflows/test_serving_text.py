@@ -1,6 +1,7 @@
 """A language model behind `mlflow models serve`: answers, and errors for invalid requests."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -27,6 +28,16 @@ def test_a_served_model_writes_as_predict_does(text: StoredRun, served: str) -> 
     status, answer = post(served, request)
     expected = "".join(predict_text("models:/written@champion", TextRequest("3 green", 30)))
     assert (status, answer) == (200, {"predictions": [{"text": expected}]})
+
+
+def test_clients_that_ask_at_the_same_time_get_their_own_texts(served: str) -> None:
+    def asked(seed: int) -> dict[str, object]:
+        params = {"max_tokens": 5 + seed, "seed": seed}
+        return {"dataframe_records": [{"prompt": f"{seed} green"}], "params": params}
+
+    with ThreadPoolExecutor(12) as threads:
+        together = list(threads.map(lambda seed: post(served, asked(seed)), range(12)))
+    assert together == [post(served, asked(seed)) for seed in range(12)]
 
 
 @pytest.mark.parametrize(

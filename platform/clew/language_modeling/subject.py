@@ -16,13 +16,9 @@ from clew.config.schema import RunConfig
 from clew.errors import ConfigError
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.text_batch import TextBatch
 from clew.language_modeling.tokens import load_tokens
-from clew.language_modeling.writer import (
-    TextModel,
-    continuation,
-    load_text_folder,
-    write_model_folder,
-)
+from clew.language_modeling.writer import load_text_folder, write_model_folder
 from clew.subject import Forms, Row, Settings, Subject
 
 NUM_PROMPTS, PROMPT_TOKENS = 4, 32
@@ -43,7 +39,7 @@ class TextSettings(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
-class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
+class Texts(Subject[LanguageModeling, TextBatch, TextSettings]):
     """Language modelling; the same seed gives the same text."""
 
     asked_with = "--prompt or --prompt-file"
@@ -61,6 +57,7 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
     inputs: ClassVar[Forms] = {"prompt": "string"}
     outputs: ClassVar[Forms] = {"text": "string"}
     settings = TextSettings
+    shares_work = True
     most_work = 20_000
     unit_of_work = f"tokens (rows x max_tokens, and one for {BYTES_OF_TOKEN} bytes read)"
 
@@ -121,22 +118,22 @@ class Texts(Subject[LanguageModeling, TextModel, TextSettings]):
         # Text with the token for unknown text cannot be used as a prompt.
         return [{"prompt": text} for text in texts if text and not tokenizer.first_unknown(text)]
 
-    def load(self, folder: Path) -> TextModel:
-        return load_text_folder(folder)
+    def load(self, folder: Path) -> TextBatch:
+        return TextBatch(load_text_folder(folder))
 
-    def work(self, loaded: TextModel, num_rows: int, num_bytes: int, settings: TextSettings) -> int:
+    def work(self, loaded: TextBatch, num_rows: int, num_bytes: int, settings: TextSettings) -> int:
         return max(num_rows * settings.max_tokens + num_bytes // BYTES_OF_TOKEN, 1)
 
     def answer(
-        self, loaded: TextModel, rows: Sequence[Row], settings: TextSettings
+        self, loaded: TextBatch, rows: Sequence[Row], settings: TextSettings
     ) -> list[dict[str, Any]]:
         if any(not isinstance(row.get("prompt"), str) for row in rows):
             raise ConfigError(f"a row has no prompt; expected {self.expects}")
-        sampling, seed = Sampling(settings.temperature, top_p=settings.top_p), settings.seed
-        length = settings.max_tokens
-        texts = (
-            continuation(loaded, row["prompt"], max_tokens=length, sampling=sampling, seed=seed)
-            for row in rows
+        texts = loaded.continuations(
+            [row["prompt"] for row in rows],
+            max_tokens=settings.max_tokens,
+            sampling=Sampling(settings.temperature, top_p=settings.top_p),
+            seed=settings.seed,
         )
         return [{"text": text} for text in texts]
 

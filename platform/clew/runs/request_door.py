@@ -10,9 +10,12 @@ FastAPI's class by one that is behind the door.
 import asyncio
 import json
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from clew.errors import quoted, valid_names
@@ -36,12 +39,15 @@ LIMIT_VARIABLE, LIMIT_MIB = "CLEW_REQUEST_MIB", 16
 TIME_VARIABLE, TIME_SECONDS = "MLFLOW_SCORING_SERVER_REQUEST_TIMEOUT", 60
 BODY_SECONDS = 30.0
 """Longest time in which a request arrives."""
-NUM_STEPS, NUM_LARGE = 50, 1
+NUM_STEPS, NUM_LARGE, NUM_LARGE_SHARED = 50, 1, 8
 """A request with more than a 50th of the most work is large: it is answered in steps of this size,
-and one at a time, so that small ones need not wait long."""
+and one at a time (or eight, if they share their work), so that small ones need not wait long."""
+NUM_THREADS = 64
+"""Requests that share their work wait in threads; asyncio has only four more than processors."""
 MOST_WAITING, MOST_LARGE, MOST_BODIES = 256, 16, 16
 """Most small and large requests that wait for an answer, and most bodies of the largest size."""
-RETRY_SECONDS = 2
+FIRST_SECONDS = 2.0
+"""When to come again, as long as no request has been answered that would tell."""
 MAX_LINE = 600
 FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
 
@@ -55,6 +61,8 @@ class Budget:
     most: int
     unit: str
     work: Callable[[int, int, Mapping[str, Any]], int]
+    is_shared: bool = False
+    """Whether requests that wait at the same time are answered together."""
 
 
 def close_door(expects: str, columns: Set[str], parameters: Set[str], budget: Budget) -> None:
@@ -94,9 +102,11 @@ def limit(variable: str, default: int, expected: str, factor: int = 1) -> int:
 class Unanswered(Exception):
     """The model does not answer a request; the error says why."""
 
-    def __init__(self, status: int, line: str, code: str = "BAD_REQUEST") -> None:
+    def __init__(
+        self, status: int, line: str, code: str = "BAD_REQUEST", *, retry_seconds: int = 0
+    ) -> None:
         super().__init__(line)
-        self.status, self.code = status, code
+        self.status, self.code, self.retry_seconds = status, code, retry_seconds
 
 
 class Door:
@@ -117,10 +127,14 @@ class Door:
         self._columns, self._parameters = columns, parameters
         self._seconds, self._body_seconds = seconds, body_seconds
         self._num_bytes, self._num_waiting = 0, {False: 0, True: 0}
-        self._turns = {False: asyncio.Semaphore(MOST_WAITING), True: asyncio.Semaphore(NUM_LARGE)}
+        num_large = NUM_LARGE_SHARED if budget.is_shared else NUM_LARGE
+        self._turns = {False: asyncio.Semaphore(MOST_WAITING), True: asyncio.Semaphore(num_large)}
+        self._latest_seconds = {False: FIRST_SECONDS, True: FIRST_SECONDS}
 
     async def __call__(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            if self._budget.is_shared:  # the server starts
+                asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS))
             await app(scope, receive, send)
             return
         body = bytearray()
@@ -152,7 +166,7 @@ class Door:
                         body += part
                         self._num_bytes += len(part)
                     if self._num_bytes > MOST_BODIES * self._limit_bytes:
-                        raise _busy()
+                        raise self._busy(is_large=True)
         except TimeoutError:
             line = f"the request did not arrive within {self._body_seconds:g} s; send it faster"
             raise Unanswered(408, line) from None
@@ -212,8 +226,9 @@ class Door:
         """Return the application's answer; its work ends when nobody waits for it any more."""
         num_units = self._work(scope, body) if scope["method"] == "POST" else 0
         is_large = num_units * NUM_STEPS > self._budget.most
-        if self._num_waiting[is_large] >= (MOST_LARGE if is_large else MOST_WAITING):
-            raise _busy()
+        num_others, began = self._num_waiting[is_large], monotonic()
+        if num_others >= (MOST_LARGE if is_large else MOST_WAITING):
+            raise self._busy(is_large)
         bodies: list[Event] = [{"type": "http.request", "body": body, "more_body": False}]
         events: list[Event] = []
         leaving = asyncio.ensure_future(receive())
@@ -241,8 +256,10 @@ class Door:
             request.is_over = work.cancel()
             leaving.cancel()
         if request.is_over:
-            if not request.has_begun:
-                raise _busy()
+            if not leaving.done():
+                self._latest_seconds[is_large] = self._seconds
+            if num_others or self._num_waiting[is_large] or not request.has_begun:
+                raise self._busy(is_large)
             line = f"no answer within {self._seconds:g} s; send fewer rows, or ask for less"
             raise Unanswered(504, line)
         if error := work.exception():
@@ -252,7 +269,15 @@ class Door:
             text = b"".join(event.get("body", b"") for event in events[1:])
             code, line = self._told(text.decode("utf-8", "replace"))
             raise Unanswered(status, line, code)
+        if num_units:
+            self._latest_seconds[is_large] = monotonic() - began
         return events
+
+    def _busy(self, is_large: bool) -> Unanswered:
+        """Tell a client to come again when those who wait now will have been answered."""
+        seconds = math.ceil(self._latest_seconds[is_large])
+        line = f"the server is busy; try again in {seconds} s"
+        return Unanswered(429, line, retry_seconds=seconds)
 
     def _told(self, text: str) -> tuple[str, str]:
         try:
@@ -303,10 +328,6 @@ def _columns_of(form: str, rows: object) -> Set[str]:
     return set()
 
 
-def _busy() -> Unanswered:
-    return Unanswered(429, f"the server is busy; try again in {RETRY_SECONDS} s")
-
-
 def _example(scope: Scope) -> tuple[Scope, bytes]:
     """Return the scope and the body of a request that the served model can answer."""
     folder = local_path(os.environ[SERVED_PATH])
@@ -320,7 +341,7 @@ def _told_why(error: Unanswered) -> list[Event]:
     content = {"error_code": error.code, "message": str(error)[:MAX_LINE]}
     body = json.dumps(content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if error.status == 429:
-        headers.append((b"retry-after", b"%d" % RETRY_SECONDS))
+    if error.retry_seconds:
+        headers.append((b"retry-after", b"%d" % error.retry_seconds))
     start = {"type": "http.response.start", "status": error.status, "headers": headers}
     return [start, {"type": "http.response.body", "body": body}]
