@@ -37,6 +37,7 @@ PAGES = {
     ),
     "retraining": ("Which scores predict retraining?", ("influence_validation",)),
     "retraining_dense": ("Which do, on dense parts?", ("influence_validation-dense",)),
+    "retraining_models": ("Which do, for three models?", ("influence_validation-models",)),
     "wrong_facts": (
         "Do scores find wrong facts, and mechanisms?",
         ("influence_quality", "influence_mechanisms", "influence_neighbourhood",

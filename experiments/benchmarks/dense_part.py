@@ -1,6 +1,6 @@
 """Extracts the densest part of a data set: a graph of few entities and many facts.
 
-The entity with the fewest facts is removed repeatedly until 104 remain, as in a k-core.
+The entity with the fewest facts is removed repeatedly until so many remain, as in a k-core.
 """
 
 import os
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-NUM_ENTITIES = 104
-"""The number of entities of the kinship graph."""
+NUM_ENTITIES = {"FB15k-237": 104, "codex-s": 104, "drugmechdb": 800, "WN18RR": 1600}
+"""Entities that remain of each data set: as many as the kinship graph has, or, where these have few
+facts, those with fewer than 6,000."""
 SHARES = {"train": 0.85, "valid": 0.05, "test": 0.1}
 
 
@@ -27,7 +28,7 @@ def write_dense_part(data_set: str, folder: Path) -> dict[str, object]:
         for line in (source / f"{split}.txt").read_text(encoding="utf-8").splitlines()
     ]
     facts = np.array([line.split("\t") for line in lines])
-    facts = facts[densest(facts[:, 0], facts[:, 2], NUM_ENTITIES)]
+    facts = facts[densest(facts[:, 0], facts[:, 2], NUM_ENTITIES[data_set])]
     split_of = np.random.default_rng(0).choice([*SHARES], len(facts), p=[*SHARES.values()])
     folder.mkdir(parents=True)
     files: dict[str, object] = {}

@@ -1,13 +1,14 @@
 """Tests whether influence scores predict retraining, and chooses the default form of score.
 
-    python -m experiments.benchmarks.influence_validation [dense]
+    python -m experiments.benchmarks.influence_validation [dense | models]
 
 Each case trains a run and tests its explanations as `clew validate-influence` does: random subsets
 of facts are dropped, the strongest facts of test triples are deleted, and the model is trained
 again with its own seed and with others. The models are small, so training takes seconds.
 Retrainings are saved in `runs/influence_validation`, so a command that was killed continues where
 it stopped. `dense` tests the densest parts of two data sets. Like the kinship graph, they have few
-entities, few relations and many facts. Both groups have a result file.
+entities, few relations and many facts. `models` tests ConvE, ComplEx and RotatE on UMLS and on the
+densest parts of four data sets. Each group has a result file.
 
 The default form of score is chosen by a rule that was written down before the measurement. It is
 the form with the highest datamodelling score with other seeds, averaged over all cases and both
@@ -15,6 +16,10 @@ explained losses of the tail's question. If several forms are within 0.01 of the
 one in the list of the setting `influence.score` is chosen, because the list starts with the simpler
 forms. The default of `influence.test_loss` is the loss with the higher score of the chosen form,
 averaged over cases.
+
+For `models`, the rule is applied to the models that allow every form (ConvE and ComplEx), and apart
+to RotatE, which allows neither `deflated` nor `kronecker`; cases whose test MRR is below 0.3 do not
+count.
 """
 
 import json
@@ -33,7 +38,7 @@ from clew.runs.validation_record import ValidationRecord
 from clew.workflows.explaining.validate_influence import validate_influence
 from clew.workflows.explaining.validation_plan import FORMS
 from clew.workflows.train import train
-from experiments.benchmarks.dense_part import write_dense_part
+from experiments.benchmarks.dense_part import NUM_ENTITIES, write_dense_part
 from experiments.benchmarks.harness import result_file, write_results
 
 NAME = "influence_validation"
@@ -44,6 +49,12 @@ SMALL = {
     "model.output_channels": 8,
     "training.device": "cpu",
     "evaluation.every_epochs": 1000,  # only after the last epoch: no result depends on it
+}
+ROWS = {"loss.kind": "kvs_all", "loss.function": "softmax_cross_entropy"}
+SMALL_PLAIN = {
+    "model.embedding_dim": 64,
+    "training.device": "cpu",
+    "evaluation.every_epochs": 1000,
 }
 SEEDS, TESTS, HOURS = 2, 100, 3.0
 FIRST_MEMBER_SEED = 1000
@@ -125,7 +136,25 @@ DENSE_CASES = {
     f"densest part of {data_set}": Case("umls.yaml", DENSE_SETTINGS, 40, 15, dense_part_of=data_set)
     for data_set in ("FB15k-237", "codex-s")
 }
-GROUPS = {"": CASES, "dense": DENSE_CASES}
+MODELS = {
+    "ConvE": ("umls.yaml", SMALL),
+    "ComplEx": ("umls_complex.yaml", SMALL_PLAIN),
+    "RotatE": ("umls_rotate.yaml", SMALL_PLAIN),
+}
+MODEL_CASES = {
+    f"{model} on {graph or 'umls'}": Case(
+        config,
+        settings | ROWS | ({"data.name": None} if graph else {}),
+        40,
+        15,
+        dense_part_of=graph,
+    )
+    for graph in ("", *NUM_ENTITIES)
+    for model, (config, settings) in MODELS.items()
+}
+GROUPS = {"": CASES, "dense": DENSE_CASES, "models": MODEL_CASES}
+LEARNED_MRR = 0.3
+"""A model with a lower test MRR does not count in the choice from `models`."""
 SCORES = "datamodelling scores"
 
 
@@ -221,33 +250,57 @@ def deletion_rows(name: str, record: ValidationRecord) -> Iterator[Row]:
 
 
 def choose(rows: Sequence[Row]) -> Row:
-    """Choose the defaults from rows of `score_rows` by the rule in the module's docstring."""
+    """Choose the defaults from rows of `score_rows` by the rule in the module's docstring.
+
+    Only forms that every training run allows can be chosen.
+    """
     losses: tuple[TestLoss, ...] = get_args(TestLoss)
+    allowed = [{row["form"] for row in rows if row["training"] == name} for name in runs_of(rows)]
+    forms = [form for form in FORMS if all(form in each for each in allowed)]
     averages = {
         (form, loss): mean(
             float(str(row["other seeds"]))
             for row in rows
             if (row["form"], row["loss"], row["question"], row["runs"]) == (form, loss, TAIL, 1)
         )
-        for form in FORMS
+        for form in forms
         for loss in losses
     }
-    by_form = {form: mean(averages[form, loss] for loss in losses) for form in FORMS}
+    by_form = {form: mean(averages[form, loss] for loss in losses) for form in forms}
     best = max(by_form.values())
-    chosen = next(form for form in FORMS if by_form[form] >= best - CLOSE)
+    chosen = next(form for form in forms if by_form[form] >= best - CLOSE)
     return {
+        "training": ", ".join(runs_of(rows)),
         "form": chosen,
         "test loss": max(losses, key=lambda loss: averages[chosen, loss]),
         "averages": [
-            {"form": form, **{loss: averages[form, loss] for loss in losses}} for form in FORMS
+            {"form": form, **{loss: averages[form, loss] for loss in losses}} for form in forms
         ],
     }
 
 
-def recorded_scores(other_than: str) -> list[Row]:
-    """Return the recorded datamodelling scores of the other group, or an empty list."""
-    (other,) = {*GROUPS} - {other_than}
-    path = result_file(NAME, other)
+def runs_of(rows: Sequence[Row]) -> list[str]:
+    """Return the names of the training runs in rows of `score_rows`."""
+    return list(dict.fromkeys(str(row["training"]) for row in rows))
+
+
+def choices(group: str, rows: Sequence[Row], about: Sequence[Row]) -> list[Row]:
+    """Choose for the models of a group: for all together, or apart for those that allow less."""
+    if group != "models":
+        return [choose([*rows, *recorded_scores({"": "dense", "dense": ""}[group])])]
+    learned = {row["training"] for row in about if float(str(row["test MRR"])) >= LEARNED_MRR}
+    counted = [row for row in rows if row["training"] in learned]
+    is_distance = [str(row["training"]).startswith("RotatE") for row in counted]
+    parts = [
+        [row for row, given in zip(counted, is_distance, strict=True) if given is wanted]
+        for wanted in (False, True)
+    ]
+    return [choose(part) for part in parts if part]
+
+
+def recorded_scores(group: str) -> list[Row]:
+    """Return the recorded datamodelling scores of a group, or an empty list."""
+    path = result_file(NAME, group)
     if not path.is_file():
         return []
     found: list[Row] = json.loads(path.read_text(encoding="utf-8"))["results"][SCORES]
@@ -265,11 +318,12 @@ def main(group: str) -> None:
             measured[name] = measure(name, case, files)
     every = [(name, record) for name, (_, records) in measured.items() for record in records]
     scores = [row for name, record in every for row in score_rows(name, record)]
+    runs = [about for about, _ in measured.values()]
     results = {
-        "runs": [about for about, _ in measured.values()],
+        "runs": runs,
         SCORES: scores,
         "deletions": [row for name, record in every for row in deletion_rows(name, record)],
-        "chosen": choose(scores + recorded_scores(group)),
+        "chosen": choices(group, scores, runs),
     }
     print(results["chosen"])
     write_results(NAME, results, part=group)
