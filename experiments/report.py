@@ -37,7 +37,9 @@ PAGES = {
     ),
     "retraining": ("Which scores predict retraining?", ("influence_validation",)),
     "retraining_dense": ("Which do, on dense parts?", ("influence_validation-dense",)),
-    "retraining_models": ("Which do, for three models?", ("influence_validation-models",)),
+    "retraining_models": (
+        "Which do, for three models?", ("influence_validation-models", "verify_recipe"),
+    ),
     "wrong_facts": (
         "Do scores find wrong facts, and mechanisms?",
         ("influence_quality", "influence_mechanisms", "influence_neighbourhood",
