@@ -37,6 +37,7 @@ HEADING = "document.querySelector('h1')?.innerText"
 TABLE = "document.querySelector('[data-testid=stDataFrame] canvas') !== null"
 GRAPH = "document.querySelector('.clew-graph svg') !== null"
 TEXT = "(document.querySelector('[data-testid=stMain]')?.innerText ?? '')"
+WHY = "[...document.querySelectorAll('button')].some(each => each.innerText.startsWith('Why '))"
 CARD = "(document.querySelector('.clew-card')?.innerText ?? '')"
 LIMITS = {"cold start": 4.0, "page": 1.0, "explanation": 1.5, "why": 3.0}
 ASKED = ("acquired_abnormality", "virus", "bacterium", "enzyme", "hormone", "cell")
@@ -154,21 +155,24 @@ def promote_umls() -> None:
 def questions(dashboard: Dashboard) -> dict[str, list[float]]:
     """Return the seconds to an answer and to its first reason, for one head after another.
 
-    The reader waits for `READING_SECONDS` before clicking *Why?*. The cache for reasons is removed
-    before the first question, so the first *Why?* finds only what was prepared in the meantime.
+    A question is asked when its relation is chosen. The reader waits for `READING_SECONDS` before
+    clicking *Why* beside the first answer. The cache for reasons is removed before the first
+    question, so the first *Why* finds only what was prepared in the meantime.
     """
     page = dashboard.page
     seconds: dict[str, list[float]] = {}
     shutil.rmtree(cache_folder("moments"), ignore_errors=True)
     for number, head in enumerate(ASKED):
-        dashboard.open("/ask?model=clew-umls").choose("Head", head).choose("Relation", "affects")
-        answered = f"{TEXT}.includes(' to ask why') && {TABLE}"
-        found = timed(dashboard.button("Ask").first.click, page, answered)
+        dashboard.open("/ask?model=clew-umls").choose("Head", head)
+        relation = page.get_by_role("combobox", name="Relation")
+        relation.click()
+        relation.fill("affects")
+        ask = page.get_by_role("option", name="affects", exact=True).first
+        found = timed(ask.click, page, f"{WHY} && {TABLE}")
         seconds.setdefault("answer, warm" if number else "answer, first of all", []).append(found)
         page.wait_for_timeout(1000 * READING_SECONDS)
-        dashboard.tick(0, 0)
         because = f"/(First|Whole) answer/.test({TEXT})"
-        found = timed(dashboard.button("Why?").first.click, page, because)
+        found = timed(page.get_by_role("button", name="Why ").first.click, page, because)
         seconds.setdefault("why" if number else "why, first of a model", []).append(found)
         dashboard.shows("Read the explanation", seconds=60)
     return seconds
