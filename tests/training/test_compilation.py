@@ -27,6 +27,7 @@ needs_compiler = pytest.mark.skipif(
 @needs_compiler
 # Inductor parses with a deprecated node of Python's own ast module.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")  # torch says so
 def test_compiled_training_is_eager_training_with_the_same_keys(
     make_trainer: Any, toy_task: Any
 ) -> None:
