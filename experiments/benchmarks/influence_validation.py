@@ -312,10 +312,10 @@ def main(group: str) -> None:
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+        parts = {case.dense_part_of for case in GROUPS[group].values() if case.dense_part_of}
+        files = {part: write_dense_part(part, Path(folder) / part) for part in sorted(parts)}
         for name, case in GROUPS[group].items():
-            part = case.dense_part_of
-            files = write_dense_part(part, Path(folder) / part) if part else {}
-            measured[name] = measure(name, case, files)
+            measured[name] = measure(name, case, files.get(case.dense_part_of, {}))
     every = [(name, record) for name, (_, records) in measured.items() for record in records]
     scores = [row for name, record in every for row in score_rows(name, record)]
     runs = [about for about, _ in measured.values()]
