@@ -17,7 +17,6 @@ PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
 
 
 def render() -> None:
-    basics.style()
     st.title("Ask", anchor=False)
     with basics.guarded("The registered models"):
         champions = [model for model in runs.models() if model.champion is not None]

@@ -40,7 +40,6 @@ CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both":
 
 
 def render() -> None:
-    basics.style()
     st.title("Compare", anchor=False)
     with basics.guarded("The comparison"):
         if not has_runs():

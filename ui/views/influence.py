@@ -49,7 +49,6 @@ MAX_MOVED = 200
 
 
 def render() -> None:
-    basics.style()
     title, chooser = st.columns([1, 3.6], vertical_alignment="bottom")
     title.title("Influence", anchor=False)
     with basics.guarded("The list of explanations"):

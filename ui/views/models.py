@@ -22,7 +22,6 @@ REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
 
 
 def render() -> None:
-    basics.style()
     st.title("Models", anchor=False)
     with basics.guarded("The promotion"):
         if job_id := basics.address("job"):  # the one that was started last

@@ -24,7 +24,6 @@ from clew.ui.components.tables import seconds_text
 
 
 def render() -> None:
-    basics.style()
     title, experiment = st.columns([3, 1], vertical_alignment="bottom")
     title.title("Overview", anchor=False)
     with basics.guarded("The overview"):

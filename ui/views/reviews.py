@@ -63,7 +63,6 @@ DECISION_MEANINGS = MEANINGS | {
 
 
 def render() -> None:
-    basics.style()
     st.title("Reviews", anchor=False)
     with basics.guarded("The reviews"):
         runs = reviewable_runs()

@@ -50,7 +50,6 @@ data_report = runs.for_a_minute(run_details.read_data_report)
 
 
 def render() -> None:
-    basics.style()
     with basics.guarded("The run"):
         wanted = basics.address("id")
         found = runs.run_by_id(wanted)

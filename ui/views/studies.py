@@ -12,7 +12,6 @@ ALL = "all machines"
 
 def render() -> None:
     """Show what each variant measured, for one machine or for all."""
-    basics.style()
     st.title("Studies", anchor=False)
     with basics.guarded("The list of studies"):
         if not (found := results.studies()):

@@ -192,10 +192,9 @@ class FilterIndex:
         """Return the tails of distinct queries, given by number, as coordinates (row, entity)."""
         starts = self.offsets[queries]
         counts = self.offsets[queries + 1] - starts
-        ends = np.cumsum(counts)
         rows = np.repeat(np.arange(len(queries)), counts)
-        within = np.arange(len(rows)) - np.repeat(ends - counts, counts)
-        return rows, self.tails[np.repeat(starts, counts) + within].astype(np.int64)
+        skipped = starts + counts - np.cumsum(counts)  # tails of other queries before a query's own
+        return rows, self.tails[np.arange(len(rows)) + skipped[rows]].astype(np.int64)
 
 
 def _keys(triples: Triples, num_relations: int) -> Int64[np.ndarray, "_triple"]:

@@ -266,16 +266,16 @@ def marked_in(checked: Verification | None, drawn: Iterable[int]) -> tuple[set[i
     """Return which drawn facts were taken away together, and what happened to the first triple.
 
     Of the groups of strongest facts, it is the one that is drawn most completely, and of several
-    the largest. Without a check, or if none of these facts is drawn, both are empty.
+    the largest. Without a check, both are empty.
     """
     facts, every = set(drawn), checked.tests[0].removals if checked else ()
     groups = [(len(facts.intersection(one.facts)) / len(one.facts), one) for one in every]
-    groups = [(share, one) for share, one in groups if one.kind == "strongest" and share]
+    groups = [(share, one) for share, one in groups if one.kind == "strongest"]
     if checked is None or not groups:
         return set(), ""
     share, best = max(groups, key=lambda pair: (pair[0], len(pair[1].facts)))
     found = facts.intersection(best.facts)
-    named = f"{best.named} ({len(found)} drawn and marked)"
+    named = f"{best.named} ({len(found) or 'none'} drawn and marked)"
     if share == 1:
         named = f"the {len(found)} marked facts" if len(found) > 1 else "the marked fact"
     how = "training again from the start" if checked.is_whole else "fine-tuning"

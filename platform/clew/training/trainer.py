@@ -55,7 +55,7 @@ class StepLoss:
     epoch: int
     total: Tensor
     examples: str
-    """The examples of the step, for an error message."""
+    """The examples of the step, for an error message; empty if the loss is known to be finite."""
 
 
 @dataclass
@@ -176,7 +176,8 @@ class Trainer(Generic[B]):
         progress, device = self.progress, self.precision.device
         count = self._count(window)
         total = self.world.sum(sum(self._backward(batch, count) for batch in window), device)
-        examples = ", ".join(batch.describe() for batch in window)
+        known_finite = self._losses_are_at_hand and math.isfinite(float(total))
+        examples = "" if known_finite else ", ".join(batch.describe() for batch in window)
         loss = StepLoss(progress.step, progress.epoch, total, examples)
         self.world.sum_gradients(self.model)
         if self._losses_are_at_hand:
@@ -223,11 +224,12 @@ class Trainer(Generic[B]):
         collectives. So no process stops before all know of the signal.
         """
         own = [float(sum(batch.count for batch in window)), float(self._stop.requested)]
-        count, stops = self.world.sum(
-            torch.tensor(own, dtype=torch.float64), torch.device("cpu")
-        ).tolist()
+        if self.world.size > 1:
+            numbers = torch.tensor(own, dtype=torch.float64)
+            own = self.world.sum(numbers, torch.device("cpu")).tolist()
+        count, stops = own
         self._all_stop = stops > 0
-        return float(count)
+        return count
 
     def _backward(self, batch: B, count: float) -> float | Tensor:
         if batch.num_examples == 0:

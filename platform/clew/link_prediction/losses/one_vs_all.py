@@ -15,8 +15,8 @@ With label smoothing eps and E entities, a row's label of entity e is
 
 The weight is 1 - eps for binary cross entropy. For softmax cross entropy it is
 (1 - eps) / (positives of the row), because the labels of a row are a distribution (as in LibKGE:
-labels normalised by row). The matrix y is never built: both losses are linear in y, so its two
-parts are added separately.
+labels normalised by row). Only the plain loss of a whole batch builds the matrix y, for torch's own
+functions. The others add its two parts separately, because both losses are linear in y.
 
 A row can also represent several triples, one for each of its positives. Its loss is then the sum
 that these triples would have as separate rows: with n positives all labels are n times as large,
@@ -134,9 +134,17 @@ def one_vs_all_loss(
         settings: Which loss to compute.
         query_bias: Query bias c, or None.
     """
-    return one_vs_all_row_losses(
-        queries, table, bias, row, entity, settings=settings, query_bias=query_bias
-    ).sum()
+    dtype = torch.float64 if table.dtype == torch.float64 else torch.float32
+    scores = _scores(queries, table, bias, query_bias).to(dtype)
+    if settings.function == "binary_cross_entropy":
+        floor = settings.label_smoothing / len(table)
+        labels = torch.full_like(scores, floor)
+        labels[row, entity] = 1.0 - settings.label_smoothing + floor
+        return F.binary_cross_entropy_with_logits(scores, labels, reduction="sum")
+    targets = targets_of(queries, table, row, entity, settings)
+    labels = (targets.floor * targets.times)[:, None].expand_as(scores).contiguous()
+    labels[row, entity] += targets.weight
+    return F.cross_entropy(scores, labels, reduction="sum")
 
 
 def one_vs_all_row_losses(
@@ -151,10 +159,15 @@ def one_vs_all_row_losses(
 ) -> Float[Tensor, " batch"]:
     """Return the loss of each row; the arguments are those of `one_vs_all_loss`."""
     targets = targets_of(queries, table, row, entity, settings)
-    scores = F.linear(queries, table, bias).to(targets.weight.dtype)
-    if query_bias is not None:
-        scores = scores + query_bias[:, None]
+    scores = _scores(queries, table, bias, query_bias).to(targets.weight.dtype)
     return row_losses(scores, targets, function=settings.function)
+
+
+def _scores(
+    queries: Queries, table: EntityTable, bias: EntityBias | None, query_bias: QueryBias | None
+) -> Scores:
+    scores = F.linear(queries, table, bias)
+    return scores if query_bias is None else scores + query_bias[:, None]
 
 
 def row_losses(
