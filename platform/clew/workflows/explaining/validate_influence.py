@@ -131,9 +131,12 @@ def _seconds_per_model(retrainer: Retrainer) -> float:
         return time.perf_counter() - began
 
     seconds(1)  # warm-up: first calls take longer
-    first = seconds(1)
-    each = max(0.0, seconds(1 + TIMED_STEPS) - first) / TIMED_STEPS
-    return (first + each * (retrainer.num_steps - 1)) / retrainer.models_at_once
+    first, left = seconds(1), max(1, retrainer.num_steps - 1)
+    timed = min(TIMED_STEPS, left)
+    # The difference of two short times says little: the steps must take longer than all the rest.
+    while (took := seconds(1 + timed)) < 2 * first and timed < left:
+        timed = min(4 * timed, left)
+    return (first + max(0.0, took - first) / timed * left) / retrainer.models_at_once
 
 
 def identity(source: TraceSource, tests: Triples, config: RunConfig | None = None) -> str:
