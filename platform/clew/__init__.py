@@ -14,11 +14,15 @@ is first used.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clew.api import *  # noqa: F403
+    from clew.api.explanations import Attribution, attribute
+    from clew.api.models import LanguageModel, Model, SequenceModel, TripleModel, evaluate, load
+    from clew.api.training import Run, Search, plan, train, tune
+    from clew.api.values import value_facts
+    from clew.workflows.evaluate import EvaluateResult as Evaluation
+    from clew.workflows.plan import MemoryPlan
 
 __version__ = "0.1.0"
-
-_PUBLIC = (
+__all__ = [
     "Attribution",
     "Evaluation",
     "LanguageModel",
@@ -35,11 +39,11 @@ _PUBLIC = (
     "train",
     "tune",
     "value_facts",
-)
+]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PUBLIC:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
@@ -47,4 +51,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+    return sorted([*globals(), *__all__])

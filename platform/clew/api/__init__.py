@@ -11,22 +11,3 @@ from clew.api.training import Run, Search, plan, train, tune
 from clew.api.values import value_facts
 from clew.workflows.evaluate import EvaluateResult as Evaluation
 from clew.workflows.plan import MemoryPlan
-
-__all__ = [
-    "Attribution",
-    "Evaluation",
-    "LanguageModel",
-    "MemoryPlan",
-    "Model",
-    "Run",
-    "Search",
-    "SequenceModel",
-    "TripleModel",
-    "attribute",
-    "evaluate",
-    "load",
-    "plan",
-    "train",
-    "tune",
-    "value_facts",
-]
