@@ -230,7 +230,7 @@ def test_going_on_without_facts_is_a_plain_loop_that_drops_them(
     start = train_plainly(config, task, torch.ones(60))
     recipe = recipe_of(config, 8, 0.05)
     going_on = fine_tuning(config, recipe)
-    assert recipe_of(config, None, None) == Recipe(epochs=1, learning_rate=0.4 * 0.02)
+    assert recipe_of(config, None, None) == Recipe(epochs=1, learning_rate=0.02)
     tests = graph.test[:2]
     groups = [Group(0, "strongest", np.arange(5)), Group(1, "touching", np.arange(20, 50))]
     source = retrainer(going_on, graph)

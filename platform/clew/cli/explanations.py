@@ -210,7 +210,7 @@ class VerifyOptions(Printed):
     epochs: Annotated[int | None, Field(ge=1)] = None
     """Epochs of the fine-tuning (default: a sixth of the model's)."""
     learning_rate: Annotated[float | None, Field(gt=0)] = None
-    """Peak rate of the fine-tuning (default: 0.4 times the model's)."""
+    """Peak rate of the fine-tuning (default: the model's)."""
 
 
 @command(VerifyOptions, "clew verify newest")

@@ -30,9 +30,7 @@ from clew.runs.verification import Agreement, Answer, Effect, Kind, Pair
 SIZES = (1, 5, 20)
 """Numbers of strongest facts that are taken away."""
 SHARE_OF_EPOCHS = 1 / 6
-SHARE_OF_RATE = 0.4
-"""Fine-tuning for ten of 60 epochs at 0.002 after training at 0.005 predicted whole retraining best
-of what was measured (UMLS, ConvE), together with 20 epochs at 0.005."""
+"""At the run's own learning rate; chosen among nine recipes (`experiments`: `verify_recipe`)."""
 RESAMPLINGS = 2000
 MIN_PAIRS = 3
 OTHERS: tuple[Kind, ...] = ("siblings", "touching")
@@ -67,7 +65,7 @@ def groups_of(graph: KnowledgeGraph, tests: Triples, place: int, top: Facts) -> 
 def recipe_of(config: RunConfig, epochs: int | None, learning_rate: float | None) -> Recipe:
     return Recipe(
         epochs=epochs or max(1, round(config.training.num_epochs * SHARE_OF_EPOCHS)),
-        learning_rate=learning_rate or SHARE_OF_RATE * config.optimizer.learning_rate,
+        learning_rate=learning_rate or config.optimizer.learning_rate,
     )
 
 

@@ -50,7 +50,7 @@ from clew.workflows.model_source import (
 from clew.workflows.open_run import references_in
 from clew.workflows.run_checkpoints import open_checkpoints
 
-TUNING_SEEDS = 2
+TUNING_SEEDS, TUNING_SHARE_OF_RATE = 2, 0.4
 SHOWN_PROBLEMS = 5
 NUM_FIELDS = 3
 MAX_PIECES = 32
@@ -366,7 +366,8 @@ def prepare(source: TraceSource, form: str = "unrolled") -> UnrolledTracer:
 def tuning_of(config: RunConfig) -> Recipe:
     """Return the recipe of the fine-tuning that tuned scores differentiate."""
     influence = config.influence
-    return recipe_of(config, influence.tuning_epochs, influence.tuning_learning_rate)
+    rate = influence.tuning_learning_rate or TUNING_SHARE_OF_RATE * config.optimizer.learning_rate
+    return recipe_of(config, influence.tuning_epochs, rate)
 
 
 def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
