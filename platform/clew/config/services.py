@@ -52,8 +52,8 @@ class InfluenceConfig(Section):
         Literal["auto", Form],
         ANY_EXPLAIN_FLAG,
     ] = "auto"
-    """`auto`: `kronecker`, which predicted retraining best when it was measured; `cosine` for
-    graph models and losses without `kronecker`; `raw` for text and frames.
+    """`auto`: `kronecker`, which predicted retraining best on average; `cosine` for
+    losses with terms for each triple; `raw` for distance models, text and frames.
 
     `raw`: TracIn as published. `cosine`: `raw` divided by the norms of both gradients, so that a
     training example with a large gradient has no advantage. `deflated`: without convolution and

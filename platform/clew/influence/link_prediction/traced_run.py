@@ -270,12 +270,14 @@ def _scores_and_ranks(
 def with_chosen_form(settings: InfluenceConfig, task: LinkPrediction) -> InfluenceConfig:
     """Return the settings with `auto` replaced by the best form for this model.
 
-    The form is `kronecker`, which predicts retraining best (docs/trust.md), or `cosine` for the
-    models and losses for which `kronecker` is not defined.
+    It is `kronecker`, which predicts retraining best on average (docs/trust.md), but undefined for
+    distance models, which get `raw`, nor for losses with terms per triple, which get `cosine`.
     """
     if settings.score != "auto":
         return settings
     chosen = "cosine" if _why_not_whitened(task) else "kronecker"
+    if model_class(task.model_config).squared_distance:
+        chosen = "raw"
     return settings.model_copy(update={"score": chosen})
 
 
