@@ -270,8 +270,8 @@ def _scores_and_ranks(
 def with_chosen_form(settings: InfluenceConfig, task: LinkPrediction) -> InfluenceConfig:
     """Return the settings with `auto` replaced by the best form for this model.
 
-    It is `kronecker`, which predicts retraining best on average (docs/trust.md), but undefined for
-    distance models, which get `raw`, nor for losses with terms per triple, which get `cosine`.
+    The form is `kronecker`, which predicts retraining best on average (docs/trust.md). Where it is
+    not defined, it is `raw` for distance models and `cosine` for losses with terms per triple.
     """
     if settings.score != "auto":
         return settings
