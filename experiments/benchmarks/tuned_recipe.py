@@ -82,15 +82,17 @@ class Model:
         found = self._folder / "run.json"
         if not found.is_file():
             found.write_text(json.dumps(self._trained()), encoding="utf-8")
-        self._run_id, self.mrr = json.loads(found.read_text(encoding="utf-8"))
+        self._run_id, self.mrr, self._epochs, self._rate = json.loads(found.read_text("utf-8"))
 
-    def _trained(self) -> tuple[str, float]:
+    def _trained(self) -> tuple[str, float, int, float]:
         files: Mapping[str, object] = {}
         if graph := self._case.dense_part_of:
             files = write_dense_part(graph, self._folder.absolute() / "graph")
-        run = train(load(str(CONFIGS / self._case.config), {**self._case.settings, **files}))
+        config = load(str(CONFIGS / self._case.config), {**self._case.settings, **files})
+        run = train(config)
         assert run.run_id is not None
-        return run.run_id, run.metrics["test/mrr"]
+        epochs, rate = config.training.num_epochs, config.optimizer.learning_rate
+        return run.run_id, run.metrics["test/mrr"], epochs, rate
 
     def tests(self, source: TraceSource, split: str) -> Triples:
         """Return the triples of a split that are explained."""
@@ -128,10 +130,9 @@ class Model:
         epochs, rate, _ = recipe
         kept = self._folder / f"{split}-{epochs:.4f}-{rate}-{number}.npy"
         if not kept.is_file():
-            config = load(str(CONFIGS / self._case.config), dict(self._case.settings))
             settings = {
-                "influence.tuning_epochs": max(1, round(config.training.num_epochs * epochs)),
-                "influence.tuning_learning_rate": config.optimizer.learning_rate * rate,
+                "influence.tuning_epochs": max(1, round(self._epochs * epochs)),
+                "influence.tuning_learning_rate": self._rate * rate,
             }
             with open_trace_source(self._run_id, EVERY_FACT | settings) as source:
                 tracer = prepare(source, "tuned")
