@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-NUM_ENTITIES = {"FB15k-237": 104, "codex-s": 104, "drugmechdb": 800, "WN18RR": 1600}
+NUM_ENTITIES = {"FB15k-237": 104, "codex-s": 104, "drugmechdb": 800, "WN18RR": 800}
 """Entities that remain of each data set: as many as the kinship graph has, or, where these have few
 facts, those with fewer than 6,000."""
 SHARES = {"train": 0.85, "valid": 0.05, "test": 0.1}
