@@ -12,12 +12,13 @@ from mlflow import MlflowClient
 
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError
+from clew.influence.link_prediction.unrolled import TunedTracer
 from clew.link_prediction.sources import BUNDLED
 from clew.runs.influence_report import read_influence_json
 from clew.training.checkpoints import OPTIMIZER_FILE, TRAINING_STATE_FILE
 from clew.training.manifest import MANIFEST_FILE
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
-from clew.workflows.explaining.trace_source import open_trace_source, prepare
+from clew.workflows.explaining.trace_source import open_trace_source, prepare, seeds_of
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validation_plan import FORMS
 from clew.workflows.train import train
@@ -185,6 +186,14 @@ def test_tuned_alone_in_a_batch_and_averaged(trained: TrainedStore, tmp_path: Pa
     ]
     assert seeds[1].proponents[0].influence == pytest.approx(alone.proponents[0].influence)
     assert seeds[0].proponents[0].influence != seeds[1].proponents[0].influence
+
+
+def test_no_check_has_the_random_numbers_of_a_tuning(trained: TrainedStore) -> None:
+    with open_trace_source(trained.strong, TUNED | {"influence.tuning_seeds": 3}) as source:
+        tracer = prepare(source, "tuned")
+        assert isinstance(tracer, TunedTracer)
+        assert len(tracer.seeds) == 3
+        assert not {*tracer.seeds} & {*seeds_of(source, 100)}
 
 
 def test_tuned_serves_a_run_that_no_replay_could_reach(trained, folder):

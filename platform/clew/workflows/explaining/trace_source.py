@@ -51,6 +51,8 @@ from clew.workflows.open_run import references_in
 from clew.workflows.run_checkpoints import open_checkpoints
 
 TUNING_SEEDS, TUNING_SHARE_OF_RATE = 2, 0.4
+FIRST_TUNING_SEED = 1000
+"""Counted from the run's own: far from those of checks and retrainings, which test the scores."""
 SHOWN_PROBLEMS = 5
 NUM_FIELDS = 3
 MAX_PIECES = 32
@@ -360,7 +362,8 @@ def prepare(source: TraceSource, form: str = "unrolled") -> UnrolledTracer:
     start = source.tracer.models[-1]
     retrainer = Retrainer(source.task.graph, tuning, model.manifest, device, start)
     count = model.config.influence.tuning_seeds or TUNING_SEEDS
-    return TunedTracer(*of_run, retrainer, seeds_of(source, count)[1:])
+    first = model.config.training.seed + FIRST_TUNING_SEED
+    return TunedTracer(*of_run, retrainer, range(first, first + count))
 
 
 def tuning_of(config: RunConfig) -> Recipe:
