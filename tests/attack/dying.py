@@ -33,7 +33,7 @@ from clew.workflows import memory_guard
 from clew.workflows import resume as resuming
 from clew.workflows import train as workflow
 from clew.workflows.resume import ResumePoint, find_in_folder
-from clew.workflows.train import resume, train
+from clew.workflows.train import train
 from tests.attack.material import SPLITS, write_graph
 from tests.memory_tracker import MemoryTracker
 
@@ -134,7 +134,7 @@ def main(folder: Path, first: int = 1, last: int | None = None) -> None:
         kept = folder / f"killed {fatal}"
         ended = in_child(partial(trained, kept, fatal))
         found = problems_of(kept) if ended == -signal.SIGKILL else [f"ended with {ended}"]
-        if in_child(partial(resume, partial(found_in, kept), checkpoint_dir=kept)):
+        if in_child(partial(train, partial(found_in, kept), checkpoint_dir=kept)):
             found.append("cannot be resumed")
         elif digests(kept) != right:
             found.append("resumed to another result")

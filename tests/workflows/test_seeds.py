@@ -20,7 +20,7 @@ from clew.workflows.explaining import members
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.resume import find_resume_point
-from clew.workflows.train import TrainResult, resume, train
+from clew.workflows.train import TrainResult, train
 from tests.workflows.conftest import run_of
 from tests.workflows.test_resume import interrupt
 from tests.workflows.trained import small_config
@@ -54,7 +54,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tracking_store: Path) -> Trained:
         if not resumes:
             return train(config, parent_run_id=parent_run_id, tags=tags)
 
-        return resume(
+        return train(
             lambda folder: find_resume_point(resumes, {}, folder),
             parent_run_id=parent_run_id,
             tags=tags,
