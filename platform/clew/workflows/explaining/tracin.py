@@ -230,7 +230,6 @@ def tracin(
     files: GivenFiles | None = None,
     output: Path | None = None,
     first_answer: Path | None = None,
-    say: Callable[[str], None] = logger.info,
     progress: Progress = lambda done, total: None,
     trained: Progress = lambda done, total: None,
 ) -> TraceResult:
@@ -246,7 +245,6 @@ def tracin(
         overrides,
         files=files,
         check=lambda source: tests_of(test, source.task.graph),
-        say=say,
         progress=trained,
     ) as source:
         tests = tests_of(test, source.task.graph)
