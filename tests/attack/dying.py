@@ -29,7 +29,6 @@ from clew.errors import CheckpointError
 from clew.training.checkpointing import Checkpointer
 from clew.training.checkpoints import require_whole
 from clew.training.manifest import list_checkpoints
-from clew.workflows import memory_guard
 from clew.workflows import resume as resuming
 from clew.workflows import train as workflow
 from clew.workflows.resume import ResumePoint, find_in_folder
@@ -119,7 +118,7 @@ def main(folder: Path, first: int = 1, last: int | None = None) -> None:
     # No tracking store is needed: how its runs end is tested elsewhere.
     workflow.open_training_run = lambda *_, **__: MemoryTracker()  # type: ignore[assignment]
     resuming.end_if_dead = lambda run_id: None
-    memory_guard.predicted_memory = lambda *_: {}  # half the time of such a small training
+    workflow.predicted_memory = lambda *_: {}  # half the time of such a small training
     config, count = configuration(folder / "graph"), folder / "count"
 
     def trained(kept: Path, fatal: int | None) -> None:

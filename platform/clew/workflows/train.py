@@ -20,7 +20,7 @@ from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.link_prediction.other_models import OtherModel
 from clew.link_prediction.task import LinkPrediction
-from clew.runs.hardware import process_peak_gib, reset_process_peak
+from clew.runs.hardware import process_gib, process_peak_gib, reset_process_peak
 from clew.training.checkpoints import load_model, load_training_values
 from clew.training.distributed import (
     World,
@@ -45,8 +45,8 @@ from clew.training.task import Task
 from clew.training.trainer import Trainer
 from clew.workflows import verdict
 from clew.workflows.memory_guard import (
-    MemoryBefore,
     explaining_lack_of_memory,
+    predicted_memory,
     resolve_batch_size,
 )
 from clew.workflows.plan import limited_to_data
@@ -152,7 +152,7 @@ def train(
                 folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
             folder.mkdir(parents=True, exist_ok=True)
             reports.doing = "building the model"
-            memory = MemoryBefore.look(planned, task, device, world)
+            predicted, used_gib = predicted_memory(planned, task, device, world), process_gib()
             trainer = build_trainer(
                 config,
                 task,
@@ -166,7 +166,9 @@ def train(
                 watch=watch,
                 reports=reports,
             )
-            return _run(trainer, point, output_dir, memory, imported)
+            return _run(
+                trainer, point, output_dir, imported, predicted=predicted, used_gib=used_gib
+            )
 
 
 @contextmanager
@@ -270,8 +272,10 @@ def _run(
     trainer: Trainer[Any],
     point: ResumePoint | None,
     output_dir: Path | None,
-    memory: MemoryBefore,
     imported: OtherModel | None,
+    *,
+    predicted: dict[str, float],
+    used_gib: float,
 ) -> TrainResult:
     config, tracker = trainer.config, trainer.history.tracker
     folder = trainer.checkpointer.folder
@@ -280,7 +284,7 @@ def _run(
     _write_run_files(trainer)
     if point is None and (earlier := _start_of(config, imported)) is not None:
         tracker.tags(start_warm(trainer.model, trainer.task, earlier).tags())
-    before = memory.predicted | measure_before_training(trainer)
+    before = predicted | measure_before_training(trainer)
     if point is not None:
         _require_equal_batches(trainer, point)
         trainer.checkpointer.resumable.restore(point.checkpoint)
@@ -298,7 +302,7 @@ def _run(
     peak = process_peak_gib()
     metrics = gpu_peaks(trainer.precision.device) | {
         names.PROCESS_PEAK_GIB: peak,
-        names.PROCESS_GROWTH_GIB: peak - memory.process_gib,
+        names.PROCESS_GROWTH_GIB: peak - used_gib,
         names.TIME_TOTAL_SECONDS: trainer.history.elapsed_seconds,
         names.TRAIN_SKIPPED_STEPS: float(progress.skipped_steps),
     }

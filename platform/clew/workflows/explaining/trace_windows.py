@@ -47,12 +47,7 @@ from clew.training.setup import prepare_process
 from clew.training.task import B, Task
 from clew.workflows.explaining.trace_source import replay_settings, require_same_device
 from clew.workflows.explaining.tracin import deviation as deviation_metrics
-from clew.workflows.model_source import (
-    LoadedModel,
-    ModelSource,
-    device_of,
-    own_task,
-)
+from clew.workflows.model_source import LoadedModel, ModelSource, device_of, own_task
 from clew.workflows.open_run import folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
 from clew.workflows.run_checkpoints import average_setting, open_checkpoints

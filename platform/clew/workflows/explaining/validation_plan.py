@@ -26,12 +26,7 @@ from clew.runs.validation_record import (
     Seeds,
     ValidationRecord,
 )
-from clew.workflows.explaining.trace_source import (
-    TraceSource,
-    prepare,
-    seeds_of,
-    tuned_settings,
-)
+from clew.workflows.explaining.trace_source import TraceSource, prepare, seeds_of, tuned_settings
 
 logger = logging.getLogger(__name__)
 

@@ -170,18 +170,15 @@ def _rises_without(
 
 
 def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Triples, np.ndarray]:
-    tests, weights = graph.valid, request.weights
-    if request.test:
-        tests = tests_of(request.test, graph)
+    weights = request.weights
+    tests = tests_of(request.test, graph) if request.test else graph.valid
     if not len(tests):
         raise DataError(
             f"{graph.name} has no validation triples; give a file of triples with --test"
         )
-    if weights is None:
-        return tests, np.full(len(tests), 1.0 / len(tests))
-    return tests, read_weights(weights, len(tests)) if isinstance(weights, Path) else np.array(
-        weights
-    )
+    if isinstance(weights, Path):
+        return tests, read_weights(weights, len(tests))
+    return tests, np.array(weights or [1.0 / len(tests)] * len(tests))
 
 
 def read_weights(path: Path, count: int) -> np.ndarray:
