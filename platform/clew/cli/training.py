@@ -256,13 +256,8 @@ def compare(options: CompareOptions) -> None:
     from clew.config.study import load_study
     from clew.workflows.compare import compare as run_study
 
-    loaded = load_study(options.study, seeds=options.seeds, size=options.size)
-    lines = run_study(
-        loaded,
-        typed=options.study,
-        output=options.output,
-        everything=options.all,
-        cluster=options,
-    )
-    for line in lines:
+    study, typed = load_study(options.study, seeds=options.seeds, size=options.size), options.study
+    for line in run_study(
+        study, typed=typed, output=options.output, everything=options.all, cluster=options
+    ):
         click.echo(line)

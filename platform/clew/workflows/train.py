@@ -49,6 +49,7 @@ from clew.workflows.memory_guard import (
     predicted_memory,
     resolve_batch_size,
 )
+from clew.workflows.model_source import LoadedModel
 from clew.workflows.plan import limited_to_data
 from clew.workflows.resume import ResumePoint
 from clew.workflows.subjects import SUBJECTS, build_task
@@ -343,9 +344,7 @@ def _test(trainer: Trainer[Any]) -> dict[str, float]:
         return {}
     if trainer.checkpointer.best.is_dir():
         load_model(trainer.checkpointer.best, trainer.model)
-    trainer.model.eval()
-    with torch.no_grad():
-        metrics = trainer.task.metrics(trainer.model, "test", trainer.precision.device)
+    metrics = LoadedModel(trainer.task, trainer.model, trainer.precision.device).metrics("test")
     if not trainer.world.is_main:
         return metrics
     report = trainer.checkpointer.folder / names.ARTIFACT_EVALUATION

@@ -31,7 +31,7 @@ from clew.runs.validation_record import label_of
 from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.explaining import tracin
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
-from clew.workflows.explaining.members import open_with_members
+from clew.workflows.explaining.members import Progress, open_with_members
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
     GivenTriple,
@@ -39,7 +39,7 @@ from clew.workflows.explaining.trace_source import (
     open_trace_source,
     read_test_triples,
 )
-from clew.workflows.explaining.tracin import Progress, explain
+from clew.workflows.explaining.tracin import explain
 from clew.workflows.outputs import check_folder
 
 logger = logging.getLogger(__name__)
@@ -279,10 +279,7 @@ def batch_tracin(
 
 
 def _record(
-    tracker: Tracker,
-    request: BatchRequest,
-    batch: BatchTrace,
-    outcomes: Sequence[Outcome],
+    tracker: Tracker, request: BatchRequest, batch: BatchTrace, outcomes: Sequence[Outcome]
 ) -> None:
     """Join the results, and record them with the run."""
     batch.output.summarise(outcomes)

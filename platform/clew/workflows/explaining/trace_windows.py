@@ -260,21 +260,18 @@ def record_each(
 
 def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
     """Return the windows of one sign, without the -1 that short lists are padded with."""
-    found = []
-    for place, index in enumerate(scored.train[0].tolist()):
-        if index < 0:
-            break
-        found.append(
-            WindowScore(
-                rank=place + 1,
-                window=index,
-                influence=float(scored.influence[0, place]),
-                cosine=None if scored.cosine is None else float(scored.cosine[0, place]),
-                by_checkpoint=tuple(scored.by_checkpoint[:, 0, place].tolist()),
-                by_part=dict(zip(parts, scored.by_part[:, 0, place].tolist(), strict=True)),
-            )
+    return [
+        WindowScore(
+            rank=place + 1,
+            window=index,
+            influence=float(scored.influence[0, place]),
+            cosine=None if scored.cosine is None else float(scored.cosine[0, place]),
+            by_checkpoint=tuple(scored.by_checkpoint[:, 0, place].tolist()),
+            by_part=dict(zip(parts, scored.by_part[:, 0, place].tolist(), strict=True)),
         )
-    return found
+        for place, index in enumerate(scored.train[0].tolist())
+        if index >= 0
+    ]
 
 
 WRITTEN_TOKENS = 64

@@ -9,7 +9,6 @@ is trained again with its seed, without one fact at a time.
 
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
+from clew.workflows.explaining.members import Progress
 from clew.workflows.explaining.trace_source import (
     TraceSource,
     open_trace_source,
@@ -43,7 +43,6 @@ from clew.workflows.training_run import trace_run
 SHOWN = 5
 TIMES = 2.0
 """A confirmed value and the effect of leaving the fact out differ by at most this factor."""
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
