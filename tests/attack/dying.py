@@ -29,11 +29,10 @@ from clew.errors import CheckpointError
 from clew.training.checkpointing import Checkpointer
 from clew.training.checkpoints import require_whole
 from clew.training.manifest import list_checkpoints
-from clew.workflows import memory_guard
 from clew.workflows import resume as resuming
 from clew.workflows import train as workflow
 from clew.workflows.resume import ResumePoint, find_in_folder
-from clew.workflows.train import resume, train
+from clew.workflows.train import train
 from tests.attack.material import SPLITS, write_graph
 from tests.memory_tracker import MemoryTracker
 
@@ -119,7 +118,7 @@ def main(folder: Path, first: int = 1, last: int | None = None) -> None:
     # No tracking store is needed: how its runs end is tested elsewhere.
     workflow.open_training_run = lambda *_, **__: MemoryTracker()  # type: ignore[assignment]
     resuming.end_if_dead = lambda run_id: None
-    memory_guard.predicted_memory = lambda *_: {}  # half the time of such a small training
+    workflow.predicted_memory = lambda *_: {}  # half the time of such a small training
     config, count = configuration(folder / "graph"), folder / "count"
 
     def trained(kept: Path, fatal: int | None) -> None:
@@ -134,7 +133,7 @@ def main(folder: Path, first: int = 1, last: int | None = None) -> None:
         kept = folder / f"killed {fatal}"
         ended = in_child(partial(trained, kept, fatal))
         found = problems_of(kept) if ended == -signal.SIGKILL else [f"ended with {ended}"]
-        if in_child(partial(resume, partial(found_in, kept), checkpoint_dir=kept)):
+        if in_child(partial(train, partial(found_in, kept), checkpoint_dir=kept)):
             found.append("cannot be resumed")
         elif digests(kept) != right:
             found.append("resumed to another result")

@@ -10,7 +10,7 @@ from clew.training.manifest import read_manifest
 from clew.workflows.evaluate import evaluate
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.resume import find_resume_point
-from clew.workflows.train import resume, train
+from clew.workflows.train import train
 
 TRAIN = "".join(f"e{i}\tr{i % 2}\te{(i * i + 1) % 12}\n" for i in range(12))
 TEST, VALID = "e1\tr1\te5\n", "e2\tr0\te5\n"
@@ -48,7 +48,7 @@ def test_a_run_and_its_folder_are_used_from_another_folder(trained: str, tmp_pat
 def test_a_run_is_resumed_from_another_folder(trained: str, tmp_path: Path) -> None:
     longer = {"training.num_epochs": "2"}
     kept = tmp_path / "resumed"
-    run = resume(lambda folder: find_resume_point(trained, longer, folder), output_dir=kept)
+    run = train(lambda folder: find_resume_point(trained, longer, folder), output_dir=kept)
     assert read_manifest(kept / "best").folder == str(tmp_path / "first")
     assert run.run_id is not None
     assert "test/mrr" in evaluate(run.run_id).metrics

@@ -22,7 +22,7 @@ from clew.training.checkpointing import Checkpointer
 from clew.training.manifest import read_manifest
 from clew.training.progress import Watch
 from clew.workflows.resume import ResumePoint, find_in_folder, find_newest, find_resume_point
-from clew.workflows.train import resume, train
+from clew.workflows.train import train
 from clew.workflows.training_run import lock_of
 from tests.workflows.trained import small_config
 
@@ -104,7 +104,7 @@ def test_a_run_that_another_completed_is_not_taken_up_again(
     tracking_store: Path, tmp_path: Path
 ) -> None:
     stopped = interrupt(config_of())
-    done = resume(lambda folder: find_newest(config_of(), {}, folder))
+    done = train(lambda folder: find_newest(config_of(), {}, folder))
     assert find_run(done.run_id or "").tags[names.TAG_RESUMED_FROM] == stopped
     with pytest.raises(TrackingError, match="no unfinished run with this configuration"):
         find_newest(config_of(), {}, tmp_path)
@@ -142,14 +142,14 @@ def test_the_copy_of_a_run_is_completed_where_it_is(tracking_store: Path, tmp_pa
     def find(folder: Path) -> ResumePoint:
         return find_resume_point(begun, longer, folder)
 
-    resume(find, output_dir=kept)
+    train(find, output_dir=kept)
     for name in ("best/model.safetensors", "checkpoints/epoch-0004/model.safetensors"):
         assert (whole / name).read_bytes() == (kept / name).read_bytes(), name
     assert {path.name for path in kept.iterdir()} == {path.name for path in whole.iterdir()}
     before = (kept / "history.parquet").read_bytes()
     for folder in (kept, whole):  # of a training that has gone further, and of another one
         with pytest.raises(ConfigError, match=r"--output-dir .*: exists and is not empty; name"):
-            resume(find, output_dir=folder)
+            train(find, output_dir=folder)
     assert (kept / "history.parquet").read_bytes() == before
 
 
@@ -160,7 +160,7 @@ def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
     train(config_of(), output_dir=whole)
     stopped = interrupt(config_of(), checkpoint_dir=kept)
     assert (kept / "checkpoints" / "epoch-0001").is_dir()
-    resume(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
+    train(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
     for name in ("best/model.safetensors", "checkpoints/epoch-0004/model.safetensors"):
         assert (whole / name).read_bytes() == (kept / name).read_bytes(), name
     folders = {path.name for path in (kept / "checkpoints").iterdir()}
@@ -183,9 +183,9 @@ def test_a_folder_in_which_another_process_trains_is_refused(
         FileLock(lock_of(kept)),
         pytest.raises(ConfigError, match="kept: another process trains there"),
     ):
-        resume(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
+        train(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
     assert find_run(newest_run()).status == "FAILED"
-    resume(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
+    train(lambda _: find_in_folder(kept, config_of(), {}), checkpoint_dir=kept)
 
 
 def test_an_output_folder_that_another_process_will_fill_is_refused_at_the_start(
@@ -214,7 +214,7 @@ def test_one_folder_in_the_other(tracking_store: Path, tmp_path: Path) -> None:
 def test_one_folder_is_not_both(tracking_store: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     with pytest.raises(ConfigError, match=r"are both .*; name two folders"):
-        resume(lambda _: find_newest(config_of(), {}, new), output_dir=new, checkpoint_dir=new)
+        train(lambda _: find_newest(config_of(), {}, new), output_dir=new, checkpoint_dir=new)
     with pytest.raises(ConfigError, match=r"are both .*; name two folders"):
         train(config_of(), output_dir=tmp_path / "new", checkpoint_dir=tmp_path / "a/../new")
 
@@ -243,7 +243,7 @@ def test_a_folder_is_not_resumed_with_another_model(tracking_store: Path, tmp_pa
 
 def test_a_resumed_run_has_each_value_of_validation_once(tracking_store: Path) -> None:
     stopped = interrupt(config_of(evaluation__every_epochs=1), after=3)
-    done = resume(lambda folder: find_resume_point(stopped, {}, folder)).run_id or ""
+    done = train(lambda folder: find_resume_point(stopped, {}, folder)).run_id or ""
     client = MlflowClient()
     for key in ("valid/mrr", "valid/mean_rank"):
         steps = [point.step for point in client.get_metric_history(done, key)]

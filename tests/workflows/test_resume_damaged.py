@@ -15,7 +15,7 @@ from clew.errors import CheckpointError
 from clew.training.checkpoints import require_whole
 from clew.training.manifest import list_checkpoints
 from clew.workflows.resume import ResumePoint, find_in_folder, find_resume_point
-from clew.workflows.train import resume, train
+from clew.workflows.train import train
 from tests.made_once import copy_filled
 from tests.workflows.test_resume import config_of, interrupt
 from tests.workflows.trained import StoredRun, copy_store, dispose_of, use_store
@@ -73,9 +73,9 @@ class Stopped:
     def resume(self) -> Path:
         """Resume, and return the folder of the resumed run's files."""
         if self.by == "folder":
-            resume(self.find, checkpoint_dir=self.kept)
+            train(self.find, checkpoint_dir=self.kept)
             return self.kept
-        resume(self.find, output_dir=self.kept.parent / "resumed")
+        train(self.find, output_dir=self.kept.parent / "resumed")
         return self.kept.parent / "resumed"
 
 
@@ -178,7 +178,7 @@ def test_what_a_killed_process_left_in_the_folder_is_cleared(
     stray = kept / "checkpoints" / "step-00000050"  # of a stop in the middle of an epoch
     (kept / "checkpoints" / "epoch-0003").rename(stray)
     flip(stray / "model.safetensors")
-    resume(lambda _: find_in_folder(kept, None, {}), checkpoint_dir=kept)
+    train(lambda _: find_in_folder(kept, None, {}), checkpoint_dir=kept)
     names = sorted(path.name for path in (kept / "checkpoints").iterdir())
     wanted = [f"epoch-{epoch:04d}" for epoch in (1, 2, 3, 4)]
     assert names == [".step-00000050.aside", *wanted]

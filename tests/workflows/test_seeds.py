@@ -20,7 +20,7 @@ from clew.workflows.explaining import members
 from clew.workflows.explaining.batch_tracin import BatchRequest, batch_tracin
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.resume import find_resume_point
-from clew.workflows.train import TrainResult, resume, train
+from clew.workflows.train import TrainResult, train
 from tests.workflows.conftest import run_of
 from tests.workflows.test_resume import interrupt
 from tests.workflows.trained import small_config
@@ -54,7 +54,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tracking_store: Path) -> Trained:
         if not resumes:
             return train(config, parent_run_id=parent_run_id, tags=tags)
 
-        return resume(
+        return train(
             lambda folder: find_resume_point(resumes, {}, folder),
             parent_run_id=parent_run_id,
             tags=tags,
@@ -64,14 +64,16 @@ def trained(monkeypatch: pytest.MonkeyPatch, tracking_store: Path) -> Trained:
     return done
 
 
-def test_only_missing_runs_are_trained_and_found_again(trained: Trained) -> None:
+def test_only_missing_runs_are_trained_and_found_again(
+    trained: Trained, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="clew")
     first, second = run_of(config_of(7)), run_of(config_of(8))
-    said: list[str] = []
     calls: list[tuple[int, int]] = []
     seeds = {"influence.seeds": 3}
-    result = tracin(first, TEST, seeds, say=said.append, trained=lambda *done: calls.append(done))
+    result = tracin(first, TEST, seeds, trained=lambda *done: calls.append(done))
     assert trained == [(9, "")]
-    assert len(said) == 1
+    assert caplog.text.count("1 training run with other seeds to do") == 1
     assert calls == [(0, 1), (1, 1)]
     runs = result.report.model.runs
     assert runs[:2] == (first, second)

@@ -490,7 +490,7 @@ def test_results_of_another_version_are_refused_before_anything_is_explained(
     path = tmp_path / "b" / "settings.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps({k: v for k, v in settings.items() if k != "version_of_files"}))
-    monkeypatch.setattr(batch_work.BatchTrace, "run", lambda *_: pytest.fail("explained"))
+    monkeypatch.setattr(batch_work, "explain_group", lambda *_: pytest.fail("explained"))
     with pytest.raises(ConfigError):
         batch(trained, triples, tmp_path / "b")
 

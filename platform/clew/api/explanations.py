@@ -13,13 +13,7 @@ from tqdm import tqdm
 
 from clew.api.models import Model, Recorded, reference_of
 from clew.errors import ConfigError, extra, quoted
-from clew.runs.influence_forms import (
-    AGREEING_COLUMN,
-    CHECKPOINT_PREFIX,
-    PART_PREFIX,
-    Form,
-    form_of,
-)
+from clew.runs.influence_forms import AGREEING_COLUMN, CHECKPOINT_PREFIX, PART_PREFIX, Form, form_of
 from clew.runs.influence_report import (
     InfluenceReport,
     SequenceInfluenceReport,

@@ -1,8 +1,12 @@
 """Commands for data and for the project as a whole: data, pretokenize, runs, sync, demo, ui."""
 
 import json
+import os
 import shlex
+import socket
+import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -11,7 +15,7 @@ from pydantic import Field, model_validator
 
 from clew.cli.options import Configured, Option, Options, Printed, command, dashed
 from clew.config.data import ImportSettings
-from clew.errors import counted
+from clew.errors import UsageError, counted, described
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
@@ -190,8 +194,28 @@ class UiOptions(Options):
 @command(UiOptions, "clew ui --port 8080")
 def ui(options: UiOptions) -> int:
     """Open the dashboard for the tracking store."""
-    from clew.workflows.dashboard import serve_dashboard
+    from clew.processes import PARENT_VARIABLE, run_child
+    from clew.runs.store import tracking_uri
 
-    return serve_dashboard(
-        port=options.port, address=options.address, base_path=options.base_path.strip("/")
-    )
+    if find_spec("streamlit") is None:
+        raise UsageError(
+            "the package streamlit is not installed; install it with pip install 'clew[ui]'"
+        )
+    port, address, base_path = str(options.port), options.address, options.base_path.strip("/")
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, options.port))
+        except (OSError, UnicodeError) as error:
+            raise UsageError(
+                f"--port {port} at {address} cannot be used ({described(error)}); if a dashboard "
+                "is already running there, open it, else give another --port"
+            ) from None
+    command = [sys.executable, "-m", "clew.ui.serve"]
+    command += ["--server.port", port, "--server.address", address]
+    command += ["--server.baseUrlPath", base_path] if base_path else []
+    environment = {"MLFLOW_TRACKING_URI": tracking_uri(), PARENT_VARIABLE: str(os.getpid())}
+    try:
+        return run_child(command, environment=environment)[0]
+    except KeyboardInterrupt:
+        return 130

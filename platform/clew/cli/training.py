@@ -29,7 +29,7 @@ from clew.errors import ConfigError, ProtectedStop
 from clew.names import NEWEST
 
 if TYPE_CHECKING:
-    from clew.workflows.train import TrainResult
+    from clew.workflows.train import FindPoint
 
 
 class TrainOptions(ConfigOptions, Spoken):
@@ -59,19 +59,16 @@ class TrainOptions(ConfigOptions, Spoken):
 def train(options: TrainOptions) -> int:
     """Train a model. CONFIG is a YAML file or the name of a preset."""
     from clew.runs.store import spool_root
-    from clew.workflows import train as workflow
+    from clew.workflows.train import train as workflow
 
-    if options.resume:
-        result = _resumed(options)
-    else:
-        result = workflow.train(
-            options.configuration(),
-            output_dir=options.output_dir,
-            checkpoint_dir=options.checkpoint_dir,
-            parent_run_id=options.parent_run or None,
-            tags=json.loads(options.tags),
-            strict=options.strict,
-        )
+    result = workflow(
+        _resumed(options) if options.resume else options.configuration(),
+        output_dir=options.output_dir,
+        checkpoint_dir=options.checkpoint_dir,
+        parent_run_id=options.parent_run or None,
+        tags=json.loads(options.tags),
+        strict=options.strict,
+    )
     if not is_main_process():
         return 0
     if options.result_file:
@@ -111,38 +108,24 @@ def import_(options: ImportOptions) -> None:
     click.echo(result.table())
 
 
-def _resumed(options: TrainOptions) -> "TrainResult":
-    """Continue the given run, the newest unfinished run, or a run in a folder of checkpoints."""
+def _resumed(options: TrainOptions) -> "FindPoint":
+    """Return what finds the given run, the newest unfinished run, or one in a folder."""
     from clew.workflows import resume
     from clew.workflows.outputs import check_new_folder
-    from clew.workflows.train import resume as resume_from
 
     overrides, folder = options.overrides, options.checkpoint_dir
-    is_named = options.resume != NEWEST
-    if is_named and options.has_config:
-        raise ConfigError(
-            f"--resume {options.resume} repeats that run's own configuration, but --config "
-            f"{options.config} is given too; leave --config out and override with --set"
-        )
-    if is_named:
+    if options.resume != NEWEST:
+        if options.has_config:
+            raise ConfigError(
+                f"--resume {options.resume} repeats that run's own configuration, but --config "
+                f"{options.config} is given too; leave --config out and override with --set"
+            )
         check_new_folder("--checkpoint-dir", folder)
-
-    def find(downloads: Path) -> resume.ResumePoint:
-        if is_named:
-            return resume.find_resume_point(options.resume, overrides, downloads)
-        if folder is None:
-            return resume.find_newest(options.configuration(), overrides, downloads)
-        config = options.configuration() if options.has_config else None
-        return resume.find_in_folder(folder, config, overrides)
-
-    return resume_from(
-        find,
-        output_dir=options.output_dir,
-        checkpoint_dir=folder,
-        parent_run_id=options.parent_run or None,
-        tags=json.loads(options.tags),
-        strict=options.strict,
-    )
+        return lambda downloads: resume.find_resume_point(options.resume, overrides, downloads)
+    if folder is None:
+        return lambda downloads: resume.find_newest(options.configuration(), overrides, downloads)
+    config = options.configuration() if options.has_config else None
+    return lambda _: resume.find_in_folder(folder, config, overrides)
 
 
 class PlanOptions(ConfigOptions, Printed):
@@ -273,13 +256,8 @@ def compare(options: CompareOptions) -> None:
     from clew.config.study import load_study
     from clew.workflows.compare import compare as run_study
 
-    loaded = load_study(options.study, seeds=options.seeds, size=options.size)
-    lines = run_study(
-        loaded,
-        typed=options.study,
-        output=options.output,
-        everything=options.all,
-        cluster=options,
-    )
-    for line in lines:
+    study, typed = load_study(options.study, seeds=options.seeds, size=options.size), options.study
+    for line in run_study(
+        study, typed=typed, output=options.output, everything=options.all, cluster=options
+    ):
         click.echo(line)

@@ -92,7 +92,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of a YAML text."""
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"has more than {MAX_CHARACTERS:,} characters; expected a configuration")
     try:

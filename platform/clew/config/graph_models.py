@@ -4,7 +4,7 @@ To add a graph model, add a class here, list it in `GraphModelConfig`, and put i
 `clew.link_prediction.models`, in a file named after its `kind`.
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,7 @@ class GraphModelSettings(Section):
     Query vectors and rows of the entity table have the same length.
     """
 
+    normalises_batches: ClassVar[bool] = False
     kind: str
     """Name of the model, and of the file of its network."""
     embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=1, le=MAX_EMBEDDING_DIM)
@@ -35,10 +36,6 @@ class GraphModelSettings(Section):
     random parameters. Influence covers only the steps of the new run."""
 
     @property
-    def normalises_batches(self) -> bool:
-        return False
-
-    @property
     def relation_size(self) -> int:
         return self.embedding_dim
 
@@ -46,6 +43,7 @@ class GraphModelSettings(Section):
 class ConvEModel(GraphModelSettings):
     """ConvE (Dettmers et al., 2018, arXiv 1707.01476): 2-D convolution over head and relation."""
 
+    normalises_batches: ClassVar[bool] = True
     kind: Literal["conve"] = "conve"
     """Convolutional knowledge-graph embedding."""
     embedding_height: int | None = Field(default=None, ge=1)
@@ -73,10 +71,6 @@ class ConvEModel(GraphModelSettings):
     """Whether the convolution has a bias."""
     projection_bias: bool = True
     """Whether the fully connected layer has a bias."""
-
-    @property
-    def normalises_batches(self) -> bool:
-        return True
 
     @property
     def height(self) -> int:
@@ -179,6 +173,7 @@ class RESCALModel(FactorizationSettings):
 class TuckERModel(GraphModelSettings):
     """TuckER (Balazevic et al., 2019, arXiv 1901.09590): a core tensor that relations share."""
 
+    normalises_batches: ClassVar[bool] = True
     kind: Literal["tucker"] = "tucker"
     """Three vectors multiplied with a core tensor."""
     relation_dim: int | None = Field(default=None, ge=1)
@@ -191,10 +186,6 @@ class TuckERModel(GraphModelSettings):
     """Dropout on the product of a relation and the core tensor, which is a matrix."""
     projection_dropout: Probability = 0.5
     """Dropout on the product of head and matrix."""
-
-    @property
-    def normalises_batches(self) -> bool:
-        return True
 
     @property
     def relation_size(self) -> int:

@@ -123,9 +123,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         for name, values in content.items()
     }
     is_graph = task_of(merged, overrides) == "triples"
-    # A kind removes the file's keys that it does not have, but never a key of another override.
-    kinds_first = sorted(overrides.items(), key=lambda item: not item[0].endswith(".kind"))
-    for key, value in kinds_first:
+    for key, value in overrides.items():
         section, _, name = key.partition(".")
         if section not in RunConfig.model_fields:
             known = valid_names(section, list(RunConfig.model_fields))
@@ -143,11 +141,9 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
         if name == "kind":
             _keep_common_keys(target, section, value)
         _replace_source(target, key, overrides, is_graph=is_graph)
-        target[name] = None if value in ("null", "None") else value
-    # Overrides can be in any order, so this restores the keys that `data.train` has removed.
-    for key, value in overrides.items():
-        if key.startswith("data."):
-            merged["data"][key.partition(".")[2]] = None if value in ("null", "None") else value
+    for key, value in overrides.items():  # after all removals, which concern the file's keys alone
+        section, _, name = key.partition(".")
+        merged[section][name] = None if value in ("null", "None") else value
     return merged
 
 

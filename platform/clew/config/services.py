@@ -48,10 +48,7 @@ class InfluenceConfig(Section):
 
     top_k: Annotated[int, ANY_EXPLAIN_FLAG] = Field(default=10, ge=0)
     """Number of proponents and of opponents to keep for each test example; 0: keep every score."""
-    score: Annotated[
-        Literal["auto", Form],
-        ANY_EXPLAIN_FLAG,
-    ] = "auto"
+    score: Annotated[Literal["auto", Form], ANY_EXPLAIN_FLAG] = "auto"
     """`auto`: `kronecker`, which predicted retraining best on average; `cosine` for
     losses with terms for each triple; `raw` for distance models, text and frames.
 

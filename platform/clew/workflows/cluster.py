@@ -4,7 +4,6 @@ A unit is a function of this package with its arguments. Ray places it where its
 and starts it again on another node if its node dies, so a unit can run twice.
 """
 
-import hashlib
 import os
 import signal
 import socket
@@ -13,16 +12,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 from platform import python_version
 from typing import Any
 
-import clew
 from clew.config.services import ClusterRequest
 from clew.errors import ClewError, ClusterError, described
 from clew.files import DATA_VARIABLE
 from clew.runs.hardware import Machine, describe_machine, num_cores
 from clew.runs.store import SQLITE_PREFIX, tracking_uri
+from clew.training.distributed import code_digest
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_SECONDS, LOOK_SECONDS, NUM_RETRIES = 10.0, 120.0, 3
@@ -190,10 +188,7 @@ def _outcome(reference: Any, timeout: float | None = None) -> UnitOutcome:
 
 @cache
 def _code() -> str:
-    root, digest = Path(clew.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return f"Clew {digest.hexdigest()[:8]} with torch {version('torch')}, Python {python_version()}"
+    return f"Clew {code_digest()[:8]} with torch {version('torch')}, Python {python_version()}"
 
 
 def _conditions() -> tuple[str, str, dict[str, str]]:

@@ -7,7 +7,6 @@ from clew.config.data import TripleData
 from clew.config.load import flatten, load
 from clew.config.schema import RunConfig
 from clew.errors import PromotionRefused
-from clew.files import working_folder
 from clew.link_prediction.sources import load_graph
 from clew.runs.base import Tracker
 from clew.runs.influence_forms import form_of
@@ -98,14 +97,10 @@ def explanation(
     if model.run_id is None or not isinstance(config.data, TripleData):
         return ()
     graph = load_graph(config.data)
-    with working_folder("demo") as folder:
-        path = folder / "test.txt"
-        lines = [
-            f"{graph.entities.name(h)}\t{graph.relations.name(r)}\t{graph.entities.name(t)}\n"
-            for h, r, t in graph.test[:NUM_EXPLAINED].tolist()
-        ]
-        path.write_text("".join(lines), encoding="utf-8")
-        result = tracin(model.run_id, str(path), {})
+    entity, relation = graph.entities.name, graph.relations.name
+    first = graph.test[:NUM_EXPLAINED].tolist()
+    tests = [(entity(h), relation(r), entity(t)) for h, r, t in first]
+    result = tracin(model.run_id, tests, {})
     shown_test = min(result.report.tests, key=lambda test: test.rank)
     yield f"explained {len(result.report.tests)} test triples in {result.report.seconds:.1f} s"
     fact = in_words(shown_test.test)

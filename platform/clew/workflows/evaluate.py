@@ -37,7 +37,6 @@ from clew.workflows.verdict import grouped, quality
 logger = logging.getLogger(__name__)
 
 SPLITS = ("valid", "test")
-NEGATIVES_FILE = "{split}_negatives.txt"
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
 def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:
     graph, scored = task.graph, {}
     for name, true in (("valid", graph.valid), ("test", graph.test)):
-        path = folder / NEGATIVES_FILE.format(split=name)
+        path = folder / f"{name}_negatives.txt"
         if not path.is_file():
             raise DataError(f"{folder}: no file {path.name}; expected the false {name} triples")
         triples = np.concatenate([true, read_triples(path, graph.entities, graph.relations)])

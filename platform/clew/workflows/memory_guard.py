@@ -3,8 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import ConfigError, OutOfMemoryError
-from clew.runs.hardware import process_gib, process_peak_gib
+from clew.runs.hardware import process_peak_gib
 from clew.training.distributed import World
 from clew.training.hardware import free_gib
 from clew.training.memory import MemoryPlanner, StepMemory, gpu_peaks
@@ -48,31 +47,19 @@ def resolve_batch_size(config: RunConfig, device: torch.device, world: World) ->
     return config
 
 
-@dataclass(frozen=True)
-class MemoryBefore:
-    """Predicted memory of training, and memory of the process before the trainer is built."""
-
-    predicted: dict[str, float]
-    """Metric of the prediction; empty if there is no prediction."""
-    process_gib: float
-    """Memory that the process used."""
-
-    @classmethod
-    def look(cls, config: RunConfig, task: Task[Any], device: torch.device, world: World) -> Self:
-        # With a sharded table, each process needs less than the planner would predict.
-        planner = MemoryPlanner(task, device, world.size)
-        is_long = total_steps(config, task, world) >= FEW_STEPS
-        predicts = is_long and world.is_main and world.exchange is None
-        return cls(predicted_memory(planner, config) if predicts else {}, process_gib())
-
-
-def predicted_memory(planner: MemoryPlanner, config: RunConfig) -> dict[str, float]:
-    """Log the predicted memory, warn if it does not fit, and return the metric.
+def predicted_memory(
+    config: RunConfig, task: Task[Any], device: torch.device, world: World
+) -> dict[str, float]:
+    """Log the predicted memory of a long training, warn if it does not fit, and return the metric.
 
     If the prediction fails, a warning is logged and training continues, because it can still
     succeed.
     """
-    kind = planner.device.type
+    # With a sharded table, each process needs less than the planner would predict.
+    is_short = total_steps(config, task, world) < FEW_STEPS
+    if is_short or not world.is_main or world.exchange is not None:
+        return {}
+    planner, kind = MemoryPlanner(task, device, world.size), device.type
     try:
         memory, limit = planner.predict(config), free_gib(planner.device)
     except Exception as error:

@@ -157,7 +157,7 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
 
 
 def own_task(source: ModelSource) -> Task[Any]:
-    """Build the task that a model was trained on."""
+    """Build the task that a model was trained on; refuse data that changed since."""
     task = build_task(source.config)
     check_fingerprint(source, task.data_fingerprint)
     return task

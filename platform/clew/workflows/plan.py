@@ -220,7 +220,6 @@ class MemoryPlan:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         variants = [
             {
                 "name": variant.name,

@@ -91,7 +91,6 @@ class PredictResult:
         return pa.Table.from_pandas(pd.DataFrame(found), preserve_index=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
         return {
             "model": self.model,
             "calibrated": self.temperature is not None,
@@ -212,7 +211,6 @@ def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
 
 
 def _own_graph(source: ModelSource) -> KnowledgeGraph:
-    """Read the graph that a model was trained on."""
     assert isinstance(source.config.data, TripleData)
     graph = load_graph(source.config.data)
     check_fingerprint(source, graph.fingerprint)

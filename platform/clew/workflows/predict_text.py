@@ -31,9 +31,6 @@ from clew.workflows.model_source import (
 )
 from clew.workflows.outputs import check_file
 
-STANDARD_INPUT = "-"
-"""File name that means standard input."""
-
 
 @dataclass(frozen=True)
 class TextRequest:
@@ -117,7 +114,7 @@ def read_prompt(name: str, standard_input: BinaryIO) -> str:
         DataError: The file cannot be read, or is not UTF-8; the message names the first bad byte.
     """
     try:
-        content = standard_input.read() if name == STANDARD_INPUT else Path(name).read_bytes()
+        content = standard_input.read() if name == "-" else Path(name).read_bytes()
         return content.decode("utf-8")
     except OSError as error:
         raise DataError(f"{name}: cannot be read as a prompt ({error.strerror})") from None

@@ -29,12 +29,7 @@ from clew.runs.reading.search import RunQuery, every_run
 from clew.runs.spool import list_spools
 from clew.training.checkpoints import load_training_values, require_whole
 from clew.training.hardware import Hardware, fit_to_hardware
-from clew.training.manifest import (
-    MANIFEST_FILE,
-    MODEL_FILE,
-    Manifest,
-    read_manifest,
-)
+from clew.training.manifest import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from clew.training.precision import resolve_device
 from clew.workflows.open_run import OpenedRun
 from clew.workflows.warm_start import with_named_start

@@ -78,6 +78,7 @@ def _complete(records: list[CheckpointRecord], run: OpenedRun) -> list[Checkpoin
 
 
 def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]) -> RunConfig:
+    """Return the explanation's settings; refuse those of another training than the run's."""
     manifests = [read_manifest(record.path) for record in records]
     for record, manifest in zip(records, manifests, strict=True):
         if manifest.data_fingerprint != manifests[-1].data_fingerprint:
@@ -88,13 +89,7 @@ def _common_config(records: list[CheckpointRecord], overrides: Mapping[str, Any]
             )
     source = "settings of the explanation"
     config = trained_with(manifests[-1], overrides, source=source)
-    _refuse_another_training(trained_with(manifests[-1], {}, source=source), config)
-    return config
-
-
-def _refuse_another_training(trained: RunConfig, explained: RunConfig) -> None:
-    """Refuse training settings that differ from the run's; they would describe another run."""
-    before, now = flatten(trained), flatten(explained)
+    before, now = flatten(trained_with(manifests[-1], {}, source=source)), flatten(config)
     for key in sorted((before.keys() | now.keys()) - OF_THE_MACHINE):
         if key.partition(".")[0] in OF_THE_TRAINING and before.get(key) != now.get(key):
             raise ConfigError(
@@ -102,6 +97,7 @@ def _refuse_another_training(trained: RunConfig, explained: RunConfig) -> None:
                 f"{quoted(before.get(key))}; an explanation needs the settings of the run: leave "
                 "this one out, or train with it"
             )
+    return config
 
 
 def _refuse_average(records: list[CheckpointRecord], config: RunConfig) -> None:

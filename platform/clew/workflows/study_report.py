@@ -91,7 +91,6 @@ class StudyReport:
         return value if ratio is None else f"{value} ({shown(ratio)})"
 
     def as_dict(self) -> dict[str, object]:
-        """Return everything as JSON values."""
         return {
             "study": self.study.name,
             "date": self.date,

@@ -1,9 +1,9 @@
 """Trains a configuration, evaluates the model, and records the run in the tracking store."""
 
 import json
-import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from clew.config.data import looked_up_in
 from clew.config.graph_models import GraphModelSettings
 from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
+from clew.config.training import DEFAULT_TIMEOUT_SECONDS
 from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.link_prediction.other_models import OtherModel
 from clew.link_prediction.task import LinkPrediction
-from clew.runs.hardware import process_peak_gib, reset_process_peak
+from clew.runs.hardware import process_gib, process_peak_gib, reset_process_peak
 from clew.training.checkpoints import load_model, load_training_values
 from clew.training.distributed import (
     World,
@@ -44,10 +45,11 @@ from clew.training.task import Task
 from clew.training.trainer import Trainer
 from clew.workflows import verdict
 from clew.workflows.memory_guard import (
-    MemoryBefore,
     explaining_lack_of_memory,
+    predicted_memory,
     resolve_batch_size,
 )
+from clew.workflows.model_source import LoadedModel
 from clew.workflows.plan import limited_to_data
 from clew.workflows.resume import ResumePoint
 from clew.workflows.subjects import SUBJECTS, build_task
@@ -66,7 +68,8 @@ from clew.workflows.training_run import (
 )
 from clew.workflows.warm_start import check_start, start_warm, with_named_start
 
-logger = logging.getLogger(__name__)
+FindPoint = Callable[[Path], ResumePoint]
+"""Finds the checkpoint to continue from; it can download it into the folder that is passed."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class TrainResult:
 
 
 def train(
-    config: RunConfig,
+    start: RunConfig | FindPoint,
     *,
     output_dir: Path | None = None,
     checkpoint_dir: Path | None = None,
@@ -96,13 +99,15 @@ def train(
     strict: bool = False,
     imported: OtherModel | None = None,
 ) -> TrainResult:
-    """Train, evaluate and record one run.
+    """Train, evaluate and record one run; or continue one, as a new run with its checkpoints.
 
     Args:
-        config: The configuration.
+        start: The configuration, or what finds the checkpoint to continue from.
         output_dir: Also copy the run's files to this new folder at the end; if it contains a
-            finished training, to a new folder next to it.
-        checkpoint_dir: Keep the run's files in this new folder during training.
+            finished training, to a new folder next to it. For a run that is continued, it can
+            contain that run's files up to the checkpoint.
+        checkpoint_dir: Keep the run's files in this folder during training: a new one, or that of
+            the run that is continued.
         parent_run_id: Parent of the run, if it is part of another run.
         tags: More tags of the run.
         watch: Watches the training, and can stop it.
@@ -114,146 +119,111 @@ def train(
         ProtectedStop: The training stopped to protect the result.
         Interrupted: The user stopped the training, which left a checkpoint, or the watch did.
     """
-    check_folders(output_dir, checkpoint_dir)
+    is_part, watch = parent_run_id is not None, watch or Watch()
+    check_folders(output_dir, checkpoint_dir, resumes=not isinstance(start, RunConfig))
+    with _joined(start, output_dir, is_part=is_part) as (joined, reports, given, point):
+        config = with_named_start(given, is_part=is_part)
+        device = resolve_device(config.training.device, joined.local_rank)
+        config, remarks = fit_to_hardware(config, Hardware.of(device), strict=strict)
+        prepare_process(config)
+        world = _sharing(joined, config)
+        config = resolve_batch_size(config, device, world)
+        place = os.getcwd() if point is None else point.folder_of_paths
+        task = _checked_task(config, world, place, point, imported)
+        planned, lines = limited_to_data(config, len(task.train_examples()), world.size)
+        tracker = open_training_run(
+            config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
+        )
+        if point is None:
+            output_dir = free_output_dir(output_dir, tracker)
+        with (
+            tracker,
+            explaining_lack_of_memory(planned, task, device),
+            working_folder("train") as temporary,
+            only_training_in("--checkpoint-dir", checkpoint_dir, world),
+            only_training_in("--output-dir", output_dir, world),
+        ):
+            check_output_dir(output_dir, point)  # another run may have filled it meanwhile
+            tracker.tags(tags or {})
+            for remark in [*remarks, *lines] if world.is_main else ():
+                tracker.warn(remark)
+            watch.started(tracker)
+            folder = checkpoint_dir or temporary
+            if world.exchange is not None:  # every process writes its rows to the main one's folder
+                folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
+            folder.mkdir(parents=True, exist_ok=True)
+            reports.doing = "building the model"
+            predicted, used_gib = predicted_memory(planned, task, device, world), process_gib()
+            trainer = build_trainer(
+                config,
+                task,
+                tracker,
+                device=device,
+                world=world,
+                folder=folder,
+                origin=origin_of(config, task, tracker, device, place),
+                keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
+                goes_on_with=goes_on_with(config, tracker, checkpoint_dir),
+                watch=watch,
+                reports=reports,
+            )
+            return _run(
+                trainer, point, output_dir, imported, predicted=predicted, used_gib=used_gib
+            )
+
+
+@contextmanager
+def _joined(
+    start: RunConfig | FindPoint, output_dir: Path | None, *, is_part: bool
+) -> Iterator[tuple[World, Reports, RunConfig, ResumePoint | None]]:
+    """Join the other processes, if any, and find the checkpoint to continue from."""
+    timeout = DEFAULT_TIMEOUT_SECONDS
+    if isinstance(start, RunConfig):
+        timeout = start.training.peer_timeout_seconds
     with (
         own_process(),
-        joined_world(config.training.peer_timeout_seconds) as world,
+        joined_world(timeout) as world,
         reporting_lost_peers(world),
-        Reports(speaks=world.is_main, is_part=parent_run_id is not None) as reports,
+        Reports(speaks=world.is_main, is_part=is_part) as reports,
     ):
-        return _train(
-            config,
-            world,
-            output_dir,
-            reports=reports,
-            checkpoint_dir=checkpoint_dir,
-            parent_run_id=parent_run_id,
-            tags=tags or {},
-            watch=watch,
-            strict=strict,
-            imported=imported,
+        if isinstance(start, RunConfig):
+            yield world, reports, start, None
+            return
+        with working_folder("resume", holds="the resumed run") as downloads:
+            with world.main_first():
+                point = start(downloads)
+                check_output_dir(output_dir, point)
+            world.wait_for_peers(point.config.training.peer_timeout_seconds)
+            yield world, reports, point.config, point
+
+
+def _sharing(world: World, config: RunConfig) -> World:
+    if not config.training.shard_entities:
+        return world
+    if world.size == 1:
+        raise ConfigError(
+            "training.shard_entities is true, but there is only one process; start with "
+            "torchrun --nproc_per_node=4 -m clew train, or set it to false"
         )
+    return world.sharing_tables()
 
 
-def resume(
-    find: Callable[[Path], ResumePoint],
-    *,
-    output_dir: Path | None = None,
-    checkpoint_dir: Path | None = None,
-    parent_run_id: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    strict: bool = False,
-) -> TrainResult:
-    """Continue from a checkpoint, in a new run that also contains the earlier checkpoints.
-
-    Args:
-        find: Finds the checkpoint; it can download it into the folder that is passed.
-        output_dir: Also copy the run's files to this folder at the end. The folder is new, or
-            contains the run's files up to the checkpoint.
-        checkpoint_dir: Keep the run's files in this folder during training.
-        parent_run_id: Parent of the run, if it is part of another run.
-        tags: More tags of the run.
-        strict: Refuse options that cannot pay on this machine, instead of switching them off.
-    """
-    check_folders(output_dir, checkpoint_dir, resumes=True)
-    with (
-        own_process(),
-        joined_world() as world,
-        reporting_lost_peers(world),
-        working_folder("resume", holds="the resumed run") as folder,
-        Reports(speaks=world.is_main, is_part=parent_run_id is not None) as reports,
-    ):
-        with world.main_first():
-            point = find(folder)
-            check_output_dir(output_dir, point)
-        world.wait_for_peers(point.config.training.peer_timeout_seconds)
-        return _train(
-            point.config,
-            world,
-            output_dir,
-            reports=reports,
-            point=point,
-            checkpoint_dir=checkpoint_dir,
-            parent_run_id=parent_run_id,
-            tags=tags,
-            strict=strict,
-        )
-
-
-def _train(
+def _checked_task(
     config: RunConfig,
     world: World,
-    output_dir: Path | None,
-    *,
-    reports: Reports,
-    point: ResumePoint | None = None,
-    checkpoint_dir: Path | None = None,
-    parent_run_id: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    watch: Watch | None = None,
-    strict: bool = False,
-    imported: OtherModel | None = None,
-) -> TrainResult:
-    config = with_named_start(config, is_part=parent_run_id is not None)
-    device = resolve_device(config.training.device, world.local_rank)
-    config, remarks = fit_to_hardware(config, Hardware.of(device), strict=strict)
-    prepare_process(config)
-    if config.training.shard_entities:
-        if world.size == 1:
-            raise ConfigError(
-                "training.shard_entities is true, but there is only one process; start with "
-                "torchrun --nproc_per_node=4 -m clew train, or set it to false"
-            )
-        world = world.sharing_tables()
-    config = resolve_batch_size(config, device, world)
-    start = os.getcwd() if point is None else point.folder_of_paths
-    task = build_task(config.model_copy(update={"data": looked_up_in(start, config.data)}))
+    place: str,
+    point: ResumePoint | None,
+    imported: OtherModel | None,
+) -> Task[Any]:
+    """Read the data, and refuse what cannot be trained on them."""
+    task = build_task(config.model_copy(update={"data": looked_up_in(place, config.data)}))
     _check_validation(config, task)
-    planned, lines = limited_to_data(config, len(task.train_examples()), world.size)
-    remarks += lines
     _require_same_in_all(world, config, task)
     if point is not None:
         point.check_data(task.data_fingerprint)
     elif (earlier := _start_of(config, imported)) is not None:
         check_start(task, earlier)
-    tracker = open_training_run(
-        config, task, device=device, world=world, point=point, parent_run_id=parent_run_id
-    )
-    if point is None:
-        output_dir = free_output_dir(output_dir, tracker)
-    watch = watch or Watch()
-    with (
-        tracker,
-        explaining_lack_of_memory(planned, task, device),
-        working_folder("train") as temporary,
-        only_training_in("--checkpoint-dir", checkpoint_dir, world),
-        only_training_in("--output-dir", output_dir, world),
-    ):
-        check_output_dir(output_dir, point)  # another run may have filled it meanwhile
-        tracker.tags(tags or {})
-        for remark in remarks if world.is_main else ():
-            tracker.warn(remark)
-        watch.started(tracker)
-        folder = checkpoint_dir or temporary
-        if world.exchange is not None:  # every process writes its rows to the main one's folder
-            folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
-        folder.mkdir(parents=True, exist_ok=True)
-        reports.doing = "building the model"
-        memory = MemoryBefore.look(planned, task, device, world)
-        trainer = build_trainer(
-            config,
-            task,
-            tracker,
-            device=device,
-            world=world,
-            folder=folder,
-            origin=origin_of(config, task, tracker, device, start),
-            keep_all_checkpoints=output_dir is not None or checkpoint_dir is not None,
-            goes_on_with=goes_on_with(config, tracker, checkpoint_dir),
-            watch=watch,
-            reports=reports,
-        )
-        return _run(trainer, point, output_dir, memory, imported)
+    return task
 
 
 def _start_of(config: RunConfig, imported: OtherModel | None) -> OtherModel | str | None:
@@ -303,8 +273,10 @@ def _run(
     trainer: Trainer[Any],
     point: ResumePoint | None,
     output_dir: Path | None,
-    memory: MemoryBefore,
     imported: OtherModel | None,
+    *,
+    predicted: dict[str, float],
+    used_gib: float,
 ) -> TrainResult:
     config, tracker = trainer.config, trainer.history.tracker
     folder = trainer.checkpointer.folder
@@ -313,7 +285,7 @@ def _run(
     _write_run_files(trainer)
     if point is None and (earlier := _start_of(config, imported)) is not None:
         tracker.tags(start_warm(trainer.model, trainer.task, earlier).tags())
-    before = memory.predicted | measure_before_training(trainer)
+    before = predicted | measure_before_training(trainer)
     if point is not None:
         _require_equal_batches(trainer, point)
         trainer.checkpointer.resumable.restore(point.checkpoint)
@@ -331,7 +303,7 @@ def _run(
     peak = process_peak_gib()
     metrics = gpu_peaks(trainer.precision.device) | {
         names.PROCESS_PEAK_GIB: peak,
-        names.PROCESS_GROWTH_GIB: peak - memory.process_gib,
+        names.PROCESS_GROWTH_GIB: peak - used_gib,
         names.TIME_TOTAL_SECONDS: trainer.history.elapsed_seconds,
         names.TRAIN_SKIPPED_STEPS: float(progress.skipped_steps),
     }
@@ -372,9 +344,7 @@ def _test(trainer: Trainer[Any]) -> dict[str, float]:
         return {}
     if trainer.checkpointer.best.is_dir():
         load_model(trainer.checkpointer.best, trainer.model)
-    trainer.model.eval()
-    with torch.no_grad():
-        metrics = trainer.task.metrics(trainer.model, "test", trainer.precision.device)
+    metrics = LoadedModel(trainer.task, trainer.model, trainer.precision.device).metrics("test")
     if not trainer.world.is_main:
         return metrics
     report = trainer.checkpointer.folder / names.ARTIFACT_EVALUATION

@@ -251,7 +251,6 @@ class TrialWatch(Watch):
         self.trial.set_user_attr(RUN, tracker.run_id)
 
     def before_step(self) -> None:
-        """Stop the training if the time is up."""
         if self.is_time_up():
             self._tracker.tags({names.TAG_STOPPED_BECAUSE: OUT_OF_TIME})
             raise OutOfTime(f"trial {self.trial.number}: the time is up")

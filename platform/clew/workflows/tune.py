@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -155,7 +156,12 @@ class Search:
 
     def _begin(self, running: dict[int, optuna.Trial]) -> bool:
         before, slots = len(running), self.nodes.slots if self.nodes else 1
-        while len(running) < slots and self._wants_more(len(running)):
+        most = self.request.trials or math.inf
+        while (
+            len(running) < slots
+            and not self._is_time_up()
+            and len(self.study.decided) + len(running) < most
+        ):
             trial = self.study.ask()
             running[trial.number] = trial
             if self.nodes is not None:
@@ -173,11 +179,6 @@ class Search:
         if ended.error is not None and not ended.is_lost:
             raise ended.error
         return number, ended.result or Ending("failed", str(ended.error))
-
-    def _wants_more(self, running: int) -> bool:
-        limit = self.request.trials
-        has_room = limit is None or len(self.study.decided) + running < limit
-        return not self._is_time_up() and has_room
 
     def _ended(self, number: int) -> None:
         """Report in one line how a trial ended, and update the search's run and files."""

@@ -117,20 +117,6 @@ class OutputFolder:
             write_report(temporary, source, findings)
             _write_json(temporary / NOTE_FILE, asdict(outcome))
 
-    def files(self) -> dict[int, dict[str, bytes]]:
-        """Return the content of the files of all finished test triples, by index and file name."""
-        return {
-            int(folder.name): {path.name: path.read_bytes() for path in folder.iterdir()}
-            for folder in self._finished_folders()
-        }
-
-    def receive(self, index: int, files: Mapping[str, bytes]) -> None:
-        """Write the results of a test triple that a cluster node explained, all or nothing."""
-        with replacing(self._folder(index)) as temporary:
-            temporary.mkdir()
-            for name, content in files.items():
-                (temporary / name).write_bytes(content)
-
     def summarise(self, outcomes: Sequence[Outcome]) -> None:
         """Write the summary: these outcomes, and the other test triples of the folder.
 

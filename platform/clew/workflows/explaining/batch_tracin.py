@@ -5,14 +5,13 @@ candidates, which the tests share. The result of each test triple is written bef
 begins, so a killed command loses at most one group.
 
 On a cluster, a part of the work consists of several groups, the same groups as without a cluster.
-A node works in a temporary folder and returns the files. Only this process writes the output
-folder, each test triple once.
+A node returns what it found. Only this process writes the output folder, each test triple once.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,15 +21,7 @@ import numpy as np
 
 from clew import names
 from clew.config.services import ClusterRequest
-from clew.errors import (
-    ClewError,
-    ClusterError,
-    ConfigError,
-    DataError,
-    Interrupted,
-    described,
-)
-from clew.files import working_folder
+from clew.errors import ClewError, ClusterError, ConfigError, DataError, Interrupted, described
 from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.link_prediction.descriptions import read_edge_map, read_labels
@@ -40,7 +31,7 @@ from clew.runs.validation_record import label_of
 from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.explaining import tracin
 from clew.workflows.explaining.batch_results import Outcome, OutputFolder
-from clew.workflows.explaining.members import open_with_members
+from clew.workflows.explaining.members import Progress, open_with_members
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
     GivenTriple,
@@ -48,7 +39,7 @@ from clew.workflows.explaining.trace_source import (
     open_trace_source,
     read_test_triples,
 )
-from clew.workflows.explaining.tracin import Progress, explain
+from clew.workflows.explaining.tracin import explain
 from clew.workflows.outputs import check_folder
 
 logger = logging.getLogger(__name__)
@@ -56,6 +47,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_FOLDER = Path("runs/batch_tracin")
 Waiting = list[tuple[GivenTriple, np.ndarray]]
 """Test triples to explain, with their candidates."""
+Explained = tuple[Outcome, Findings | None]
+"""The outcome of a test triple, and its results if it was explained."""
 PARTS_PER_SLOT = 4
 """Several parts, so that nodes end at about the same time and a dead node loses little work."""
 
@@ -112,89 +105,74 @@ class BatchRequest:
         }
 
 
+@dataclass
 class BatchTrace:
-    """Explains test triples in groups."""
+    """The output of a request, and what has become of its test triples."""
 
-    def __init__(
-        self,
-        source: TraceSource,
-        report: ReportSource,
-        output: OutputFolder,
-    ) -> None:
-        self.source, self.report, self.output = source, report, output
-        self._neighbourhood = Neighbourhood(report.graph.train, report.graph.num_entities)
-        self._filtering = Filtering.from_config(source.model.config.influence)
-        self.seconds = 0.0
+    source: TraceSource
+    report: ReportSource
+    output: OutputFolder
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Time of all explanations; on a cluster, summed over nodes."""
 
-    @property
-    def group_size(self) -> int:
-        return self.source.model.config.influence.tests_per_group
-
-    def run(self, tests: Sequence[GivenTriple], progress: Progress) -> list[Outcome]:
-        outcomes, waiting = self.look(tests)
-        progress(len(outcomes), len(tests))
-        for start in range(0, len(waiting), self.group_size):
-            for outcome in self._group(waiting[start : start + self.group_size]):
-                outcomes[outcome.index] = outcome
-            progress(len(outcomes), len(tests))
-        return [outcomes[index] for index in sorted(outcomes)]
-
-    def look(self, tests: Sequence[GivenTriple]) -> tuple[dict[int, Outcome], Waiting]:
-        """Return the outcomes that are already known, by index, and the triples to explain."""
-        known: dict[int, Outcome] = {}
-        waiting: Waiting = []
-        f = self._filtering
+    def look(self, tests: Sequence[GivenTriple]) -> Waiting:
+        """Note the outcomes that are known already, and return the triples to explain."""
+        graph, waiting = self.report.graph, Waiting()
+        near = Neighbourhood(graph.train, graph.num_entities)
+        f = Filtering.from_config(self.source.model.config.influence)
         for test in tests:
             if test.ids is None:
-                known[test.index] = failed(test, test.problem)
-                continue
-            if (kept := self.output.kept(test.index, test.text)) is not None:
-                known[test.index] = kept
-                continue
-            head, _, tail = test.ids
-            candidates = self._neighbourhood.candidates(head, tail, f)
-            if len(candidates):
+                self.outcomes[test.index] = failed(test, test.problem)
+            elif (kept := self.output.kept(test.index, test.text)) is not None:
+                self.outcomes[test.index] = kept
+            elif len(candidates := near.candidates(test.ids[0], test.ids[2], f)):
                 waiting.append((test, candidates))
-                continue
-            message = (
-                f"no candidates within n_hops={f.n_hops} (min_degree={f.min_degree}, "
-                f"strict_path_filtering={str(f.strict_paths).lower()}); widen the filter"
-            )
-            known[test.index] = failed(test, message)
-        return known, waiting
+            else:
+                message = (
+                    f"no candidates within n_hops={f.n_hops} (min_degree={f.min_degree}, "
+                    f"strict_path_filtering={str(f.strict_paths).lower()}); widen the filter"
+                )
+                self.outcomes[test.index] = failed(test, message)
+        return waiting
 
-    def _group(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
-        """Explain a group together; if that fails, explain its triples one by one."""
-        try:
-            return self._explain(group)
-        except Interrupted:
-            raise
-        except (ClewError, RuntimeError, MemoryError) as error:
-            if len(group) > 1:
-                return [outcome for item in group for outcome in self._group([item])]
-            test = group[0][0]
-            logger.warning("line %d (%s): %s", test.index + 1, test.text, error)
-            return [failed(test, described(error))]
+    def keep(self, explained: Iterable[Explained]) -> None:
+        """Write the results of test triples, each all or nothing."""
+        for outcome, findings in explained:
+            if findings is not None:
+                self.output.write(outcome, self.report, findings)
+                self.seconds += findings.seconds
+            self.outcomes[outcome.index] = outcome
 
-    def _explain(self, group: Sequence[tuple[GivenTriple, np.ndarray]]) -> list[Outcome]:
-        mask = np.zeros((len(group), len(self.source.task.graph.train)), bool)
-        for row, (_, candidates) in enumerate(group):
-            mask[row, candidates] = True
-        findings = explain(self.source, ids_of([test for test, _ in group]), candidates=mask)
-        outcomes = []
-        for row, (test, _) in enumerate(group):
-            outcome = Outcome(
-                test.index,
-                test.text,
-                "done",
-                candidates=int(findings.candidates[row]),
-                score=float(findings.scores[row]),
-                rank=float(findings.ranks[row]),
-            )
-            self.output.write(outcome, self.report, findings.only(row))
-            outcomes.append(outcome)
-        self.seconds += findings.seconds
-        return outcomes
+
+def explain_groups(source: TraceSource, waiting: Waiting) -> Iterator[list[Explained]]:
+    size = source.model.config.influence.tests_per_group
+    for start in range(0, len(waiting), size):
+        yield explain_group(source, waiting[start : start + size])
+
+
+def explain_group(source: TraceSource, group: Waiting) -> list[Explained]:
+    """Explain a group together; if that fails, explain its triples one by one."""
+    tests = [test for test, _ in group]
+    try:
+        mask = np.zeros((len(group), len(source.task.graph.train)), bool)
+        for row, (_, candidates) in zip(mask, group, strict=True):
+            row[candidates] = True
+        findings = explain(source, ids_of(tests), candidates=mask)
+    except Interrupted:
+        raise
+    except (ClewError, RuntimeError, MemoryError) as error:
+        if len(group) > 1:
+            return [found for item in group for found in explain_group(source, [item])]
+        logger.warning("line %d (%s): %s", tests[0].index + 1, tests[0].text, error)
+        return [(failed(tests[0], described(error)), None)]
+    return [_done(test, findings.only(row)) for row, test in enumerate(tests)]
+
+
+def _done(test: GivenTriple, findings: Findings) -> Explained:
+    numbers = (findings.candidates, findings.scores, findings.ranks)
+    candidates, score, rank = (values[0].item() for values in numbers)
+    return Outcome(test.index, test.text, "done", "", candidates, score, rank), findings
 
 
 def failed(test: GivenTriple, message: str) -> Outcome:
@@ -243,7 +221,6 @@ def batch_tracin(
     request: BatchRequest,
     *,
     cluster: ClusterRequest | None = None,
-    say: Callable[[str], None] = logger.info,
     progress: Progress = lambda done, total: None,
     trained: Progress = lambda done, total: None,
 ) -> BatchResult:
@@ -261,7 +238,6 @@ def batch_tracin(
                 check=lambda s: request.chosen(
                     read_test_triples(request.test_triples, s.task.graph)
                 ),
-                say=say,
                 progress=trained,
             )
         )
@@ -287,10 +263,15 @@ def batch_tracin(
         tracker = stack.enter_context(
             tracin.open_trace_run(source, f"batch_tracin {source.task.dataset}")
         )
-        if nodes is None:
-            outcomes = batch.run(tests, progress)
-        else:
-            outcomes = run_on_cluster(nodes, of_nodes, batch, tests, progress)
+        waiting = batch.look(tests)
+        progress(len(batch.outcomes), len(tests))
+        explained = explain_groups(source, waiting)
+        if nodes is not None:
+            explained = explain_on_cluster(nodes, of_nodes, waiting, source, identity)
+        for found in explained:
+            batch.keep(found)
+            progress(len(batch.outcomes), len(tests))
+        outcomes = [batch.outcomes[test.index] for test in tests]
         _record(tracker, request, batch, outcomes)
         label = label_of(report.validation, settings, report.model.reference)
         notes = (*names.average_notes(settings), label.sentence)
@@ -298,10 +279,7 @@ def batch_tracin(
 
 
 def _record(
-    tracker: Tracker,
-    request: BatchRequest,
-    batch: BatchTrace,
-    outcomes: Sequence[Outcome],
+    tracker: Tracker, request: BatchRequest, batch: BatchTrace, outcomes: Sequence[Outcome]
 ) -> None:
     """Join the results, and record them with the run."""
     batch.output.summarise(outcomes)
@@ -311,7 +289,7 @@ def _record(
     tracker.artifact(batch.output.join(build_report(batch.report, nothing)))
     tracker.artifact(batch.output.root / "summary.json", "influence")
     done = np.array([outcome.candidates for outcome in outcomes if outcome.status == "done"])
-    if len(done):  # on a cluster, the seconds are summed over nodes
+    if len(done):
         measured = tracin.speed(done, batch.seconds) | tracin.deviation(batch.report.settings)
         tracker.metrics(measured, batch.source.model.manifest.step)
 
@@ -321,61 +299,38 @@ def _none_explained(request: BatchRequest, outcomes: Sequence[Outcome]) -> str:
     return f"{request.test_triples}: no triple could be explained ({reasons})"
 
 
-Part = tuple[list[Outcome], dict[int, dict[str, bytes]], float]
-"""Outcomes of some test triples, the files of each that was explained, by index, and seconds."""
-
-
 def explain_part(
-    request: BatchRequest, tests: Sequence[GivenTriple], settings: Mapping[str, Any]
-) -> Part:
-    """Explain a part of the test triples on a node; `settings` are those of the reports."""
-    with (
-        open_trace_source(request.model, request.overrides, files=request.files) as source,
-        working_folder("part") as folder,
-    ):
-        graph = request.labelled(source.task.graph)
-        report = replace(tracin.report_source(source, settings), graph=graph)
-        expected = request.identity(report)
-        own = request.identity(replace(report, settings=tracin.settings_of(source, ids_of(tests))))
+    request: BatchRequest, waiting: Waiting, expected: Mapping[str, Any]
+) -> list[Explained]:
+    """Explain a part of the test triples on a node; `expected` is what the results depend on."""
+    with open_trace_source(request.model, request.overrides, files=request.files) as source:
+        settings = tracin.settings_of(source, ids_of([test for test, _ in waiting]))
+        own = request.identity(tracin.report_source(source, settings))
         for key in expected:
             if own.get(key) != expected[key]:
                 raise ClusterError(
                     f"{key} is {own.get(key)!r} on a node, {expected[key]!r} for the command; give "
                     "all nodes the same data and tracking store"
                 )
-        output = OutputFolder(folder / "output")
-        output.prepare(expected)
-        batch = BatchTrace(source, report, output)
-        return batch.run(tests, lambda done, total: None), output.files(), batch.seconds
+        return [found for group in explain_groups(source, waiting) for found in group]
 
 
-def run_on_cluster(
+def explain_on_cluster(
     cluster: Cluster,
     request: BatchRequest,
-    batch: BatchTrace,
-    tests: Sequence[GivenTriple],
-    progress: Progress,
-) -> list[Outcome]:
-    """Return the outcome of every test triple, in order; results are kept as parts end.
+    waiting: Waiting,
+    source: TraceSource,
+    identity: Mapping[str, Any],
+) -> Iterator[list[Explained]]:
+    """Yield explained test triples as parts end, each of several groups.
 
     If a node refuses a part, or every node that tries it dies, all its test triples fail.
     """
-    outcomes, waiting = batch.look(tests)
-    progress(len(outcomes), len(tests))
-    num_groups = -(-len(waiting) // batch.group_size)
-    size = batch.group_size * max(1, -(-num_groups // (cluster.slots * PARTS_PER_SLOT)))
+    group = source.model.config.influence.tests_per_group
+    num_groups = -(-len(waiting) // group)
+    size = group * max(1, -(-num_groups // (cluster.slots * PARTS_PER_SLOT)))
     for start in range(0, len(waiting), size):
-        part = tuple(test for test, _ in waiting[start : start + size])
-        cluster.submit(part, explain_part, request, part, batch.report.settings)
-    for part, ended in cluster.finished():
-        result: Part | None = ended.result
-        if result is None:
-            outcomes |= {test.index: failed(test, str(ended.error)) for test in part}
-        else:
-            found, files, seconds = result
-            for index, contents in files.items():
-                batch.output.receive(index, contents)
-            outcomes |= {outcome.index: outcome for outcome in found}
-            batch.seconds += seconds
-        progress(len(outcomes), len(tests))
-    return [outcomes[test.index] for test in tests]
+        cluster.submit(start, explain_part, request, waiting[start : start + size], identity)
+    for start, ended in cluster.finished():
+        lost = ((failed(test, str(ended.error)), None) for test, _ in waiting[start : start + size])
+        yield ended.result or [*lost]

@@ -5,6 +5,7 @@ was stopped goes on from its last checkpoint. Members are trained several at onc
 of its own with its share of the cores, because the steps of a small model hardly use a second one.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from clew.workflows.model_source import ModelSource, trained_with
 from clew.workflows.resume import NothingToResume, find_newest
 
 Progress = Callable[[int, int], None]
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -37,7 +39,6 @@ def open_with_members(
     *,
     files: GivenFiles | None,
     check: Callable[[TraceSource], object],
-    say: Callable[[str], None],
     progress: Progress,
 ) -> Iterator[TraceSource]:
     """Open a model like `open_trace_source`, together with others if `influence.seeds` wants them.
@@ -47,7 +48,6 @@ def open_with_members(
         overrides: Settings of the explanation.
         files: Files that should be the model's own.
         check: Refuses what cannot be explained, before anything is trained.
-        say: Called with a line about the training runs, if there are any.
         progress: Called with how many training runs are done, and of how many.
     """
     with open_trace_source(reference, overrides, files=files) as source:
@@ -61,14 +61,12 @@ def open_with_members(
                 "leave influence.seeds at 1"
             )
         check(source)
-        members = trained_members(source.model, say, progress)
+        members = trained_members(source.model, progress)
     with open_trace_source(",".join([reference, *members]), overrides, files=files) as source:
         yield source
 
 
-def trained_members(
-    model: ModelSource, say: Callable[[str], None], progress: Progress
-) -> list[str]:
+def trained_members(model: ModelSource, progress: Progress) -> list[str]:
     """Return the ids of the other runs of an ensemble of `influence.seeds` runs.
 
     They have the seeds that follow the model's own. Those that the store does not have are trained.
@@ -78,7 +76,9 @@ def trained_members(
         Interrupted: The user stopped the training runs; the same command goes on.
     """
     first = model.manifest.config["training"]["seed"]
-    run, configs = _run_of(model), dict[int, RunConfig]()
+    run, configs = None, dict[int, RunConfig]()
+    with suppress(TrackingError):  # a folder can come from another store
+        run = find_run(model.run_id or "")
     for seed in range(first + 1, first + model.config.influence.seeds):
         settings: dict[str, object] = {"training.seed": seed, "tracking.log_checkpoints": True}
         if run is not None:
@@ -88,15 +88,8 @@ def trained_members(
     missing = [config for seed, config in configs.items() if not found[seed]]
     if missing:
         _check(model, run, missing[0])
-        found |= _train(missing, run, model.title, say, progress)
+        found |= _train(missing, run, model.title, progress)
     return [*found.values()]
-
-
-def _run_of(model: ModelSource) -> RunRecord | None:
-    """Return the model's run; None if its folder comes from another store."""
-    with suppress(TrackingError):
-        return find_run(model.run_id or "")
-    return None
 
 
 def _finished(config: RunConfig, model: ModelSource) -> str:
@@ -128,18 +121,15 @@ def _check(model: ModelSource, run: RunRecord | None, config: RunConfig) -> None
 
 
 def _train(
-    configs: Sequence[RunConfig],
-    run: RunRecord | None,
-    title: str,
-    say: Callable[[str], None],
-    progress: Progress,
+    configs: Sequence[RunConfig], run: RunRecord | None, title: str, progress: Progress
 ) -> dict[int, str]:
     """Train members, and return the ids of their runs by seed."""
     total, parent = len(configs), None if run is None else run.run_id
     at_once = _at_once(configs[0], run, total)
     seconds = 0.0 if run is None else run.metrics.get(names.TIME_TOTAL_SECONDS, 0.0)
     about = f", about {lasting(seconds * -(-total // at_once))}" if seconds else ""
-    say(f"{counted(total, 'training run')} with other seeds to do, {at_once} at once{about}")
+    count = counted(total, "training run")
+    logger.info("%s with other seeds to do, %d at once%s", count, at_once, about)
     tags = {names.TAG_MEMBER_OF: parent or title}
     threads, started = max(1, num_cores() // at_once), list[Popen[str]]()
 

@@ -47,12 +47,7 @@ from clew.training.setup import prepare_process
 from clew.training.task import B, Task
 from clew.workflows.explaining.trace_source import replay_settings, require_same_device
 from clew.workflows.explaining.tracin import deviation as deviation_metrics
-from clew.workflows.model_source import (
-    LoadedModel,
-    ModelSource,
-    device_of,
-    own_task,
-)
+from clew.workflows.model_source import LoadedModel, ModelSource, device_of, own_task
 from clew.workflows.open_run import folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
 from clew.workflows.run_checkpoints import average_setting, open_checkpoints
@@ -265,21 +260,18 @@ def record_each(
 
 def window_scores(scored: Scored, parts: tuple[str, ...]) -> list[WindowScore]:
     """Return the windows of one sign, without the -1 that short lists are padded with."""
-    found = []
-    for place, index in enumerate(scored.train[0].tolist()):
-        if index < 0:
-            break
-        found.append(
-            WindowScore(
-                rank=place + 1,
-                window=index,
-                influence=float(scored.influence[0, place]),
-                cosine=None if scored.cosine is None else float(scored.cosine[0, place]),
-                by_checkpoint=tuple(scored.by_checkpoint[:, 0, place].tolist()),
-                by_part=dict(zip(parts, scored.by_part[:, 0, place].tolist(), strict=True)),
-            )
+    return [
+        WindowScore(
+            rank=place + 1,
+            window=index,
+            influence=float(scored.influence[0, place]),
+            cosine=None if scored.cosine is None else float(scored.cosine[0, place]),
+            by_checkpoint=tuple(scored.by_checkpoint[:, 0, place].tolist()),
+            by_part=dict(zip(parts, scored.by_part[:, 0, place].tolist(), strict=True)),
         )
-    return found
+        for place, index in enumerate(scored.train[0].tolist())
+        if index >= 0
+    ]
 
 
 WRITTEN_TOKENS = 64

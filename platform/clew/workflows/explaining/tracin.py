@@ -36,8 +36,8 @@ from clew.runs.influence_report import (
 from clew.runs.reading.explanation import open_explanation, picture_of
 from clew.runs.reading.run_details import find_validation
 from clew.runs.verification import Names
-from clew.training.precision import device_name
-from clew.workflows.explaining.members import open_with_members
+from clew.training.precision import PRECISION_NAMES, device_name
+from clew.workflows.explaining.members import Progress, open_with_members
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
     TraceSource,
@@ -75,7 +75,6 @@ NUM_PICTURES = 10
 """Largest number of explanations of a run that are drawn for MLflow's pages."""
 NAME_CHARACTERS = 120
 """Largest length of a run's name; labels can have any length."""
-Progress = Callable[[int, int], None]
 
 
 def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
@@ -230,7 +229,6 @@ def tracin(
     files: GivenFiles | None = None,
     output: Path | None = None,
     first_answer: Path | None = None,
-    say: Callable[[str], None] = logger.info,
     progress: Progress = lambda done, total: None,
     trained: Progress = lambda done, total: None,
 ) -> TraceResult:
@@ -246,7 +244,6 @@ def tracin(
         overrides,
         files=files,
         check=lambda source: tests_of(test, source.task.graph),
-        say=say,
         progress=trained,
     ) as source:
         tests = tests_of(test, source.task.graph)
@@ -436,8 +433,7 @@ def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
 def variant(source: TraceSource) -> str:
     """Return the run's variant: the precision, and other settings that affect scores or memory."""
     settings = source.tracer.settings
-    precision = {"float16": "fp16", "bfloat16": "bf16"}
-    name = precision.get(str(source.tracer.operand).removeprefix("torch."), "fp32")
+    name = PRECISION_NAMES[source.tracer.operand]
     name += "+ckpt" if settings.use_gradient_checkpointing else ""
     name += f"+last{settings.num_last_layers}" if settings.use_last_layers_only else ""
     name += "" if settings.enable_memory_cleanup else "-cleanup"

@@ -26,12 +26,7 @@ from clew.runs.validation_record import (
     Seeds,
     ValidationRecord,
 )
-from clew.workflows.explaining.trace_source import (
-    TraceSource,
-    prepare,
-    seeds_of,
-    tuned_settings,
-)
+from clew.workflows.explaining.trace_source import TraceSource, prepare, seeds_of, tuned_settings
 
 logger = logging.getLogger(__name__)
 
@@ -181,9 +176,7 @@ def random_subsets(num_facts: int, fraction: float, count: int) -> Bool[np.ndarr
 
 
 def deletions(
-    scores: Mapping[str, Matrix],
-    tests: Sequence[int],
-    ties: Matrix,
+    scores: Mapping[str, Matrix], tests: Sequence[int], ties: Matrix
 ) -> Iterator[Deletion]:
     """Yield the facts that each form of score deletes for each group of test triples."""
     groups = [tuple(tests[i : i + TESTS_PER_GROUP]) for i in range(0, len(tests), TESTS_PER_GROUP)]
@@ -289,16 +282,14 @@ def deletion_effects(
         scores = (plan.forms | plan.baselines)[deletion.form][places][:, deletion.facts]
         found = np.stack([*np.mean(differences, 0), scores.sum(1)])
         falls.setdefault((deletion.form, deletion.num_facts), []).append(found)
-    effects = []
-    for (form, num_facts), parts in falls.items():
-        probability, rank, summed = np.concatenate(parts, axis=1)
-        effects.append(
-            DeletionEffect(
-                form=form,
-                num_facts=num_facts,
-                log_probability=outcomes.measured(probability),
-                reciprocal_rank=outcomes.measured(rank),
-                for_each_unit=outcomes.fall_for_each_unit(summed, probability),
-            )
+    joined = {key: np.concatenate(parts, axis=1) for key, parts in falls.items()}
+    return [
+        DeletionEffect(
+            form=form,
+            num_facts=num_facts,
+            log_probability=outcomes.measured(probability),
+            reciprocal_rank=outcomes.measured(rank),
+            for_each_unit=outcomes.fall_for_each_unit(summed, probability),
         )
-    return effects
+        for (form, num_facts), (probability, rank, summed) in joined.items()
+    ]

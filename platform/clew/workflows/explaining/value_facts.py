@@ -9,7 +9,6 @@ is trained again with its seed, without one fact at a time.
 
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
 from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
+from clew.workflows.explaining.members import Progress
 from clew.workflows.explaining.trace_source import (
     TraceSource,
     open_trace_source,
@@ -43,7 +43,6 @@ from clew.workflows.training_run import trace_run
 SHOWN = 5
 TIMES = 2.0
 """A confirmed value and the effect of leaving the fact out differ by at most this factor."""
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,18 +169,15 @@ def _rises_without(
 
 
 def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Triples, np.ndarray]:
-    tests, weights = graph.valid, request.weights
-    if request.test:
-        tests = tests_of(request.test, graph)
+    weights = request.weights
+    tests = tests_of(request.test, graph) if request.test else graph.valid
     if not len(tests):
         raise DataError(
             f"{graph.name} has no validation triples; give a file of triples with --test"
         )
-    if weights is None:
-        return tests, np.full(len(tests), 1.0 / len(tests))
-    return tests, read_weights(weights, len(tests)) if isinstance(weights, Path) else np.array(
-        weights
-    )
+    if isinstance(weights, Path):
+        return tests, read_weights(weights, len(tests))
+    return tests, np.array(weights or [1.0 / len(tests)] * len(tests))
 
 
 def read_weights(path: Path, count: int) -> np.ndarray:
