@@ -11,16 +11,17 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from mlflow import artifacts
 from mlflow.entities.model_registry import ModelVersion
 
 from clew import names
 from clew.errors import DataError, TrackingError
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
+from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import RunRecord, client, fetched
 from clew.runs.reading.search import find_runs
 from clew.runs.reading.typed_search import quoted
+from clew.runs.registry import Registry
 
 VOCABULARY_FOLDER = "vocabulary"
 MODEL_FOLDER = "artifacts/model"
@@ -28,7 +29,6 @@ MODEL_FOLDER = "artifacts/model"
 KNOWN_FILE = "known.parquet"
 NAMES = "a file of a model's names"
 """Description of the expected file, for error messages."""
-MAX_VERSIONS = 200
 NUM_EXAMPLES = 3
 
 End = Literal["head", "tail"]
@@ -55,7 +55,6 @@ class RegisteredModel:
     """A registered model with its aliases."""
 
     name: str
-    description: str
     aliases: Mapping[str, int]
     created_ms: int
 
@@ -107,7 +106,6 @@ def list_models() -> list[RegisteredModel]:
         return [
             RegisteredModel(
                 name=model.name,
-                description=model.description or "",
                 aliases={alias: int(version) for alias, version in model.aliases.items()},
                 created_ms=int(model.creation_timestamp or 0),
             )
@@ -120,7 +118,7 @@ def list_versions(model: RegisteredModel) -> list[Version]:
     with store.using(f"the versions of model {model.name}"):
         found = client().search_model_versions(
             f"name = {quoted(model.name)}",
-            max_results=MAX_VERSIONS,
+            max_results=200,
             order_by=["version_number DESC"],
         )
     wanted = [version.run_id for version in found if version.run_id]
@@ -235,19 +233,10 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
 
 @contextmanager
 def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Path]:
-    what = f"{path} of {model.name} version {version}"
+    """Provide a copy of a part of a version's model; nothing is there if it has no such part."""
+    wanted = RegisteredVersion(model.name, str(version), "", {})
     with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
-        with store.using(what):
-            connected = client()
-            location = connected.get_model_version_download_uri(model.name, str(version))
-            address = f"{location}/{MODEL_FOLDER}/{path}"
-            try:
-                found = artifacts.download_artifacts(
-                    artifact_uri=address, dst_path=folder, tracking_uri=connected.tracking_uri
-                )
-            except OSError as error:
-                raise TrackingError(f"{what} cannot be fetched ({error})") from None
-        yield Path(found)
+        yield Registry(client()).download(wanted, Path(folder), f"{MODEL_FOLDER}/{path}")
 
 
 def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry]:
