@@ -108,9 +108,7 @@ def _allowed(given: Sequence[Review]) -> Sequence[Review]:
     if not hidden or (promoter and not reviews.judged(given)):
         return given
     basics.note(f"Hidden until you have judged the same explanations: {hidden:,} reviews.")
-    if promoter and st.toggle("Show them", key="unblind"):
-        return given
-    return shown
+    return given if promoter and st.toggle("Show them", key="unblind") else shown
 
 
 def _run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:

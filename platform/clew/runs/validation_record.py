@@ -285,10 +285,8 @@ class ValidationRecord(_Record):
 
     def score(self, form: str, seeds: Seeds) -> DatamodellingScore | None:
         """Return a form's datamodelling score at the largest share; None if not measured."""
-        for score in self.scores:
-            if (score.form, score.seeds, score.drop) == (form, seeds, self.drop):
-                return score
-        return None
+        wanted = (form, seeds, self.drop)
+        return next((s for s in self.scores if (s.form, s.seeds, s.drop) == wanted), None)
 
     def summary(self, form: str, run_id: str) -> ValidationSummary:
         """Return the short result of one form of score."""

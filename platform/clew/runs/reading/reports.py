@@ -240,8 +240,5 @@ def _kind_of_json(path: Path) -> str:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):  # the reader of the report describes the error
         return "json"
-    if not isinstance(content, dict):
-        return "json"
-    if "prompt" in content:
-        return "text"
-    return "sequence" if "prediction" in content else "json"
+    keys = content if isinstance(content, dict) else ()
+    return "text" if "prompt" in keys else "sequence" if "prediction" in keys else "json"

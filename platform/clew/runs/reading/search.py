@@ -163,9 +163,7 @@ def filter_string(query: RunQuery) -> str:
 
 def experiment_ids_of(connected: MlflowClient, query: RunQuery) -> list[str]:
     """Return the ids of a query's experiments, or of all experiments if the query names none."""
-    if query.experiment_ids:
-        return list(query.experiment_ids)
-    return [str(e.experiment_id) for e in experiments_of(connected)]
+    return list(query.experiment_ids) or [str(e.experiment_id) for e in experiments_of(connected)]
 
 
 def experiments_of(connected: MlflowClient) -> list[entities.Experiment]:
