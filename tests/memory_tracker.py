@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clew.runs.base import Status, Tracker, finite, parameter_key
+from clew.runs.spool import DataSet
 
 
 @dataclass
@@ -49,9 +50,9 @@ class MemoryTracker(Tracker):
         """Keep the checkpoint's folder, step and metrics."""
         self.checkpoints.append((folder, step, dict(metrics)))
 
-    def dataset(self, *, name: str, fingerprint: str, source: str, context: str) -> None:
+    def dataset(self, data: DataSet) -> None:
         """Keep the data set."""
-        self.datasets.append((name, fingerprint, source, context))
+        self.datasets.append((data.name, data.fingerprint, data.source, data.context))
 
     def warn(self, message: str) -> None:
         """Keep the warning."""

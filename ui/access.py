@@ -93,9 +93,7 @@ def role_of(claims: Mapping[str, Any], allowed: Settings) -> Role | None:
 
     The provider must say that it has verified the address: `email_verified` is `true`.
     """
-    email = claims.get("email")
-    if claims.get("email_verified") is not True:
-        return None
+    email = claims.get("email") if claims.get("email_verified") is True else None
     if not isinstance(email, str) or not ADDRESS.fullmatch(email):
         return None
     address = _folded(email)

@@ -1,8 +1,8 @@
 """The dashboard: page set-up and navigation, nothing else."""
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -28,13 +28,9 @@ SECONDS_TO_DRAW = 0.3
 HIDDEN = ("run",)  # opened from other pages, not in the menu
 
 
-def page(name: str) -> Callable[[], None]:
-    """Return the function that renders a page; its first call imports the page's modules."""
-
-    def render() -> None:
-        import_module(f"clew.ui.views.{name}").render()
-
-    return render
+def render(page: str) -> None:
+    """Render a page; its first call imports the page's modules."""
+    import_module(f"clew.ui.views.{page}").render()
 
 
 @st.cache_resource(show_spinner=False)
@@ -62,7 +58,7 @@ basics.require()
 st.navigation(
     [
         st.Page(
-            page(name),
+            partial(render, name),
             title=title,
             url_path=name,
             default=name == "overview",

@@ -20,14 +20,10 @@ HEADERS = (
 )
 
 
-class Guard:
-    """An ASGI application that wraps the dashboard."""
+def guard(dashboard: ASGIApp) -> ASGIApp:
+    """Refuse a websocket from another origin; add the headers to every other response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a websocket from another origin; add the headers to every other response."""
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket" and not _is_own(Headers(scope=scope)):
             await receive()
             await send({"type": "websocket.close", "code": 1008})  # before it is accepted: a 403
@@ -38,7 +34,9 @@ class Guard:
                 event["headers"] = [*event.get("headers", ()), *HEADERS]
             await send(event)
 
-        await self._app(scope, receive, tell)
+        await dashboard(scope, receive, tell)
+
+    return guarded
 
 
 def _is_own(headers: Headers) -> bool:
@@ -51,4 +49,4 @@ def _is_own(headers: Headers) -> bool:
     return not origin or urlsplit(origin).netloc == host or origin in allowed
 
 
-app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(Guard)])
+app = st.App(Path(__file__).with_name("app.py"), middleware=[Middleware(guard)])

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
+from pydantic import ValidationError
 
 from clew.runs.influence_report import (
     TextInfluenceReport,
@@ -20,7 +22,7 @@ from clew.runs.influence_report import (
 )
 from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
-from clew.runs.validation_record import read_validation
+from clew.runs.validation_record import ValidationRecord
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, damaged_value, values
 from tests.attack.material import Material
@@ -150,9 +152,10 @@ def test_results_of_tests_of_explanations(place: Path) -> None:
     path = place / "validation.json"
 
     def read() -> None:
-        record = read_validation(path)
-        list(record.markdown())
-        record.summary("raw", "0" * 32)
+        with suppress(ValidationError):
+            record = ValidationRecord.model_validate_json(path.read_bytes())
+            list(record.markdown())
+            record.summary("raw", "0" * 32)
 
     def case(draw: DrawFn) -> None:
         path.write_bytes(draw(damaged_json(draw(st.sampled_from([content, {}, draw(values)])))))

@@ -13,7 +13,13 @@ import streamlit as st
 from playwright.sync_api import Browser, expect
 
 from clew.runs.reading import picture
-from clew.runs.reading.explanation import html_report, open_explanation, picture_of
+from clew.runs.reading.explanation import (
+    SharedExplanation,
+    html_report,
+    open_explanation,
+    picture_of,
+)
+from clew.runs.reading.facts import Paths
 from clew.runs.reading.reviews import read_reviews
 from clew.runs.verification import marked_in
 from clew.ui.components import graph
@@ -21,6 +27,7 @@ from tests.browser.conftest import Look
 from tests.browser.dashboard import Dashboard, serving
 from tests.recorded import NUM_TESTS, Recorded
 from tests.runs.reading.test_checked_pictures import check_of
+from tests.ui.test_charts import head
 
 FACTS = "view=Training+facts"
 
@@ -192,11 +199,17 @@ def test_no_name_is_over_another_in_a_hundred_explanations(
         for seed in range(100):
             test, facts, kinds = explanation(seed)
             strongest = facts["influence"].abs().sort_values(ascending=False).index
-            options = {"column": "influence", "selected": (seed % 3,), "kinds": kinds}
-            texts = dict.fromkeys(("key", "model", "alt"), "")
+            options = {"column": "influence", "selected": (seed % 3,), "key": "", "alt": ""}
             given_too = {"take": lambda _: None, "panel": st.container()}
-            given_too |= {"checked": check_of({(1, 2, 3, 4, 5): "strongest"})}
-            graph.show(test, facts.loc[strongest], **options, **texts, **given_too)
+            shown = SharedExplanation(
+                test,
+                facts,
+                Paths(facts, (), ""),
+                head(),
+                kinds=kinds,
+                verified=check_of({(1, 2, 3, 4, 5): "strongest"}),
+            )
+            graph.show(shown, facts.loc[strongest], **options, **given_too)
     page = look(filled_address, f"/influence?run={filled.runs['trace']}").page
     whole = "[aria-label='Whole picture']"
     for width in WIDTHS:

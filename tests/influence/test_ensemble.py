@@ -107,7 +107,7 @@ def test_three_files_say_how_far_runs_agree(runs, tmp_path):
     table = pq.read_table(folder / "influence.parquet")
     assert set(table["runs_agreeing"].to_pylist()) <= {0, 1, 2, 3}
     files = {kind: folder / f"influence.{kind}" for kind in ("json", "parquet")}
-    assert read_head(ReportFiles(json=files["json"])).runs == ("a", "b", "c")
+    assert read_head(ReportFiles(json=files["json"])).model.runs == ("a", "b", "c")
     scored: Scored = explanations[0].proponents
     for kind, path in files.items():
         facts = read_facts(ReportFiles(**{kind: path}), 0)

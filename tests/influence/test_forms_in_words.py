@@ -2,7 +2,6 @@
 
 from typing import get_args
 
-import pandas as pd
 import pytest
 
 from clew.config.services import InfluenceConfig
@@ -15,8 +14,12 @@ from clew.runs.influence_forms import (
     Form,
     form_of,
 )
-from clew.runs.influence_report import SequenceInfluenceReport, TextInfluenceReport
-from clew.runs.reading.reports import ReportHead
+from clew.runs.influence_report import (
+    ReportFrame,
+    ReportModel,
+    SequenceInfluenceReport,
+    TextInfluenceReport,
+)
 from clew.ui.components import glossary
 
 CHOICES = set(get_args(InfluenceConfig.model_fields["score"].annotation)) - {"auto"}
@@ -43,8 +46,9 @@ def test_only_scores_that_no_norm_divides_have_the_unit_of_the_loss(key: str) ->
 def test_the_form_of_a_report() -> None:
     assert form_of({"top_k": 10}).key == "raw"  # written before there were other forms
     assert form_of({}) is UNKNOWN
-    assert ReportHead(pd.DataFrame(), settings={"score": "kronecker"}).form is FORMS["kronecker"]
-    assert ReportHead(pd.DataFrame()).form is UNKNOWN  # a CSV file alone
+    settings, model = {"score": "kronecker"}, ReportModel("", "", ())
+    frame = ReportFrame(model=model, settings=settings, train_size=0, seconds=0.0, device="cpu")
+    assert frame.form is FORMS["kronecker"]
 
 
 @pytest.mark.parametrize(

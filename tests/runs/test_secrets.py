@@ -12,6 +12,7 @@ from clew.config.load import load
 from clew.errors import described
 from clew.masking import masked
 from clew.processes import typed_command
+from clew.runs.spool import DataSet
 from clew.runs.tracker import MlflowTracker
 
 KINDS = (
@@ -92,7 +93,7 @@ def test_nothing_that_a_run_writes_has_a_secret(
         logging.getLogger("clew").error("planted: %s", text)
         _report(text, 1)
         _report(described(RuntimeError(text)), 1)
-    tracker.dataset(name=together, fingerprint="0", source=together, context="training")
+    tracker.dataset(DataSet(together, "0", together, "training"))
     with pytest.raises(PlantedError), tracker:
         raise PlantedError(together)
     typed_command.reset(token)

@@ -9,6 +9,7 @@ import pytest
 
 from clew.errors import Interrupted
 from clew.runs.base import Tracker
+from clew.runs.spool import DataSet
 from clew.runs.tracker import MlflowTracker
 from tests.memory_tracker import MemoryTracker
 from tests.runs.kept import Kept, read_memory, read_mlflow
@@ -144,7 +145,7 @@ def test_checkpoints_are_kept_with_their_metrics(case: Case, checkpoint_folder: 
 
 
 def test_data_sets_are_inputs(case: Case) -> None:
-    case.tracker.dataset(name="umls", fingerprint="f" * 64, source="umls", context="training")
+    case.tracker.dataset(DataSet("umls", "f" * 64, "umls", "training"))
     case.check(datasets=[("umls", "f" * 64, "umls", "training")])
 
 

@@ -16,7 +16,11 @@ import pytest
 import streamlit as st
 
 from clew import names
+from clew.runs.influence_report import ReportModel
 from clew.runs.reading import comparison, picture, picture_layout
+from clew.runs.reading.explanation import SharedExplanation
+from clew.runs.reading.facts import Paths
+from clew.runs.reading.reports import ReportHead
 from clew.ui.components import basics, charts, comparison_table, graph
 from clew.ui.components.comparison_table import points as points_of
 
@@ -166,7 +170,7 @@ def test_many_groups_reuse_colours() -> None:
     spec = checked(charts.curves(frame, key="train/loss", order=order, by_time=False))
     scale = spec["encoding"]["color"]["scale"]
     assert scale["domain"] == order
-    assert scale["range"] == [*basics.CATEGORIES, *basics.CATEGORIES[:3]]
+    assert scale["range"] == [*basics.COLOURS, *basics.COLOURS[:3]]
 
 
 @pytest.fixture
@@ -391,12 +395,23 @@ def test_a_line_goes_around_other_entities(explained: pd.Series) -> None:
             assert line.fact is None or not line.passes(places.values())
 
 
+def head() -> ReportHead:
+    model, frame = ReportModel("", "", ()), pd.DataFrame()
+    return ReportHead(
+        tests=frame, model=model, settings={}, train_size=0, seconds=0.0, device="cpu"
+    )
+
+
+def explanation(test: pd.Series, facts: pd.DataFrame) -> SharedExplanation:
+    return SharedExplanation(test, facts, Paths(facts, (), ""), head())
+
+
 def test_a_large_graph_is_cut(explained: pd.Series, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(graph, "_component", lambda **more: given.update(more))
-    look = {"column": "influence", "selected": (), "kinds": {}, "model": "", "alt": "Graph"}
-    look["panel"] = st.container()
-    graph.show(explained, star(200, between=0), key="g", take=lambda _: None, **look)
+    look = {"column": "influence", "selected": (), "alt": "Graph", "panel": st.container()}
+    facts = star(200, between=0)
+    graph.show(explanation(explained, facts), facts, key="g", take=lambda _: None, **look)
     drawn = ElementTree.fromstring(f"<div>{given['data']['drawn']}</div>")
     assert len(drawn) == len(graph.WIDTHS)
     for svg in drawn:
@@ -432,9 +447,8 @@ def test_a_click_takes_a_fact_or_an_entity(
     monkeypatch.setattr(st, "session_state", {"g": SimpleNamespace(taken=taken)})
     monkeypatch.setattr(st, "query_params", {})
     took: list[int | None] = []
-    look = {"column": "influence", "selected": (), "kinds": {}, "model": "", "alt": "Graph"}
-    look["panel"] = st.container()
-    graph.show(explained, facts, key="g", take=took.append, **look)
+    look = {"column": "influence", "selected": (), "alt": "Graph", "panel": st.container()}
+    graph.show(explanation(explained, facts), facts, key="g", take=took.append, **look)
     given["on_taken_change"]()
     assert took == rank
     assert basics.address("entity") == entity

@@ -203,7 +203,7 @@ def test_what_nobody_disagrees_about_is_one_line(
         append_review(review(store, "Grace", "plausible"))
         return add_decision(*given)
 
-    monkeypatch.setattr("clew.ui.views.reviews.add_decision", add_meanwhile)
+    monkeypatch.setattr("clew.ui.components.reviews.add_decision", add_meanwhile)
     app = decide(app, "unsure")
     assert any("there is nothing to decide" in error.value for error in app.error)
     assert final(store) == []

@@ -58,7 +58,7 @@ def test_html_comes_from_one_place() -> None:
         assert "unsafe_allow_html" not in text, path
         if path.name != "basics.py":
             found += [(path.name, call) for call in re.findall(r"st\.html\((.*)", text)]
-    known = ("title)", "basics.triple(", "html(comparison, change, picked)")
+    known = ("title)", "basics.triple(", "html(found, change, picked)")
     assert all(call.startswith(known) for _, call in found), found
 
 

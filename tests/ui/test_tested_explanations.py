@@ -29,8 +29,8 @@ def test_the_page_influence_says_whether_the_scores_were_tested(
     head, settings = settings_of(store, tmp_path / "files")
     label = head.label
     if later:
-        found = with_unit(record(head.run_id, head.settings["score"], settings), fall=2.0)
-        add_validation(store, head.run_id, found.model_dump_json())
+        found = with_unit(record(head.model.run_id, head.settings["score"], settings), fall=2.0)
+        add_validation(store, head.model.run_id, found.model_dump_json())
         label = replace(head, validation=found.summary(head.settings["score"], "r")).label
     assert label.verdict == ("better" if later else "not tested")
     app = page("influence", store.uri, run=store.runs["trace"], view="Training facts")

@@ -17,7 +17,7 @@ from clew.runs import store
 from clew.runs.delivery import Pace, sync_spool
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading import runs
-from clew.runs.spool import list_spools
+from clew.runs.spool import DataSet, list_spools
 from clew.runs.tracker import MlflowTracker
 from tests.ports import free_port
 from tests.runs.kept import read_run
@@ -136,7 +136,7 @@ def everything_is_there(run_id: str, *, steps: int, epochs: list[int], folder: P
 def test_a_run_goes_to_the_server_whole(tmp_path: Path) -> None:
     tracker = start_run(run_name="umls fp32", tags={"clew.unit": "K"})
     tracker.params({"training.seed": 3})
-    tracker.dataset(name="umls", fingerprint="f" * 64, source="umls", context="training")
+    tracker.dataset(DataSet("umls", "f" * 64, "umls", "training"))
     train(tracker, 0, 1500)
     keep_checkpoint(tracker, tmp_path, 5)
     tracker.finish("FINISHED")

@@ -19,7 +19,7 @@ from clew.link_prediction.sources import BUNDLED
 from clew.runs.reading.reports import ReportFiles, read_head
 from clew.runs.reading.runs import download_artifact, find_run
 from clew.runs.reading.search import RunQuery, search_runs
-from clew.runs.validation_record import Label, Measured, read_validation
+from clew.runs.validation_record import Label, Measured, ValidationRecord
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import (
@@ -83,7 +83,8 @@ def test_result_is_recorded_attached_and_not_computed_twice(
         assert run.metrics[name] == pytest.approx(value.correlation.mean)
     assert run.metrics[names.INFLUENCE_LDS_CEILING] == record.summary("raw", "").ceiling
     folder = download_artifact(run.run_id, names.ARTIFACT_VALIDATION, tmp_path)
-    assert read_validation(folder / names.VALIDATION_JSON) == record
+    kept = (folder / names.VALIDATION_JSON).read_bytes()
+    assert ValidationRecord.model_validate_json(kept) == record
     assert "| siblings |" in (folder / "validation.md").read_text()
 
     explained = tracin(

@@ -295,7 +295,6 @@ def _strongest(facts: pd.DataFrame) -> None:
 
 
 PROMPT = "ask-prompt"
-MOST_TOKENS = 5000
 MOST_IN_ADDRESS = 1000
 """Characters of a prompt that a link can hold."""
 _WRITTEN = (
@@ -312,7 +311,7 @@ def asked_text(model: str, *, again: bool) -> work.AskedText | None:
     prompt = st.text_area("Prompt", key=PROMPT, height=140, placeholder="Text to continue")
     first, second, third, fourth = st.columns(4)
     kept: Any = {"bind": "query-params"}
-    tokens = first.number_input("Tokens to write", 1, MOST_TOKENS, 200, key="tokens", **kept)
+    tokens = first.number_input("Tokens to write", 1, 5000, 200, key="tokens", **kept)
     about = "0: always the likeliest token; 1: the model's probabilities."
     temperature = second.number_input(
         "Temperature", 0.0, 5.0, 1.0, 0.1, key="temperature", help=about, **kept

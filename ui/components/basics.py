@@ -21,7 +21,6 @@ from clew.runs import store
 from clew.ui import access
 
 _PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
-_STYLE = Path(__file__).parent.parent / "assets" / "style.css"
 
 TRIPLE = Markup(
     '<span class="clew-triple"><b>{head}</b>'
@@ -30,7 +29,7 @@ TRIPLE = Markup(
 
 
 def style() -> None:
-    st.html(_STYLE)
+    st.html(Path(__file__).parent.parent / "assets" / "style.css")
 
 
 def markdown(text: object) -> str:
@@ -97,24 +96,13 @@ STATE_SYMBOLS = {
     "stopped": "■",
     "scheduled": "…",
 }
-CATEGORIES = (
-    "#1F88CB",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#D55E00",
-    "#56B4E9",
-    "#8C6D31",
-    "#7F7F7F",
-)
-
-
-INK = {"light": "#1C2A30", "dark": "#E6EDF0"}
-"""Colours of text by theme, for pictures whose text Streamlit does not colour."""
+COLOURS = ("#1F88CB", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C6D31", "#7F7F7F")
+"""Colours of groups."""
 
 
 def ink() -> str:
-    return INK["dark" if st.context.theme.type == "dark" else "light"]
+    """Return the colour of text, for pictures whose text Streamlit does not colour."""
+    return "#E6EDF0" if st.context.theme.type == "dark" else "#1C2A30"
 
 
 def sign_symbol(value: float) -> str:
@@ -261,9 +249,9 @@ def address_number(key: str) -> int | None:
 
 def write_address(key: str, value: str | int | Sequence[str] | None) -> None:
     """Put a value into the address; an empty value removes the key."""
-    line = ",".join(value) if isinstance(value, list | tuple) else str(value or "")
-    if value == 0:
-        line = "0"
+    line = "" if value is None else str(value)
+    if isinstance(value, list | tuple):
+        line = ",".join(value)
     if not line:
         st.query_params.pop(key, None)
     elif st.query_params.get(key) != line:

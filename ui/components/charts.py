@@ -156,8 +156,7 @@ def _from_to(first: float, last: float) -> Spec:
 
 
 def _colours(order: Sequence[str]) -> Spec:
-    count = len(basics.CATEGORIES)
-    colours = [basics.CATEGORIES[place % count] for place in range(len(order))]
+    colours = [basics.COLOURS[place % len(basics.COLOURS)] for place in range(len(order))]
     return {"domain": list(order), "range": colours}
 
 
@@ -287,7 +286,7 @@ def predictions(frame: pd.DataFrame, title: str) -> Spec:
     null.
     """
     groups = list(dict.fromkeys(frame["group"]))
-    legend = ABOVE if 1 < len(groups) <= len(basics.CATEGORIES) else None
+    legend = ABOVE if 1 < len(groups) <= len(basics.COLOURS) else None
     colour = name("group", scale=_colours(groups), legend=legend)
     x = number("last_frame", title="Last frame", axis={"tickMinStep": 1})
     y = number("prediction", title=title, scale={"zero": False})

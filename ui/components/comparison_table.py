@@ -11,26 +11,7 @@ from markupsafe import Markup
 
 from clew import names
 from clew.names import direction_of
-from clew.runs.reading.comparison import (
-    COST_METRICS,
-    Cell,
-    Comparison,
-    Group,
-    Preset,
-    Statistic,
-    compare,
-    delta_text,
-    differing_parameters,
-    distinct_labels,
-    find_preset,
-    group_runs,
-    pareto_front,
-    ratio_text,
-    statistic_text,
-    to_csv,
-    to_latex,
-    to_markdown,
-)
+from clew.runs.reading import comparison
 from clew.runs.reading.metrics import TEST_PREFIX, Pick, headline_key, pick_values, smooth
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery, search_runs
@@ -75,12 +56,12 @@ def picked_texts(setting: Setting) -> dict[str, str]:
 # Reading this many runs takes up to a second. They are read again when another run has finished,
 # or after ten minutes, because runs can be deleted.
 @st.cache_data(ttl=600, max_entries=8, show_spinner=False)
-def _preset(latest: str) -> Preset | None:
+def _preset(latest: str) -> comparison.Preset | None:
     found = search_runs(FINISHED, limit=NUM_PRESET_CANDIDATES)
-    return find_preset(found.runs, limit=MAX_PRESET_RUNS)
+    return comparison.find_preset(found.runs, limit=MAX_PRESET_RUNS)
 
 
-def preset() -> Preset | None:
+def preset() -> comparison.Preset | None:
     """Return the preset "FP32 / FP16 / checkpointing" of the latest runs, None if there is none."""
     latest = runs_page(FINISHED, size=1).runs
     return _preset(latest[0].run_id) if latest else None
@@ -88,8 +69,7 @@ def preset() -> Preset | None:
 
 def reference_of(runs: Sequence[RunRecord]) -> str:
     """Return the id of the default reference: the first run in float32, or else the first run."""
-    plain = (run for run in runs if run.tags.get(names.TAG_VARIANT) == "fp32")
-    return next(plain, runs[0]).run_id
+    return next((run for run in runs if run.tags.get(names.TAG_VARIANT) == "fp32"), runs[0]).run_id
 
 
 def quality_metrics(runs: Sequence[RunRecord]) -> list[str]:
@@ -99,44 +79,44 @@ def quality_metrics(runs: Sequence[RunRecord]) -> list[str]:
     return sorted(keys, key=lambda key: (key not in headlines, key.startswith(TEST_PREFIX), key))
 
 
-def compared(runs: Sequence[RunRecord], setting: Setting) -> Comparison:
-    groups = group_runs(runs, by_seed=setting.by_seed)
+def compared(runs: Sequence[RunRecord], setting: Setting) -> comparison.Comparison:
+    groups = comparison.group_runs(runs, by_seed=setting.by_seed)
     chosen = (group.label for group in groups if setting.reference in group.run_ids)
     present = {key for run in runs for key in run.metrics}
     values = {
         key: {run.run_id: run.metrics[key] for run in runs if key in run.metrics}
-        for key in COST_METRICS
+        for key in comparison.COST_METRICS
         if key in present
     }
     for key in setting.qualities:
         values[key] = pick_values(histories(runs, key), key, setting.pick)
-    return compare(groups, values, reference=next(chosen, groups[0].label))
+    return comparison.compare(groups, values, reference=next(chosen, groups[0].label))
 
 
 def curves(
-    runs: Sequence[RunRecord], key: str, *, weight: float, groups: Sequence[Group]
+    runs: Sequence[RunRecord], key: str, *, weight: float, groups: Sequence[comparison.Group]
 ) -> pd.DataFrame:
     """Return smoothed curves with the names of run and group in the columns `run` and `group`."""
     frame = smooth(histories(runs, key), weight)
-    labels = distinct_labels(runs)
+    labels = comparison.distinct_labels(runs)
     group_of = {run_id: group.label for group in groups for run_id in group.run_ids}
     return frame.assign(
         run=frame["run_id"].map(labels).astype(str), group=frame["run_id"].map(group_of).astype(str)
     )
 
 
-def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFrame:
+def points(found: comparison.Comparison, cost_key: str, quality_key: str) -> pd.DataFrame:
     """Return cost and quality of each group that has both, and whether no other group beats it.
 
     `front` is False for all if neither larger nor smaller values of the quality are better, and for
     the test split, which chooses nothing.
     """
-    rows = []
-    for group in comparison.groups:
-        cost = _value(comparison, group, cost_key)
-        quality = _value(comparison, group, quality_key)
-        if cost is not None and quality is not None:
-            rows.append((group.label, cost.mean, quality.mean, cost.deviation, quality.deviation))
+    rows = [
+        (group.label, cost.mean, quality.mean, cost.deviation, quality.deviation)
+        for group in found.groups
+        if (cost := _value(found, group, cost_key))
+        and (quality := _value(found, group, quality_key))
+    ]
     columns = ["group", "cost", "quality", "cost_deviation", "quality_deviation"]
     frame = pd.DataFrame(rows, columns=columns).astype(dict.fromkeys(columns[1:], float))
     direction = direction_of(quality_key)
@@ -144,21 +124,22 @@ def points(comparison: Comparison, cost_key: str, quality_key: str) -> pd.DataFr
         return frame.assign(front=False)
     sign = 1.0 if direction == "larger" else -1.0
     places = {row[0]: (row[1], sign * row[2]) for row in rows}
-    return frame.assign(front=frame["group"].isin(pareto_front(places)))
+    return frame.assign(front=frame["group"].isin(comparison.pareto_front(places)))
 
 
-def _value(comparison: Comparison, group: Group, key: str) -> Statistic | None:
+def _value(
+    found: comparison.Comparison, group: comparison.Group, key: str
+) -> comparison.Statistic | None:
     """Return what a picture can show, a finite value."""
-    cell = comparison.cells.get((group.label, key))
-    value = None if cell is None else cell.value
-    return value if value is not None and math.isfinite(value.mean) else None
+    cell = found.cells.get((group.label, key))
+    return cell.value if cell and cell.value and math.isfinite(cell.value.mean) else None
 
 
-def parameter_table(runs: Sequence[RunRecord], groups: Sequence[Group]) -> pd.DataFrame:
+def parameter_table(runs: Sequence[RunRecord], groups: Sequence[comparison.Group]) -> pd.DataFrame:
     """Return the parameters that differ: one row each, and one column per group."""
     by_id = {run.run_id: run for run in runs}
     firsts = {group.label: by_id[group.run_ids[0]] for group in groups}
-    shown = differing_parameters(list(firsts.values()))
+    shown = comparison.differing_parameters(list(firsts.values()))
     columns = {label: [row[run.run_id] for row in shown.values()] for label, run in firsts.items()}
     frame = pd.DataFrame(columns)
     frame.insert(0, "parameter", [key.removeprefix(names.PARAMETER_PREFIX) for key in shown])
@@ -166,6 +147,7 @@ def parameter_table(runs: Sequence[RunRecord], groups: Sequence[Group]) -> pd.Da
 
 
 Change = Literal["ratio", "delta", "both"]
+CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
 
 _TABLE = (
     '<div class="clew-scroll" tabindex="0" role="region" aria-label="Comparison">'
@@ -177,21 +159,21 @@ _ROW = '<tr class="{kind}"><td>{name}<br><span class="clew-unit">{runs}</span></
 _CELL = '<td>{value}<br><span class="clew-change {kind}">{change}</span></td>'
 
 
-def show(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> None:
+def show(found: comparison.Comparison, change: Change, picked: Mapping[str, str]) -> None:
     """Show the table, and offer it as CSV, Markdown and LaTeX.
 
     `picked` says, for a metric with a curve, which of its values is shown.
     """
-    st.html(html(comparison, change, picked))
+    st.html(html(found, change, picked))
     labels = {
         key: ", ".join(filter(None, (glossary.label(key), picked.get(key))))
-        for key in comparison.metrics
+        for key in found.metrics
     }
     with st.container(horizontal=True, vertical_alignment="center"):
         for name, ending, kind, text in (
-            ("CSV", "csv", "text/csv", to_csv(comparison, labels)),
-            ("Markdown", "md", "text/markdown", to_markdown(comparison, labels)),
-            ("LaTeX", "tex", "application/x-tex", to_latex(comparison, labels)),
+            ("CSV", "csv", "text/csv", comparison.to_csv(found, labels)),
+            ("Markdown", "md", "text/markdown", comparison.to_markdown(found, labels)),
+            ("LaTeX", "tex", "application/x-tex", comparison.to_latex(found, labels)),
         ):
             tables.download(name, text, f"comparison.{ending}", kind)
         st.caption(
@@ -199,23 +181,22 @@ def show(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> N
         )
 
 
-def html(comparison: Comparison, change: Change, picked: Mapping[str, str]) -> Markup:
+def html(found: comparison.Comparison, change: Change, picked: Mapping[str, str]) -> Markup:
     """Return the table as HTML; every name in it is escaped."""
     head = [basics.fill('<th scope="col">Variant<br><span class="clew-unit">runs</span></th>')]
-    for key in comparison.metrics:
+    for key in found.metrics:
         words = glossary.words(key)
         below = " · ".join(filter(None, (words.unit, picked.get(key)))) or "\u00a0"
         head.append(basics.fill(_HEAD, help=words.help, label=words.label, unit=below))
-    rows = [_row(comparison, group, change) for group in comparison.groups]
+    rows = [_row(found, group, change) for group in found.groups]
     return basics.fill(_TABLE, head=basics.join(head), body=basics.join(rows))
 
 
-def _row(comparison: Comparison, group: Group, change: Change) -> Markup:
+def _row(found: comparison.Comparison, group: comparison.Group, change: Change) -> Markup:
     number = len(group.run_ids)
-    reference = group.label == comparison.reference
+    reference = group.label == found.reference
     cells = [
-        _cell(comparison.cells[group.label, key], change, reference=reference)
-        for key in comparison.metrics
+        _cell(found.cells[group.label, key], change, reference=reference) for key in found.metrics
     ]
     return basics.fill(
         _ROW,
@@ -226,19 +207,18 @@ def _row(comparison: Comparison, group: Group, change: Change) -> Markup:
     )
 
 
-def _cell(cell: Cell, change: Change, *, reference: bool) -> Markup:
-    value = statistic_text(cell.value) or "–"
+def _cell(cell: comparison.Cell, change: Change, *, reference: bool) -> Markup:
+    value = comparison.statistic_text(cell.value) or "–"
     if reference or cell.value is None:
         return basics.fill(_CELL, value=value, kind="", change="\u00a0")
     shown = {
-        "ratio": ratio_text(cell),
-        "delta": delta_text(cell),
-        "both": f"{ratio_text(cell)}  {delta_text(cell)}".strip(),
+        "ratio": comparison.ratio_text(cell),
+        "delta": comparison.delta_text(cell),
+        "both": f"{comparison.ratio_text(cell)}  {comparison.delta_text(cell)}".strip(),
     }[change]
     if cell.doubt:
         doubtful = " · ".join(filter(None, (shown, cell.doubt)))
         return basics.fill(_CELL, value=value, kind="clew-muted", change=doubtful)
-    better = cell.better
-    symbol = "" if better is None else "✓ " if better else "✗ "
-    kind = "" if better is None else "clew-for" if better else "clew-against"
+    marks = {None: ("", ""), True: ("✓ ", "clew-for"), False: ("✗ ", "clew-against")}
+    symbol, kind = marks[cell.better]
     return basics.fill(_CELL, value=value, kind=kind, change=f"{symbol}{shown}" or "\u00a0")

@@ -3,9 +3,9 @@
 import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,9 @@ import streamlit as st
 
 from clew.errors import ClewError, DataError
 from clew.runs.influence_report import ReportModel, TextInfluenceReport
-from clew.runs.reading.explanation import SharedExplanation, explanation_in, with_run
-from clew.runs.reading.facts import by_side, with_agreement
-from clew.runs.reading.reports import (
-    ReportFiles,
-    ReportHead,
-    admitted,
-    read_facts,
-    read_head,
-    read_paths,
-    report_files,
-)
+from clew.runs.reading import reports
+from clew.runs.reading.explanation import SharedExplanation, explanation_in, triple_of, with_run
+from clew.runs.reading.facts import TRAIN_KEY, by_side, with_agreement
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
 from clew.runs.verification import Verification, read_kept
@@ -34,47 +26,46 @@ from clew.ui.components.runs import vocabulary
 
 SIDES = ("all", "▲ helping", "▼ opposing")
 TRIPLE_COLUMNS = ("head", "relation", "tail", "head_id", "tail_id")
-NO_KINDS: Mapping[str, str] = MappingProxyType({})
 
 # All sessions share what is read without a copy: never change a frame in place.
 of_files = st.cache_resource(
     max_entries=32,
     show_spinner="Reading the explanation …",
-    hash_funcs={ReportFiles: lambda files: files.identity},
+    hash_funcs={reports.ReportFiles: lambda files: files.identity},
 )
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
-def report_of_run(run_id: str) -> ReportFiles:
-    return report_files(run_id, Path(_copies().name))
+def report_of_run(run_id: str) -> reports.ReportFiles:
+    return reports.report_files(run_id, Path(_copies().name))
 
 
-report_head = of_files(read_head)
+report_head = of_files(reports.read_head)
 """A report without its training facts."""
 
 
 @of_files
-def text_report_of(files: ReportFiles) -> TextInfluenceReport:
+def text_report_of(files: reports.ReportFiles) -> TextInfluenceReport:
     assert files.text is not None
     return TextInfluenceReport.read(files.text)
 
 
 @of_files
-def facts_of(files: ReportFiles, index: int) -> pd.DataFrame:
+def facts_of(files: reports.ReportFiles, index: int) -> pd.DataFrame:
     """Return a test triple's training facts with `sibling`."""
     head = report_head(files)
     test = triple_at(head, index)
-    facts = read_facts(files, index)
+    facts = reports.read_facts(files, index)
     shared = (facts["head_id"] == test["head_id"]) | (facts["tail_id"] == test["tail_id"])
     siblings = shared & (facts["relation_id"] == test["relation_id"])
-    return with_agreement(facts.assign(sibling=siblings.to_numpy(bool)), len(head.runs))
+    return with_agreement(facts.assign(sibling=siblings.to_numpy(bool)), len(head.model.runs))
 
 
-paths_of = of_files(read_paths)
+paths_of = of_files(reports.read_paths)
 """The paths of facts between a test triple's ends, the most specific first."""
 
 
-def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
+def report_of_upload(content: Mapping[str, bytes]) -> reports.ReportFiles:
     """Return the files of an uploaded report; `content` maps file names to their bytes.
 
     Raises:
@@ -88,14 +79,14 @@ def report_of_upload(content: Mapping[str, bytes]) -> ReportFiles:
             raise DataError(f"{name}: expected an explanation as .json or .parquet")
         report, path = _admitted(data, hashlib.sha256(data).hexdigest()[:24], kind, name)
         found.setdefault(report, path)
-    return ReportFiles(**found)
+    return reports.ReportFiles(**found)
 
 
 @st.cache_data(max_entries=64, show_spinner="Reading the files …")
 def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Path]:
     path = Path(_copies().name) / f"{digest}.{kind}"
     path.write_bytes(_data)
-    return admitted(path, name)
+    return reports.admitted(path, name)
 
 
 @st.cache_resource(show_spinner=False)
@@ -108,10 +99,9 @@ def _validation(model: ReportModel, settings: dict[str, Any]) -> ValidationSumma
     return find_validation(model, settings)
 
 
-def with_validation(head: ReportHead) -> ReportHead:
+def with_validation(head: reports.ReportHead) -> reports.ReportHead:
     """Return a report's head with the newest test of such explanations of its model, if any."""
-    found = _validation(head.model, dict(head.settings))
-    return replace(head, validation=found or head.validation)
+    return replace(head, validation=_validation(head.model, head.settings) or head.validation)
 
 
 @st.cache_data(ttl=30, max_entries=64, show_spinner=False)
@@ -121,7 +111,7 @@ def verification_of(run_id: str, triple: tuple[str, str, str]) -> Verification |
     return kept.of(triple) if kept else None
 
 
-def triple_at(head: ReportHead, index: int) -> pd.Series:
+def triple_at(head: reports.ReportHead, index: int) -> pd.Series:
     if index not in head.tests.index:
         raise DataError(f"no test triple {index} in this report; it has {len(head.tests)}")
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
@@ -199,21 +189,31 @@ def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:
 
 def same_test(tests: pd.DataFrame, test: pd.Series) -> int | None:
     """Return the place of the same test triple in another report, None if it is not there."""
-    keys = ["head_id", "relation_id", "tail_id"]
-    equal = (tests[keys].astype(str) == test[keys].astype(str)).all(axis=1)
+    equal = (tests[TRAIN_KEY].astype(str) == test[TRAIN_KEY].astype(str)).all(axis=1)
     found = tests.index[equal]
     return int(found[0]) if len(found) else None
 
 
-def kinds_of(head: ReportHead) -> Mapping[str, str]:
-    """Return the kinds of entities, from the run of the explained model; none if it is gone."""
-    try:
-        return vocabulary(head.run_id).kinds if head.run_id else NO_KINDS
-    except ClewError:
-        return NO_KINDS
+def explained(run_id: str, files: reports.ReportFiles, index: int) -> SharedExplanation:
+    """Return an explained triple for a page; `run_id` is empty for files from the disk."""
+    head = report_head(files)
+    if run_id:
+        head = with_validation(head)
+    test = triple_at(head, index)
+    kinds: Mapping[str, str] = {}
+    with suppress(ClewError):  # the run of the explained model may be gone
+        kinds = vocabulary(head.model.run_id).kinds if head.model.run_id else kinds
+    return SharedExplanation(
+        test,
+        facts_of(files, index),
+        paths_of(files, index),
+        head,
+        kinds=kinds,
+        verified=verification_of(run_id, triple_of(test)),
+    )
 
 
-def shared(run_id: str, files: ReportFiles, index: int) -> SharedExplanation:
+def shared(run_id: str, files: reports.ReportFiles, index: int) -> SharedExplanation:
     """Return what is shared of an explanation; `run_id` is empty for files from the disk."""
     found = explanation_in(files, index)
     if not run_id:

@@ -24,13 +24,13 @@ from clew.runs.influence_forms import (
     Form,
 )
 from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
-from clew.runs.reading.facts import Paths, agreement_of, answer, evidence, scored, summary
+from clew.runs.reading.facts import agreement_of, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
 from clew.runs.validation_record import Measured
 from clew.ui import access
 from clew.ui.components import basics, charts, glossary, graph, jobs, tables
-from clew.ui.components.explanations import NO_KINDS, strongest, verification_of
+from clew.ui.components.explanations import strongest, verification_of
 from clew.ui.work import Check
 
 MAX_ROWS = 1000
@@ -100,8 +100,7 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
         expected = NumberColumn(format="%+.2g", width=72, help=glossary.FALL.format(fall=fall))
         columns["Fall"] = (values * fall.mean, expected)
     if "counterpart" in shown and shown["counterpart"].any():
-        leaks = TextColumn(width=72, help=glossary.COUNTERPART)
-        columns["Leaks"] = (shown["counterpart"], leaks)
+        columns["Leaks"] = (shown["counterpart"], TextColumn(width=72, help=glossary.COUNTERPART))
     grey = list[bool]()
     if "agreement" in shown:  # of an ensemble
         agree = TextColumn(width=72, help=glossary.RUNS_AGREE)
@@ -176,38 +175,33 @@ _CARD = (
 _NUMBER = '<span title="{help}">{label} {value}</span>'
 
 
-def card(
-    test: pd.Series,
-    facts: pd.DataFrame,
-    paths: Paths,
-    head: ReportHead,
-    kinds: Mapping[str, str] = NO_KINDS,
-) -> None:
+def card(explanation: SharedExplanation) -> None:
     """Show what the model predicts, the numbers, and the reasons in sentences."""
+    test, facts, head = explanation.test, explanation.facts, explanation.head
     numbers = [
         ("rank", test["rank"], glossary.RANK),
         ("model's score", test["score"], glossary.SCORE),
         (head.form.self_heading.lower(), test["self_influence"], SELF_INFLUENCE),
-        ("checkpoints", len(head.checkpoints) or math.nan, CHECKPOINTS),
+        ("checkpoints", len(head.model.checkpoints) or math.nan, CHECKPOINTS),
     ]
     spans = [
-        basics.fill(_NUMBER, label=label, value=number(float(value)), help=explanation)
-        for label, value, explanation in numbers
+        basics.fill(_NUMBER, label=label, value=number(float(value)), help=meaning)
+        for label, value, meaning in numbers
     ]
     basics.show(
         _CARD,
         triple=basics.triple(test["head"], test["relation"], test["tail"]),
         numbers=basics.join(spans[:2], " · "),
         details=basics.join(spans[2:], " · "),
-        ids=identifiers(test, kinds),
+        ids=identifiers(test, explanation.kinds),
         answer=answer(test, head.settings),
-        evidence=evidence(test, facts, paths),
+        evidence=evidence(test, facts, explanation.paths),
         why=summary(facts, scored(test, facts), head.train_size),
         form=f"{head.form.named}, an estimate.",
         meaning=head.form.sentence,
     )
     notes(head.settings)
-    for note in agreement_of(facts, len(head.runs)):
+    for note in agreement_of(facts, len(head.model.runs)):
         basics.note(note)
 
 
@@ -228,13 +222,12 @@ def identifiers(test: pd.Series, kinds: Mapping[str, str]) -> Markup:
     return basics.join([end for end in ends if end], " · ")
 
 
-def share(test: pd.Series, explanation: Callable[[], SharedExplanation]) -> None:
+def share(shown: SharedExplanation, explanation: Callable[[], SharedExplanation]) -> None:
     """Offer an explanation as an HTML page and as a TRAPI message."""
-    title = " ".join(str(test[key]) for key in ("head", "relation", "tail"))
-    name = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")[:80] or "explanation"
+    name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
     page, message = "Report to mail (HTML)", "TRAPI message (JSON)"
     tables.download(page, lambda: html_report(explanation()), f"{name}.html", "text/html")
-    if not is_denied(str(test["relation_id"])):  # TRAPI cannot state a denial
+    if not is_denied(str(shown.test["relation_id"])):  # TRAPI cannot state a denial
         told = f"{name}.json", "application/json"
         tables.download(message, lambda: trapi_json(explanation()), *told)
     st.caption("The report is one file: picture, paths, facts, how far to trust them.")

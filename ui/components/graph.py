@@ -19,10 +19,10 @@ from clew.biolink import page_of
 from clew.errors import ClewError, spaced
 from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN, Form
 from clew.runs.reading import picture
-from clew.runs.reading.facts import FactPath, Paths
+from clew.runs.reading.explanation import SharedExplanation
+from clew.runs.reading.facts import FactPath
 from clew.runs.reading.picture_layout import node_labels
-from clew.runs.reading.reports import ReportHead
-from clew.runs.verification import Verification, marked_in
+from clew.runs.verification import marked_in
 from clew.ui.components import basics, tables
 from clew.ui.components.training_graph import TrainingGraph, training_graph
 
@@ -54,26 +54,24 @@ _component = st.components.v2.component(
 
 
 def show(
-    test: pd.Series,
+    explanation: SharedExplanation,
     facts: pd.DataFrame,
     *,
     column: str,
     selected: Collection[int],
-    kinds: Mapping[str, str],
-    model: str,
     key: str,
     take: Callable[[int | None], None],
     alt: str,
     panel: DeltaGenerator,
-    checked: Verification | None = None,
 ) -> None:
     """Show the picture, a legend for the kinds of entities, and in the panel what was clicked.
 
     The strongest of the facts come first. `column` sets the width of their lines; `selected` has
-    the places of those that stand out. `model` is the run that was trained. `take` is called with
-    the place of the fact whose line is clicked, or None for anything but an entity. The facts that
-    a check of the explanation took away are marked.
+    the places of those that stand out. `take` is called with the place of the fact whose line is
+    clicked, or None for anything but an entity. The facts that a check of the explanation took away
+    are marked.
     """
+    test, kinds = explanation.test, explanation.kinds
     facts = facts.head(MAX_EDGES).assign(influence=facts[column])
     facts = facts.filter([*DRAWN, DISPUTED_COLUMN])
     disputed = DISPUTED_COLUMN in facts and bool(facts[DISPUTED_COLUMN].any())
@@ -81,7 +79,7 @@ def show(
     whole: TrainingGraph | None = None
     if entity or _unfolded():
         try:
-            whole = training_graph(model)
+            whole = training_graph(explanation.head.model.run_id)
         except ClewError as error:
             missing = str(error)
     for each in _unfolded():
@@ -98,7 +96,7 @@ def show(
         elif "unfold" in taken:
             _unfold(taken["entity"])
 
-    marked, said = marked_in(checked, facts.get(TRAIN_INDEX_COLUMN, ()))
+    marked, said = marked_in(explanation.verified, facts.get(TRAIN_INDEX_COLUMN, ()))
     draw = partial(picture.draw, test, facts, kinds, marked=marked)
     drawn = [draw(width=w, height=HEIGHT, letters=LETTERS, selected=selected) for w in WIDTHS]
     lines = [
@@ -184,16 +182,9 @@ NUM_DRAWN = 8
 """How many paths are drawn; a selected path further down is drawn too."""
 
 
-def show_paths(
-    test: pd.Series,
-    found: Paths,
-    *,
-    key: str,
-    kinds: Mapping[str, str],
-    head: ReportHead,
-    checked: Verification | None,
-) -> None:
+def show_paths(explanation: SharedExplanation, *, key: str) -> None:
     """Show paths as a picture next to their sentences; a click on either selects one."""
+    found = explanation.paths
     paths = found.found
     if not paths:
         basics.note(found.searched)
@@ -211,20 +202,17 @@ def show_paths(
     panel = right.container()
     with left:
         show(
-            test,
+            explanation,
             found.facts_of(drawn),
             column="influence",
             selected=paths[place].ranks,
-            kinds=kinds,
-            model=head.run_id,
             key=f"{key}-paths",
             take=take,
             alt="Graph of the paths of training facts between the two ends of the test triple",
             panel=panel,
-            checked=checked,
         )
     with right:
-        _path_table(paths, place, head.form, key=f"{key}-sentences-{place}")
+        _path_table(paths, place, explanation.head.form, key=f"{key}-sentences-{place}")
         basics.note(found.searched.removesuffix(":") + ".")
 
 

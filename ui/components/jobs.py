@@ -99,9 +99,8 @@ class Job:
         found = []
         for line in self.output().splitlines():
             with suppress(ValueError):
-                content = json.loads(line) if line.startswith("{") else None
-                if isinstance(content, dict):
-                    found.append(content)
+                if line.startswith("{"):
+                    found.append(json.loads(line))
         return found
 
     def result(self) -> dict[str, Any] | None:

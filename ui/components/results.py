@@ -8,16 +8,8 @@ from streamlit.column_config import NumberColumn, TextColumn
 
 from clew import names
 from clew.errors import ClewError
+from clew.runs.reading import run_details
 from clew.runs.reading.metrics import number_text
-from clew.runs.reading.run_details import (
-    TRIAL_COLUMNS,
-    StudyResult,
-    read_fact_values,
-    read_result,
-    read_study,
-    read_text,
-    read_trials,
-)
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
 from clew.runs.validation_record import ValidationRecord
@@ -28,9 +20,9 @@ from clew.ui.components.runs import files_of, for_a_minute, runs_page
 NUM_FACTS = 20
 
 
-validation_of = for_a_minute(read_result)
-trials_of = for_a_minute(read_trials)
-text_of = for_a_minute(read_text)
+validation_of = for_a_minute(run_details.read_result)
+trials_of = for_a_minute(run_details.read_trials)
+text_of = for_a_minute(run_details.read_text)
 
 
 def keeps(run: RunRecord, *path: str) -> bool:
@@ -39,13 +31,15 @@ def keeps(run: RunRecord, *path: str) -> bool:
 
 
 def settings_of(trials: pd.DataFrame) -> list[str]:
-    return [str(column) for column in trials if column not in {*TRIAL_COLUMNS, "problem"}]
+    return [
+        str(column) for column in trials if column not in {*run_details.TRIAL_COLUMNS, "problem"}
+    ]
 
 
 @for_a_minute
 def extreme_values(run_id: str) -> pd.DataFrame:
     """Return the facts with the highest and lowest values."""
-    found = read_fact_values(run_id)
+    found = run_details.read_fact_values(run_id)
     ends = pd.concat([found.head(NUM_FACTS), found.iloc[NUM_FACTS:].tail(NUM_FACTS)])
     columns = {"±": ends["Value"].map(sign_symbol), "Value": ends["Value"]}
     for heading, name in {"Head": "Head", "Relation": "Rel", "Tail": "Tail"}.items():
@@ -80,6 +74,7 @@ def validation(record: ValidationRecord) -> None:
 def search(run: RunRecord) -> None:
     """Show the trials of a search, and the best settings if a trial was completed."""
     trials, is_best = trials_of(run.run_id), keeps(run, names.ARTIFACT_TUNE, names.BEST_YAML)
+    settings = settings_of(trials)
     metric = run.params.get(f"{names.PARAMETER_PREFIX}evaluation.metric", "")
     found = trials[trials["run_id"] == run.tags.get(names.TAG_BEST_RUN, "")]
     if is_best and len(found):
@@ -88,7 +83,6 @@ def search(run: RunRecord) -> None:
             f"**Best settings**: {glossary.label(metric)} {number_text(row['value'])} after epoch "
             f"{row['epoch']:.0f}, in trial {row['trial']:.0f}"
         )
-        settings = settings_of(trials)
         shares = [run.metrics.get(names.IMPORTANCE.format(setting=name)) for name in settings]
         best_settings: tables.Columns = {
             "Setting": (settings, None),
@@ -105,7 +99,7 @@ def search(run: RunRecord) -> None:
     else:
         basics.note("No trial was completed, so there are no best settings.")
     if trials["value"].notna().sum() > 1:
-        spec = charts.trials(trials, settings_of(trials), glossary.label(metric))
+        spec = charts.trials(trials, settings, glossary.label(metric))
         alt = "Trials of the search as lines through their settings, coloured by their result"
         st.vega_lite_chart(spec, width="stretch", alt=alt)
     states = [f"{TRIAL_SYMBOLS.get(state, '')} {state}" for state in trials["state"]]
@@ -114,7 +108,7 @@ def search(run: RunRecord) -> None:
         "State": (states, None),
         glossary.label(metric): (trials["value"], NumberColumn(format="%.4g")),
         "After epoch": (trials["epoch"], None),
-        **{name: (trials[name].map(charts.setting_text), None) for name in settings_of(trials)},
+        **{name: (trials[name].map(charts.setting_text), None) for name in settings},
         "Took [s]": (trials["seconds"], NumberColumn(format="%.1f")),
     }
     if trials["problem"].any():
@@ -141,7 +135,7 @@ def fact_values(run_id: str) -> None:
     tables.download("Lowest values (TSV)", worst, names.WORST_FACTS, "text/tab-separated")
 
 
-def show_studies(found: list[StudyResult]) -> None:
+def show_studies(found: list[run_details.StudyResult]) -> None:
     """Show a row for each variant and measure of the studies."""
     rows = [(study, row) for study in found for row in study.results]
     ratios = [
@@ -176,10 +170,10 @@ logger = logging.getLogger(__name__)
 NUM_STUDIES = 100
 
 
-def studies() -> list[StudyResult]:
+def studies() -> list[run_details.StudyResult]:
     """Return the latest finished run of each study on each machine, the latest first."""
     runs = runs_page(RunQuery(kind=names.KIND_COMPARE), size=NUM_STUDIES).runs
-    latest: dict[tuple[str, str], StudyResult] = {}
+    latest: dict[tuple[str, str], run_details.StudyResult] = {}
     for run in runs:
         found = study_of(run.run_id) if run.status == "FINISHED" else None
         if found is not None and found.results:
@@ -188,10 +182,10 @@ def studies() -> list[StudyResult]:
 
 
 @st.cache_data(ttl=600, max_entries=256, show_spinner="Reading the studies …")
-def study_of(run_id: str) -> StudyResult | None:
+def study_of(run_id: str) -> run_details.StudyResult | None:
     """Return a study, or None for a comparison of another kind, which has no report."""
     try:
-        return read_study(run_id)
+        return run_details.read_study(run_id)
     except ClewError as error:
         logger.info("%s", error)
         return None

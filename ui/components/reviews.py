@@ -16,6 +16,7 @@ from clew.errors import DataError, described
 from clew.files import expanded, write_whole
 from clew.runs import store
 from clew.runs.reading.disagreements import CHOICES, Disagreement, decision_on, find_disagreements
+from clew.runs.reading.facts import TRAIN_KEY
 from clew.runs.reading.reviews import (
     VERDICTS,
     Fact,
@@ -179,25 +180,12 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
     if verdict is None:
         return
     convincing, wrong = (
-        tuple(
-            fact_of(row)
-            for (_, row), tick in zip(shown.iterrows(), ticked[column], strict=True)
-            if tick
-        )
+        tuple(fact_of(row) for _, row in shown[ticked[column].to_numpy(bool)].iterrows())
         for column in (CONVINCING, WRONG)
     )
     with basics.guarded("The review", done="saved"):
-        saved = add_review(
-            Review(
-                run_id=run_id,
-                test=fact_of(test),
-                verdict=verdict,
-                reviewer=reviewer,
-                comment=comment,
-                convincing=convincing,
-                wrong=wrong,
-            )
-        )
+        review = Review(run_id, fact_of(test), verdict, reviewer, comment, convincing, wrong)
+        saved = add_review(review)
         st.session_state[JUDGED] = {*st.session_state.get(JUDGED, ()), saved.about}
         st.success("Saved with the run. A later review of yours counts instead of this one.")
 
@@ -275,13 +263,9 @@ def next_to_judge(run_id: str, tests: pd.DataFrame, place: int) -> int | None:
     done = judged(reviews_of(run_id).records)
     places = [int(each) for each in tests.index]
     at = places.index(place)
-    later = [*places[at + 1 :], *places[:at]]
-
-    def is_open(each: int) -> bool:
-        test: pd.Series = tests.loc[each]  # type: ignore[assignment]
-        return (run_id, fact_of(test).triple) not in done
-
-    return next(filter(is_open, later), None)
+    triples = dict(zip(places, tests[TRAIN_KEY].astype(str).itertuples(index=False), strict=True))
+    later = (*places[at + 1 :], *places[:at])
+    return next((each for each in later if (run_id, tuple(triples[each])) not in done), None)
 
 
 def earlier(run_id: str, test: pd.Series) -> None:
@@ -310,11 +294,7 @@ def said(review: Review, verdict: str, *, before: str = "", more: str = "") -> M
 
 
 def triple_text(fact: Fact) -> str:
-    return fact_text(
-        fact.head_label or fact.head,
-        fact.relation_label or fact.relation,
-        fact.tail_label or fact.tail,
-    )
+    return fact_text(*fact.labels)
 
 
 FOLDER = Path("runs/left_out")

@@ -132,8 +132,7 @@ def _histories(
 
 
 def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
-    last = tuple((run.run_id, run.metrics.get(key)) for run in runs)
-    return _histories(runs, last, key)
+    return _histories(runs, tuple((run.run_id, run.metrics.get(key)) for run in runs), key)
 
 
 def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
@@ -185,12 +184,11 @@ def sparklines(runs: Sequence[RunRecord]) -> dict[str, list[float]]:
     by_key: dict[str, list[RunRecord]] = {}
     for run in runs:
         by_key.setdefault(headline_key(run), []).append(run)
-    lines: dict[str, list[float]] = {}
-    for key, members in by_key.items():
-        frame = histories(members, key)
-        for run_id, values in frame.groupby("run_id", sort=False)["value"]:
-            lines[str(run_id)] = [float(value) for value in values] if len(values) > 1 else []
-    return lines
+    return {
+        str(run_id): [float(value) for value in values] if len(values) > 1 else []
+        for key, members in by_key.items()
+        for run_id, values in histories(members, key).groupby("run_id", sort=False)["value"]
+    }
 
 
 @st.cache_data(ttl=60, max_entries=2, show_spinner=False, refresh_mode="background")
@@ -205,15 +203,13 @@ def models() -> list[RegisteredModel]:
 
 @for_all_sessions
 def champion_vocabulary(model: RegisteredModel) -> ModelNames:
-    """Return the names that the champion knows."""
     assert model.champion is not None
     return read_version_vocabulary(model, model.champion)
 
 
 def champion(model: RegisteredModel) -> Version | None:
     """Return the version that has the alias `champion`, None if none has."""
-    found = (version for version in versions(model) if version.version == model.champion)
-    return next(found, None)
+    return next((version for version in versions(model) if version.version == model.champion), None)
 
 
 def champion_uri(model: RegisteredModel) -> str:

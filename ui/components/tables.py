@@ -15,15 +15,7 @@ from streamlit.elements.arrow import DataframeStateInput
 
 from clew import names
 from clew.errors import UsageError
-from clew.runs.reading.comparison import (
-    COST_METRICS,
-    SEED,
-    Group,
-    group_runs,
-    statistic,
-    statistic_text,
-    told_apart,
-)
+from clew.runs.reading import comparison
 from clew.runs.reading.metrics import headline_key, number_text
 from clew.runs.reading.picture import PLAIN
 from clew.runs.reading.runs import RunRecord, state_of
@@ -238,12 +230,14 @@ def _differences(runs: Sequence[RunRecord]) -> dict[str, str]:
     ]
     apart = dict.fromkeys((run.run_id for run in runs), "") | {
         run_id: " · ".join(setting for setting in settings if not setting.endswith(" –"))
-        for run_id, settings in told_apart(trained, most=4).items()
+        for run_id, settings in comparison.told_apart(trained, most=4).items()
     }
     alike = Counter((run.name, apart[run.run_id]) for run in runs)
     for run in runs:
-        if SEED in run.params and alike[run.name, apart[run.run_id]] > 1:
-            apart[run.run_id] = f"{apart[run.run_id]} · seed {run.params[SEED]}".removeprefix(" · ")
+        if comparison.SEED in run.params and alike[run.name, apart[run.run_id]] > 1:
+            apart[run.run_id] = (
+                f"{apart[run.run_id]} · seed {run.params[comparison.SEED]}".removeprefix(" · ")
+            )
     return apart
 
 
@@ -345,7 +339,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def group_table(
-    groups: Sequence[Group], runs: Mapping[str, RunRecord], chosen: Sequence[str]
+    groups: Sequence[comparison.Group], runs: Mapping[str, RunRecord], chosen: Sequence[str]
 ) -> Columns:
     """Return the table of the groups: of each metric its mean and deviation over the seeds."""
     firsts = [runs[group.run_ids[0]] for group in groups]
@@ -356,7 +350,10 @@ def group_table(
     }
     for key in dict.fromkeys([*map(headline_key, firsts), *chosen]):
         by_run = {run_id: run.metrics[key] for run_id, run in runs.items() if key in run.metrics}
-        means = [statistic_text(statistic(group.by_seed(by_run).values())) for group in groups]
+        means = [
+            comparison.statistic_text(comparison.statistic(group.by_seed(by_run).values()))
+            for group in groups
+        ]
         shown = means if by_run else values_of(firsts, key)
         columns[column_name(key)] = (shown, TextColumn(help=glossary.words(key).help))
     return with_values(columns)
@@ -372,7 +369,7 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
     chosen = left.multiselect(
         "Columns",
         sorted(keys.metrics | keys.params | keys.tags),
-        default=[key for key in COST_METRICS if key in keys.metrics],
+        default=[key for key in comparison.COST_METRICS if key in keys.metrics],
         key="columns",
         bind="query-params",
         placeholder="any metric, setting or tag",
@@ -392,7 +389,7 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
         return None
     rows = [[run.run_id] for run in page.runs]
     if grouped:
-        groups = group_runs(page.runs, by_seed=True)
+        groups = comparison.group_runs(page.runs, by_seed=True)
         rows = [list(group.run_ids) for group in groups]
         table = group_table(groups, {run.run_id: run for run in page.runs}, chosen)
     else:

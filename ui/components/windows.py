@@ -192,8 +192,7 @@ def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
     passages = shared_passages(text, report.prompt + report.continuation)
     tokens = f"token {first:,} on" if pd.isna(last) else f"tokens {first:,} to {int(last):,}"
     count = len(passages)
-    several = f"{count} passages, marked,"
-    common = {0: "no passage", 1: "one passage, marked,"}.get(count, several)
+    common = {0: "no passage", 1: "one passage, marked,"}.get(count, f"{count} passages, marked,")
     basics.show(
         _WINDOW,
         window=f"{int(row['window']):,}",
@@ -224,8 +223,7 @@ def show_sequence(report: SequenceInfluenceReport, picture: Path | None) -> None
         unit=report.unit,
         count=f"{report.num_windows:,}",
     )
-    loss = facts.number(report.loss)
-    numbers(report, [("Loss", loss, "Of this window, after training.")])
+    numbers(report, [("Loss", facts.number(report.loss), "Of this window, after training.")])
     windows = sequence_windows(report)
     if windows.empty:
         basics.note(f"None of the {report.num_scored:,} scored training windows is listed.")

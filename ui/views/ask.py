@@ -13,8 +13,6 @@ from clew.ui import access
 from clew.ui.components import answers, basics, jobs, runs
 from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
 
-PROMOTE_COMMAND = "clew promote --run-id RUN_ID"
-
 
 def render() -> None:
     st.title("Ask", anchor=False)
@@ -25,7 +23,7 @@ def render() -> None:
                 "No model to ask yet",
                 "No registered model has a champion. Promote a run on the page Models, or with "
                 "this command.",
-                commands=PROMOTE_COMMAND,
+                commands="clew promote --run-id RUN_ID",
             )
             return
         jobs.jobs().warm_up()
@@ -301,7 +299,10 @@ def entity_box(
     label: str, key: str, vocabulary: ModelNames, *, start: str, placeholder: str
 ) -> str:
     """Let a person choose an entity, `start` at first; return its name, empty if none is chosen."""
-    entries = {_value(entry): entry for entry in vocabulary.entries}
+    entries = {
+        f"{entry.name}{SEPARATOR}{entry.synonym}" if entry.synonym else entry.name: entry
+        for entry in vocabulary.entries
+    }
     if key not in st.session_state and start in entries:
         st.session_state[key] = start
     listed = list(entries)[:MAX_LISTED]
@@ -324,10 +325,6 @@ def entity_box(
     if not typed or typed in entries:
         return (typed or "").partition(SEPARATOR)[0]
     return _looked_up(typed, key, vocabulary)
-
-
-def _value(entry: Entry) -> str:
-    return f"{entry.name}{SEPARATOR}{entry.synonym}" if entry.synonym else entry.name
 
 
 def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:

@@ -6,28 +6,10 @@ from typing import cast, get_args
 import streamlit as st
 
 from clew import names
-from clew.runs.reading.comparison import (
-    MODEL_KIND,
-    Comparison,
-    Preset,
-    distinct_labels,
-    unequal_budgets,
-)
+from clew.runs.reading import comparison
 from clew.runs.reading.metrics import Pick
 from clew.runs.reading.runs import RunRecord
 from clew.ui.components import basics, charts, comparison_table, glossary, tables
-from clew.ui.components.comparison_table import (
-    Change,
-    Setting,
-    compared,
-    curves,
-    parameter_table,
-    picked_texts,
-    points,
-    preset,
-    quality_metrics,
-    reference_of,
-)
 from clew.ui.components.runs import has_runs, runs_by_id
 
 MAX_RUNS = 60
@@ -36,7 +18,6 @@ PRESET_HELP = (
     "The reference is plain float32, if it was run."
 )
 FRONT_HELP = "The dashed line joins the variants that no other beats in both numbers."
-CHANGES: dict[str, Change] = {"ratios": "ratio", "differences": "delta", "both": "both"}
 
 
 def render() -> None:
@@ -58,7 +39,7 @@ def render() -> None:
 
 def _choose(runs: Sequence[RunRecord]) -> None:
     """Let a person choose the runs: those of the preset, or ticked ones."""
-    found = preset()
+    found = comparison_table.preset()
 
     def choose() -> None:
         basics.write_address("runs", [run.run_id for run in found.runs] if found else None)
@@ -82,10 +63,10 @@ def _choose(runs: Sequence[RunRecord]) -> None:
             _take_over(ticked, [run.run_id for run in runs])
 
 
-def _preset_text(found: Preset) -> str:
+def _preset_text(found: comparison.Preset) -> str:
     """Return the setting, the variants and the seeds of the preset, in words."""
     first = found.runs[0]
-    called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(MODEL_KIND, "")]
+    called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(comparison.MODEL_KIND, "")]
     called += [first.tags.get(names.TAG_DEVICE, "")]
     called += found.apart
     variants = list(dict.fromkeys(run.tags[names.TAG_VARIANT] for run in found.runs))
@@ -117,28 +98,29 @@ def _take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
-    if unequal := unequal_budgets(runs):
+    if unequal := comparison.unequal_budgets(runs):
         basics.warning(" ".join(unequal))
     setting = _setting(runs)
-    comparison = compared(runs, setting)
+    found = comparison_table.compared(runs, setting)
     change = basics.choice(
         "Change against the reference",
-        list(CHANGES),
+        list(comparison_table.CHANGES),
         "change",
         help="Over the seeds that both have. ✓ marks a better value, ✗ a worse one. Grey: the 95 % "
         "interval of the change contains zero, or there are fewer than two such seeds. "
         "A metric such as bias, which should be neither large nor small, has no mark.",
     )
-    comparison_table.show(comparison, CHANGES[change], picked_texts(setting))
-    _costs(comparison, setting)
-    _curves(runs, comparison)
-    _parameters(runs, comparison)
+    picked = comparison_table.picked_texts(setting)
+    comparison_table.show(found, comparison_table.CHANGES[change], picked)
+    _costs(found, setting)
+    _curves(runs, found)
+    _parameters(runs, found)
 
 
 @basics.guarded("The pictures of cost and quality")
-def _costs(comparison: Comparison, setting: Setting) -> None:
+def _costs(found: comparison.Comparison, setting: comparison_table.Setting) -> None:
     gpu = names.GPU_PEAK_ALLOCATED_GIB
-    memory_key = gpu if gpu in comparison.metrics else names.PROCESS_PEAK_GIB
+    memory_key = gpu if gpu in found.metrics else names.PROCESS_PEAK_GIB
     left, right = st.columns(2)
     pictures = (
         (left, "Quality against time", names.TIME_EPOCH_SECONDS),
@@ -147,7 +129,7 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
     for column, title, key in pictures:
         with column:
             st.header(title, anchor=False, help=FRONT_HELP)
-            shown = points(comparison, key, setting.quality)
+            shown = comparison_table.points(found, key, setting.quality)
             if shown.empty:
                 basics.note("No run has both numbers.")
                 continue
@@ -157,10 +139,12 @@ def _costs(comparison: Comparison, setting: Setting) -> None:
 
 
 @basics.guarded("The curves")
-def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
+def _curves(runs: Sequence[RunRecord], found: comparison.Comparison) -> None:
     st.header("Curves", anchor=False)
     metrics = sorted({key for run in runs for key in run.metrics})
-    usual = next((key for key in quality_metrics(runs) if key.startswith("valid/")), None)
+    usual = next(
+        (key for key in comparison_table.quality_metrics(runs) if key.startswith("valid/")), None
+    )
     first, second, third, fourth = st.columns([2.2, 1.5, 2, 1], vertical_alignment="bottom")
     key = first.selectbox(
         "Metric",
@@ -177,11 +161,11 @@ def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
         "Smoothing", 0.0, 0.98, 0.0, 0.02, key="smooth", bind="query-params", help=about
     )
     logarithmic = fourth.toggle("Log scale", key="log", bind="query-params")
-    frame = curves(runs, key or "", weight=smoothing, groups=comparison.groups)
+    frame = comparison_table.curves(runs, key or "", weight=smoothing, groups=found.groups)
     if frame.empty:
         basics.note(f"No run has values of {key}.")
         return
-    order = [group.label for group in comparison.groups]
+    order = [group.label for group in found.groups]
     spec = charts.curves(
         frame, key=key, order=order, by_time=axis == "time", logarithmic=logarithmic
     )
@@ -190,29 +174,29 @@ def _curves(runs: Sequence[RunRecord], comparison: Comparison) -> None:
 
 
 @basics.guarded("The parameters")
-def _parameters(runs: Sequence[RunRecord], comparison: Comparison) -> None:
+def _parameters(runs: Sequence[RunRecord], found: comparison.Comparison) -> None:
     st.header("Parameters that differ", anchor=False)
-    frame = parameter_table(runs, comparison.groups)
+    frame = comparison_table.parameter_table(runs, found.groups)
     if frame.empty:
         basics.note("All of the chosen runs have the same parameters.")
         return
     st.dataframe(frame, alt="Parameters that differ", hide_index=True, placeholder="–")
 
 
-def _setting(runs: Sequence[RunRecord]) -> Setting:
+def _setting(runs: Sequence[RunRecord]) -> comparison_table.Setting:
     """Let a person set reference, quality metric and how values are picked."""
-    labels, ids = distinct_labels(runs), [run.run_id for run in runs]
+    labels, ids = comparison.distinct_labels(runs), [run.run_id for run in runs]
     first, second, third, fourth = st.columns([1.7, 1.7, 2, 1.7], vertical_alignment="bottom")
-    linked = basics.address("ref")
+    linked, usual = basics.address("ref"), comparison_table.reference_of(runs)
     reference = first.selectbox(
         "Reference",
         ids,
-        index=ids.index(linked if linked in ids else reference_of(runs)),
+        index=ids.index(linked if linked in ids else usual),
         format_func=lambda run_id: labels[run_id],
         help="Every other row is compared with this run, or its group if seeds are together.",
     )
-    basics.write_address("ref", None if reference == reference_of(runs) else reference)
-    metrics = quality_metrics(runs)
+    basics.write_address("ref", None if reference == usual else reference)
+    metrics = comparison_table.quality_metrics(runs)
     quality = second.selectbox(
         "Quality", metrics, key="quality", bind="query-params", format_func=glossary.label
     )
@@ -236,4 +220,5 @@ def _setting(runs: Sequence[RunRecord]) -> Setting:
         format_func=glossary.label,
         placeholder="other measures of quality",
     )
-    return Setting(quality or "", reference, cast(Pick, pick), grouped, tuple(further))
+    more = tuple(further)
+    return comparison_table.Setting(quality or "", reference, cast(Pick, pick), grouped, more)

@@ -1,6 +1,6 @@
 """Influence: which training facts are behind a prediction."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
@@ -11,36 +11,25 @@ from clew import names
 from clew.runs import store
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.influence_report import SequenceInfluenceReport
-from clew.runs.reading.explanation import triple_of
+from clew.runs.reading.explanation import SharedExplanation
 from clew.runs.reading.facts import Agreement, agreement, scored
-from clew.runs.reading.reports import ReportFiles, ReportHead
+from clew.runs.reading.reports import ReportFiles
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
-from clew.runs.verification import Verification
 from clew.ui import access
-from clew.ui.components import basics, charts, facts, glossary, graph, reviews, tables, windows
-from clew.ui.components.explanations import (
-    SIDES,
-    FactFilter,
-    facts_of,
-    filter_rows,
-    grouped,
-    kinds_of,
-    paths_of,
-    report_head,
-    report_of_run,
-    report_of_upload,
-    same_test,
-    shared,
-    strongest,
-    text_report_of,
-    triple_at,
-    verification_of,
-    with_validation,
+from clew.ui.components import (
+    basics,
+    charts,
+    explanations,
+    facts,
+    glossary,
+    graph,
+    reviews,
+    tables,
+    windows,
 )
 from clew.ui.components.runs import runs_page, variants_of
 
-TRACE_COMMAND = "clew tracin --model models:/NAME@champion --test head,relation,tail"
 NUM_TRACE_RUNS = 50
 ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence": "self_influence"}
 TESTS_HEIGHT = 242
@@ -60,15 +49,15 @@ def render() -> None:
                 "No explanations yet",
                 f"The tracking store {store.in_use()} has no finished trace run. This command "
                 "makes one; or ask a question on the page Ask and press Why?",
-                commands=TRACE_COMMAND,
+                commands="clew tracin --model models:/NAME@champion --test head,relation,tail",
             )
         with basics.guarded("This explanation"):
             with chooser:
                 source = _source(runs)
             if isinstance(source, dict):
-                _report("", report_of_upload(source), runs)
+                _report("", explanations.report_of_upload(source), runs)
             elif source:
-                _report(source, report_of_run(source), runs)
+                _report(source, explanations.report_of_run(source), runs)
 
 
 def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
@@ -77,117 +66,102 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     `run_id` is empty for files from the disk.
     """
     if files.text is not None:
-        windows.show_text(text_report_of(files), key=run_id)
+        windows.show_text(explanations.text_report_of(files), key=run_id)
         return
     if files.sequence is not None:
         windows.show_sequence(SequenceInfluenceReport.read(files.sequence), files.picture)
         return
-    head = report_head(files)
-    if run_id:
-        head = with_validation(head)
+    head = explanations.report_head(files)
     place = _test_triple(head.tests, head.form)
     if place is None:
         return
-    test, found = triple_at(head, place), facts_of(files, place)
-    paths = paths_of(files, place)
-    kinds, key = kinds_of(head), f"{run_id}-{place}"
-    checked = verification_of(run_id, triple_of(test))
-    facts.card(test, found, paths, head, kinds)
+    found, key = explanations.explained(run_id, files, place), f"{run_id}-{place}"
+    facts.card(found)
     with st.container(key="trust"):
-        facts.trust(head, run_id, test)
+        facts.trust(found.head, run_id, found.test)
     left, more, share = st.columns([4, 1, 0.7])
     with share.popover("Share", width="stretch"), basics.guarded("What can be shared"):
-        facts.share(test, lambda: shared(run_id, files, place))
+        facts.share(found, lambda: explanations.shared(run_id, files, place))
     sections = ["Paths", "Training facts", "Groups", "Another run"]
     sections += ["Check it", "Review"] * bool(run_id)
-    first = sections[0] if paths.found and not basics.address("fact") else sections[1]
+    first = sections[0] if found.paths.found and not basics.address("fact") else sections[1]
     with left:
         section = basics.choice("Show", sections, "view", first=first, hidden=True)
     with basics.guarded(section):
         match section:
             case "Paths":
-                graph.show_paths(test, paths, key=key, kinds=kinds, head=head, checked=checked)
+                graph.show_paths(found, key=key)
             case "Training facts":
-                _facts(test, found, more, kinds=kinds, head=head, checked=checked, key=key)
+                _facts(found, more, key=key)
             case "Groups":
-                _groups(test, found, more, head.form)
+                _groups(found, more)
             case "Another run":
-                _compare(run_id, test, found, runs)
+                _compare(run_id, found, runs)
             case "Check it":
-                facts.check(run_id, test)
+                facts.check(run_id, found.test)
             case "Review":
                 left, right = basics.columns([1, 1.15], key="review")
                 with left:
-                    graph.show_paths(test, paths, key=key, kinds=kinds, head=head, checked=checked)
+                    graph.show_paths(found, key=key)
                 with right:
                     above = st.container()  # filled last, so that it counts the review just saved
                     following = reviews.next_to_judge(run_id, head.tests, place)
-                    told = strongest(found, "influence", reviews.NUM_FACTS)
-                    reviews.form(run_id, test, told, following)
+                    told = explanations.strongest(found.facts, "influence", reviews.NUM_FACTS)
+                    reviews.form(run_id, found.test, told, following)
                     with above:
-                        reviews.earlier(run_id, test)
+                        reviews.earlier(run_id, found.test)
 
 
-def _facts(
-    test: pd.Series,
-    found: pd.DataFrame,
-    more: DeltaGenerator,
-    *,
-    kinds: Mapping[str, str],
-    head: ReportHead,
-    checked: Verification | None,
-    key: str,
-) -> None:
+def _facts(found: SharedExplanation, more: DeltaGenerator, *, key: str) -> None:
+    head = found.head
     with more.popover("Filter facts", width="stretch"):
-        wanted = _fact_filter(found)
+        wanted = _fact_filter(found.facts)
         number = st.slider("Facts in the graph", 4, 60, 16, 2, key="edges", bind="query-params")
-    shown = _passing(found, wanted)
+    shown = _passing(found.facts, wanted)
     if shown.empty:
         return
-    column = wanted.column(found)
+    column = wanted.column(found.facts)
     key = f"{key}-{hash(wanted)}"
     left, right = basics.columns([1, 1.3], key="facts")
     with left:
-        drawn, place = strongest(shown, column, number), facts.selected(shown)
+        drawn, place = explanations.strongest(shown, column, number), facts.selected(shown)
         by_strength = drawn[column].abs().sort_values(ascending=False, kind="stable").index
         graph.show(
-            test,
+            found,
             drawn.loc[by_strength],
             column=column,
             selected=() if place is None else (place,),
-            kinds=kinds,
-            model=head.run_id,
             key=f"{key}-graph",
             take=facts.select,
             alt="Graph of the test triple and its strongest training facts",
             panel=right.container(),
-            checked=checked,
         )
     with right:
         facts.table(shown, column, head.form, fall=head.label.fall, key=key)
     facts.details(shown, column, head.form)
 
 
-def _groups(test: pd.Series, found: pd.DataFrame, more: DeltaGenerator, form: Form) -> None:
+def _groups(found: SharedExplanation, more: DeltaGenerator) -> None:
+    test, listed = found.test, found.facts
     with more.popover("Filter facts", width="stretch"):
-        wanted = _fact_filter(found)
+        wanted = _fact_filter(listed)
     many = "Many facts of one kind can matter together, even if each is weak."
     by = basics.choice("Group by", ["relation", "shared entity"], "group", help=many)
-    shown = _passing(found, wanted)
+    shown = _passing(listed, wanted)
     if shown.empty:
         return
-    groups = grouped(shown, by, str(test["head"]), str(test["tail"]))
-    chart = charts.group_bars(groups, form.heading)
+    groups = explanations.grouped(shown, by, str(test["head"]), str(test["tail"]))
+    chart = charts.group_bars(groups, found.head.form.heading)
     st.vega_lite_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
-    absent = scored(test, found) - len(found)
+    absent = scored(test, listed) - len(listed)
     if absent > 0:
         basics.note(
-            f"Sums of the {len(found):,} facts in this report; the other {absent:,} scored facts "
+            f"Sums of the {len(listed):,} facts in this report; the other {absent:,} scored facts "
             "are not in it. A report made with --top-k=0 has all of them."
         )
 
 
-def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRecord]) -> None:
+def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> None:
     tasks = {run.run_id: run.tags.get(names.TAG_TASK) for run in runs}
     alike = [run for run in runs if tasks.get(run_id) in (None, tasks[run.run_id])]
     others = [run for run in alike if run.run_id != run_id]
@@ -195,8 +169,8 @@ def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRe
     other_id = _run("Compare with", others, "other", optional=True, help=about)
     if not other_id:
         return
-    files = report_of_run(other_id)
-    place = same_test(report_head(files).tests, test)
+    files = explanations.report_of_run(other_id)
+    place = explanations.same_test(explanations.report_head(files).tests, found.test)
     if place is None:
         basics.note("That run does not explain this triple.")
         return
@@ -205,7 +179,7 @@ def _compare(run_id: str, test: pd.Series, found: pd.DataFrame, runs: list[RunRe
     called = (labels.get(run_id, "this one"), labels.get(other_id, "the other"))
     if called[0] == called[1]:
         called = ("this run", "the other run")
-    _agreement(agreement(found, facts_of(files, place)), called)
+    _agreement(agreement(found.facts, explanations.facts_of(files, place)), called)
 
 
 def _agreement(found: Agreement, called: tuple[str, str]) -> None:
@@ -298,7 +272,9 @@ def _test_triple(tests: pd.DataFrame, form: Form) -> int | None:
             text = basics.search_box("Search test triples", "find")
         relation = _relation(second, "Relation", tests, key="testrel")
         order = third.selectbox("Order", list(ORDERS), key="testorder", bind="query-params")
-        found = filter_rows(tests, FactFilter(text=text, relation=relation))
+        found = explanations.filter_rows(
+            tests, explanations.FactFilter(text=text, relation=relation)
+        )
         if found.empty:
             st.info("No test triple matches; clear the search or the relation.")
             return None
@@ -339,12 +315,12 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
     return place
 
 
-def _fact_filter(found: pd.DataFrame) -> FactFilter:
+def _fact_filter(found: pd.DataFrame) -> explanations.FactFilter:
     first, second = st.columns(2, vertical_alignment="bottom")
     with first:
         text = basics.search_box("Search facts", "factfind")
     relation = _relation(second, "Relation of facts", found, key="rel")
-    side = basics.choice("Side", SIDES, "side")
+    side = basics.choice("Side", explanations.SIDES, "side")
     with st.container(horizontal=True):
         hidden = st.toggle(
             "Hide siblings",
@@ -355,12 +331,12 @@ def _fact_filter(found: pd.DataFrame) -> FactFilter:
             "trivial.",
         )
         cosine = windows.choose_cosine(found)
-    return FactFilter(text, relation, side, hide_siblings=hidden, cosine=cosine)
+    return explanations.FactFilter(text, relation, side, hide_siblings=hidden, cosine=cosine)
 
 
-def _passing(found: pd.DataFrame, wanted: FactFilter) -> pd.DataFrame:
+def _passing(found: pd.DataFrame, wanted: explanations.FactFilter) -> pd.DataFrame:
     """Return the facts that pass a filter; say so if there are none."""
-    shown = filter_rows(found, wanted)
+    shown = explanations.filter_rows(found, wanted)
     if shown.empty:
         basics.note(
             f"None of the {len(found):,} training facts in this report passes these filters; clear "

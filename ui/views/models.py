@@ -18,8 +18,6 @@ from clew.ui.components.runs import run_by_id, runs_page
 from clew.ui.components.tables import run_labels, utc
 from clew.ui.work import Promotion, Rollback
 
-REGISTER_COMMAND = "clew promote --run-id RUN_ID --name NAME"
-
 
 def render() -> None:
     st.title("Models", anchor=False)
@@ -32,7 +30,7 @@ def render() -> None:
             basics.nothing(
                 "No registered models yet",
                 "Promote a run below or with this command: its best checkpoint becomes a model.",
-                commands=REGISTER_COMMAND,
+                commands="clew promote --run-id RUN_ID --name NAME",
             )
         else:
             options = list(by_name)

@@ -9,17 +9,7 @@ from clew import names
 from clew.runs.reading.metrics import EpochProgress, headline_key, number_text, progress_of
 from clew.runs.reading.runs import RunRecord, last_heartbeat, last_sign_of_life, state_of
 from clew.runs.reading.search import RunQuery
-from clew.ui.components import basics, glossary, tables
-from clew.ui.components.runs import (
-    counts,
-    has_runs,
-    histories,
-    live_runs,
-    models,
-    name_of,
-    runs_by_id,
-    runs_page,
-)
+from clew.ui.components import basics, glossary, runs, tables
 from clew.ui.components.tables import seconds_text
 
 
@@ -27,13 +17,13 @@ def render() -> None:
     title, experiment = st.columns([3, 1], vertical_alignment="bottom")
     title.title("Overview", anchor=False)
     with basics.guarded("The overview"):
-        if not has_runs():
+        if not runs.has_runs():
             basics.empty_store()
             return
         with experiment:
             experiment_ids = tables.experiment()
         # Read once: a run that ends between two readings would be counted as running for good.
-        alive = live_runs(experiment_ids)
+        alive = runs.live_runs(experiment_ids)
         _doors(alive)
         _numbers(experiment_ids, alive)
         running_now(experiment_ids, alive)
@@ -46,12 +36,11 @@ def render() -> None:
 
 def _doors(alive: Sequence[RunRecord]) -> None:
     """Show where a person who asks, reviews or trains begins, and what waits there."""
-    champions = [model.name for model in models() if model.champion is not None]
+    champions = [model.name for model in runs.models() if model.champion is not None]
     asks = "No model has been promoted yet; the page Models does it."
     if champions:
         asks = f"Ask {champions[0]} a question, and see why it answers as it does."
-    explained = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)
-    latest = runs_page(explained).runs
+    latest = runs.runs_page(RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)).runs
     waiting = [run.run_id for run in latest if names.TAG_REVIEWED not in run.tags]
     reviews = f"Waiting for a review: {len(waiting)} of the latest {len(latest)} explained runs."
     live = sum(state_of(run) == "running" for run in alive)
@@ -79,7 +68,7 @@ def _numbers(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> Non
         "stopped": "Stopped by a person, or by their search.",
         "failed": "Ended by an error, or its process died.",
     }
-    number = counts(experiment_ids, alive)
+    number = runs.counts(experiment_ids, alive)
     shown = [("Runs", f"{number['total']:,}", "All runs of the chosen experiments.")]
     for state, meaning in meanings.items():
         label = f"{basics.STATE_SYMBOLS[state]} {state.capitalize()}"
@@ -88,15 +77,15 @@ def _numbers(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> Non
 
 
 def _actions(run_ids: list[str]) -> None:
-    runs = runs_by_id(run_ids)
-    trained = [run for run in runs if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN]
-    traced = [run for run in runs if run.tags.get(names.TAG_KIND) == names.KIND_TRACE]
-    if not runs:
+    ticked = runs.runs_by_id(run_ids)
+    trained = [run for run in ticked if run.tags.get(names.TAG_KIND) == names.KIND_TRAIN]
+    traced = [run for run in ticked if run.tags.get(names.TAG_KIND) == names.KIND_TRACE]
+    if not ticked:
         st.caption("Tick runs to compare them, to read their explanations or to promote one.")
         return
     with st.container(horizontal=True):
-        if len(runs) == 1:
-            basics.link("run", "Open this run", id=runs[0].run_id)
+        if len(ticked) == 1:
+            basics.link("run", "Open this run", id=ticked[0].run_id)
         if len(trained) > 1:
             ids = ",".join(run.run_id for run in trained)
             basics.link("compare", f"Compare {len(trained)} runs", runs=ids)
@@ -110,33 +99,33 @@ SECONDS_BETWEEN = 5
 MAX_SHOWN = 8
 
 
-def running_now(experiment_ids: tuple[str, ...], runs: Sequence[RunRecord]) -> None:
+def running_now(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> None:
     """Show the runs that are marked as running; nothing if there are none."""
-    if not runs:
+    if not alive:
         return
     st.header("Now", anchor=False)
-    alive = any(state_of(run) == "running" for run in runs)
-    known = frozenset((run.run_id, state_of(run)) for run in runs)
-    st.fragment(_runs, run_every=SECONDS_BETWEEN if alive else None)(experiment_ids, known)
+    is_alive = any(state_of(run) == "running" for run in alive)
+    known = frozenset((run.run_id, state_of(run)) for run in alive)
+    st.fragment(_runs, run_every=SECONDS_BETWEEN if is_alive else None)(experiment_ids, known)
 
 
 def _runs(experiment_ids: tuple[str, ...], known: frozenset[tuple[str, str]]) -> None:
     """Show the runs; once one of the `known` ones has ended or is stuck, reload the whole page."""
     with basics.guarded("The progress of runs"):
-        runs = sorted(live_runs(experiment_ids), key=lambda run: state_of(run) == "stuck")
-        if known - {(run.run_id, state_of(run)) for run in runs}:
+        live = sorted(runs.live_runs(experiment_ids), key=lambda run: state_of(run) == "stuck")
+        if known - {(run.run_id, state_of(run)) for run in live}:
             st.rerun()
-        for run in runs[:MAX_SHOWN]:
+        for run in live[:MAX_SHOWN]:
             _running(run)
-        if len(runs) > MAX_SHOWN:
-            st.caption(f"and {len(runs) - MAX_SHOWN} more")
+        if len(live) > MAX_SHOWN:
+            st.caption(f"and {len(live) - MAX_SHOWN} more")
 
 
 def _running(run: RunRecord) -> None:
-    done = progress_of(run, histories([run], names.TRAIN_EPOCH))
+    done = progress_of(run, runs.histories([run], names.TRAIN_EPOCH))
     title = basics.fill(
         "<b>{name}</b> <span class='clew-muted clew-small'>{detail}</span>",
-        name=name_of(run),
+        name=runs.name_of(run),
         detail=_detail(run, done),
     )
     st.html(title)

@@ -31,31 +31,14 @@ from clew.runs.reading.reviews import (
 )
 from clew.runs.reading.runs import RunRecord
 from clew.ui import access
-from clew.ui.components import basics, charts, tables
+from clew.ui.components import basics, charts, reviews, tables
 from clew.ui.components.explanations import report_head, report_of_run, same_test, with_validation
 from clew.ui.components.facts import trust
-from clew.ui.components.reviews import (
-    MEANINGS,
-    add_decision,
-    comment_box,
-    decided_as,
-    explained_runs,
-    explains_triples,
-    judged,
-    offer_training,
-    retrained,
-    reviewable_runs,
-    reviews_of_all,
-    said,
-    triple_text,
-    verdict_buttons,
-    visible,
-)
 from clew.ui.components.runs import run_by_id
 from clew.ui.components.tables import ALL, run_labels
 
 KINDS = {"explanation": "explanation", "fact": "training fact"}
-DECISION_MEANINGS = MEANINGS | {
+DECISION_MEANINGS = reviews.MEANINGS | {
     "unsure": "It is unclear.",
     "wrong": "Leave the fact out of the next training run.",
     "right": "Keep the fact in the training data.",
@@ -65,7 +48,7 @@ DECISION_MEANINGS = MEANINGS | {
 def render() -> None:
     st.title("Reviews", anchor=False)
     with basics.guarded("The reviews"):
-        runs = reviewable_runs()
+        runs = reviews.reviewable_runs()
         if not runs:
             basics.nothing(
                 "Nothing to review yet",
@@ -77,7 +60,7 @@ def render() -> None:
         runs = _with_run_of_address(runs)
         chosen = _run_filter(runs)
         ids = [run.run_id for run in chosen]
-        found = reviews_of_all(ids)
+        found = reviews.reviews_of_all(ids)
         for problem in found.problems:
             basics.warning(f"A review is left out: {problem}")
         if not found.records:
@@ -88,7 +71,7 @@ def render() -> None:
             )
             basics.link("influence", "Read explanations", run=chosen[0].run_id)
             return
-        everything = reviews_of_all(run.run_id for run in runs).records
+        everything = reviews.reviews_of_all(run.run_id for run in runs).records
         allowed = _allowed(everything)
         if shown := [review for review in allowed if review.run_id in ids]:
             _summary(shown, chosen)
@@ -100,7 +83,7 @@ def render() -> None:
         data = {origins[run_id] for run_id in ids}
         _wrong([review for review in everything if origins[review.run_id] in data], runs)
         with basics.guarded("The run without these facts"):
-            retrained()
+            reviews.retrained()
 
 
 def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
@@ -109,25 +92,23 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     if not wanted or wanted in [run.run_id for run in runs]:
         return runs
     older = run_by_id(wanted)
-    if older is not None and explains_triples(older):
+    if older is not None and reviews.explains_triples(older):
         return [older, *runs]
     basics.warning(f"No run {wanted} that explains triples is in the store.")
     return runs
 
 
-def _allowed(reviews: Sequence[Review]) -> Sequence[Review]:
+def _allowed(given: Sequence[Review]) -> Sequence[Review]:
     """Leave out what others said of explanations that a reviewer has yet to judge.
 
     A promoter who has judged nothing only reads and decides, and sees everything.
     """
-    shown, promoter = visible(reviews), access.may("confirm")
-    hidden = len(reviews) - len(shown)
-    if not hidden or (promoter and not judged(reviews)):
-        return reviews
+    shown, promoter = reviews.visible(given), access.may("confirm")
+    hidden = len(given) - len(shown)
+    if not hidden or (promoter and not reviews.judged(given)):
+        return given
     basics.note(f"Hidden until you have judged the same explanations: {hidden:,} reviews.")
-    if promoter and st.toggle("Show them", key="unblind"):
-        return reviews
-    return shown
+    return given if promoter and st.toggle("Show them", key="unblind") else shown
 
 
 def _run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
@@ -149,16 +130,16 @@ def _run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run in runs if chosen in (ALL, run.run_id)]
 
 
-def _summary(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
+def _summary(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     """Show the verdicts in numbers, and by relation or by run.
 
     The numbers of people and explanations are those of all reviews; of the verdicts, those count
     that are settled.
     """
-    given, counted = latest_of_each(reviews), settled(reviews)
-    judged = len({(review.run_id, review.test) for review in given})
-    people = len({review.reviewer for review in given if review.reviewer})
-    agreement, counts = reviewer_agreement(given), Counter(review.said for review in counted)
+    latest, counted = latest_of_each(given), settled(given)
+    judged = len({(review.run_id, review.test) for review in latest})
+    people = len({review.reviewer for review in latest if review.reviewer})
+    agreement, counts = reviewer_agreement(latest), Counter(review.said for review in counted)
     basics.tiles(
         [
             (
@@ -189,8 +170,8 @@ def _summary(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     about = "relation: of the explained triple. run: the explanations that were judged."
     by = cast(Group, basics.choice("Verdicts by", get_args(Group), "by", help=about))
     labels = run_labels(runs)
-    frame = verdict_frame(count_verdicts(given if by == "reviewer" else counted, by), labels)
-    agreed = [found for found in agreement_by(given, by).items() if found[1].num_explanations]
+    frame = verdict_frame(count_verdicts(latest if by == "reviewer" else counted, by), labels)
+    agreed = [found for found in agreement_by(latest, by).items() if found[1].num_explanations]
     left, right = basics.columns([1.5, 1], key="verdicts")
     alt = f"Bars: number of reviews of each verdict, by {by}"
     left.vega_lite_chart(charts.verdict_bars(frame), width="stretch", alt=alt)
@@ -215,13 +196,13 @@ def verdict_frame(counts: Mapping[str, Counter[str]], labels: Mapping[str, str])
 
 
 def _disagreements(
-    reviews: Sequence[Review], runs: Sequence[RunRecord], chosen: Sequence[str]
+    given: Sequence[Review], runs: Sequence[RunRecord], chosen: Sequence[str]
 ) -> None:
     """List what reviewers of the chosen runs disagree about, and let a person decide.
 
     A ticked row is put into the address, so that a colleague can get a link to it.
     """
-    found = [each for each in find_disagreements(reviews, runs) if {*chosen} & {*each.run_ids}]
+    found = [each for each in find_disagreements(given, runs) if {*chosen} & {*each.run_ids}]
     by_key = {each.key: each for each in found}
     wanted = basics.address("decide")
     if found:
@@ -244,7 +225,7 @@ def _disagreements(
             {
                 "State": ([_state(each) for each in found], None),
                 "About": ([KINDS[each.about] for each in found], None),
-                "Triple": ([triple_text(each.triple) for each in found], wide),
+                "Triple": ([reviews.triple_text(each.triple) for each in found], wide),
                 "Reviewers say": ([" · ".join(each) for each in opinions], wide),
             },
             list(by_key),
@@ -270,41 +251,36 @@ def _state(found: Disagreement) -> str:
 
 def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
     """Show what each reviewer says and what was decided so far, and let a person decide."""
-    triple = found.triple
-    title = basics.triple(
-        triple.head_label or triple.head,
-        triple.relation_label or triple.relation,
-        triple.tail_label or triple.tail,
-    )
-    st.html(title)
+    st.html(basics.triple(*found.triple.labels))
     items = []
     for opinion in found.opinions:
-        about = f" · explaining {triple_text(opinion.review.test)}" * (found.about == "fact")
+        explained = reviews.triple_text(opinion.review.test)
+        about = f" · explaining {explained}" * (found.about == "fact")
         since = " · since the decision" * (opinion in found.newer)
-        items.append(said(opinion.review, opinion.said, more=about + since))
+        items.append(reviews.said(opinion.review, opinion.said, more=about + since))
     for number, each in enumerate(reversed(found.decisions)):
-        items.append(said(each, each.said, before="before: " if number else "decided: "))
+        items.append(reviews.said(each, each.said, before="before: " if number else "decided: "))
     basics.show_list(items)
     key = f"decision-{found.key}"
     with st.container(border=True):
-        comment = comment_box("Why", key)
+        comment = reviews.comment_box("Why", key)
         person = basics.name_box()
         if found.decision is not None:
             st.caption("A new decision counts instead of the last one, which is kept.")
         with st.container(horizontal=True):
-            pressed = verdict_buttons(
-                CHOICES[found.about], DECISION_MEANINGS, key, decided_as(found)
+            pressed = reviews.verdict_buttons(
+                CHOICES[found.about], DECISION_MEANINGS, key, reviews.decided_as(found)
             )
     if pressed is not None:
         with basics.guarded("The decision", done="saved"):
-            add_decision(found.key, pressed, person, comment, runs)
+            reviews.add_decision(found.key, pressed, person, comment, runs)
             st.rerun()
 
 
-def _table(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
+def _table(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     """Show every review, the newest first; a ticked one can be opened."""
     st.header("All reviews", anchor=False)
-    newest = sorted(reviews, key=lambda review: review.created, reverse=True)
+    newest = sorted(given, key=lambda review: review.created, reverse=True)
     called = {run.run_id: run.name for run in runs}
     verdicts = [
         f"{basics.OPINION_SYMBOLS[review.said]} {review.said}" + ", final" * review.final
@@ -319,7 +295,7 @@ def _table(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
             ),
             "Reviewer": ([review.reviewer for review in newest], None),
             "Verdict": (verdicts, None),
-            "Explained triple": ([triple_text(review.test) for review in newest], wide),
+            "Explained triple": ([reviews.triple_text(review.test) for review in newest], wide),
             "Convincing": (
                 [len(review.convincing) for review in newest],
                 NumberColumn(width="small", help=small.format("convinced")),
@@ -358,12 +334,10 @@ def _open(review: Review) -> None:
     )
 
 
-def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
+def _wrong(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     """Show the training facts that count as wrong, to be left out of the next training run."""
     st.header("Training facts marked wrong", anchor=False)
-    marked = {
-        origin: found for origin, found in by_data(reviews, runs).items() if wrong_facts(found)
-    }
+    marked = {origin: found for origin, found in by_data(given, runs).items() if wrong_facts(found)}
     if not marked:
         basics.note("No fact counts as wrong: two people mark it, or a promoter confirms it.")
         return
@@ -374,7 +348,7 @@ def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
             {
                 "People": wrong.num_people,
                 "Decided by": wrong.decision.reviewer if wrong.decision else "",
-                "Training fact": triple_text(wrong.fact),
+                "Training fact": reviews.triple_text(wrong.fact),
                 "Head": wrong.fact.head,
                 "Relation": wrong.fact.relation,
                 "Tail": wrong.fact.tail,
@@ -386,7 +360,7 @@ def _wrong(reviews: Sequence[Review], runs: Sequence[RunRecord]) -> None:
         content = wrong_facts_tsv(found, origin)
         tables.download("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
         with basics.guarded("The runs to repeat"):
-            offer_training(explained_runs(found, runs), content, key=name)
+            reviews.offer_training(reviews.explained_runs(found, runs), content, key=name)
     basics.note(
         "The list starts with two lines that name its data. Each other line has head, relation and "
         "tail, as named in the data set. To train another configuration without these facts:"

@@ -295,10 +295,8 @@ def _relations(run: RunRecord) -> None:
     if len(splits) > 1:
         split = st.segmented_control("Split", splits, default=split, required=True, key="split")
     frame = by_relation(run.run_id, split)
-    order = ["num_queries", "label", "side"]
-    frame = frame.sort_values(order, ascending=[False, True, True])
+    frame = frame.sort_values(["num_queries", "label", "side"], ascending=[False, True, True])
     side = "Which end of the triple the model had to name."
-    rank = "1 is perfect."
     columns: tables.Columns = {
         "Relation": (frame["label"], TextColumn(width="medium")),
         "Asked for": (frame["side"], TextColumn(width="small", help=side)),
@@ -314,7 +312,7 @@ def _relations(run: RunRecord) -> None:
         ),
         "Mean rank": (
             frame[names.MEAN_RANK],
-            NumberColumn(format="%.1f", width="small", help=rank),
+            NumberColumn(format="%.1f", width="small", help="1 is perfect."),
         ),
     }
     for name in (names.hits_at(k) for k in (1, 3, 10)):
@@ -394,8 +392,7 @@ def _configuration(run: RunRecord) -> None:
         basics.note(f"This run has no configuration{other}.")
         return
     settings = [key.removeprefix(names.PARAMETER_PREFIX) for key in keys]
-    values = [run.params[key] for key in keys]
-    frame = pd.DataFrame({"Setting": settings, "Value": values})
+    frame = pd.DataFrame({"Setting": settings, "Value": [run.params[key] for key in keys]})
     tables.show(frame, alt="Configuration of the run", most=MAX_HEIGHT)
 
 

@@ -6,7 +6,6 @@ from clew.runs import store
 from clew.runs.reading.run_details import shipped_studies
 from clew.ui.components import basics, results
 
-COMPARE_COMMAND = "clew compare --study experiments/studies/training.yaml"
 ALL = "all machines"
 
 
@@ -20,7 +19,7 @@ def render() -> None:
                 f"The tracking store {store.in_use()} has no finished study. The results below "
                 "come with Clew; each names the machine it was measured on. This command measures "
                 "the optimizations of training on this machine:",
-                commands=COMPARE_COMMAND,
+                commands="clew compare --study experiments/studies/training.yaml",
             )
             found = shipped_studies()
         machines = sorted({study.machine for study in found})

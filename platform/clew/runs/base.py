@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from clew import names
 from clew.errors import Interrupted
+from clew.runs.spool import DataSet
 
 logger = logging.getLogger(__name__)
 
@@ -122,17 +122,8 @@ class Tracker:
         place.
         """
 
-    def dataset(
-        self,
-        *,
-        name: str,
-        fingerprint: str,
-        source: str,
-        context: str,
-        sizes: str = "",
-        columns: Mapping[str, str] | None = None,
-    ) -> None:
-        """Record a data set as an input of the run, with its sizes in words and its columns."""
+    def dataset(self, data: DataSet) -> None:
+        """Record a data set as an input of the run."""
 
     def warn(self, message: str) -> None:
         logger.warning("%s", message)
@@ -150,10 +141,5 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.finish("FINISHED" if error is None else outcome_of(error)[0])

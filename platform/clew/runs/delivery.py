@@ -27,18 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from mlflow import MlflowClient
-from mlflow.entities import (
-    Dataset,
-    DatasetInput,
-    InputTag,
-    LoggedModel,
-    LoggedModelOutput,
-    LoggedModelStatus,
-    Metric,
-    Param,
-    RunTag,
-)
+from mlflow import MlflowClient, entities
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
@@ -170,13 +159,9 @@ class Delivery:
             if error.error_code in store.MISSING and not self.spool.length:
                 return  # nothing is lost
             raise
-        if self.spool.log.exists():
-            record = logging.LogRecord("clew", logging.ERROR, "", 0, DIED, None, None)
-            lines = self.spool.log.read_text(encoding="utf-8", errors="replace")
-            self.client.log_text(
-                self.run_id, f"{lines}{log_formatter.format(record)}\n", names.ARTIFACT_LOG
-            )
-        end_run(self.client, self.run_id, "FAILED", DIED)
+        log = self.spool.log
+        lines = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        end_run(self.client, self.run_id, "FAILED", DIED, lines)
 
     def _end_announced(self) -> None:
         wanted = f"tags.`{names.TAG_OPENED_AS}` = '{self.run_id}'"
@@ -226,13 +211,15 @@ class Delivery:
                 self._send_values(records)
 
     def _send_values(self, records: Sequence[Record]) -> None:
-        metrics: list[Metric] = []
+        metrics: list[entities.Metric] = []
         params: dict[tuple[str, str], None] = {}
         tags: dict[str, str] = {}
         for record in records:
             match record:
                 case Metrics(values=values, step=step, time_ms=time_ms):
-                    metrics += [Metric(key, value, time_ms, step) for key, value in values.items()]
+                    metrics += [
+                        entities.Metric(key, value, time_ms, step) for key, value in values.items()
+                    ]
                 case Params(values=texts):
                     # Keep both values of a parameter, so that the store refuses the second one.
                     params |= dict.fromkeys(texts.items())
@@ -240,9 +227,11 @@ class Delivery:
                     tags |= texts
         if names.TAG_NOTE in tags and names.TAG_NOTE in self.client.get_run(self.run_id).data.tags:
             del tags[names.TAG_NOTE]  # a person wrote one meanwhile
-        for some_params in _parts([Param(*pair) for pair in params], TEXTS_PER_REQUEST):
+        for some_params in _parts([entities.Param(*pair) for pair in params], TEXTS_PER_REQUEST):
             self.client.log_batch(self.run_id, params=some_params, synchronous=True)
-        for some_tags in _parts([RunTag(*pair) for pair in tags.items()], TEXTS_PER_REQUEST):
+        for some_tags in _parts(
+            [entities.RunTag(*pair) for pair in tags.items()], TEXTS_PER_REQUEST
+        ):
             self.client.log_batch(self.run_id, tags=some_tags, synchronous=True)
         for some_metrics in _parts(metrics, METRICS_PER_REQUEST):
             self.client.log_batch(self.run_id, metrics=some_metrics, synchronous=True)
@@ -253,15 +242,15 @@ class Delivery:
         for path in files:
             self.client.log_artifact(self.run_id, str(path), record.folder)
         model = self._model_entry(record)
-        if model.status == LoggedModelStatus.READY:
+        if model.status == entities.LoggedModelStatus.READY:
             return
         for path in files:
             if path.name in MODEL_FILES or path.name.startswith(ROWS_PREFIX):
                 self._put_model_file(model, path, record.folder)
         self._link_to_run(model, record)
-        self.client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+        self.client.finalize_logged_model(model.model_id, entities.LoggedModelStatus.READY)
 
-    def _model_entry(self, record: Checkpoint) -> LoggedModel:
+    def _model_entry(self, record: Checkpoint) -> entities.LoggedModel:
         experiment_id = self.spool.origin.experiment_id
         found = self.client.search_logged_models(
             [experiment_id],
@@ -280,7 +269,7 @@ class Delivery:
             model_type="checkpoint",
         )
 
-    def _put_model_file(self, model: LoggedModel, path: Path, folder: str) -> None:
+    def _put_model_file(self, model: entities.LoggedModel, path: Path, folder: str) -> None:
         target = store.local_path(model.artifact_location)
         run_root = store.local_path(self.client.get_run(self.run_id).info.artifact_uri)
         if target is not None and run_root is not None:
@@ -291,13 +280,15 @@ class Delivery:
                 return
         self.client.log_model_artifact(model.model_id, str(path))
 
-    def _link_to_run(self, model: LoggedModel, record: Checkpoint) -> None:
+    def _link_to_run(self, model: entities.LoggedModel, record: Checkpoint) -> None:
         outputs = self.client.get_run(self.run_id).outputs
         known = {output.model_id for output in outputs.model_outputs} if outputs else set()
         if model.model_id not in known:
-            self.client.log_outputs(self.run_id, [LoggedModelOutput(model.model_id, record.step)])
+            self.client.log_outputs(
+                self.run_id, [entities.LoggedModelOutput(model.model_id, record.step)]
+            )
         metrics = [
-            Metric(key, value, time_ms, record.step, model_id=model.model_id)
+            entities.Metric(key, value, time_ms, record.step, model_id=model.model_id)
             for key, value in record.metrics.items()
             if (time_ms := record.metric_times_ms[key])
         ]
@@ -324,8 +315,8 @@ def _parts(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
     return (values[i : i + size] for i in range(0, len(values), size))
 
 
-def _dataset_input(record: DataSet) -> DatasetInput:
-    dataset = Dataset(
+def _dataset_input(record: DataSet) -> entities.DatasetInput:
+    dataset = entities.Dataset(
         name=record.name,
         digest=record.fingerprint[:36],  # MLflow's limit
         source_type="local",
@@ -340,7 +331,9 @@ def _dataset_input(record: DataSet) -> DatasetInput:
         ),
         profile=json.dumps({"fingerprint": record.fingerprint, "sizes": record.sizes}),
     )
-    return DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, record.context)])
+    return entities.DatasetInput(
+        dataset, [entities.InputTag(MLFLOW_DATASET_CONTEXT, record.context)]
+    )
 
 
 def shortened(text: str, limit: int) -> str:
@@ -350,14 +343,17 @@ def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - len(note)] + note
 
 
-def end_run(client: MlflowClient, run_id: str, status: Status, reason: str) -> None:
-    """End a run that has no tracker, and keep the reason: as a tag, and as log if it has none."""
+def end_run(client: MlflowClient, run_id: str, status: Status, reason: str, log: str = "") -> None:
+    """End a run that has no tracker, and keep the reason: as a tag, and in its log.
+
+    A log is stored with the reason as its last line; without one, a log that is stored stays.
+    """
     client.set_tag(run_id, names.TAG_STOPPED_BECAUSE, shortened(reason, MAX_TAG_CHARACTERS))
     client.set_tag(run_id, names.TAG_ENDED_AS, status)
     client.set_terminated(run_id, status)
-    if names.ARTIFACT_LOG not in [info.path for info in client.list_artifacts(run_id)]:
-        line = logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None)
-        client.log_text(run_id, f"{log_formatter.format(line)}\n", names.ARTIFACT_LOG)
+    if log or names.ARTIFACT_LOG not in [info.path for info in client.list_artifacts(run_id)]:
+        last = logging.LogRecord("clew", logging.ERROR, "", 0, reason, None, None)
+        client.log_text(run_id, f"{log}{log_formatter.format(last)}\n", names.ARTIFACT_LOG)
 
 
 @dataclass(frozen=True)

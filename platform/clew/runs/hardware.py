@@ -111,12 +111,10 @@ def process_gib() -> float:
 
 def process_peak_gib() -> float:
     """Return the largest resident size of this process since the last reset."""
-    try:
+    with contextlib.suppress(OSError):
         for line in (PROC / "self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 / GIB
-    except OSError:
-        pass
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
 
@@ -176,12 +174,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def cpu_model() -> str:
     """Return the name that the processor gives itself."""
-    try:
+    with contextlib.suppress(OSError):
         for line in (PROC / "cpuinfo").read_text().splitlines():
             if line.startswith(("model name", "Model")):
                 return " ".join(line.partition(":")[2].split())
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
 
 
@@ -284,9 +280,7 @@ def num_cores() -> int:
 
 
 def _cores_of_affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _quotas() -> Iterator[float]:

@@ -20,33 +20,16 @@ from pydantic import GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import core_schema
 
-from clew.errors import DataError, described, quoted
+from clew.errors import DataError, counted, described, quoted
 from clew.files import replacing, write_whole
 from clew.names import SETTING_SEARCH, average_notes
-from clew.runs.influence_forms import (
-    AGREEING_COLUMN,
-    CHECKPOINT_PREFIX,
-    NATS,
-    PART_PREFIX,
-    SPREAD_COLUMN,
-    UNIT_OF_THE_LOSS,
-    Form,
-    agreement_sentence,
-    form_of,
-)
+from clew.runs import influence_forms as forms
 from clew.runs.validation_record import Label, ValidationSummary, label_of
 
 R = TypeVar("R")
 SIGN_CONVENTION = "positive scores lower the test triple's loss (proponents)"
 
-CONVE_PARTS = (
-    "entity_output",
-    "entity_cross",
-    "entity_input",
-    "relation",
-    "dense",
-    "convolution",
-)
+CONVE_PARTS = ("entity_output", "entity_cross", "entity_input", "relation", "dense", "convolution")
 """Parts of ConvE in `by_part`, in this order: scorer; scorer x lookup of the shared entity table;
 lookup of the head; lookup of the relation; fully connected layer; convolution with all
 normalisations."""
@@ -173,8 +156,7 @@ class FoundPaths:
             return f"No path {searched} connects the two ends; all training facts were searched."
         if len(self.paths) == self.limit:
             return f"The {self.limit} most specific paths {searched}:"
-        plural = "s" if len(self.paths) > 1 else ""
-        return f"{len(self.paths)} path{plural} {searched}, the most specific first:"
+        return f"{counted(len(self.paths), 'path')} {searched}, the most specific first:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +216,10 @@ class ReportFrame:
     """Test of these scores, made before them; None if there was none."""
 
     @property
+    def form(self) -> forms.Form:
+        return forms.form_of(self.settings)
+
+    @property
     def label(self) -> Label:
         """Whether the scores predict training without facts, as far as that was tested."""
         return label_of(self.validation, self.settings, self.model.reference)
@@ -254,7 +240,7 @@ class InfluenceReport(ReportFrame):
         """A sentence on how far the runs of an ensemble agree on the listed facts."""
         listed = [entry for test in self.tests for entry in (*test.proponents, *test.opponents)]
         disputed = sum(map(self.is_disputed, listed))
-        return agreement_sentence(len(self.model.runs), len(listed), disputed)
+        return forms.agreement_sentence(len(self.model.runs), len(listed), disputed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +287,7 @@ def write_influence_json(report: InfluenceReport, path: Path) -> None:
     try:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
             frame = _FRAME.dump_python(report)
-            frame["form"] = form_of(report.settings).as_dict()
+            frame["form"] = report.form.as_dict()
             frame["label"] = _LABEL.dump_python(report.label)
             if report.validation is None:
                 del frame["validation"]
@@ -385,15 +371,15 @@ def numbers_of(entry: InfluenceEntry | WindowScore, steps: Sequence[int]) -> dic
     """Return the numbers of an example by their columns: rank, influence, spread, its shares."""
     more: dict[str, object] = {"cosine": entry.cosine}
     if isinstance(entry, InfluenceEntry):
-        more |= {SPREAD_COLUMN: entry.spread, AGREEING_COLUMN: entry.runs_agreeing}
+        more |= {forms.SPREAD_COLUMN: entry.spread, forms.AGREEING_COLUMN: entry.runs_agreeing}
         more |= {"train_index": entry.train_index}
     shares = zip(steps, entry.by_checkpoint, strict=False)
     return {
         "rank": entry.rank,
         "influence": entry.influence,
         **{column: value for column, value in more.items() if value is not None},
-        **{f"{CHECKPOINT_PREFIX}{step}": value for step, value in shares},
-        **{f"{PART_PREFIX}{part}": value for part, value in entry.by_part.items()},
+        **{f"{forms.CHECKPOINT_PREFIX}{step}": value for step, value in shares},
+        **{f"{forms.PART_PREFIX}{part}": value for part, value in entry.by_part.items()},
     }
 
 
@@ -401,7 +387,7 @@ def numbers_of(entry: InfluenceEntry | WindowScore, steps: Sequence[int]) -> dic
 class WindowReport(ABC, Generic[W]):
     """An explanation: the training windows with the strongest influence on a prediction."""
 
-    loss_unit: ClassVar[str] = NATS
+    loss_unit: ClassVar[str] = forms.NATS
     explained: ClassVar[str]
     """The kind of prediction that is explained: `text` or `sequence`."""
 
@@ -425,9 +411,9 @@ class WindowReport(ABC, Generic[W]):
     schema_version: Literal[1] = 1
 
     @property
-    def form(self) -> Form:
+    def form(self) -> forms.Form:
         """Name, unit and meaning of the scores."""
-        return form_of(self.settings or {"score": "raw"}, loss_unit=self.loss_unit)
+        return forms.form_of(self.settings or {"score": "raw"}, loss_unit=self.loss_unit)
 
     @property
     def label(self) -> Label:
@@ -502,7 +488,7 @@ class SequenceInfluenceReport(WindowReport[FrameWindow]):
     """
 
     explained: ClassVar[str] = "sequence"
-    loss_unit: ClassVar[str] = UNIT_OF_THE_LOSS
+    loss_unit: ClassVar[str] = forms.UNIT_OF_THE_LOSS
 
     proponents: tuple[FrameWindow, ...]
     opponents: tuple[FrameWindow, ...]

@@ -107,9 +107,7 @@ def end_unused_run(run_id: str, status: Status, reason: str) -> None:
 def _misplaced(run: Run, uri: str) -> str:
     """Return a warning if the files of a run do not go to the folder of its SQLite store."""
     database, place = store.database_path(uri), store.local_path(run.info.artifact_uri)
-    if database is None or place is None:
-        return ""
-    if place.resolve().is_relative_to(database.parent.resolve()):
+    if not database or not place or place.resolve().is_relative_to(database.parent.resolve()):
         return ""
     return (
         f"the files of this run go to {place}, because MLflow made the run's experiment; leave out "

@@ -83,7 +83,6 @@ class Registry:
         return {alias: str(number) for alias, number in dict(found).items()}
 
     def version(self, name: str, number: str) -> RegisteredVersion:
-        """Return a version by its number."""
         with store.using(f"reading version {number} of model {name!r}"):
             try:
                 return _version_of(self.client.get_model_version(name, number))

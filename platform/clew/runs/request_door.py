@@ -109,31 +109,27 @@ class Unanswered(Exception):
         self.status, self.code, self.retry_seconds = status, code, retry_seconds
 
 
+@dataclass
 class Door:
     """An ASGI middleware that limits requests to an application; see `close_door`."""
 
-    def __init__(
-        self,
-        expects: str,
-        columns: Set[str],
-        parameters: Set[str],
-        budget: Budget,
-        *,
-        limit_bytes: int = LIMIT_MIB * 2**20,
-        seconds: float = TIME_SECONDS,
-        body_seconds: float = BODY_SECONDS,
-    ) -> None:
-        self._expects, self._limit_bytes, self._budget = expects, limit_bytes, budget
-        self._columns, self._parameters = columns, parameters
-        self._seconds, self._body_seconds = seconds, body_seconds
+    expects: str
+    columns: Set[str]
+    parameters: Set[str]
+    budget: Budget
+    limit_bytes: int = LIMIT_MIB * 2**20
+    seconds: float = TIME_SECONDS
+    body_seconds: float = BODY_SECONDS
+
+    def __post_init__(self) -> None:
         self._num_bytes, self._num_waiting = 0, {False: 0, True: 0}
-        num_large = NUM_LARGE_SHARED if budget.is_shared else NUM_LARGE
+        num_large = NUM_LARGE_SHARED if self.budget.is_shared else NUM_LARGE
         self._turns = {False: asyncio.Semaphore(MOST_WAITING), True: asyncio.Semaphore(num_large)}
         self._latest_seconds = {False: FIRST_SECONDS, True: FIRST_SECONDS}
 
     async def __call__(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if self._budget.is_shared:  # the server starts
+            if self.budget.is_shared:  # the server starts
                 asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS))
             await app(scope, receive, send)
             return
@@ -157,21 +153,21 @@ class Door:
         """
         num_bytes, more = 0, True
         try:
-            async with asyncio.timeout(self._body_seconds):
+            async with asyncio.timeout(self.body_seconds):
                 while more:
                     event = await receive()
                     part, more = event.get("body", b""), event.get("more_body", False)
                     num_bytes += len(part)
-                    if num_bytes <= self._limit_bytes:
+                    if num_bytes <= self.limit_bytes:
                         body += part
                         self._num_bytes += len(part)
-                    if self._num_bytes > MOST_BODIES * self._limit_bytes:
+                    if self._num_bytes > MOST_BODIES * self.limit_bytes:
                         raise self._busy(is_large=True)
         except TimeoutError:
-            line = f"the request did not arrive within {self._body_seconds:g} s; send it faster"
+            line = f"the request did not arrive within {self.body_seconds:g} s; send it faster"
             raise Unanswered(408, line) from None
-        if num_bytes > self._limit_bytes:
-            size = f"{self._limit_bytes / 2**20:g} MiB"
+        if num_bytes > self.limit_bytes:
+            size = f"{self.limit_bytes / 2**20:g} MiB"
             raise Unanswered(413, f"the request is larger than {size}; send fewer rows at once")
 
     def _work(self, scope: Scope, body: bytes | bytearray) -> int:
@@ -191,14 +187,14 @@ class Door:
                 raise self._wrong(fault)
             num_rows = next(_num_rows(content[form]) for form in FORMS if form in content)
             params = content.get("params") or {}
-        work, most = self._budget.work(num_rows, len(body), params), self._budget.most
+        work, most = self.budget.work(num_rows, len(body), params), self.budget.most
         if work > most:
-            line = f"the request takes {work:,} {self._budget.unit}; expected at most {most:,}"
+            line = f"the request takes {work:,} {self.budget.unit}; expected at most {most:,}"
             raise Unanswered(400, f"{line}: send fewer rows, or ask for less")
         return work
 
     def _wrong(self, fault: str) -> Unanswered:
-        return Unanswered(400, f"{fault}; expected {self._expects}")
+        return Unanswered(400, f"{fault}; expected {self.expects}")
 
     def _fault_in(self, content: object) -> str | None:
         if not isinstance(content, dict):
@@ -212,12 +208,12 @@ class Door:
             return f"{form} is empty"
         if not isinstance(asked, dict):
             return "params is not a JSON object"
-        if beside := sorted(self._parameters & content.keys()):
+        if beside := sorted(self.parameters & content.keys()):
             return f"{beside[0]} is outside params; put it into params"
         return (
-            _unknown("params", asked, self._parameters)
+            _unknown("params", asked, self.parameters)
             or (_fault_in_table(rows) if form == "dataframe_split" else None)
-            or _unknown("a row", _columns_of(form, rows), self._columns)
+            or _unknown("a row", _columns_of(form, rows), self.columns)
         )
 
     async def _answer(
@@ -225,7 +221,7 @@ class Door:
     ) -> list[Event]:
         """Return the application's answer; its work ends when nobody waits for it any more."""
         num_units = self._work(scope, body) if scope["method"] == "POST" else 0
-        is_large = num_units * NUM_STEPS > self._budget.most
+        is_large = num_units * NUM_STEPS > self.budget.most
         num_others, began = self._num_waiting[is_large], monotonic()
         if num_others >= (MOST_LARGE if is_large else MOST_WAITING):
             raise self._busy(is_large)
@@ -248,19 +244,17 @@ class Door:
         work = asyncio.ensure_future(run())
         self._num_waiting[is_large] += 1
         try:
-            await asyncio.wait(
-                {work, leaving}, timeout=self._seconds, return_when="FIRST_COMPLETED"
-            )
+            await asyncio.wait({work, leaving}, timeout=self.seconds, return_when="FIRST_COMPLETED")
         finally:
             self._num_waiting[is_large] -= 1
             request.is_over = work.cancel()
             leaving.cancel()
         if request.is_over:
             if not leaving.done():
-                self._latest_seconds[is_large] = self._seconds
+                self._latest_seconds[is_large] = self.seconds
             if num_others or self._num_waiting[is_large] or not request.has_begun:
                 raise self._busy(is_large)
-            line = f"no answer within {self._seconds:g} s; send fewer rows, or ask for less"
+            line = f"no answer within {self.seconds:g} s; send fewer rows, or ask for less"
             raise Unanswered(504, line)
         if error := work.exception():
             logger.error("a request could not be answered", exc_info=error)
@@ -292,7 +286,7 @@ class Door:
         # MLflow's message starts with the request itself, which can be long.
         reason = str(content.get("message") or content.get("detail")).rpartition("Error: ")[2]
         reason = (reason.strip().splitlines() or ["the request cannot be used"])[0][:300]
-        return code, f"{reason.rstrip('.')}; expected {self._expects}"
+        return code, f"{reason.rstrip('.')}; expected {self.expects}"
 
 
 def _unknown(where: str, given: Iterable[str], known: Set[str]) -> str | None:
@@ -338,8 +332,7 @@ def _example(scope: Scope) -> tuple[Scope, bytes]:
 
 
 def _told_why(error: Unanswered) -> list[Event]:
-    content = {"error_code": error.code, "message": str(error)[:MAX_LINE]}
-    body = json.dumps(content).encode()
+    body = json.dumps({"error_code": error.code, "message": str(error)[:MAX_LINE]}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if error.retry_seconds:
         headers.append((b"retry-after", b"%d" % error.retry_seconds))

@@ -138,7 +138,9 @@ class DataSet:
     fingerprint: str
     source: str
     context: str
+    """What the run reads it for, such as `training`."""
     sizes: str = ""
+    """In words."""
     columns: dict[str, str] = field(default_factory=dict)
     """MLflow type of each column of an example, by name."""
     kind: Literal["dataset"] = "dataset"
@@ -247,7 +249,6 @@ class Spool:
 
     @classmethod
     def open(cls, folder: Path) -> "Spool":
-        """Open an existing spool."""
         file = folder / "run.json"
         try:
             _require_own(folder)
@@ -378,14 +379,13 @@ class Spool:
 
 
 def list_spools(root: Path) -> list[Path]:
-    if not root.is_dir():
-        return []
-    return sorted(path for path in root.iterdir() if _is_spool(path))
-
-
-def _is_spool(folder: Path) -> bool:
-    own = (*WRITTEN, "files") if _NAME.fullmatch(folder.name) else ("run.json",)
-    return any(os.access(folder / name, os.F_OK) for name in own)
+    """Return the folders of spools, and others with a `run.json`, which cannot be opened."""
+    found = []
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        own = (*WRITTEN, "files") if _NAME.fullmatch(folder.name) else ("run.json",)
+        if any(os.access(folder / name, os.F_OK) for name in own):
+            found.append(folder)
+    return found
 
 
 def _require_own(folder: Path) -> None:

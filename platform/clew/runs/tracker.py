@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 
 VALIDATION = names.metric("valid", "")
 """Prefix of the metrics that are also recorded with a checkpoint."""
-DATABASE_LOGGER = "mlflow.store.db"
 MAX_PARAM_CHARACTERS = 6000  # MLflow's limits
 
 
@@ -63,7 +62,7 @@ class RunLog(logging.FileHandler):
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace", delay=True)
         self.setFormatter(log_formatter)
-        self._sources = [logging.getLogger(name) for name in ("clew", DATABASE_LOGGER)]
+        self._sources = [logging.getLogger(name) for name in ("clew", "mlflow.store.db")]
         for source in self._sources:
             source.addHandler(self)
 
@@ -165,21 +164,10 @@ class MlflowTracker(Tracker):
         kept = finite(metrics)
         times = {k: self._recorded_at(k, v, step) or _now_ms() for k, v in kept.items()}
         with self._lock:
-            staged = self._spool.stage(path, link=True)
-            self._append(Checkpoint(staged, folder, step, kept, times))
+            self._append(Checkpoint(self._spool.stage(path, link=True), folder, step, kept, times))
 
-    def dataset(
-        self,
-        *,
-        name: str,
-        fingerprint: str,
-        source: str,
-        context: str,
-        sizes: str = "",
-        columns: Mapping[str, str] | None = None,
-    ) -> None:
-        told = masked(name), fingerprint, masked(source), context, sizes
-        self._write(DataSet(*told, dict(columns or {})))
+    def dataset(self, data: DataSet) -> None:
+        self._write(replace(data, name=masked(data.name), source=masked(data.source)))
 
     def warn(self, message: str) -> None:
         """Log a warning and add it to the run's tag `clew.warnings`, one per line."""
@@ -227,12 +215,7 @@ class MlflowTracker(Tracker):
         finally:
             self._end(Finish(status, _now_ms()))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not self._ended:
             reason = outcome_of(error)[1]
             self._log.end(reason)

@@ -7,13 +7,12 @@ result. This module does not need torch.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clew.config.services import Question, TestLoss
-from clew.errors import DataError, counted, described
+from clew.errors import counted
 from clew.runs.influence_forms import form_of
 
 SIBLINGS = "siblings"
@@ -286,10 +285,8 @@ class ValidationRecord(_Record):
 
     def score(self, form: str, seeds: Seeds) -> DatamodellingScore | None:
         """Return a form's datamodelling score at the largest share; None if not measured."""
-        for score in self.scores:
-            if (score.form, score.seeds, score.drop) == (form, seeds, self.drop):
-                return score
-        return None
+        wanted = (form, seeds, self.drop)
+        return next((s for s in self.scores if (s.form, s.seeds, s.drop) == wanted), None)
 
     def summary(self, form: str, run_id: str) -> ValidationSummary:
         """Return the short result of one form of score."""
@@ -359,16 +356,6 @@ class ValidationRecord(_Record):
         }
         for form in dict.fromkeys(effect.form for effect in self.deletions):
             yield _row(form, [effects[form, number] for number in numbers])
-
-
-def read_validation(path: Path) -> ValidationRecord:
-    """Read a validation result."""
-    try:
-        return ValidationRecord.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValidationError as error:
-        raise DataError(f"{path}: {described(error)}; expected a validation result") from None
 
 
 def _head(first: str, columns: list[str]) -> Iterator[str]:

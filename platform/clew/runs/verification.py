@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from clew.config.services import Question
-from clew.errors import DataError, counted, described
+from clew.errors import counted
 from clew.files import write_whole
 from clew.runs.influence_report import TripleRecord
-from clew.runs.reading.runs import fetched, keep_folder, list_artifacts
+from clew.runs.reading.runs import keep_folder, list_artifacts, read_record
 from clew.runs.validation_record import Measured, Recipe
 
 Kind = Literal["strongest", "siblings", "touching"]
@@ -293,13 +293,8 @@ R = TypeVar("R", bound=_Record)
 def read_kept(kind: type[R], run_id: str) -> R | None:
     """Return what a run keeps of a kind; None if it keeps nothing."""
     folder, _, name = kind.FILE.partition("/")
-    if name not in list_artifacts(run_id, folder):
-        return None
-    with fetched(run_id, kind.FILE) as path:
-        try:
-            return kind.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise DataError(f"run {run_id}: {kind.FILE}: {described(error)}") from None
+    is_kept = name in list_artifacts(run_id, folder)
+    return read_record(run_id, kind.FILE, kind, "a result of clew verify") if is_kept else None
 
 
 def keep(record: Verification | Agreement, run_id: str, work: Path) -> None:

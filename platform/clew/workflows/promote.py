@@ -30,6 +30,7 @@ from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, find_best_run, own_metric, search_runs
 from clew.runs.registry import Registry, check_alias, check_name
+from clew.runs.spool import DataSet
 from clew.runs.store import acting_person
 from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import model_of
@@ -245,12 +246,13 @@ class Challenge:
             tags=dict(tags) | {names.TAG_SOURCE_RUN: self.run_id},
         )
         with tracker:
-            tracker.dataset(
+            data = DataSet(
                 name=tags.get(names.TAG_DATASET, ""),
                 fingerprint=tags.get(names.TAG_DATA_FINGERPRINT, ""),
                 source=candidate.config.data.source,
                 context="promotion",
             )
+            tracker.dataset(data)
             result = self._decide(tracker)
             self._record(tracker, result)
         return result

@@ -25,6 +25,7 @@ from clew.files import as_typed, replacing
 from clew.runs import hardware
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.spool import DataSet
 from clew.runs.store import in_use
 from clew.runs.tracker import write_events
 from clew.training.distributed import World
@@ -79,14 +80,15 @@ def open_training_run(
 def record_data(tracker: Tracker, config: RunConfig, task: Task[Any], context: str) -> None:
     """Record what data a run reads, of which size; `context` is their purpose, for MLflow."""
     subject = SUBJECTS[config.data.kind]
-    tracker.dataset(
+    data = DataSet(
         name=task.dataset,
         fingerprint=task.data_fingerprint,
         source=config.data.source,
         context=context,
         sizes=subject.describe_data(task),
-        columns=subject.columns,
+        columns=dict(subject.columns),
     )
+    tracker.dataset(data)
 
 
 def origin_of(

@@ -77,6 +77,6 @@ def test_the_sentence_counts_what_is_listed(recorded: Recorded, tmp_path: Path) 
     assert f"{agreed:,} of the {len(listed):,}" in said
 
     alone = explanation_in(ReportFiles(json=recorded.files("trace", "influence/influence.json")), 0)
-    assert agreement_of(alone.facts, len(alone.head.runs)) == []
+    assert agreement_of(alone.facts, len(alone.head.model.runs)) == []
     assert 'class="grey"' not in html_report(alone)
     assert grey_lines(picture_of(alone)) == set()

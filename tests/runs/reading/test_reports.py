@@ -37,7 +37,7 @@ def test_the_head_agrees_with_the_whole_report(files: ReportFiles) -> None:
     report = read_influence_json(files.json)
     head = read_head(files)
     assert len(head.tests) == NUM_TESTS
-    assert head.checkpoints == report.model.checkpoints
+    assert head.model.checkpoints == report.model.checkpoints
     assert head.settings == report.settings
     for place, test in enumerate(report.tests):
         row = head.tests.loc[place]

@@ -59,7 +59,7 @@ def test_every_run_is_on_one_page(large: None) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [RunQuery(), RunQuery(variant="bf16"), RunQuery(status="FAILED"), RunQuery(text="no such run")],
+    [RunQuery(), RunQuery(text="variant=bf16"), RunQuery(status="FAILED"), RunQuery(text="none")],
 )
 @pytest.mark.parametrize("is_database", [True, False])
 def test_counting_agrees_with_reading(
@@ -156,7 +156,7 @@ def test_a_store_of_more_experiments_than_a_page_is_read_whole(
 
 
 def test_filters_combine(large: None) -> None:
-    query = RunQuery(variant="bf16+ckpt", status="FINISHED", kind="train", text="CKPT")
+    query = RunQuery(status="FINISHED", kind="train", text="variant=bf16+ckpt CKPT")
     runs = search.search_runs(query, limit=100).runs
     assert runs
     assert {run.tags["clew.variant"] for run in runs} == {"bf16+ckpt"}

@@ -41,7 +41,7 @@ def store(recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def settings_of(store: Recorded, folder: Path, **changes: Any) -> tuple[ReportHead, ScoreSettings]:
     """Return the head of a recorded explanation, and the settings of its scores, or others."""
     head = read_head(report_files(store.runs["trace"], folder))
-    checkpoints = [(c.step, c.weight) for c in head.checkpoints]
+    checkpoints = [(c.step, c.weight) for c in head.model.checkpoints]
     settings = ScoreSettings.of_report(head.settings, checkpoints)
     assert settings is not None
     return head, settings.model_copy(update=changes)
@@ -210,7 +210,7 @@ def test_scores_are_shown_as_an_expected_fall_where_a_test_has_found_it(
 ) -> None:
     head, settings = settings_of(store, tmp_path)
     form = head.settings["score"]
-    tested = with_unit(record(head.run_id, form, settings), fall=2.0)
+    tested = with_unit(record(head.model.run_id, form, settings), fall=2.0)
     report = read_influence_json(store.files("trace", "influence") / names.INFLUENCE_JSON)
     known = dataclasses.replace(report, validation=tested.summary(form, "t"))
     strongest = known.tests[0].proponents[0].influence
@@ -242,18 +242,20 @@ def test_a_report_says_of_a_test_that_came_later(store: Recorded, tmp_path: Path
     form = head.settings["score"]
     assert open_explanation(trace, 0).head.label.verdict == "not tested"
     for other in (
-        record(head.run_id, "preconditioned", settings),
-        record(head.run_id, form, settings.model_copy(update={"direction": "head"})),
-        record(head.run_id, form, settings.model_copy(update={"test_loss": "filtered"})),
-        record(head.run_id, form, settings.model_copy(update={"precision": "bfloat16"})),
-        record(head.run_id, form, settings.model_copy(update={"num_last_layers": 1})),
-        record(head.run_id, form, settings.model_copy(update={"checkpoints": ((1, 0.5),)})),
-        record(head.run_id, form, settings).model_copy(update={"ensemble": ("a", "b")}),
-        record(head.run_id, form),
+        record(head.model.run_id, "preconditioned", settings),
+        record(head.model.run_id, form, settings.model_copy(update={"direction": "head"})),
+        record(head.model.run_id, form, settings.model_copy(update={"test_loss": "filtered"})),
+        record(head.model.run_id, form, settings.model_copy(update={"precision": "bfloat16"})),
+        record(head.model.run_id, form, settings.model_copy(update={"num_last_layers": 1})),
+        record(head.model.run_id, form, settings.model_copy(update={"checkpoints": ((1, 0.5),)})),
+        record(head.model.run_id, form, settings).model_copy(update={"ensemble": ("a", "b")}),
+        record(head.model.run_id, form),
     ):
-        add_validation(store, head.run_id, other.model_dump_json())
+        add_validation(store, head.model.run_id, other.model_dump_json())
     assert open_explanation(trace, 0).head.label.verdict == "not tested"
-    add_validation(store, head.run_id, record(head.run_id, form, settings).model_dump_json())
+    add_validation(
+        store, head.model.run_id, record(head.model.run_id, form, settings).model_dump_json()
+    )
     explanation = open_explanation(trace, 0)
     assert explanation.head.label.verdict == "better"
     assert explanation.head.label.sentence in html.unescape(html_report(explanation))
@@ -265,11 +267,13 @@ def test_a_small_test_kept_with_a_report_does_not_hide_a_later_one(
     head, settings = settings_of(store, tmp_path)
     form, path = head.settings["score"], report_files(store.runs["trace"], tmp_path).json
     assert path is not None
-    small = record(head.run_id, form, settings).model_copy(update={"num_subsets": 3})
+    small = record(head.model.run_id, form, settings).model_copy(update={"num_subsets": 3})
     kept = dataclasses.replace(read_influence_json(path), validation=small.summary(form, "small"))
     write_influence_json(kept, path)
     assert open_explanation(store.runs["trace"], 0).head.label.verdict == "too few to say"
-    add_validation(store, head.run_id, record(head.run_id, form, settings).model_dump_json())
+    add_validation(
+        store, head.model.run_id, record(head.model.run_id, form, settings).model_dump_json()
+    )
     assert open_explanation(store.runs["trace"], 0).head.label.verdict == "better"
 
 
@@ -277,7 +281,7 @@ def test_neither_another_form_nor_a_small_test_hides_an_earlier_one(
     store: Recorded, tmp_path: Path
 ) -> None:
     head, settings = settings_of(store, tmp_path)
-    form, source = head.settings["score"], head.run_id
+    form, source = head.settings["score"], head.model.run_id
     small = record(source, form, settings).model_copy(update={"num_subsets": 3, "num_tests": 2})
     run_id = add_validation(store, source, small.model_dump_json())
     assert find_validation(head.model, head.settings) == small.summary(form, run_id)
@@ -295,8 +299,8 @@ def test_a_test_of_tuned_scores_counts_for_its_fine_tuning_only(
     head, plain = settings_of(store, tmp_path)
     tested = ScoreSettings.of_report(head.settings | tuning, plain.checkpoints)
     for form in ("tuned", "cosine"):
-        found = record(head.run_id, form, tested).model_dump_json()
-        add_validation(store, head.run_id, found)
+        found = record(head.model.run_id, form, tested).model_dump_json()
+        add_validation(store, head.model.run_id, found)
     asked = head.settings | tuning | {"score": "tuned"}
     assert find_validation(head.model, asked) is not None
     assert find_validation(head.model, asked | {"tuning_seeds": 3}) is None
@@ -334,9 +338,9 @@ def test_a_result_that_cannot_be_read_is_left_out(
     store: Recorded, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
     head, settings = settings_of(store, tmp_path)
-    good = record(head.run_id, head.settings["score"], settings)
-    readable = add_validation(store, head.run_id, good.model_dump_json())
-    unreadable = add_validation(store, head.run_id, text)
+    good = record(head.model.run_id, head.settings["score"], settings)
+    readable = add_validation(store, head.model.run_id, good.model_dump_json())
+    unreadable = add_validation(store, head.model.run_id, text)
     caplog.set_level(logging.WARNING)
     found = find_validation(head.model, head.settings)
     assert found == good.summary(head.settings["score"], readable)

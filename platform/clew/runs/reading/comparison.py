@@ -8,6 +8,7 @@ import itertools
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,18 +32,13 @@ IGNORED_PARAMETERS = (SEED, f"{names.PARAMETER_PREFIX}tracking.run_name")
 OPTIMIZATIONS = f"{names.PARAMETER_PREFIX}optimizations."
 TRACKING = f"{names.PARAMETER_PREFIX}tracking."
 """Prefix of the parameters about how a run is recorded, which do not change the training."""
-_UNLEARNED = (
-    "checkpoint_",
-    "log_",
-    "num_threads",
-    "num_workers",
-    "persistent_",
-    "pin_",
-    "prefetch_",
-)
-NO_TRAINING = (
-    *(f"{names.PARAMETER_PREFIX}{section}." for section in ("tracking", "evaluation", "influence")),
-    *(f"{names.PARAMETER_PREFIX}training.{key}" for key in _UNLEARNED),
+NO_TRAINING = tuple(
+    f"{names.PARAMETER_PREFIX}{start}"
+    for start in (
+        *("tracking.", "evaluation.", "influence."),
+        *("training.checkpoint_", "training.log_", "training.num_threads", "training.num_workers"),
+        *("training.persistent_", "training.pin_", "training.prefetch_"),
+    )
 )
 """Prefixes of parameters that do not change what is learned."""
 COST_METRICS = (
@@ -129,25 +125,18 @@ class Preset:
 
 def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
     """Return groups of runs that differ only in their seed, or one group per run."""
-    if not by_seed:
-        labels = distinct_labels(runs)
-        return [
-            Group(labels[run.run_id], (run.run_id,), (run.params.get(SEED, run.run_id),))
-            for run in runs
-        ]
-    gathered: dict[tuple[object, ...], list[RunRecord]] = {}
+    gathered: dict[object, list[RunRecord]] = {}
     for run in runs:
         alike = run.tags.get(names.TAG_VARIANT), *_setting(run), _settings(run)
-        gathered.setdefault(alike, []).append(run)
-    firsts = [members[0] for members in gathered.values()]
-    labels = distinct_labels(firsts)
+        gathered.setdefault(alike if by_seed else run.run_id, []).append(run)
+    labels = distinct_labels([members[0] for members in gathered.values()])
     return [
         Group(
-            labels[first.run_id],
+            labels[members[0].run_id],
             tuple(run.run_id for run in members),
             tuple(run.params.get(SEED, run.run_id) for run in members),
         )
-        for first, members in zip(firsts, gathered.values(), strict=True)
+        for members in gathered.values()
     ]
 
 
@@ -164,19 +153,17 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
     differ are added. If names are still equal, the seed and then the start of the id are added.
     """
     several = len({run.tags.get(names.TAG_DATASET) for run in runs}) > 1
-    plain = {run.run_id: _plain_label(run, several=several) for run in runs}
-    apart = told_apart(runs, most=2)
-    labels = {}
-    for run in runs:
-        start = plain[run.run_id]
-        settings = apart[run.run_id] if _shared(plain, start) else []
-        labels[run.run_id] = " · ".join([start, *settings])
-    for addition in ("seed", "id"):
-        crowded = {run.run_id for run in runs if _shared(labels, labels[run.run_id])}
-        for run in runs:
-            if run.run_id in crowded:
-                seed = f"seed {run.params.get(SEED, '?')}"
-                labels[run.run_id] += f" · {seed if addition == 'seed' else run.run_id[:6]}"
+    labels = {run.run_id: _plain_label(run, several=several) for run in runs}
+    additions = (
+        told_apart(runs, most=2),
+        {run.run_id: [f"seed {run.params.get(SEED, '?')}"] for run in runs},
+        {run.run_id: [run.run_id[:6]] for run in runs},
+    )
+    for more in additions:
+        times = Counter(labels.values())
+        for run_id, label in labels.items():
+            if times[label] > 1:
+                labels[run_id] = " · ".join([label, *more[run_id]])
     return labels
 
 
@@ -195,19 +182,15 @@ def told_apart(runs: Sequence[RunRecord], *, most: int) -> dict[str, list[str]]:
         key: {i: re.sub("^/(.*/)?", "", v) for i, v in differing[key].items()} for key in shown
     }
     return {
-        run.run_id: [f"{setting_name(key)} {values[key][run.run_id] or '–'}" for key in shown]
+        run.run_id: [f"{_setting_name(key)} {values[key][run.run_id] or '–'}" for key in shown]
         for run in runs
     }
 
 
-def setting_name(key: str) -> str:
+def _setting_name(key: str) -> str:
     """Return a parameter's name without its section; for a `kind`, return the section instead."""
     section, _, name = key.removeprefix(names.PARAMETER_PREFIX).rpartition(".")
     return section if key.endswith(KIND) and section else name
-
-
-def _shared(labels: Mapping[str, str], label: str) -> bool:
-    return list(labels.values()).count(label) > 1
 
 
 def _plain_label(run: RunRecord, *, several: bool) -> str:

@@ -8,7 +8,7 @@ without a name count as those of one person, because two of them may be.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Literal
 
@@ -230,7 +230,13 @@ def reviewer_agreement(reviews: Iterable[Review]) -> ReviewerAgreement:
     for review in latest_of_each(review for review in reviews if review.reviewer):
         verdicts.setdefault(review.about, Counter())[review.said] += 1
     judged = [counts for counts in verdicts.values() if counts.total() > 1]
-    return ReviewerAgreement(_alpha(judged), len(judged))
+    alpha = None
+    if len(set().union(*judged)) > 1:  # else chance alone would give full agreement
+        import krippendorff
+
+        counts = [[each[verdict] for verdict in VERDICTS] for each in judged]
+        alpha = float(krippendorff.alpha(value_counts=counts, level_of_measurement="nominal"))
+    return ReviewerAgreement(alpha, len(judged))
 
 
 def agreement_by(reviews: Iterable[Review], by: Group) -> dict[str, ReviewerAgreement]:
@@ -243,12 +249,3 @@ def agreement_by(reviews: Iterable[Review], by: Group) -> dict[str, ReviewerAgre
         group: reviewer_agreement(review for review in reviews if review.about in judged[group])
         for group in judged
     }
-
-
-def _alpha(judged: Sequence[Counter[str]]) -> float | None:
-    if len(set().union(*judged)) < 2:
-        return None  # chance alone would give full agreement
-    import krippendorff
-
-    counts = [[each[verdict] for verdict in VERDICTS] for each in judged]
-    return float(krippendorff.alpha(value_counts=counts, level_of_measurement="nominal"))

@@ -98,7 +98,7 @@ def explanation_in(files: ReportFiles, index: int) -> SharedExplanation:
             f"--test is {index}; expected a position in the report, from 0 to {len(head.tests) - 1}"
         )
     test: pd.Series = head.tests.loc[index]  # type: ignore[assignment]
-    facts = with_agreement(reports.read_facts(files, index), len(head.runs))
+    facts = with_agreement(reports.read_facts(files, index), len(head.model.runs))
     return SharedExplanation(test, facts, reports.read_paths(files, index), head)
 
 
@@ -137,7 +137,7 @@ def _files_at(path: Path) -> ReportFiles:
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:
-    """Return the triple of a row of a report's tests, with the names in the data set."""
+    """Return the triple of a test or of a training fact, with the names in the data set."""
     return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))
 
 
@@ -193,7 +193,9 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
     test, head, facts = explanation.test, explanation.head, explanation.facts
     paths, drawn = explanation.paths, _drawn(explanation)
     entities = {str(key) for end in ("head_id", "tail_id") for key in (*drawn[end], test[end])}
-    helping, opposing = _listed(facts)
+    helping = facts[facts["influence"] > 0].head(NUM_FACTS)
+    opposing = facts[facts["influence"] < 0].head(NUM_FACTS // 2)
+    agreed = agreement_of(pd.concat([helping, opposing]), len(head.model.runs)) or [ONE_RUN]
     template = Environment(
         loader=PackageLoader("clew.runs.reading", "."), autoescape=True
     ).get_template("report.html")
@@ -214,40 +216,26 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
             ("Made it less likely", "against", "▼", opposing.to_dict("records")),
         ),
         summary=summary(facts, scored(test, facts), head.train_size),
-        trust=_trust(explanation),
+        trust=[NO_PROOF, head.label.sentence, *agreed, *names.average_notes(head.settings)],
         origin=_origin(explanation),
         now=f"{now or datetime.now(UTC):%Y-%m-%d %H:%M}",
         page_of=biolink.page_of,
     )
 
 
-def _listed(facts: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the facts of the page's tables: those that helped, and those that opposed."""
-    values = facts["influence"]
-    return facts[values > 0].head(NUM_FACTS), facts[values < 0].head(NUM_FACTS // 2)
-
-
-def _trust(explanation: SharedExplanation) -> list[str]:
-    """Return sentences on how far to trust the explanation: tests, ensembles, limitations."""
-    head = explanation.head
-    said = [NO_PROOF, head.label.sentence]
-    said += agreement_of(pd.concat(_listed(explanation.facts)), len(head.runs)) or [ONE_RUN]
-    return said + names.average_notes(head.settings)
-
-
 def _origin(explanation: SharedExplanation) -> dict[str, str]:
     head, run, model = explanation.head, explanation.run, explanation.model
     tags = (model.tags if model else {}) or (run.tags if run else {})
     return {
-        "Model": model.name if model else head.run_id,
-        "Run of the model": head.run_id,
+        "Model": model.name if model else head.model.run_id,
+        "Run of the model": head.model.run_id,
         "Run of the explanation": run.run_id if run else "",
         "Data": tags.get(names.TAG_DATASET, ""),
         "Fingerprint of the data": tags.get(names.TAG_DATA_FINGERPRINT, ""),
         "Form of the influence": f"{head.form.key or 'unknown'}, of the "
         f"{head.settings.get('direction', 'tail')}",
         "Version of Clew": tags.get(names.TAG_VERSION, ""),
-        "Checkpoints": ", ".join(str(c.step) for c in head.checkpoints),
+        "Checkpoints": ", ".join(str(c.step) for c in head.model.checkpoints),
     }
 
 
@@ -293,12 +281,14 @@ def _response(explanation: SharedExplanation) -> Content:
     paths = [path for path in found.found[:MAX_PATHS] if not left_out & set(path.ranks)]
     shown = pd.concat([proponents, found.facts_of(paths).drop(columns="rank")])
     shown = shown.drop_duplicates(TRAIN_KEY)
-    ids = {_key(fact): f"fact-{number}" for number, (_, fact) in enumerate(shown.iterrows(), 1)}
+    ids = {
+        triple_of(fact): f"fact-{number}" for number, (_, fact) in enumerate(shown.iterrows(), 1)
+    }
     graphs = _support_graphs(proponents, found, paths, ids)
     head, tail = (biolink.as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
     meaning = f"{explanation.head.form.sentence} {POSITIVE}"
-    edges |= {ids[_key(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
+    edges |= {ids[triple_of(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
     rank = float(test["rank"])
     question = {
         "subject": HEAD,
@@ -409,19 +399,15 @@ def _support_graphs(
     proponents: pd.DataFrame,
     found: Paths,
     paths: Sequence[FactPath],
-    ids: Mapping[tuple[str, ...], str],
+    ids: Mapping[tuple[str, str, str], str],
 ) -> dict[str, Content]:
     graphs: dict[str, Content] = {}
     if len(proponents):
-        strongest = [ids[_key(fact)] for _, fact in proponents.iterrows()]
+        strongest = [ids[triple_of(fact)] for _, fact in proponents.iterrows()]
         graphs[PROPONENTS] = {"edges": strongest, "attributes": []}
     for number, path in enumerate(paths, 1):
         facts = found.facts.set_index("rank").loc[list(path.ranks)]
         total = [] if math.isnan(path.influence) else [_named(NUMBER, "influence", path.influence)]
-        edges = [ids[_key(fact)] for _, fact in facts.iterrows()]
+        edges = [ids[triple_of(fact)] for _, fact in facts.iterrows()]
         graphs[f"path-{number}"] = {"edges": edges, "attributes": total}
     return graphs
-
-
-def _key(fact: pd.Series) -> tuple[str, ...]:
-    return tuple(str(fact[column]) for column in TRAIN_KEY)

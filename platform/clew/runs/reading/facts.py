@@ -151,7 +151,9 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
     head, relation, tail = (spaced(test[key]) for key in ("head", "relation", "tail"))
     top = facts[facts["influence"] > 0].head(TOP)
     if top.empty:
-        return f"None of the {searched(test, facts)} made it more likely."
+        count, of = len(facts), scored(test, facts)
+        more = f" (of {of:,} scored)" if of > count else ""
+        return f"None of the {count:,} facts in this report{more} made it more likely."
     strongest = f"the {_number(len(top))} strongest facts" if len(top) > 1 else "the strongest fact"
     at_head, at_tail = (
         int(((top["head_id"] == test[end]) | (top["tail_id"] == test[end])).sum())
@@ -171,8 +173,7 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
             text += f"; {_number(same)} of them {'has' if same == 1 else 'have'} its relation"
             text += f", {relation}"
         text += "."
-    keys = ["head_id", "relation_id", "tail_id"]
-    if (facts[keys].astype(str) == test[keys]).all(axis=1).any():
+    if (facts[TRAIN_KEY].astype(str) == test[TRAIN_KEY]).all(axis=1).any():
         text += " The triple is itself a training fact."
     leaking = facts[facts["counterpart"] != ""] if "counterpart" in facts else facts[:0]
     for _, fact in leaking.head(1).iterrows():
@@ -181,11 +182,6 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
     if paths.found:
         return f"{text} The most specific path from {head} to {tail}: {paths.found[0].sentence}."
     return f"{text} {paths.searched}"
-
-
-def searched(test: pd.Series, facts: pd.DataFrame) -> str:
-    count, of = len(facts), scored(test, facts)
-    return f"{count:,} facts in this report" + (f" (of {of:,} scored)" if of > count else "")
 
 
 def _number(count: int) -> str:

@@ -28,7 +28,6 @@ MODEL_FOLDER = "artifacts/model"
 KNOWN_FILE = "known.parquet"
 NAMES = "a file of a model's names"
 """Description of the expected file, for error messages."""
-MAX_VERSIONS = 200
 NUM_EXAMPLES = 3
 
 End = Literal["head", "tail"]
@@ -55,7 +54,6 @@ class RegisteredModel:
     """A registered model with its aliases."""
 
     name: str
-    description: str
     aliases: Mapping[str, int]
     created_ms: int
 
@@ -107,7 +105,6 @@ def list_models() -> list[RegisteredModel]:
         return [
             RegisteredModel(
                 name=model.name,
-                description=model.description or "",
                 aliases={alias: int(version) for alias, version in model.aliases.items()},
                 created_ms=int(model.creation_timestamp or 0),
             )
@@ -120,7 +117,7 @@ def list_versions(model: RegisteredModel) -> list[Version]:
     with store.using(f"the versions of model {model.name}"):
         found = client().search_model_versions(
             f"name = {quoted(model.name)}",
-            max_results=MAX_VERSIONS,
+            max_results=200,
             order_by=["version_number DESC"],
         )
     wanted = [version.run_id for version in found if version.run_id]

@@ -429,5 +429,4 @@ def _lines(
             )
             for more in BENDS
         ]
-        clear = (line for line in tried if not line.passes(places.values()))
-        yield next(clear, tried[0])
+        yield next((line for line in tried if not line.passes(places.values())), tried[0])

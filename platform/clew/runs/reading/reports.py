@@ -7,46 +7,25 @@ The explanation of a text is a separate file, see `clew.runs.influence_report`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from clew import names
 from clew.errors import DataError, TrackingError
 from clew.input_files import check_unpacked, columns_of, read_columns
 from clew.runs import influence_forms as forms
-from clew.runs import store
-from clew.runs.influence_report import (
-    SEQUENCE_INFLUENCE_JSON,
-    SEQUENCE_INFLUENCE_PICTURE,
-    TEXT_INFLUENCE_JSON,
-    CheckpointWeight,
-    ReportModel,
-    SequenceInfluenceReport,
-    TextInfluenceReport,
-    numbers_of,
-    read_explained_triple,
-    read_influence_json,
-    read_influence_outline,
-)
+from clew.runs import influence_report, store
 from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, texts_of
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
-from clew.runs.validation_record import Label, ValidationSummary, label_of
 from clew.untrusted import MAX_ANSWER_MIB, read_limited
 
-TEST_COLUMNS = (
-    *TRIPLE_COLUMNS,
-    "score",
-    "rank",
-    "self_influence",
-    "candidates",
-    "truncated",
-)
+TEST_COLUMNS = (*TRIPLE_COLUMNS, "score", "rank", "self_influence", "candidates", "truncated")
 FURTHER_COLUMNS = (forms.COSINE_COLUMN, forms.SPREAD_COLUMN, forms.AGREEING_COLUMN)
 """Optional columns with further numbers about a score."""
 INFLUENCE_TABLE = "an influence table"
@@ -80,8 +59,8 @@ class ReportFiles:
         return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
-@dataclass(frozen=True)
-class ReportHead:
+@checked_dataclass(frozen=True, kw_only=True, config=ConfigDict(arbitrary_types_allowed=True))
+class ReportHead(influence_report.ReportFrame):
     """The contents of a report except the training facts.
 
     `tests` has one row per test triple, with the columns `TEST_COLUMNS` and the triple's position
@@ -89,25 +68,6 @@ class ReportHead:
     """
 
     tests: pd.DataFrame
-    run_id: str = ""
-    runs: tuple[str, ...] = ()
-    """All runs of an ensemble, including the first; empty for a single run."""
-    checkpoints: tuple[CheckpointWeight, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    train_size: int | None = None
-    validation: ValidationSummary | None = None
-
-    @property
-    def form(self) -> forms.Form:
-        return forms.form_of(self.settings)
-
-    @property
-    def model(self) -> ReportModel:
-        return ReportModel(self.run_id, "", self.checkpoints, self.runs)
-
-    @property
-    def label(self) -> Label:
-        return label_of(self.validation, self.settings, self.model.reference)
 
 
 def read_head(files: ReportFiles) -> ReportHead:
@@ -115,20 +75,14 @@ def read_head(files: ReportFiles) -> ReportHead:
         raise DataError(
             "influence.json is missing; expected it, with influence.parquet if you like"
         )
-    report = read_influence_outline(files.json)
+    report = influence_report.read_influence_outline(files.json)
     rows = [
         (*texts_of(t.test), t.score, t.rank, t.self_influence, t.candidates, t.truncated)
         for t in report.tests
     ]
-    return ReportHead(
-        tests=pd.DataFrame(rows, columns=list(TEST_COLUMNS)),
-        run_id=report.model.run_id,
-        runs=report.model.runs,
-        checkpoints=report.model.checkpoints,
-        settings=report.settings,
-        train_size=report.train_size,
-        validation=report.validation,
-    )
+    tests = pd.DataFrame(rows, columns=list(TEST_COLUMNS))
+    frame = {each.name: getattr(report, each.name) for each in fields(influence_report.ReportFrame)}
+    return ReportHead(**frame, tests=tests)
 
 
 def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
@@ -159,45 +113,38 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
 def read_paths(files: ReportFiles, test_index: int) -> Paths:
     """Return the paths of one test triple, which only the JSON file has."""
     assert files.json is not None
-    report, test = read_explained_triple(files.json, test_index)
+    report, test = influence_report.read_explained_triple(files.json, test_index)
     return paths_of(test.paths, len(report.model.runs))
 
 
 def _rows_of(files: ReportFiles, test_index: int) -> pd.DataFrame:
     if files.parquet is not None:
-        columns = _columns_of(files.parquet)
-        table = _read_table(files.parquet, columns, (forms.TEST_INDEX_COLUMN, test_index))
+        types, own = _types_of(files.parquet), (forms.TEST_INDEX_COLUMN, test_index)
+        table = read_columns(files.parquet, types, INFLUENCE_TABLE, where=own)
         rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
         return rows
     assert files.json is not None
     return _json_rows(files.json, test_index)
 
 
-def _columns_of(path: Path) -> list[str]:
-    """Return the columns of an influence table, without those of other programs."""
+def _types_of(path: Path) -> dict[str, pa.DataType]:
+    """Return the columns of an influence table with their types, without other programs' ones."""
     needed = [*forms.TERM_COLUMNS, forms.SCORE_COLUMN, forms.TEST_INDEX_COLUMN]
     present = columns_of(path, INFLUENCE_TABLE)
     if missing := [column for column in needed if column not in present]:
         raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
-    numbers, split = (
-        {forms.RANK_COLUMN, forms.COUNTERPART_COLUMN, forms.TRAIN_INDEX_COLUMN, *FURTHER_COLUMNS},
-        (forms.PART_PREFIX, forms.CHECKPOINT_PREFIX),
-    )
-    return needed + [name for name in present if name in numbers or name.startswith(split)]
-
-
-def _read_table(path: Path, columns: Sequence[str], where: tuple[str, int] | None) -> pa.Table:
-    types = dict.fromkeys(columns, pa.float64())
-    types |= {
-        c: pa.string() for c in columns if c in {*forms.TERM_COLUMNS, forms.COUNTERPART_COLUMN}
-    }
-    whole = {forms.TEST_INDEX_COLUMN, forms.TRAIN_INDEX_COLUMN, forms.RANK_COLUMN}
-    types |= {column: pa.int64() for column in columns if column in whole}
-    return read_columns(path, types, INFLUENCE_TABLE, where=where)
+    whole = (forms.TEST_INDEX_COLUMN, forms.TRAIN_INDEX_COLUMN, forms.RANK_COLUMN)
+    split = [
+        name for name in present if name.startswith((forms.PART_PREFIX, forms.CHECKPOINT_PREFIX))
+    ]
+    known = dict.fromkeys((*forms.TERM_COLUMNS, forms.COUNTERPART_COLUMN), pa.string())
+    known |= dict.fromkeys((forms.SCORE_COLUMN, *FURTHER_COLUMNS, *split), pa.float64())
+    known |= dict.fromkeys(whole, pa.int64())
+    return {name: known[name] for name in dict.fromkeys((*needed, *present)) if name in known}
 
 
 def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
-    report, test = read_explained_triple(path, test_index)
+    report, test = influence_report.read_explained_triple(path, test_index)
     steps = [checkpoint.step for checkpoint in report.model.checkpoints]
     rows = []
     for entry in (*test.proponents, *reversed(test.opponents)):
@@ -205,7 +152,7 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
             zip(forms.TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
         )
         row |= {forms.SCORE_COLUMN: entry.influence, forms.TEST_INDEX_COLUMN: test_index}
-        row |= numbers_of(entry, steps)
+        row |= influence_report.numbers_of(entry, steps)
         rows.append(row | {forms.COUNTERPART_COLUMN: entry.counterpart or ""})
     return pd.DataFrame(rows, columns=None if rows else [*forms.TERM_COLUMNS, forms.SCORE_COLUMN])
 
@@ -213,9 +160,9 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
 REPORT_FILES = {
     "json": names.INFLUENCE_JSON,
     "parquet": names.INFLUENCE_PARQUET,
-    "text": TEXT_INFLUENCE_JSON,
-    "sequence": SEQUENCE_INFLUENCE_JSON,
-    "picture": SEQUENCE_INFLUENCE_PICTURE,
+    "text": influence_report.TEXT_INFLUENCE_JSON,
+    "sequence": influence_report.SEQUENCE_INFLUENCE_JSON,
+    "picture": influence_report.SEQUENCE_INFLUENCE_PICTURE,
 }
 """File name of each field of `ReportFiles`."""
 
@@ -276,12 +223,13 @@ def answer(path: str) -> pa.Table:
     kind = file.suffix[1:]
     if kind == "json":
         kind = _kind_of_json(file)
-        {"text": TextInfluenceReport.read, "sequence": SequenceInfluenceReport.read}.get(
-            kind, read_influence_json
-        )(file)
+        {
+            "text": influence_report.TextInfluenceReport.read,
+            "sequence": influence_report.SequenceInfluenceReport.read,
+        }.get(kind, influence_report.read_influence_json)(file)
     else:
         check_unpacked(file, INFLUENCE_TABLE, MAX_ANSWER_MIB * 2**20)
-        table = _read_table(file, _columns_of(file), None)
+        table = read_columns(file, _types_of(file), INFLUENCE_TABLE)
         for place, column in enumerate(forms.TERM_COLUMNS):
             table = table.set_column(place, column, table[column].dictionary_encode())
     return table.replace_schema_metadata({"kind": kind})
@@ -292,8 +240,5 @@ def _kind_of_json(path: Path) -> str:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError):  # the reader of the report describes the error
         return "json"
-    if not isinstance(content, dict):
-        return "json"
-    if "prompt" in content:
-        return "text"
-    return "sequence" if "prediction" in content else "json"
+    keys = content if isinstance(content, dict) else ()
+    return "text" if "prompt" in keys else "sequence" if "prediction" in keys else "json"

@@ -49,6 +49,14 @@ class Fact:
         """The names of the triple, which identify the fact; the labels do not count."""
         return (self.head, self.relation, self.tail)
 
+    @property
+    def labels(self) -> tuple[str, str, str]:
+        return (
+            self.head_label or self.head,
+            self.relation_label or self.relation,
+            self.tail_label or self.tail,
+        )
+
 
 @dataclass(frozen=True)
 class Review:
@@ -167,8 +175,7 @@ def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
     latest: dict[object, Review] = {}
     for review in sorted(reviews, key=lambda review: review.created):
         if not review.final:
-            author = review.reviewer or review.review_id
-            latest[review.about, author] = review
+            latest[review.about, review.reviewer or review.review_id] = review
     return list(latest.values())
 
 
@@ -176,7 +183,7 @@ Group = Literal["relation", "run", "reviewer"]
 
 
 def group_of(review: Review, by: Group) -> str:
-    relation = review.test.relation_label or review.test.relation
+    relation = review.test.labels[1]
     return {"relation": relation, "run": review.run_id, "reviewer": review.reviewer}[by]
 
 

@@ -17,31 +17,26 @@ import pyarrow as pa
 from mlflow.entities import FileInfo
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from clew import names
 from clew.config.files import SHIPPED, STUDIES
-from clew.errors import ConfigError, DataError, TrackingError, described
+from clew.errors import ConfigError, TrackingError, described
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.influence_report import ReportModel
 from clew.runs.reading.models import Version, version_of
-from clew.runs.reading.runs import RunRecord, client, fetched
+from clew.runs.reading.runs import RunRecord, client, fetched, read_record
 from clew.runs.reading.search import RunQuery, find_runs, search_runs
 from clew.runs.reading.typed_search import quoted
-from clew.runs.validation_record import (
-    ScoreSettings,
-    ValidationRecord,
-    ValidationSummary,
-    read_validation,
-)
+from clew.runs.validation_record import ScoreSettings, ValidationRecord, ValidationSummary
 from clew.spreadsheets import changed, restored
 
 MAX_FILES = 500
 PROGRAMS_TAGS = ("clew.", "mlflow.")
 _BY_RELATION = re.compile(rf"{names.ARTIFACT_EVALUATION}/(\w+)_by_relation\.parquet")
-BY_RELATION, HITS = "a table of ranks by relation", (1, 3, 10)
+BY_RELATION = "a table of ranks by relation"
 BY_RELATION_TYPES = {
     "label": pa.string(),
     "side": pa.string(),
@@ -105,15 +100,14 @@ def list_data(run_id: str) -> list[tuple[str, str, str]]:
 
 
 def splits_by_relation(files: list[FileInfo]) -> list[str]:
-    matches = (_BY_RELATION.fullmatch(file.path) for file in files)
-    return [match[1] for match in matches if match]
+    return [match[1] for file in files if (match := _BY_RELATION.fullmatch(file.path))]
 
 
 def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
     """Return the ranking metrics of each relation and side (head or tail)."""
     with fetched(run_id, f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet") as path:
         present = columns_of(path, BY_RELATION)
-        hits = [name for k in HITS if (name := names.hits_at(k)) in present]
+        hits = [name for k in (1, 3, 10) if (name := names.hits_at(k)) in present]
         types = BY_RELATION_TYPES | dict.fromkeys(hits, pa.float64())
         frame: pd.DataFrame = read_columns(path, types, BY_RELATION).to_pandas()
     return frame
@@ -228,8 +222,7 @@ def _read_csv(
     if missing := [column for column in columns if column not in found]:
         raise TrackingError(f"run {run_id}: {path} has no column {missing[0]}")
     table: pd.DataFrame = found.rename(columns=restored)
-    converted = {name: pd.to_numeric(table[name], errors="coerce") for name in numbers}
-    return table.assign(**converted)
+    return table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers})
 
 
 STUDY_FILE = "study/study.json"
@@ -264,13 +257,7 @@ class StudyResult(BaseModel):
 
 def read_study(run_id: str) -> StudyResult:
     """Return the result of a run of kind `compare`."""
-    with fetched(run_id, STUDY_FILE) as path:
-        try:
-            return StudyResult.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise TrackingError(
-                f"run {run_id}: {STUDY_FILE} is not a study's report ({described(error)})"
-            ) from None
+    return read_record(run_id, STUDY_FILE, StudyResult, "a study's report")
 
 
 def shipped_studies() -> list[StudyResult]:
@@ -316,9 +303,4 @@ def find_validation(model: ReportModel, settings: Mapping[str, Any]) -> Validati
 def read_result(run_id: str) -> ValidationRecord:
     """Return the result of a run of kind `validate`."""
     path = f"{names.ARTIFACT_VALIDATION}/{names.VALIDATION_JSON}"
-    with fetched(run_id, path) as found:
-        try:
-            return read_validation(found)
-        except DataError as error:
-            reason = str(error).rpartition(f"{path}: ")[2]  # without the name of the copy
-            raise TrackingError(f"run {run_id}: {path}: {reason}") from None
+    return read_record(run_id, path, ValidationRecord, "a validation result")

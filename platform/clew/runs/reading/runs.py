@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import read_yaml
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 HEARTBEAT_LIMIT_SECONDS = 120.0
 """A running run whose heartbeats stopped counts as stuck after this time; they come every 15 s."""
 
+Model = TypeVar("Model", bound=BaseModel)
 State = Literal["running", "stuck", "finished", "failed", "stopped", "scheduled"]
 
 
@@ -197,6 +200,17 @@ def fetched(run_id: str, path: str) -> Iterator[Path]:
     """Provide a temporary copy of a file or folder of the run's artifacts."""
     with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
         yield download_artifact(run_id, path, Path(folder))
+
+
+def read_record(run_id: str, path: str, kind: type[Model], what: str) -> Model:
+    """Return a JSON file of the run's artifacts as a record; `what` it is, is for the message."""
+    with fetched(run_id, path) as file:
+        try:
+            return kind.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise TrackingError(
+                f"run {run_id}: {path} is not {what} ({described(error)})"
+            ) from None
 
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:

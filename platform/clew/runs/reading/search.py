@@ -42,8 +42,6 @@ class RunQuery:
     """What a person typed, see `typed_search`."""
     kind: str = ""
     task: str = ""
-    dataset: str = ""
-    variant: str = ""
     config_hash: str = ""
     status: str = ""
     """MLflow's status: RUNNING, FINISHED, FAILED, KILLED or SCHEDULED."""
@@ -73,7 +71,6 @@ def list_experiments() -> dict[str, str]:
 
 
 def experiment_id_of(name: str) -> str:
-    """Return the id of an experiment."""
     known = list_experiments()
     if name not in known:
         raise TrackingError(
@@ -149,8 +146,6 @@ def filter_string(query: RunQuery) -> str:
     tags = {
         names.TAG_KIND: query.kind,
         names.TAG_TASK: query.task,
-        names.TAG_DATASET: query.dataset,
-        names.TAG_VARIANT: query.variant,
         names.TAG_CONFIG_HASH: query.config_hash,
         names.TAG_SOURCE_RUN: query.source_run,
         MLFLOW_PARENT_RUN_ID: query.parent_run,
@@ -168,9 +163,7 @@ def filter_string(query: RunQuery) -> str:
 
 def experiment_ids_of(connected: MlflowClient, query: RunQuery) -> list[str]:
     """Return the ids of a query's experiments, or of all experiments if the query names none."""
-    if query.experiment_ids:
-        return list(query.experiment_ids)
-    return [str(e.experiment_id) for e in experiments_of(connected)]
+    return list(query.experiment_ids) or [str(e.experiment_id) for e in experiments_of(connected)]
 
 
 def experiments_of(connected: MlflowClient) -> list[entities.Experiment]:
@@ -272,8 +265,7 @@ def own_metric(runs: Sequence[RunRecord]) -> str:
     If the runs have several tasks, the task that comes first in `HEADLINES` counts.
     """
     headlines = list(HEADLINES.values())
-    found = (key for key in headlines if any(key in run.metrics for run in runs))
-    return next(found, headlines[0])
+    return next((key for key in headlines if any(key in run.metrics for run in runs)), headlines[0])
 
 
 def find_best_run(experiment: str, metric: str = "") -> tuple[RunRecord, int]:

@@ -52,9 +52,7 @@ def condition(text: str, known: Callable[[], Keys]) -> str:
 
 def quoted(text: str) -> str:
     """Return a string literal for MLflow's filter language, which cannot escape quotes."""
-    if "'" not in text:
-        return f"'{text}'"
-    return '"' + text.replace('"', "_") + '"'
+    return '"' + text.replace('"', "_") + '"' if "'" in text else f"'{text}'"
 
 
 def _clause(part: str, known: Callable[[], Keys]) -> str:
