@@ -14,13 +14,11 @@ from clew.link_prediction.losses.one_vs_all import (
     smoothed_targets,
 )
 from clew.link_prediction.losses.sampled import (
-    EntityRows,
     Negatives,
     NegativeSampler,
-    Sample,
+    SampledScores,
     degree_weights,
     expected_draws,
-    sampled_row_losses,
 )
 
 FUNCTIONS = get_args(LossFunction)
@@ -52,14 +50,11 @@ def targets(function: LossFunction, smoothing: float, dtype=torch.float64):
 
 def sampled(function, smoothing, negatives: Negatives, values) -> torch.Tensor:
     queries, table, bias, query_bias = values
-    return sampled_row_losses(
-        queries,
-        query_bias,
-        Sample(negatives, EntityRows(table[negatives.entity], bias[negatives.entity])),
-        EntityRows(table[ENTITY], bias[ENTITY]),
-        targets(function, smoothing, table.dtype),
-        function=function,
+    labels = targets(function, smoothing, table.dtype)
+    scores = SampledScores(
+        queries, query_bias, labels, negatives, lambda ids: (table[ids], bias[ids])
     )
+    return scores.losses(function)
 
 
 def over_all(function, smoothing, values) -> torch.Tensor:

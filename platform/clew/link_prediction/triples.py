@@ -47,7 +47,7 @@ class KnowledgeGraph:
         """Number of relations, without inverses."""
         return len(self.relations)
 
-    def split(self, name: Split) -> Triples:
+    def split(self, name: str) -> Triples:
         return {"train": self.train, "valid": self.valid, "test": self.test}[name]
 
     def with_inverses(self, triples: Triples) -> Triples:

@@ -184,14 +184,23 @@ def row_losses(
 
 
 def targets_of(
-    queries: Queries, table: EntityTable, row: Tensor, entity: Tensor, settings: OneVsAll
+    queries: Queries,
+    table: EntityTable,
+    row: Tensor,
+    entity: Tensor,
+    settings: OneVsAll,
+    *,
+    num_entities: int | None = None,
 ) -> Targets:
-    """Return the labels of a batch of queries, in the data type of the loss."""
+    """Return the labels of a batch of queries, in the data type of the loss.
+
+    `num_entities` is needed if the table has the entities of only one process.
+    """
     return smoothed_targets(
         row,
         entity,
         batch=len(queries),
-        entities=len(table),
+        entities=num_entities or len(table),
         function=settings.function,
         label_smoothing=settings.label_smoothing,
         most_per_row=settings.most_per_row,

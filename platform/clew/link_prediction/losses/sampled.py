@@ -39,8 +39,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD, LossFunction, Targets
-from clew.link_prediction.models.base import Queries, QueryBias
+from clew.link_prediction.models.base import Embeddings, EntityBias, Ids, Queries, QueryBias
 from clew.link_prediction.triples import HEAD, TAIL, Triples
+from clew.training.sharding import Exchange, log_sum_of_all
 
 DEGREE_POWER = 0.75  # as for the words of word2vec (Mikolov et al., 2013, arXiv 1310.4546)
 _BLOCK_TRIPLES = 10_000_000
@@ -146,63 +147,54 @@ _NEVER = -1e30
 """Added to a score that does not count, so that exp and its slope are 0 and not NaN."""
 
 
-@dataclass(frozen=True)
-class EntityRows:
-    """Rows of the entity table with their biases."""
-
-    rows: Float[Tensor, "chosen dim"]
-    bias: Float[Tensor, "chosen"] | None
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The entities that a batch is compared with, and their rows and biases in the model."""
-
-    drawn: Negatives
-    tails: EntityRows
-
-
-def sampled_row_losses(
-    queries: Queries,
-    query_bias: QueryBias | None,
-    sample: Sample,
-    positive: EntityRows,
-    targets: Targets,
-    *,
-    function: LossFunction,
-) -> Float[Tensor, " batch"]:
-    """Return the estimated loss of each row."""
-    scores = SampledScores(queries, query_bias, sample, positive, targets)
-    if function == "binary_cross_entropy":
-        normaliser = scores.total(softplus)
-    else:
-        normaliser = targets.mass * scores.log_sum()
-    return normaliser - scores.labelled()
-
-
 class SampledScores:
-    """Scores of a batch's positives and of a sample, and estimates of sums over all entities."""
+    """Scores of a batch's positives and of a sample, and estimates of sums over all entities.
+
+    Args:
+        queries: Query vectors.
+        query_bias: What is added to all scores of each query, or None.
+        targets: Labels of the rows.
+        drawn: The entities that the batch is compared with.
+        tails: `GraphModel.tails`.
+    """
 
     def __init__(
         self,
         queries: Queries,
         query_bias: QueryBias | None,
-        sample: Sample,
-        positive: EntityRows,
         targets: Targets,
+        drawn: Negatives,
+        tails: Callable[[Ids], tuple[Embeddings, EntityBias | None]],
     ) -> None:
         exact, self.targets = targets.weight.dtype, targets
-        scores = F.linear(queries, sample.tails.rows, sample.tails.bias).to(exact)
-        rows = queries.to(exact)[targets.row]
-        own = (rows * positive.rows.to(exact)).sum(1)
-        own = own if positive.bias is None else own + positive.bias
+        positive, bias = tails(targets.entity)
+        scores = F.linear(queries, *tails(drawn.entity)).to(exact)
+        own = (queries.to(exact)[targets.row] * positive.to(exact)).sum(1)
+        own = own if bias is None else own + bias
         if query_bias is not None:
             scores, own = scores + query_bias[:, None], own + query_bias[targets.row]
         self.scores, self.own = scores, own
-        self.weight = sample.drawn.rate.reciprocal().to(exact)
-        self._place, self._is_drawn = _draws_of(targets.entity, sample.drawn.entity)
-        drawn = self.weight[self._place] if len(self.weight) else self._is_drawn.to(exact)
-        self._own_share = 1.0 - (drawn * self._is_drawn).sum(0)
+        self.weight = drawn.rate.reciprocal().to(exact)
+        self._place, self._is_drawn = _draws_of(targets.entity, drawn.entity)
+        times = self.weight[self._place] if len(self.weight) else self._is_drawn.to(exact)
+        self._own_share = 1.0 - (times * self._is_drawn).sum(0)
+
+    def losses(
+        self, function: LossFunction, exchange: Exchange | None = None
+    ) -> Float[Tensor, " batch"]:
+        """Return the estimated loss of each row.
+
+        With an exchange, drawn entities and positives are the part of one process, and the losses
+        of all processes add up to those of the rows.
+        """
+        if function == "binary_cross_entropy":
+            normaliser = self.total(softplus)
+        elif exchange is None:
+            normaliser = self.targets.mass * self.log_sum()
+        else:
+            log_sum = log_sum_of_all(self.log_sum(), exchange)
+            normaliser = self.targets.mass * log_sum / exchange.size
+        return normaliser - self.labelled()
 
     def total(self, function: Callable[[Tensor], Tensor]) -> Float[Tensor, " batch"]:
         """Return the estimate of sum_e f(s_e) for each row, in full precision despite autocast."""
