@@ -77,7 +77,7 @@ def test_a_relation_with_enough_triples_has_its_own_threshold() -> None:
     own = sets.guarantee(1, 0.9)
     assert (own.threshold, own.num_valid, own.num_test) == (100.0 + 89, 99, 10)
     assert own.coverage == 1.0
-    assert own.is_of_relation
+    assert own.num_own >= MIN_TRIPLES
     assert "calibrated on 99 validation triples of this relation" in own.sentence
     few = sets.guarantee(0, 0.9)
     assert (few.threshold, few.coverage) == (18.0, 1.0)

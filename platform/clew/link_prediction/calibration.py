@@ -222,14 +222,10 @@ class Guarantee:
     """Share of these test triples whose answer is in its set; None without test triples."""
 
     @property
-    def is_of_relation(self) -> bool:
-        return self.num_own >= MIN_TRIPLES
-
-    @property
     def sentence(self) -> str:
         """The guarantee, the data behind it and the measured coverage, in words."""
         average, of = "", "this relation"
-        if not self.is_of_relation:
+        if self.num_own < MIN_TRIPLES:
             average = (
                 f" on average over relations (this one has {self.num_own:,} validation triples, "
                 f"fewer than {MIN_TRIPLES})"

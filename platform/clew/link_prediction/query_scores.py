@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 from tqdm import tqdm
 
@@ -33,7 +33,6 @@ MAX_HELD_OUT_TRIPLES = 20_000
 Known = Bool[Tensor, "batch entity"]
 Ids = Int64[np.ndarray, " query"]
 Candidates = Int64[np.ndarray, " candidate"]
-Normalisers = Float[Tensor, "batch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +166,6 @@ class QueryScores:
         tail_ranks, head_ranks = np.split(ranks, 2)
         return RankingResult(triples[:, RELATION], head_ranks, tail_ranks)
 
-    def normalisers(self, candidates: Scores) -> Normalisers:
-        """Return log sum exp of all candidates' scores of each query, `(batch,)`, in float64."""
-        return candidates.double().logsumexp(dim=1)
-
     def calibrate(self, triples: Triples) -> Calibration | None:
         """Fit the temperature to both ends of held-out triples; return None without triples.
 
@@ -200,7 +195,7 @@ class QueryScores:
         with bar:
             for scores, own in self._held_out(entities, relations, answers)():
                 chosen = scores[torch.arange(len(own)), own]
-                found.append(self.normalisers(scores) - chosen.double())
+                found.append(scores.double().logsumexp(dim=1) - chosen.double())
                 bar.update(len(own))
         return Surprises(relations, torch.cat(found).numpy())
 
