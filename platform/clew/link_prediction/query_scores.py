@@ -18,7 +18,6 @@ from clew.link_prediction.calibration import (
     AnswerSets,
     Calibration,
     HeldOut,
-    Surprises,
     fit_temperature,
 )
 from clew.link_prediction.candidates import seen_with
@@ -183,9 +182,12 @@ class QueryScores:
         If there are more than `MAX_HELD_OUT_TRIPLES`, a random sample is used, which is always the
         same.
         """
-        return AnswerSets(self.num_relations, self._surprises(valid), self._surprises(test))
+        parts = [self._surprises(valid), self._surprises(test)]
+        relation, surprise = map(np.concatenate, zip(*parts, strict=True))
+        is_test = np.repeat([False, True], [len(part[0]) for part in parts])
+        return AnswerSets(self.num_relations, is_test, relation, surprise)
 
-    def _surprises(self, triples: Triples) -> Surprises:
+    def _surprises(self, triples: Triples) -> tuple[Ids, Float64[np.ndarray, " query"]]:
         if len(triples) > MAX_HELD_OUT_TRIPLES:
             generator = np.random.default_rng(0)
             triples = triples[generator.choice(len(triples), MAX_HELD_OUT_TRIPLES, replace=False)]
@@ -197,7 +199,7 @@ class QueryScores:
                 chosen = scores[torch.arange(len(own)), own]
                 found.append(scores.double().logsumexp(dim=1) - chosen.double())
                 bar.update(len(own))
-        return Surprises(relations, torch.cat(found).numpy())
+        return relations, torch.cat(found).numpy()
 
     def _questions(self, triples: Triples) -> tuple[Ids, Ids, Ids]:
         num_sides = 2 if self.has_inverses else 1
