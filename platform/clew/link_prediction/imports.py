@@ -97,10 +97,10 @@ def write_data_set(found: Imported, output_dir: Path) -> None:
         for split in SPLITS:
             if len(rows := graph.split(split)):
                 weights = graph.weights if split == "train" else None
-                with (folder / f"{split}.txt").open("wb") as file:
+                with (folder / f"{split}.txt").open("w", encoding="utf-8") as file:
                     for block in row_blocks(len(rows)):
                         some = None if weights is None else weights[block]
-                        file.write(_lines(graph, rows[block], some))
+                        file.writelines(_lines(graph, rows[block], some))
         with (folder / "entity_names.tsv").open("w", encoding="utf-8") as names:
             empty = [""] * graph.num_entities
             kinds, synonyms = (
@@ -115,18 +115,12 @@ def write_data_set(found: Imported, output_dir: Path) -> None:
         (folder / "edge_map.json").write_text(text, encoding="utf-8")
 
 
-def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> bytes:
-    long = pa.large_string()
-    columns = [
-        names.name_array.take(pa.array(rows[:, column])).cast(long)
-        for column, names in enumerate((graph.entities, graph.relations, graph.entities))
-    ]
+def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> Iterator[str]:
+    named = zip((graph.entities, graph.relations, graph.entities), rows.T, strict=True)
+    columns = [names.name_array.take(pa.array(ids)).to_pylist() for names, ids in named]
     if weights is not None:
-        columns.append(pa.array(list(map(str, weights.tolist())), long))
-    lines = pc.binary_join_element_wise(*columns, pa.scalar("\t", long))
-    ended = pc.binary_join_element_wise(lines, pa.scalar("", long), pa.scalar("\n", long))
-    _, starts, texts = ended.buffers()  # the texts stand one behind the other
-    return bytes(texts)[: np.frombuffer(starts, np.int64)[len(ended)]] if len(ended) else b""
+        columns.append(list(map(str, weights.tolist())))
+    return ("\t".join(fields) + "\n" for fields in zip(*columns, strict=True))
 
 
 def _files(path: Path) -> Iterator[Path]:
