@@ -216,6 +216,6 @@ def test_more_draws_than_entities_are_all_of_them():
 
 
 def test_weights_count_both_ends_of_every_triple(monkeypatch):
-    monkeypatch.setattr("clew.link_prediction.losses.sampled._BLOCK_TRIPLES", 2)
+    monkeypatch.setattr("clew.link_prediction.triples.BLOCK_ROWS", 2)
     triples = np.array([[0, 0, 1], [0, 1, 2], [0, 0, 0]], np.int32)
     np.testing.assert_allclose(degree_weights(triples, 4), np.array([5, 2, 2, 1]) ** 0.75)

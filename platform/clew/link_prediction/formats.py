@@ -358,10 +358,7 @@ def roles_of(names: Sequence[str], *, are_names: bool = False) -> dict[str, int]
                     index = next((places[n] for w in words if (n := f"{end}_{w}") in places), None)
                     if index is not None:
                         found[f"{side}_{role}"] = index
-    for role in (
-        *(FACT_ROLES if "head" in found else ()),
-        *(NODE_ROLES * ("id" not in found or 1)),
-    ):
+    for role in (*(FACT_ROLES if "head" in found else ()), *NODE_ROLES):
         if role in NODE_ROLES and "head" in found and "id" not in neo4j and "_id" not in names:
             continue
         for name in OTHER_ROLES[role]:

@@ -110,13 +110,8 @@ def _same(keys: pa.Array, names: pa.Array, what: str, mend: str) -> Finding:
     codes = keys.dictionary_encode().indices
     known = np.flatnonzero(codes.is_valid().to_numpy(zero_copy_only=False))
     numbers = codes.fill_null(0).to_numpy()[known]
-    counts = np.bincount(numbers, minlength=1)
-    rows = known[counts[numbers] > 1]
-    rows = (
-        rows[np.argsort(codes.take(pa.array(rows)).to_numpy(), kind="stable")]
-        if len(rows)
-        else rows
-    )
+    is_same = np.bincount(numbers, minlength=1)[numbers] > 1
+    rows = known[is_same][np.argsort(numbers[is_same], kind="stable")]
     return Finding(what, len(rows), names.take(pa.array(rows[:3])).to_pylist(), mend)
 
 

@@ -41,11 +41,9 @@ from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.training.sharding import ShardedTable
 from clew.training.task import ExampleValues, LossSum
 
-Examples = OneVsAllExamples | KvsAllExamples | GroupedExamples
+Examples = OneVsAllExamples | KvsAllExamples
 
 logger = logging.getLogger(__name__)
-SAMPLED = "sampled"
-"""Name of the implementation that estimates the loss from a sample of entities."""
 
 
 class LinkPrediction:
@@ -96,12 +94,9 @@ class LinkPrediction:
 
     def describe(self) -> dict[str, str]:
         """Return the automatic choices: the implementation of the loss."""
-        implementation: str = self._loss.chosen(
-            self._batch_size, self.graph.num_entities, self._device_type
-        )
-        if self.sampler is not None:
-            implementation = SAMPLED
-        return {names.TAG_LOSS_IMPLEMENTATION: implementation}
+        sizes = self._batch_size, self.graph.num_entities
+        chosen = self._loss.chosen(*sizes, self._device_type)
+        return {names.TAG_LOSS_IMPLEMENTATION: "sampled" if self.sampler else chosen}
 
     @property
     def num_model_relations(self) -> int:
@@ -225,11 +220,11 @@ class LinkPrediction:
 
     def rank(self, model: nn.Module, split: str) -> RankingResult:
         """Rank the heads and tails of a split's triples among all entities."""
+        triples = self.graph.split(split)
+        if split not in self._known:
+            self._known[split] = FilterIndex.of_questions(self.graph, triples)
         result = rank_triples(
-            _as_graph_model(model),
-            self.graph.split(split),
-            self._known_of(split),
-            settings=self._ranking,
+            _as_graph_model(model), triples, self._known[split], settings=self._ranking
         )
         self._results[split] = result
         return result
@@ -239,13 +234,6 @@ class LinkPrediction:
     ) -> ExampleValues | None:
         values = self._results[split].by_triple(name)
         return None if values is None else ExampleValues(values, "triples")
-
-    def _known_of(self, split: str) -> FilterIndex:
-        """Return the known answers to a split's questions; the index is built only once."""
-        if split not in self._known:
-            asked = self.graph.split(split)
-            self._known[split] = FilterIndex.of_questions(self.graph, asked)
-        return self._known[split]
 
     def write_artifacts(self, folder: Path) -> None:
         """Write `vocabulary/`: ids, names and labels of entities and relations."""

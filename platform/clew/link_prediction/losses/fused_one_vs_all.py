@@ -157,7 +157,7 @@ class _FusedLoss(torch.autograd.Function):
         else:
             total = _softmax_cross_entropy(chunks, bias, slopes, gradients, exchange)
         total -= gradients.add_linear_part(queries, table, bias, query_bias)
-        ctx.gradients = gradients.tensors
+        ctx.gradients = gradients.dx, gradients.dw, gradients.db, gradients.dc
         ctx.queries_type = queries.dtype
         return total.to(targets.weight.dtype)
 
@@ -206,11 +206,7 @@ class _Gradients:
         self.dw = torch.empty_like(table) if wanted[1] else None
         self.db = table.new_empty(len(table)) if wanted[2] else None
         self.dc = torch.zeros_like(targets.mass) if wanted[3] else None
-        self.smoothing = targets.floor * _counted(queries.to(self.exact), targets).sum(dim=0)
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.dx, self.dw, self.db, self.dc
+        self.smoothing = targets.floor * (targets.times[:, None] * queries.to(self.exact)).sum(0)
 
     def add(self, entities: slice, rows: Tensor, slope: Slope) -> None:
         product, exact, g = self.workspace.product, self.exact, slope.scaled
@@ -241,7 +237,7 @@ class _Gradients:
         positive_x, positive_w = x[row], table[entity]
         table_sum = table.sum(dim=0)
         scores = (positive_x * positive_w).sum(dim=1)
-        smoothed = torch.dot(_counted(x, self.targets).sum(dim=0), table_sum)
+        smoothed = torch.dot((self.targets.times[:, None] * x).sum(dim=0), table_sum)
         if bias is not None:
             scores += bias[entity]
             smoothed += self.targets.total_times * bias.sum()
@@ -258,10 +254,6 @@ class _Gradients:
         if query_bias is None:
             return total
         return total + self.share * torch.dot(self.targets.mass, query_bias)
-
-
-def _counted(values: Float[Tensor, "batch dim"], targets: Targets) -> Float[Tensor, "batch dim"]:
-    return targets.times[:, None] * values
 
 
 def _part(bias: Tensor | None, entities: slice) -> Tensor | None:

@@ -40,11 +40,10 @@ from torch.nn import functional as F
 
 from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD, LossFunction, Targets
 from clew.link_prediction.models.base import Embeddings, EntityBias, Ids, Queries, QueryBias
-from clew.link_prediction.triples import HEAD, TAIL, Triples
+from clew.link_prediction.triples import HEAD, TAIL, Triples, row_blocks
 from clew.training.sharding import Exchange, log_sum_of_all
 
 DEGREE_POWER = 0.75  # as for the words of word2vec (Mikolov et al., 2013, arXiv 1310.4546)
-_BLOCK_TRIPLES = 10_000_000
 _GOLDEN, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
 """The constants of splitmix64 (Steele et al., 2014), as signed numbers."""
 
@@ -96,16 +95,11 @@ class NegativeSampler:
             entity = (place * (self.num_entities / self.num_draws)).long()
             entity.clamp_(max=self.num_entities - 1)
             return Negatives(entity, torch.full_like(place, rate))
-        ends, rates = self._on(place.device)
-        entity = torch.searchsorted(ends, place, right=True).clamp_(max=self.num_entities - 1)
-        return Negatives(entity, rates[entity])
-
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        assert self._ends is not None
-        assert self._rates is not None
-        if self._ends.device != device:
-            self._ends, self._rates = self._ends.to(device), self._rates.to(device)
-        return self._ends, self._rates
+        if self._ends.device != place.device:
+            self._ends, self._rates = self._ends.to(place.device), self._rates.to(place.device)
+        entity = torch.searchsorted(self._ends, place, right=True)
+        entity.clamp_(max=self.num_entities - 1)
+        return Negatives(entity, self._rates[entity])
 
 
 def expected_draws(weights: np.ndarray, num_draws: int) -> Float64[np.ndarray, " entity"]:
@@ -128,11 +122,10 @@ def degree_weights(
     `times` says how often each triple counts.
     """
     degree = np.ones(num_entities)
-    for start in range(0, len(triples), _BLOCK_TRIPLES):
-        block = triples[start : start + _BLOCK_TRIPLES]
-        counts = None if times is None else times[start : start + _BLOCK_TRIPLES]
+    for rows in row_blocks(len(triples)):
+        counts = None if times is None else times[rows]
         for column in (HEAD, TAIL):
-            degree += np.bincount(block[:, column], counts, num_entities)
+            degree += np.bincount(triples[rows, column], counts, num_entities)
     return np.power(degree, DEGREE_POWER, out=degree)
 
 
