@@ -37,15 +37,8 @@ def inputs(query_bias: bool = True) -> list[torch.Tensor]:
 
 
 def targets(function: LossFunction, smoothing: float, dtype=torch.float64):
-    return smoothed_targets(
-        ROW,
-        ENTITY,
-        batch=BATCH,
-        entities=ENTITIES,
-        function=function,
-        label_smoothing=smoothing,
-        dtype=dtype,
-    )
+    settings = OneVsAll(function=function, label_smoothing=smoothing)
+    return smoothed_targets(ROW, ENTITY, settings, batch=BATCH, entities=ENTITIES, dtype=dtype)
 
 
 def sampled(function, smoothing, negatives: Negatives, values) -> torch.Tensor:
