@@ -213,12 +213,10 @@ def clean_name(text: str) -> str:
 
 def _with_labels(relations: Vocabulary, parts: Sequence[Part]) -> Vocabulary:
     """Label relations as a file says, or with readable words of their names."""
-    labels = dict(zip(relations, map(relation_label, relations), strict=True))
+    labels = {name: relation_label(name) for name in relations}
     for part in parts:
         if "name" in part.columns:
-            names = zip(
-                part.columns["id"].to_pylist(), part.columns["name"].to_pylist(), strict=True
-            )
+            names = zip(*(part.columns[role].to_pylist() for role in ("id", "name")), strict=True)
             labels |= {key: name for key, name in names if key in labels and name}
     return relations.with_labels(pa.array(list(labels.values()), pa.string()))
 

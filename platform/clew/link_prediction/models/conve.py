@@ -121,7 +121,7 @@ class _Unfold(torch.autograd.Function):
         ctx.shape, ctx.kernel = x.shape[2:], kernel
         windows = x.squeeze(1).unfold(1, kernel[0], 1).unfold(2, kernel[1], 1)
         windows = windows.permute(0, 3, 4, 1, 2)
-        patches = x.new_ones(len(x), math.prod(kernel) + 1, windows[0, 0, 0].numel())
+        patches = x.new_ones(len(x), math.prod(kernel) + 1, math.prod(windows.shape[3:]))
         patches[:, :-1].view(windows.shape).copy_(windows)
         return patches
 
