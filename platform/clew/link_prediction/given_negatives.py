@@ -189,11 +189,10 @@ def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabu
 
 TripleScores = Float64[np.ndarray, "triple"]
 IsTrue = Bool[np.ndarray, "triple"]
-RelationIds = Int[np.ndarray, "triple"]
 
 
 def fit_thresholds(
-    scores: TripleScores, is_true: IsTrue, relation: RelationIds, num_relations: int
+    scores: TripleScores, is_true: IsTrue, relation: Int[np.ndarray, "triple"], num_relations: int
 ) -> Float64[np.ndarray, "relation"]:
     """Return the lowest score with which a triple counts as true, for each relation.
 

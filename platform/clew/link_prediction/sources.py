@@ -51,10 +51,8 @@ def load_graph(config: TripleData) -> KnowledgeGraph:
 
 def _read(config: TripleData) -> KnowledgeGraph:
     if config.packed is not None:
-        graph = read_packed(Path(config.packed).expanduser())
-        given = _with_config(GraphFiles(Path(config.packed)), config)
-        entities, relations = labelled(graph.entities, graph.relations, given)
-        return replace(graph, entities=entities, relations=relations)
+        files = _with_config(GraphFiles(Path(config.packed)), config)
+        return labelled(read_packed(Path(config.packed).expanduser()), files)
     if config.path is not None:
         path = expanded(config.path)
         return import_graph(path.name.split(".")[0], [path], config).graph
@@ -63,9 +61,7 @@ def _read(config: TripleData) -> KnowledgeGraph:
     if config.weights == "ignore" and all(map(is_plain, splits)):
         return read_graph(name, files)
     others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
-    graph = import_graph(name, [*splits, *others], config, splits).graph
-    entities, relations = labelled(graph.entities, graph.relations, files)
-    return replace(graph, entities=entities, relations=relations)
+    return labelled(import_graph(name, [*splits, *others], config, splits).graph, files)
 
 
 def find_files(config: TripleData) -> tuple[str, GraphFiles]:

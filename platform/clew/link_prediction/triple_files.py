@@ -7,7 +7,7 @@ rows of one triple.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 
@@ -66,20 +66,19 @@ def read_graph(name: str, files: GraphFiles, *, on_disk: Path | None = None) -> 
     relations = relations or _sorted_vocabulary("relation", tables, values)
     _translate(paths, tables, values, (entities, relations))
     _refuse_same_triples(paths, tables)
-    entities, relations = labelled(entities, relations, files)
     splits = {split: no_triples() for split in SPLITS} | dict(zip(given, tables, strict=True))
-    return KnowledgeGraph(name, entities, relations, **splits)
+    return labelled(KnowledgeGraph(name, entities, relations, **splits), files)
 
 
-def labelled(
-    entities: Vocabulary, relations: Vocabulary, files: GraphFiles
-) -> tuple[Vocabulary, Vocabulary]:
+def labelled(graph: KnowledgeGraph, files: GraphFiles) -> KnowledgeGraph:
+    """Return a graph with the labels of files."""
+    entities, relations = graph.entities, graph.relations
     if files.entity_labels:
         entities = read_labels(files.entity_labels, entities)
     if files.relation_labels:
         is_json = files.relation_labels.suffix == ".json"
         relations = (read_edge_map if is_json else read_labels)(files.relation_labels, relations)
-    return entities, relations
+    return replace(graph, entities=entities, relations=relations)
 
 
 def is_plain(path: Path) -> bool:

@@ -51,8 +51,6 @@ from clew.training.sharding import Exchange
 
 logger = logging.getLogger(__name__)
 
-_FLOAT16_GAIN = 4096.0
-
 
 def fused_one_vs_all_loss(
     queries: Queries,
@@ -183,7 +181,7 @@ def gain_of(operand: torch.dtype, most_times: int) -> float:
     """
     if operand != torch.float16:
         return 1.0
-    return _FLOAT16_GAIN / (1 << (most_times - 1).bit_length())
+    return 4096.0 / (1 << (most_times - 1).bit_length())
 
 
 class _Gradients:
