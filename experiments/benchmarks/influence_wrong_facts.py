@@ -128,7 +128,7 @@ def true_quality(run: str) -> list[float]:
     both = graph.with_inverses(np.array(ids, np.int32))
     known = FilterIndex.from_triples(both, 2 * graph.num_relations)
     return [
-        rank_triples(loaded.model, triples, known).quality().mrr
+        rank_triples(loaded.model, triples, known).quality()["mrr"]
         for triples in (graph.valid, graph.test)
     ]
 

@@ -11,7 +11,6 @@ from clew.errors import ConfigError, DataError
 from clew.link_prediction.calibration import (
     MIN_TRIPLES,
     AnswerSets,
-    Surprises,
     conformal_threshold,
 )
 from clew.link_prediction.prediction import Query
@@ -69,7 +68,9 @@ def answer_sets(*counts: int) -> AnswerSets:
     rows = np.repeat(np.arange(4), counts)
     values = rows * 100.0 + np.concatenate([np.arange(count) for count in counts])
     test = np.repeat(np.arange(4), 10)
-    return AnswerSets(2, Surprises(rows, values), Surprises(test, test * 100.0 + 18.0))
+    is_test = np.repeat([False, True], [len(rows), len(test)])
+    relation, surprise = np.append(rows, test), np.append(values, test * 100.0 + 18.0)
+    return AnswerSets(2, is_test, relation, surprise)
 
 
 def test_a_relation_with_enough_triples_has_its_own_threshold() -> None:
@@ -77,7 +78,7 @@ def test_a_relation_with_enough_triples_has_its_own_threshold() -> None:
     own = sets.guarantee(1, 0.9)
     assert (own.threshold, own.num_valid, own.num_test) == (100.0 + 89, 99, 10)
     assert own.coverage == 1.0
-    assert own.is_of_relation
+    assert own.num_own >= MIN_TRIPLES
     assert "calibrated on 99 validation triples of this relation" in own.sentence
     few = sets.guarantee(0, 0.9)
     assert (few.threshold, few.coverage) == (18.0, 1.0)
@@ -98,8 +99,8 @@ def test_with_too_few_triples_in_all_the_set_is_everything() -> None:
     nothing = answer_sets(3, 2, 0, 0).guarantee(0, 0.9)
     assert math.isinf(nothing.threshold)
     assert "too few for this level, so it contains every candidate" in nothing.sentence
-    none = Surprises(np.empty(0, np.int64), np.empty(0))
-    untested = AnswerSets(2, answer_sets(30, 0, 0, 0).valid, none).guarantee(0, 0.9)
+    zeros = np.zeros(30, np.int64)
+    untested = AnswerSets(2, zeros > 0, zeros, np.arange(30.0)).guarantee(0, 0.9)
     assert untested.coverage is None
     assert "There are no test triples to measure its coverage" in untested.sentence
 
@@ -139,12 +140,12 @@ def test_surprises_equal_the_plain_loop() -> None:
     found = predictor().measure_answer_sets(triples, triples[:0])
     for_tails = [plain_surprise(h, r, t) for h, r, t in triples.tolist()]
     for_heads = [plain_surprise(t, r + NUM_RELATIONS, h) for h, r, t in triples.tolist()]
-    assert found.valid.value == pytest.approx(np.array(for_tails + for_heads), abs=1e-5)
-    assert found.valid.relation.tolist() == [
+    assert found.surprise == pytest.approx(np.array(for_tails + for_heads), abs=1e-5)
+    assert found.relation.tolist() == [
         *triples[:, 1].tolist(),
         *(triples[:, 1] + NUM_RELATIONS).tolist(),
     ]
-    assert len(found.test.value) == 0
+    assert not found.is_test.any()
 
 
 def test_the_set_of_a_query_equals_the_plain_loop() -> None:
@@ -196,8 +197,8 @@ def test_sets_cover_what_they_promise_and_say_what_they_cover() -> None:
 def test_of_very_many_triples_a_sample_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clew.link_prediction.query_scores.MAX_HELD_OUT_TRIPLES", 30)
     one, two = (predictor().measure_answer_sets(random_triples(200, 6), KNOWN) for _ in range(2))
-    assert len(one.valid.value) == 2 * 30
-    assert one.valid.value.tolist() == two.valid.value.tolist()
+    assert (~one.is_test).sum() == 2 * 30
+    assert one.surprise.tolist() == two.surprise.tolist()
 
 
 KNOWN = random_triples(3, 7)

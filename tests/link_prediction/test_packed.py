@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from clew.link_prediction import tables, triple_files, triples
 from clew.link_prediction.packed import KEY, pack_graph, read_packed
 from clew.link_prediction.plausibility import report
 from clew.link_prediction.sources import BUNDLED, files_of_folder
-from clew.link_prediction.tables import TRIPLE, read_coded, stream_coded
+from clew.link_prediction.tables import TRIPLE, read_coded
 from clew.link_prediction.triple_files import GraphFiles, read_graph
 from clew.link_prediction.triples import SPLITS, FilterIndex
 
@@ -31,22 +32,16 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Split a small graph into many blocks, which are merged two at a time."""
     monkeypatch.setattr(triples, "BLOCK_ROWS", 700)
     monkeypatch.setattr(tables, "MERGED_BLOCKS", 2)
-    monkeypatch.setattr(
-        triple_files,
-        "stream_coded",
-        lambda paths, layout, write: stream_coded(paths, layout, write, block_bytes=9_000),
-    )
+    monkeypatch.setattr(triple_files, "read_coded", partial(read_coded, block_bytes=9_000))
 
 
 def test_streamed_codes_are_those_of_one_reading(tmp_path: Path) -> None:
     paths = [UMLS.train, UMLS.test or UMLS.train]
-    parts: list[list[np.ndarray]] = [[], []]
-    values = stream_coded(paths, TRIPLE, lambda n, codes: parts[n].append(codes), block_bytes=999)
-    tables, expected = read_coded(paths, TRIPLE)
-    assert len(parts[0]) > 100
-    for found, table in zip(parts, tables, strict=True):
-        decoded = values.take(np.concatenate(found).reshape(-1))
-        assert decoded.equals(expected.take(table.reshape(-1)))
+    streamed, values = read_coded(paths, TRIPLE, on_disk=tmp_path, block_bytes=999)
+    tables_of_values, expected = read_coded(paths, TRIPLE)
+    for found, table in zip(streamed, tables_of_values, strict=True):
+        assert isinstance(found, np.memmap)
+        assert values.take(found.reshape(-1)).equals(expected.take(table.reshape(-1)))
 
 
 def test_a_packed_graph_is_that_of_its_files(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_relations_add_up_to_the_whole(graph, tmp_path):
         mean = np.average(
             [row["mrr"] for row in parts], weights=[row["num_queries"] for row in parts]
         )
-        assert mean == pytest.approx(result.quality(side).mrr)
+        assert mean == pytest.approx(result.quality(side)["mrr"])
         assert [row["relation"] for row in parts] == np.unique(result.relation).tolist()
     assert rows[0]["name"] == graph.relations.name(rows[0]["relation"])
 

@@ -12,7 +12,6 @@ from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
 from clew.link_prediction.sources import (
     BUNDLED,
-    GraphSummary,
     describe,
     load_graph,
     named_data_sets,
@@ -42,10 +41,11 @@ def test_umls_is_bundled_with_its_origin(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("CLEW_DATA", raising=False)
     graph = load_graph(TripleData(name="umls"))
     summary = describe(graph)
-    assert (summary.num_entities, summary.num_relations) == (135, 46)
-    assert (summary.num_train, summary.num_valid, summary.num_test) == (5216, 652, 661)
-    assert (summary.num_unseen_entities, summary.num_duplicates, summary.num_leaked) == (0, 0, 0)
-    assert (summary.num_unseen_relations, summary.num_untrained) == (0, 0)
+    assert (summary["num_entities"], summary["num_relations"]) == (135, 46)
+    assert (summary["num_train"], summary["num_valid"], summary["num_test"]) == (5216, 652, 661)
+    assert summary["num_unseen_entities"] == 0
+    assert (summary["num_duplicates"], summary["num_leaked"]) == (0, 0)
+    assert (summary["num_unseen_relations"], summary["num_untrained"]) == (0, 0)
     assert graph.fingerprint == "c68b546f56cdaeed"
     note = (BUNDLED / "umls" / "NOTE.md").read_text(encoding="utf-8")
     for name in ("train.txt", "valid.txt", "test.txt"):
@@ -125,13 +125,13 @@ def test_summary_counts(graph: KnowledgeGraph) -> None:
     summary = describe(graph)
     splits = [[tuple(row) for row in graph.split(s).tolist()] for s in ("train", "valid", "test")]
     train, valid, test = splits
-    assert summary.num_duplicates == sum(len(s) - len(set(s)) for s in splits)
-    assert summary.num_leaked == len(set(train) & set(valid)) + len(set(train) & set(test))
-    assert summary.num_unseen_entities == 5
+    assert summary["num_duplicates"] == sum(len(s) - len(set(s)) for s in splits)
+    assert summary["num_leaked"] == len(set(train) & set(valid)) + len(set(train) & set(test))
+    assert summary["num_unseen_entities"] == 5
     ends = np.array([e for h, _, t in train for e in (h, t)])
     degrees = np.bincount(ends)
-    assert (summary.max_degree, summary.hub) == (degrees.max(), f"e{degrees.argmax():02d}")
-    assert summary.mean_degree == pytest.approx(2 * len(train) / len(set(ends.tolist())))
+    assert (summary["max_degree"], summary["hub"]) == (degrees.max(), f"e{degrees.argmax():02d}")
+    assert summary["mean_degree"] == pytest.approx(2 * len(train) / len(set(ends.tolist())))
 
 
 PUBLISHED = {
@@ -146,16 +146,16 @@ PUBLISHED = {
 @pytest.mark.data
 @pytest.mark.parametrize("real", PUBLISHED, indirect=True)
 def test_published_counts(real: KnowledgeGraph) -> None:
-    summary: GraphSummary = describe(real)
+    summary = describe(real)
     assert (
-        summary.num_entities,
-        summary.num_relations,
-        summary.num_train,
-        summary.num_valid,
-        summary.num_test,
-        summary.num_unseen_entities,
+        summary["num_entities"],
+        summary["num_relations"],
+        summary["num_train"],
+        summary["num_valid"],
+        summary["num_test"],
+        summary["num_unseen_entities"],
     ) == PUBLISHED[real.name]
-    assert (summary.num_duplicates, summary.num_leaked) == (0, 0)
+    assert (summary["num_duplicates"], summary["num_leaked"]) == (0, 0)
 
 
 @pytest.mark.data

@@ -14,13 +14,11 @@ from clew.link_prediction.losses.one_vs_all import (
     smoothed_targets,
 )
 from clew.link_prediction.losses.sampled import (
-    EntityRows,
     Negatives,
     NegativeSampler,
-    Sample,
+    SampledScores,
     degree_weights,
     expected_draws,
-    sampled_row_losses,
 )
 
 FUNCTIONS = get_args(LossFunction)
@@ -39,27 +37,17 @@ def inputs(query_bias: bool = True) -> list[torch.Tensor]:
 
 
 def targets(function: LossFunction, smoothing: float, dtype=torch.float64):
-    return smoothed_targets(
-        ROW,
-        ENTITY,
-        batch=BATCH,
-        entities=ENTITIES,
-        function=function,
-        label_smoothing=smoothing,
-        dtype=dtype,
-    )
+    settings = OneVsAll(function=function, label_smoothing=smoothing)
+    return smoothed_targets(ROW, ENTITY, settings, batch=BATCH, entities=ENTITIES, dtype=dtype)
 
 
 def sampled(function, smoothing, negatives: Negatives, values) -> torch.Tensor:
     queries, table, bias, query_bias = values
-    return sampled_row_losses(
-        queries,
-        query_bias,
-        Sample(negatives, EntityRows(table[negatives.entity], bias[negatives.entity])),
-        EntityRows(table[ENTITY], bias[ENTITY]),
-        targets(function, smoothing, table.dtype),
-        function=function,
+    labels = targets(function, smoothing, table.dtype)
+    scores = SampledScores(
+        queries, query_bias, labels, negatives, lambda ids: (table[ids], bias[ids])
     )
+    return scores.losses(function)
 
 
 def over_all(function, smoothing, values) -> torch.Tensor:
@@ -221,6 +209,6 @@ def test_more_draws_than_entities_are_all_of_them():
 
 
 def test_weights_count_both_ends_of_every_triple(monkeypatch):
-    monkeypatch.setattr("clew.link_prediction.losses.sampled._BLOCK_TRIPLES", 2)
+    monkeypatch.setattr("clew.link_prediction.triples.BLOCK_ROWS", 2)
     triples = np.array([[0, 0, 1], [0, 1, 2], [0, 0, 0]], np.int32)
     np.testing.assert_allclose(degree_weights(triples, 4), np.array([5, 2, 2, 1]) ** 0.75)

@@ -23,6 +23,7 @@ from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.link_prediction.losses.one_vs_all import (
     LossFunction,
+    OneVsAll,
     Targets,
     row_losses,
     smoothed_targets,
@@ -169,10 +170,9 @@ def _only_answer(tail: Tensor, scores: Tensor) -> Targets:
     return smoothed_targets(
         torch.arange(len(tail), device=tail.device),
         tail,
+        OneVsAll(),  # a single positive has the same label in both losses
         batch=len(tail),
         entities=scores.shape[1],
-        function="binary_cross_entropy",  # a single positive has the same label in both losses
-        label_smoothing=0.0,
         dtype=torch.float64,
     )
 

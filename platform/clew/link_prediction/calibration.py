@@ -195,16 +195,6 @@ Surprisals = Float64[np.ndarray, " query"]
 VALID, TEST = "valid", "test"
 
 
-@dataclass(frozen=True, eq=False)
-class Surprises:
-    """Nonconformity scores of the true answers to held-out queries."""
-
-    relation: Int[np.ndarray, " query"]
-    """Relation of each query; r + R asks for heads of r."""
-    value: Surprisals
-    """In nats."""
-
-
 @dataclass(frozen=True)
 class Guarantee:
     """The coverage guarantee of a query's answer set, and the coverage on test triples."""
@@ -222,14 +212,10 @@ class Guarantee:
     """Share of these test triples whose answer is in its set; None without test triples."""
 
     @property
-    def is_of_relation(self) -> bool:
-        return self.num_own >= MIN_TRIPLES
-
-    @property
     def sentence(self) -> str:
         """The guarantee, the data behind it and the measured coverage, in words."""
         average, of = "", "this relation"
-        if not self.is_of_relation:
+        if self.num_own < MIN_TRIPLES:
             average = (
                 f" on average over relations (this one has {self.num_own:,} validation triples, "
                 f"fewer than {MIN_TRIPLES})"
@@ -310,32 +296,31 @@ class AnswerSets:
 
     num_relations: int
     """Number of relations, without inverses."""
-    valid: Surprises
-    test: Surprises
+    is_test: Bool[np.ndarray, " query"]
+    """Whether a query is of a test triple, and not of a validation triple."""
+    relation: Int[np.ndarray, " query"]
+    """Relation of each query; r + R asks for heads of r."""
+    surprise: Surprisals
+    """Nonconformity score of the true answer to each query, in nats."""
 
     def guarantee(self, relation: int, level: float) -> Guarantee:
         """Return the guarantee for the queries of a relation; r + R asks for heads of r."""
-        num_own = int((self.valid.relation == relation).sum())
-        valid, test = (
-            part.value[
-                part.relation == relation
-                if num_own >= MIN_TRIPLES
-                else part.relation // self.num_relations == relation // self.num_relations
-            ]
-            for part in (self.valid, self.test)
-        )
+        asked = self.relation == relation
+        num_own = int((asked & ~self.is_test).sum())
+        if num_own < MIN_TRIPLES:
+            asked = self.relation // self.num_relations == relation // self.num_relations
+        valid, test = self.surprise[asked & ~self.is_test], self.surprise[asked & self.is_test]
         threshold = conformal_threshold(valid, level)
         coverage = float(np.mean(test <= threshold)) if len(test) else None
         return Guarantee(level, threshold, num_own, len(valid), len(test), coverage)
 
     def write(self, path: Path) -> None:
         """Write a Parquet file with a row for each held-out query."""
-        parts = [(VALID, self.valid), (TEST, self.test)]
         table = pa.table(
             {
-                "split": pa.array([split for split, part in parts for _ in part.value]),
-                "relation": np.concatenate([part.relation for _, part in parts]),
-                "surprise": np.concatenate([part.value for _, part in parts]),
+                "split": pa.array(np.where(self.is_test, TEST, VALID)),
+                "relation": self.relation,
+                "surprise": self.surprise,
             },
             metadata={b"num_relations": str(self.num_relations).encode()},
         )
@@ -348,9 +333,5 @@ class AnswerSets:
         said = (table.schema.metadata or {}).get(b"num_relations", b"")
         if not said.isdigit() or len(said) > 10 or any(c.null_count for c in table.columns):
             raise DataError(f"{path}: not a file of answer sets (a number is missing)")
-        num_relations = max(int(said), 1)
-        split, relation, value = (column.to_numpy() for column in table.columns)
-        valid, test = (
-            Surprises(relation[split == name], value[split == name]) for name in (VALID, TEST)
-        )
-        return cls(num_relations, valid, test)
+        split, relation, surprise = (column.to_numpy() for column in table.columns)
+        return cls(max(int(said), 1), split == TEST, relation, surprise)

@@ -143,10 +143,9 @@ def _add(
 ) -> None:
     """Add what a column says to what is known; a blank or a vaguer word replaces nothing."""
     ids, column = said_of
-    said = column.dictionary.to_pylist()
     changes: dict[str, Callable[[str], str]] = {"kind": _kind, "name": _one_line, "synonyms": str}
-    change = changes[role]
-    said = [change(text) for text in said]
+    said = list(map(changes[role], column.dictionary.to_pylist()))
+    depths = terms().categories if role == "kind" else {}
     keys = ids.astype(np.int64) * max(len(said), 1) + column.indices.to_numpy()
     for key in pd.unique(keys).tolist():
         entity, text = key // len(said), said[key % len(said)]
@@ -160,7 +159,7 @@ def _add(
             found.counts[f"conflicting {role}s"] += 1
             examples = found.examples.setdefault(f"conflicting {role}s", [])
             examples.append(f"{vocabulary.name(entity)}: {old} / {text}")
-        is_deeper = role == "kind" and _depth(text) > _depth(old)
+        is_deeper = depths.get(text, 0) > depths.get(old, 0)
         if is_deeper or (was_vague and not (vague and old)):
             texts[entity] = text
 
@@ -168,11 +167,6 @@ def _add(
 def _is_vague(role: str, text: str, identifier: str) -> bool:
     is_wide = role == "kind" and text in ("NamedThing", "Thing", "Entity")
     return text.lower() in NO_VALUE or text == identifier or is_wide
-
-
-def _depth(kind: str) -> int:
-    """Return the depth of a kind in Biolink; 0 if it is not in Biolink."""
-    return terms().categories.get(kind, 0)
 
 
 def _kind(text: str) -> str:

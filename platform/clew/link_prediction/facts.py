@@ -20,7 +20,7 @@ from clew.link_prediction.descriptions import NO_VALUE, Noticed
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
 from clew.link_prediction.formats import MEANINGS, QUALIFIER_ENDS, Part
 from clew.link_prediction.other_formats import FLAGS, QUALIFIERS
-from clew.link_prediction.tables import Texts
+from clew.link_prediction.tables import Texts, as_texts
 from clew.link_prediction.triples import SPLITS, Split
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
@@ -28,6 +28,7 @@ SPLIT_NAME = re.compile(r"(?:^|[^a-z])(train|valid|val|dev|test)(?:ing|ation)?(?
 SPLIT_OF: dict[str, Split] = {
     "train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test",
 }  # fmt: skip
+ROLES = ("head", "relation", "tail")
 TRUE, FALSE = ("true", "t", "yes", "y", "1", "on"), ("false", "f", "no", "n", "0", "off")
 CONTROLS = r"[\x00-\x1f\x7f]"
 
@@ -41,7 +42,7 @@ def facts_of(
     }
     for role in ("source", "group"):
         _tell_apart(parts, role)
-    columns: dict[str, list[Texts]] = {"head": [], "relation": [], "tail": []}
+    columns: dict[str, list[Texts]] = {role: [] for role in ROLES}
     given, times, weights = [], [], []
     for part in (part for part in parts if part.holds == "facts"):
         _replace_ids(part, dictionaries)
@@ -66,10 +67,7 @@ def _joined(columns: Sequence[Texts], name: Callable[[Sequence[str]], str]) -> T
         keys = pd.factorize(keys)[0]  # numbers by first occurrence
     first = np.flatnonzero(np.diff(np.maximum.accumulate(keys), prepend=-1))
     rows = [column.take(pa.array(first)).to_pylist() for column in columns]
-    texts = pa.array(
-        [name(row) for row in zip(*rows, strict=True)], pa.string()
-    ).dictionary_encode()
-    return texts.take(pa.array(keys))
+    return as_texts([name(row) for row in zip(*rows, strict=True)]).take(pa.array(keys))
 
 
 def _tell_apart(parts: Sequence[Part], by: str) -> None:
@@ -98,7 +96,7 @@ def _tell_apart(parts: Sequence[Part], by: str) -> None:
 
 def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
     """Replace ids by the names that a dictionary in another file gives them."""
-    for role in ("head", "relation", "tail"):
+    for role in ROLES:
         kind: Kind = "relation" if role == "relation" else "entity"
         names = dictionaries.get(f"{kind} ids")
         if names is None:
@@ -111,17 +109,15 @@ def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
         if (unknown := np.flatnonzero(ids < 0)).size:
             row = int(np.argmax(np.isin(column.indices.to_numpy(), unknown)))
             name = column[row].as_py()
-            said = (
-                f"id {quoted(name)} has no name"
-                if part.are_ids
-                else known.unknown_name_message(name)
-            )
+            said = f"id {quoted(name)} has no name"
+            if not part.are_ids:
+                said = known.unknown_name_message(name)
             raise DataError(f"{part.path}, line {part.lines[row]}: {said}")
         part.columns[role] = Texts.from_arrays(column.indices, names.take(pa.array(ids)))
 
 
 def _check_names(part: Part) -> None:
-    for role in ("head", "relation", "tail"):
+    for role in ROLES:
         column = part.columns[role]
         bad = pc.or_(
             pc.equal(column.dictionary, ""), pc.match_substring_regex(column.dictionary, CONTROLS)
@@ -149,7 +145,8 @@ def _use_flags(part: Part, settings: ImportSettings, found: Noticed) -> None:
             continue
         found.counts[word] += int(flags[flag].sum())
         rows = np.flatnonzero(flags[flag])[:3]
-        found.examples.setdefault(word, []).extend(_shown(part, row) for row in rows)
+        facts = zip(*(part.columns[role].take(rows).to_pylist() for role in ROLES), strict=True)
+        found.examples.setdefault(word, []).extend(map(" ".join, facts))
         if word == "denied" and settings.negated == "relation":
             codes = Texts.from_arrays(
                 pa.array(flags[flag].astype(np.int32)), pa.array(["", DENIED])
@@ -159,12 +156,6 @@ def _use_flags(part: Part, settings: ImportSettings, found: Noticed) -> None:
         else:
             part.keep(~flags[flag])
             flags = {name: values[~flags[flag]] for name, values in flags.items()}
-
-
-def _shown(part: Part, row: int) -> str:
-    return " ".join(
-        str(part.columns[role][int(row)].as_py()) for role in ("head", "relation", "tail")
-    )
 
 
 def _flags(part: Part, flag: str) -> np.ndarray:

@@ -296,13 +296,12 @@ def _unquote(part: Part) -> None:
     """Remove quotes around whole values of a table in which they do not protect separators."""
     for role in ("head", "relation", "tail"):
         texts = part.columns[role].dictionary
-        inner = pc.replace_substring(pc.utf8_slice_codeunits(texts, 1, -1), '""', "\0")
-        is_whole = pc.match_substring_regex(texts, '(?s)^"[^\0]+"$')
-        is_whole = pc.and_(is_whole, pc.invert(pc.match_substring(inner, '"')))
+        is_whole = pc.match_substring_regex(texts, '^"([^"]|"")+"$')
         if pc.any(is_whole).as_py():
             part.examples.setdefault("quotes", []).extend(texts.filter(is_whole).to_pylist())
             part.notes["quotes"] = "around values, as R and spreadsheets write them, are removed"
-            texts = pc.if_else(is_whole, pc.replace_substring(inner, "\0", '"'), texts)
+            inner = pc.replace_substring(pc.utf8_slice_codeunits(texts, 1, -1), '""', '"')
+            texts = pc.if_else(is_whole, inner, texts)
             part.columns[role] = Texts.from_arrays(part.columns[role].indices, texts)
 
 
@@ -358,10 +357,7 @@ def roles_of(names: Sequence[str], *, are_names: bool = False) -> dict[str, int]
                     index = next((places[n] for w in words if (n := f"{end}_{w}") in places), None)
                     if index is not None:
                         found[f"{side}_{role}"] = index
-    for role in (
-        *(FACT_ROLES if "head" in found else ()),
-        *(NODE_ROLES * ("id" not in found or 1)),
-    ):
+    for role in (*(FACT_ROLES if "head" in found else ()), *NODE_ROLES):
         if role in NODE_ROLES and "head" in found and "id" not in neo4j and "_id" not in names:
             continue
         for name in OTHER_ROLES[role]:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from jaxtyping import Bool, Float64, Int
 
@@ -166,43 +167,32 @@ def _ranks(scores: CandidateScores) -> np.ndarray:
 
 def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabulary) -> np.ndarray:
     """Return the ids of an array's names in its shape; some rows at a time, as text is large."""
-    names = {k: arrays[k] for k in (key, f"{key.removesuffix('_neg')}_type") if k in arrays}
-    found = np.empty(arrays[key].shape, np.int32)
-    step = max(1, NAMES_AT_ONCE // max(1, arrays[key][:1].size))
+    named, kinds = arrays[key], arrays.get(f"{key.removesuffix('_neg')}_type")
+    found = np.empty(named.shape, np.int32)
+    step = max(1, NAMES_AT_ONCE // max(1, named[:1].size))
     for start in range(0, len(found), step):
         rows = slice(start, start + step)
-        part = {k: array[rows] for k, array in names.items()}
-        found[rows] = _ids_of_rows(path, key, part, vocabulary)
+        try:
+            names = pa.array(named[rows].ravel()).cast(pa.string())
+            if kinds is not None:
+                kind = pa.array(np.repeat(kinds[rows], named[:1].size)).cast(pa.string())
+                names = pc.binary_join_element_wise(kind, names, ":")
+        except ValueError as error:
+            raise DataError(f"{path}, array {key}: not text ({described(error)})") from None
+        ids = vocabulary.find(names)
+        if (ids < 0).any():
+            name = names[int(np.argmin(ids))].as_py()
+            raise DataError(f"{path}, array {key}: {vocabulary.unknown_name_message(name)}")
+        found[rows] = ids.reshape(found[rows].shape)
     return found
-
-
-def _ids_of_rows(
-    path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabulary
-) -> np.ndarray:
-    try:
-        texts = arrays[key].astype(str)
-        kind = arrays.get(f"{key.removesuffix('_neg')}_type")
-        if kind is not None:
-            prefix = kind.astype(str).reshape(-1, *[1] * (texts.ndim - 1))
-            texts = np.char.add(np.char.add(prefix, ":"), texts)
-        distinct, places = np.unique(texts, return_inverse=True)
-        names = pa.array(distinct.tolist(), pa.string())
-    except ValueError as error:
-        raise DataError(f"{path}, array {key}: not text ({described(error)})") from None
-    ids = vocabulary.find(names)
-    if (ids < 0).any():
-        name = str(distinct[int(np.argmin(ids))])
-        raise DataError(f"{path}, array {key}: {vocabulary.unknown_name_message(name)}")
-    return ids[places].reshape(texts.shape)
 
 
 TripleScores = Float64[np.ndarray, "triple"]
 IsTrue = Bool[np.ndarray, "triple"]
-RelationIds = Int[np.ndarray, "triple"]
 
 
 def fit_thresholds(
-    scores: TripleScores, is_true: IsTrue, relation: RelationIds, num_relations: int
+    scores: TripleScores, is_true: IsTrue, relation: Int[np.ndarray, "triple"], num_relations: int
 ) -> Float64[np.ndarray, "relation"]:
     """Return the lowest score with which a triple counts as true, for each relation.
 

@@ -9,7 +9,7 @@ import re
 import unicodedata
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,6 @@ from clew.link_prediction.triples import (
     Split,
     Triples,
     as_keys,
-    no_triples,
     row_blocks,
 )
 from clew.link_prediction.vocabulary import Kind, Vocabulary
@@ -43,17 +42,11 @@ IGNORED = re.compile(
 INVISIBLE = re.compile("[\u200b\u200c\u200d\u2060\ufeff]")
 
 
-NO_GRAPH = KnowledgeGraph(
-    "", Vocabulary.from_names("entity", []), Vocabulary.from_names("relation", []),
-    no_triples(), no_triples(), no_triples(),
-)  # fmt: skip
-
-
 @dataclass
 class Imported(Noticed):
     """A graph, and what was noticed while it was read."""
 
-    graph: KnowledgeGraph = NO_GRAPH
+    graph: KnowledgeGraph = field(kw_only=True)
 
 
 def import_graph(
@@ -77,7 +70,7 @@ def import_graph(
         )
     files = [file for path in paths for file in _files(path)]
     edge_maps = [file for file in files if file.name in EDGE_MAPS]
-    found = Imported()
+    found = Noticed()
     parts = _read_parts([file for file in files if file not in edge_maps], settings, found)
     if not any(part.holds == "facts" for part in parts):
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
@@ -93,7 +86,7 @@ def import_graph(
     used = rows[0][1] if settings.weights == "use" else None
     train, valid, test = (triples for triples, _ in rows)
     graph = KnowledgeGraph(name, entities, relations, train, valid, test, used)
-    return replace(found, graph=graph)
+    return Imported(**vars(found), graph=graph)
 
 
 def write_data_set(found: Imported, output_dir: Path) -> None:
@@ -104,10 +97,10 @@ def write_data_set(found: Imported, output_dir: Path) -> None:
         for split in SPLITS:
             if len(rows := graph.split(split)):
                 weights = graph.weights if split == "train" else None
-                with (folder / f"{split}.txt").open("wb") as file:
+                with (folder / f"{split}.txt").open("w", encoding="utf-8") as file:
                     for block in row_blocks(len(rows)):
                         some = None if weights is None else weights[block]
-                        file.write(_lines(graph, rows[block], some))
+                        file.writelines(_lines(graph, rows[block], some))
         with (folder / "entity_names.tsv").open("w", encoding="utf-8") as names:
             empty = [""] * graph.num_entities
             kinds, synonyms = (
@@ -122,18 +115,12 @@ def write_data_set(found: Imported, output_dir: Path) -> None:
         (folder / "edge_map.json").write_text(text, encoding="utf-8")
 
 
-def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> bytes:
-    long = pa.large_string()
-    columns = [
-        names.name_array.take(pa.array(rows[:, column])).cast(long)
-        for column, names in enumerate((graph.entities, graph.relations, graph.entities))
-    ]
+def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> Iterator[str]:
+    named = zip((graph.entities, graph.relations, graph.entities), rows.T, strict=True)
+    columns = [names.name_array.take(pa.array(ids)).to_pylist() for names, ids in named]
     if weights is not None:
-        columns.append(pa.array(list(map(str, weights.tolist())), long))
-    lines = pc.binary_join_element_wise(*columns, pa.scalar("\t", long))
-    ended = pc.binary_join_element_wise(lines, pa.scalar("", long), pa.scalar("\n", long))
-    _, starts, texts = ended.buffers()  # the texts stand one behind the other
-    return bytes(texts)[: np.frombuffer(starts, np.int64)[len(ended)]] if len(ended) else b""
+        columns.append(list(map(str, weights.tolist())))
+    return ("\t".join(fields) + "\n" for fields in zip(*columns, strict=True))
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -157,7 +144,7 @@ def _files(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _read_parts(files: list[Path], settings: ImportSettings, found: Imported) -> list[Part]:
+def _read_parts(files: list[Path], settings: ImportSettings, found: Noticed) -> list[Part]:
     """Read all files; a file with only a header names the columns of those it belongs to."""
     headers: dict[str, tuple[str, ...]] = {}
     for path in files:
@@ -183,7 +170,7 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Imported) ->
 
 
 def _named(
-    columns: Sequence[pa.ChunkedArray], settings: ImportSettings, found: Imported
+    columns: Sequence[pa.ChunkedArray], settings: ImportSettings, found: Noticed
 ) -> tuple[Vocabulary, Vocabulary, Triples]:
     """Return names in code point order, and triples of their ids."""
     heads, relations, tails = columns
@@ -200,7 +187,7 @@ def _named(
 
 
 def _vocabulary(
-    kind: Kind, column: pa.ChunkedArray, settings: ImportSettings, found: Imported
+    kind: Kind, column: pa.ChunkedArray, settings: ImportSettings, found: Noticed
 ) -> tuple[Vocabulary, np.ndarray]:
     texts = single(column)
     values, codes = texts.dictionary, texts.indices.to_numpy()
@@ -226,17 +213,15 @@ def clean_name(text: str) -> str:
 
 def _with_labels(relations: Vocabulary, parts: Sequence[Part]) -> Vocabulary:
     """Label relations as a file says, or with readable words of their names."""
-    labels = dict(zip(relations, map(relation_label, relations), strict=True))
+    labels = {name: relation_label(name) for name in relations}
     for part in parts:
         if "name" in part.columns:
-            names = zip(
-                part.columns["id"].to_pylist(), part.columns["name"].to_pylist(), strict=True
-            )
+            names = zip(*(part.columns[role].to_pylist() for role in ("id", "name")), strict=True)
             labels |= {key: name for key, name in names if key in labels and name}
     return relations.with_labels(pa.array(list(labels.values()), pa.string()))
 
 
-def _distinct(triples: Triples, weights: np.ndarray, found: Imported) -> tuple[Triples, np.ndarray]:
+def _distinct(triples: Triples, weights: np.ndarray, found: Noticed) -> tuple[Triples, np.ndarray]:
     """Return the rows without repeats, in their order, and the sums of their weights."""
     codes, keys = pd.factorize(as_keys(triples))  # numbers by first occurrence
     found.counts["repeated"] += len(triples) - len(keys)
@@ -249,7 +234,7 @@ def _split(
     given: np.ndarray,
     times: np.ndarray,
     settings: ImportSettings,
-    found: Imported,
+    found: Noticed,
 ) -> np.ndarray:
     """Return the number of each triple's split: the given one, or a share for validation and test.
 

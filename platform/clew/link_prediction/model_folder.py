@@ -66,7 +66,8 @@ def load_predictor(folder: Path) -> Predictor:
     calibration, answer_sets = folder / CALIBRATION_FILE, folder / ANSWER_SETS_FILE
     known = folder / KNOWN_FILE
     triples = read_known(known) if known.is_file() else None
-    if triples is not None and not _are_ids(triples, len(entities), len(relations)):
+    limits = len(entities), len(relations), len(entities)
+    if triples is not None and not ((triples >= 0) & (triples < limits)).all():
         raise DataError(f"{known}: contains an id that the model's vocabulary does not have")
     return Predictor(
         load_graph_model(folder, len(entities), len(relations)),
@@ -76,11 +77,6 @@ def load_predictor(folder: Path) -> Predictor:
         calibration=Calibration.read(calibration) if calibration.is_file() else None,
         answer_sets=AnswerSets.read(answer_sets) if answer_sets.is_file() else None,
     )
-
-
-def _are_ids(triples: Triples, num_entities: int, num_relations: int) -> bool:
-    limits = [num_entities, num_relations, num_entities]
-    return bool(((triples >= 0) & (triples < limits)).all())
 
 
 def read_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:

@@ -249,10 +249,8 @@ def read_rdf(
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: not {form.name} ({described(error)})") from None
-    codes, values = (
-        np.frombuffer(facts, np.int32).reshape(-1, 3),
-        pa.array(list(names), pa.string()),
-    )
+    codes = np.frombuffer(facts, np.int32).reshape(-1, 3)
+    values = pa.array(list(names), pa.string())
     columns = {
         role: Texts.from_arrays(pa.array(np.ascontiguousarray(codes[:, i])), values)
         for i, role in enumerate(("head", "relation", "tail"))

@@ -100,7 +100,12 @@ def read_other_model(
             tables = halves if kind == "complex" else _with_angles(path, halves)
     if kind in ("rotate", "transe"):
         by_file = options.get(kind, {}).get("l_norm", norm)
-        _require_euclidean(path, 2 if (kind, table) == ("rotate", PYKEEN) else by_file)
+        if by_file != 2 and (kind, table) != ("rotate", PYKEEN):
+            raise ConfigError(
+                f"{path}: the norm of its distances is {by_file or 'not in the file'}; only "
+                "Euclidean ones are imported (PyKEEN's scoring_fct_norm=2): if they are, give "
+                "--norm 2"
+            )
     settings = {"kind": kind, "entity_bias": False}
     if kind == "conve":
         if len(relation) == len(relations):
@@ -167,14 +172,6 @@ def _with_angles(path: Path, tables: dict[str, Tensor]) -> dict[str, Tensor]:
     if (torch.hypot(real, imaginary) - 1).abs().max() > MAX_MODULUS_ERROR:
         raise ConfigError(f"{path}: not RotatE, whose relations are rotations; give its model.kind")
     return tables | {"relation.weight": torch.atan2(imaginary, real)}
-
-
-def _require_euclidean(path: Path, norm: float | None) -> None:
-    if norm != 2:
-        raise ConfigError(
-            f"{path}: the norm of its distances is {norm or 'not in the file'}; only Euclidean "
-            "ones are imported (PyKEEN's scoring_fct_norm=2): if they are, give --norm 2"
-        )
 
 
 def _conve(

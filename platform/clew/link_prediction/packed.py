@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel
 
 from clew.errors import ConfigError, DataError, described, quoted
@@ -72,14 +73,8 @@ def read_packed(path: Path) -> KnowledgeGraph:
             _vocabulary(row.column(column).flatten(), kind, said.fields_may_be_ids[column])
             for column, kind in KINDS.items()
         )
-        triples = {
-            split: row.column(split)
-            .flatten()
-            .flatten()
-            .to_numpy(zero_copy_only=True)
-            .reshape(-1, 3)
-            for split in SPLITS
-        }
+        flat = {split: pc.list_flatten(row.column(split), recursive=True) for split in SPLITS}
+        triples = {split: ids.to_numpy().reshape(-1, 3) for split, ids in flat.items()}
     except (OSError, ValueError, LookupError, pa.ArrowException) as error:
         raise DataError(
             f"{path}: not written by clew data --pack ({described(error)}); pack the data set again"

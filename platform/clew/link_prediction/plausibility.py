@@ -107,17 +107,9 @@ def _of_names(names: Vocabulary) -> Iterator[Finding]:
 
 def _same(keys: pa.Array, names: pa.Array, what: str, mend: str) -> Finding:
     """Return the names whose key another name has too."""
-    codes = keys.dictionary_encode().indices
-    known = np.flatnonzero(codes.is_valid().to_numpy(zero_copy_only=False))
-    numbers = codes.fill_null(0).to_numpy()[known]
-    counts = np.bincount(numbers, minlength=1)
-    rows = known[counts[numbers] > 1]
-    rows = (
-        rows[np.argsort(codes.take(pa.array(rows)).to_numpy(), kind="stable")]
-        if len(rows)
-        else rows
-    )
-    return Finding(what, len(rows), names.take(pa.array(rows[:3])).to_pylist(), mend)
+    codes = keys.dictionary_encode().indices.to_pandas()
+    codes = codes[codes.notna() & codes.duplicated(keep=False)].sort_values(kind="stable")
+    return Finding(what, len(codes), names.take(pa.array(codes.index[:3])).to_pylist(), mend)
 
 
 def _of_triples(graph: KnowledgeGraph, leakage: Leakage) -> Iterator[Finding]:

@@ -180,7 +180,14 @@ class Predictor(QueryScores):
         self.relations = relations
         self.calibration = calibration
         self.answer_sets = answer_sets
-        _check_sizes(model, entities, relations)
+        rows = model.relation.num_embeddings
+        expected = len(relations), 2 * len(relations)
+        if self.num_entities != len(entities) or rows not in expected:
+            raise CheckpointError(
+                f"the model has {self.num_entities} entities and {rows} relation rows, the "
+                f"vocabulary {len(entities)} entities and {len(relations)} relations; they belong "
+                "to different runs"
+            )
 
     @property
     def temperature(self) -> float:
@@ -260,11 +267,9 @@ class Predictor(QueryScores):
             outside = torch.ones(self.num_entities, dtype=torch.bool)
             outside[torch.from_numpy(limits.candidates(self, int(relation)))] = False
             scores[torch.from_numpy(relations == relation)[:, None] & outside] = -torch.inf
-        known = None
-        if self.known is not None:
-            known = torch.zeros(scores.shape, dtype=torch.bool)
-            known[self.known_answers(entities, relations)] = True
-        candidates = scores if known is None else scores.masked_fill(known, -torch.inf)
+        known = torch.zeros(scores.shape, dtype=torch.bool)
+        known[self.known_answers(entities, relations)] = True
+        candidates = scores.masked_fill(known, -torch.inf)
         shown = candidates if filter_known or apart else scores
         answers = self._best(shown, candidates, known, top_k)
         if apart:
@@ -273,13 +278,14 @@ class Predictor(QueryScores):
                 (*new, *(answer for answer in best if answer.known))
                 for new, best in zip(answers, of_all, strict=True)
             ]
-        counts = [None] * len(questions)
-        if known is not None:
-            counts = known.sum(1).tolist()
-        found = []
+        counts, found = known.sum(1).tolist(), []
         for row, question in enumerate(questions):
-            place = self._place(question, limits)
-            prediction = Prediction(question.query, answers[row], counts[row], place)
+            prediction = Prediction(
+                question.query,
+                answers[row],
+                num_known=None if self.known is None else counts[row],
+                place=self._place(question, limits),
+            )
             if level is not None:
                 prediction = self._with_set(prediction, candidates[[row]], question, level)
             found.append(prediction)
@@ -290,7 +296,7 @@ class Predictor(QueryScores):
     ) -> Prediction:
         assert self.answer_sets is not None
         guarantee = self.answer_sets.guarantee(question.relation, level)
-        normaliser = float(self.normalisers(candidates))
+        normaliser = float(candidates.double().logsumexp(dim=1))
         is_candidate = candidates > -torch.inf
         inside = is_candidate & (normaliser - candidates.double() <= guarantee.threshold)
         answers = tuple(
@@ -311,13 +317,11 @@ class Predictor(QueryScores):
         return replace(prediction, answers=answers, place=place, answer_set=answer_set)
 
     def _best(
-        self, shown: Scores, candidates: Scores, known: Known | None, top_k: int
+        self, shown: Scores, candidates: Scores, known: Known, top_k: int
     ) -> list[tuple[Answer, ...]]:
         best, ids = shown.topk(min(top_k, shown.shape[1]), dim=1)
         probabilities = self._probabilities(candidates, ids)
-        flags = None
-        if known is not None:
-            flags = known[_each(ids), ids].tolist()
+        flags = known.gather(1, ids).tolist()
         width, named = ids.shape[1], self.entities.named(ids.flatten().numpy())
         return [
             tuple(
@@ -326,7 +330,7 @@ class Predictor(QueryScores):
                     *named[row * width + place],
                     score=score,
                     probability=probabilities[row][place] if probabilities else None,
-                    known=flags[row][place] if flags is not None else None,
+                    known=None if self.known is None else flags[row][place],
                 )
                 for place, score in enumerate(row_scores)
                 if score != -np.inf
@@ -364,7 +368,7 @@ class Predictor(QueryScores):
             return None
         scaled = candidates / self.temperature
         normaliser = scaled.logsumexp(dim=1)
-        shown = scaled[_each(ids), ids] - normaliser[:, None]
+        shown = scaled.gather(1, ids) - normaliser[:, None]
         return [[p if p > 0 else None for p in row] for row in shown.double().exp().tolist()]
 
     def resolve(self, query: Query) -> "Resolved":
@@ -397,21 +401,3 @@ class Resolved:
     """Row of the relation; r + R asks for heads of r."""
     about: int | None
     """Row of the entity whose rank is reported."""
-
-
-def _each(ids: Tensor) -> Tensor:
-    """Return the index of each query, `(batch, 1)`."""
-    return torch.arange(len(ids))[:, None]
-
-
-def _check_sizes(model: GraphModel, entities: Vocabulary, relations: Vocabulary) -> None:
-    rows = model.relation.num_embeddings
-    if model.entity.num_embeddings != len(entities) or rows not in (
-        len(relations),
-        2 * len(relations),
-    ):
-        raise CheckpointError(
-            f"the model has {model.entity.num_embeddings} entities and {rows} relation rows, the "
-            f"vocabulary {len(entities)} entities and {len(relations)} relations; they belong to "
-            "different runs"
-        )

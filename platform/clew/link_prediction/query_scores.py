@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Float64, Int64
+from jaxtyping import Bool, Float32, Float64, Int64
 from torch import Tensor
 from tqdm import tqdm
 
@@ -18,7 +18,6 @@ from clew.link_prediction.calibration import (
     AnswerSets,
     Calibration,
     HeldOut,
-    Surprises,
     fit_temperature,
 )
 from clew.link_prediction.candidates import seen_with
@@ -33,7 +32,6 @@ MAX_HELD_OUT_TRIPLES = 20_000
 Known = Bool[Tensor, "batch entity"]
 Ids = Int64[np.ndarray, " query"]
 Candidates = Int64[np.ndarray, " candidate"]
-Normalisers = Float[Tensor, "batch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +165,6 @@ class QueryScores:
         tail_ranks, head_ranks = np.split(ranks, 2)
         return RankingResult(triples[:, RELATION], head_ranks, tail_ranks)
 
-    def normalisers(self, candidates: Scores) -> Normalisers:
-        """Return log sum exp of all candidates' scores of each query, `(batch,)`, in float64."""
-        return candidates.double().logsumexp(dim=1)
-
     def calibrate(self, triples: Triples) -> Calibration | None:
         """Fit the temperature to both ends of held-out triples; return None without triples.
 
@@ -188,9 +182,12 @@ class QueryScores:
         If there are more than `MAX_HELD_OUT_TRIPLES`, a random sample is used, which is always the
         same.
         """
-        return AnswerSets(self.num_relations, self._surprises(valid), self._surprises(test))
+        parts = [self._surprises(valid), self._surprises(test)]
+        relation, surprise = map(np.concatenate, zip(*parts, strict=True))
+        is_test = np.repeat([False, True], [len(part[0]) for part in parts])
+        return AnswerSets(self.num_relations, is_test, relation, surprise)
 
-    def _surprises(self, triples: Triples) -> Surprises:
+    def _surprises(self, triples: Triples) -> tuple[Ids, Float64[np.ndarray, " query"]]:
         if len(triples) > MAX_HELD_OUT_TRIPLES:
             generator = np.random.default_rng(0)
             triples = triples[generator.choice(len(triples), MAX_HELD_OUT_TRIPLES, replace=False)]
@@ -200,9 +197,9 @@ class QueryScores:
         with bar:
             for scores, own in self._held_out(entities, relations, answers)():
                 chosen = scores[torch.arange(len(own)), own]
-                found.append(self.normalisers(scores) - chosen.double())
+                found.append(scores.double().logsumexp(dim=1) - chosen.double())
                 bar.update(len(own))
-        return Surprises(relations, torch.cat(found).numpy())
+        return relations, torch.cat(found).numpy()
 
     def _questions(self, triples: Triples) -> tuple[Ids, Ids, Ids]:
         num_sides = 2 if self.has_inverses else 1

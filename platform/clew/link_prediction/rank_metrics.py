@@ -1,7 +1,7 @@
 """Metrics computed from ranks: MRR, Hits@k and mean rank, overall, by side and by relation."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -33,25 +33,9 @@ TERMS: dict[str, Callable[[Ranks], Ranks]] = {
 """What a rank adds to each metric, which is a mean."""
 
 
-@dataclass(frozen=True)
-class RankQuality:
-    """Means over the ranks of some queries; the best possible rank is 1."""
-
-    num_queries: int
-    mrr: float
-    mean_rank: float
-    hits_at_1: float
-    hits_at_3: float
-    hits_at_10: float
-
-    @classmethod
-    def of(cls, ranks: Ranks) -> "RankQuality":
-        """Return the means over ranks; at least one rank is required."""
-        return cls(len(ranks), *(float(np.mean(term(ranks))) for term in TERMS.values()))
-
-    def metrics(self) -> dict[str, float]:
-        """Return the values by metric name, without the split."""
-        return {name: value for name, value in vars(self).items() if name != "num_queries"}
+def mean_quality(ranks: Ranks) -> dict[str, float]:
+    """Return the metrics over ranks by name; the best rank is 1, and one at least is required."""
+    return {name: float(np.mean(term(ranks))) for name, term in TERMS.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +56,10 @@ class RankingResult:
     def ranks(self, side: Side) -> Ranks:
         return self.head_ranks if side == "head" else self.tail_ranks
 
-    def quality(self, side: Side | None = None) -> RankQuality:
-        if side is not None:
-            return RankQuality.of(self.ranks(side))
-        return RankQuality.of(np.concatenate([self.head_ranks, self.tail_ranks]))
+    def quality(self, side: Side | None = None) -> dict[str, float]:
+        """Return the metrics of one side or both, by name without the split."""
+        sides = (side,) if side else SIDES
+        return mean_quality(np.concatenate([self.ranks(side) for side in sides]))
 
     def by_triple(self, name: str) -> Float64[np.ndarray, " triple"] | None:
         """Return what each triple adds to a metric, such as `mrr` or `hits_at_1_head`; their mean.
@@ -95,25 +79,20 @@ class RankingResult:
         """Return all metrics, such as `valid/mrr` and `valid/mrr_head`; empty without triples."""
         if not len(self.relation):
             return {}
-        values = {names.metric(split, n): v for n, v in self.quality().metrics().items()}
+        values = self.quality()
         for side in SIDES:
-            for name, value in self.quality(side).metrics().items():
-                values[names.metric(split, f"{name}_{side}")] = value
-        return values
+            values |= {f"{name}_{side}": value for name, value in self.quality(side).items()}
+        return {names.metric(split, name): value for name, value in values.items()}
 
     def write_by_relation(self, path: Path, relations: Vocabulary) -> None:
         """Write a Parquet file with one row per relation and side, including names and labels."""
-        rows = [
-            {
-                "relation": relation,
-                "name": relations.name(relation),
-                "label": relations.label(relation),
-                "side": side,
-                **asdict(RankQuality.of(self.ranks(side)[self.relation == relation])),
-            }
-            for relation in np.unique(self.relation).tolist()
-            for side in SIDES
-        ]
+        rows = []
+        for relation in np.unique(self.relation).tolist():
+            for side in SIDES:
+                own = self.ranks(side)[self.relation == relation]
+                row = {"relation": relation, "name": relations.name(relation), "side": side}
+                row |= {"label": relations.label(relation), "num_queries": len(own)}
+                rows.append(row | mean_quality(own))
         pq.write_table(pa.Table.from_pylist(rows, schema=_BY_RELATION), path)
 
 
@@ -124,7 +103,6 @@ _BY_RELATION = pa.schema(
         ("label", pa.string()),
         ("side", pa.string()),
         ("num_queries", pa.int64()),
-        *((field, pa.float64()) for field in ("mrr", "mean_rank")),
-        *((names.hits_at(k), pa.float64()) for k in HITS_AT),
+        *((name, pa.float64()) for name in TERMS),
     ]
 )

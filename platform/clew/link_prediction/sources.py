@@ -13,7 +13,7 @@ for other data, where the same names can mean other facts.
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +51,8 @@ def load_graph(config: TripleData) -> KnowledgeGraph:
 
 def _read(config: TripleData) -> KnowledgeGraph:
     if config.packed is not None:
-        graph = read_packed(Path(config.packed).expanduser())
-        given = _with_config(GraphFiles(Path(config.packed)), config)
-        entities, relations = labelled(graph.entities, graph.relations, given)
-        return replace(graph, entities=entities, relations=relations)
+        files = _with_config(GraphFiles(Path(config.packed)), config)
+        return labelled(read_packed(Path(config.packed).expanduser()), files)
     if config.path is not None:
         path = expanded(config.path)
         return import_graph(path.name.split(".")[0], [path], config).graph
@@ -63,9 +61,7 @@ def _read(config: TripleData) -> KnowledgeGraph:
     if config.weights == "ignore" and all(map(is_plain, splits)):
         return read_graph(name, files)
     others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
-    graph = import_graph(name, [*splits, *others], config, splits).graph
-    entities, relations = labelled(graph.entities, graph.relations, files)
-    return replace(graph, entities=entities, relations=relations)
+    return labelled(import_graph(name, [*splits, *others], config, splits).graph, files)
 
 
 def find_files(config: TripleData) -> tuple[str, GraphFiles]:
@@ -161,10 +157,6 @@ def _only_file(folder: Path, names: list[str]) -> Path | None:
 
 logger = logging.getLogger(__name__)
 
-NUM_COLUMNS = 3
-
-Row = tuple[int, int, int]
-
 
 def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     """Return a graph without the training triples in a file; all copies of a triple are removed.
@@ -212,9 +204,9 @@ def _check_origin(path: Path, said: Mapping[str, str], graph: KnowledgeGraph) ->
         )
 
 
-def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:
+def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> tuple[int, int, int]:
     fields = line.split("\t")
-    if len(fields) != NUM_COLUMNS:
+    if len(fields) != 3:
         raise DataError(
             f"{path}, line {number}: {quoted(line)} has {len(fields)} tab-separated columns; "
             "expected head<TAB>relation<TAB>tail"
@@ -226,41 +218,8 @@ def _row(path: Path, number: int, line: str, graph: KnowledgeGraph) -> Row:
         raise DataError(f"{path}, line {number}: {error}") from None
 
 
-@dataclass(frozen=True)
-class GraphSummary:
-    """Statistics of a graph; degrees count both ends of every training triple."""
-
-    name: str
-    fingerprint: str
-    num_entities: int
-    num_relations: int
-    num_train: int
-    num_valid: int
-    num_test: int
-    num_unseen_entities: int
-    """Number of entities in validation or test triples, but in no training triple."""
-    num_unseen_relations: int
-    """The same of relations. What is in no training triple is never trained."""
-    num_untrained: int
-    """Number of validation and test triples with such an entity or relation."""
-    num_unused_entities: int
-    """Number of entities that are in no triple (only with a dictionary)."""
-    num_duplicates: int
-    """Number of triples that repeat an earlier one of the same split, over all splits."""
-    num_leaked: int
-    """Number of distinct validation and test triples that are also training triples."""
-    num_entity_labels: int
-    num_relation_labels: int
-    mean_degree: float
-    """Over entities of training triples."""
-    median_degree: float
-    """Over entities of training triples."""
-    max_degree: int
-    hub: str
-    """Label of the entity with the largest degree."""
-
-
-def describe(graph: KnowledgeGraph) -> GraphSummary:
+def describe(graph: KnowledgeGraph) -> dict[str, str | int | float]:
+    """Return statistics of a graph; degrees count both ends of every training triple."""
     degrees = _degrees(graph, graph.train)
     held_out = np.concatenate([graph.valid, graph.test])
     ends, relations = held_out[:, [HEAD, TAIL]], held_out[:, RELATION]
@@ -268,30 +227,29 @@ def describe(graph: KnowledgeGraph) -> GraphSummary:
     seen = degrees[degrees > 0]
     train, valid, test = (_num_distinct(graph, graph.split(split)) for split in SPLITS)
     num_triples = sum(len(graph.split(split)) for split in SPLITS)
-    return GraphSummary(
-        name=graph.name,
-        fingerprint=graph.fingerprint,
-        num_entities=graph.num_entities,
-        num_relations=graph.num_relations,
-        num_train=len(graph.train),
-        num_valid=len(graph.valid),
-        num_test=len(graph.test),
-        num_unseen_entities=int((~is_trained[0][np.unique(ends)]).sum()),
-        num_unseen_relations=int((~is_trained[1][np.unique(relations)]).sum()),
-        num_untrained=int((~(is_trained[0][ends].all(1) & is_trained[1][relations])).sum()),
-        num_unused_entities=int((degrees + _degrees(graph, held_out) == 0).sum()),
-        num_duplicates=num_triples - train - valid - test,
-        num_leaked=sum(
+    return {
+        "name": graph.name,
+        "fingerprint": graph.fingerprint,
+        "num_entities": graph.num_entities,
+        "num_relations": graph.num_relations,
+        **{f"num_{split}": len(graph.split(split)) for split in SPLITS},
+        # What is in validation or test triples, but in no training triple, is never trained.
+        "num_unseen_entities": int((~is_trained[0][np.unique(ends)]).sum()),
+        "num_unseen_relations": int((~is_trained[1][np.unique(relations)]).sum()),
+        "num_untrained": int((~(is_trained[0][ends].all(1) & is_trained[1][relations])).sum()),
+        "num_unused_entities": int((degrees + _degrees(graph, held_out) == 0).sum()),
+        "num_duplicates": num_triples - train - valid - test,  # inside of each split
+        "num_leaked": sum(
             train + distinct - _num_distinct(graph, np.concatenate([graph.train, triples]))
             for distinct, triples in ((valid, graph.valid), (test, graph.test))
         ),
-        num_entity_labels=graph.entities.num_labels,
-        num_relation_labels=graph.relations.num_labels,
-        mean_degree=float(seen.mean()),
-        median_degree=float(np.median(seen)),
-        max_degree=int(seen.max()),
-        hub=graph.entities.label(int(degrees.argmax())),
-    )
+        "num_entity_labels": graph.entities.num_labels,
+        "num_relation_labels": graph.relations.num_labels,
+        "mean_degree": float(seen.mean()),  # over entities of training triples
+        "median_degree": float(np.median(seen)),
+        "max_degree": int(seen.max()),
+        "hub": graph.entities.label(int(degrees.argmax())),
+    }
 
 
 def _degrees(graph: KnowledgeGraph, triples: Triples) -> np.ndarray:

@@ -232,11 +232,7 @@ def as_texts(values: Sequence[str]) -> Texts:
 
 def single(column: pa.ChunkedArray) -> Texts:
     """Return a column of dictionaries as one array with one dictionary."""
-    chunks = column.unify_dictionaries().chunks
-    if not chunks:
-        return as_texts([])
-    codes = pa.concat_arrays([chunk.indices for chunk in chunks])
-    return Texts.from_arrays(codes, chunks[0].dictionary)
+    return column.unify_dictionaries().combine_chunks()
 
 
 def own_form(*columns: str) -> Form:
@@ -248,33 +244,44 @@ TRIPLE = own_form("head", "relation", "tail")
 
 
 def read_coded(
-    paths: Sequence[Path], form: Form, *, block_bytes: int = BLOCK_BYTES
+    paths: Sequence[Path],
+    form: Form,
+    *,
+    on_disk: Path | None = None,
+    block_bytes: int = BLOCK_BYTES,
 ) -> tuple[list[np.ndarray], pa.StringArray]:
     """Read files of one form; return their fields as codes of one shared list of values.
+
+    Args:
+        paths: The files.
+        form: How they are tables; nothing in them is left out.
+        on_disk: A new folder for files of the codes, which are then mapped into memory. If None,
+            the codes are in memory.
+        block_bytes: Size of a block of lines; only some are in memory at a time.
 
     Returns:
         The codes of each file, int32 `(line, column)`, and the distinct values `(code,)`.
     """
     parts: list[list[np.ndarray]] = [[] for _ in paths]
-    values = stream_coded(
-        paths, form, lambda file, codes: parts[file].append(codes), block_bytes=block_bytes
-    )
-    return [np.concatenate(codes) for codes in parts], values
+    values = pa.array([], pa.string())
+    for number, codes, values in _coded_blocks(paths, form, block_bytes):  # noqa: B007
+        if on_disk is None:
+            parts[number].append(codes)
+        else:
+            with (on_disk / f"{number}.codes").open("ab") as file:
+                file.write(codes.data)
+    if on_disk is None:
+        return [np.concatenate(codes) for codes in parts], values
+    stored = (on_disk / f"{number}.codes" for number in range(len(paths)))
+    return [np.memmap(p, np.int32, "r+").reshape(-1, form.num_columns) for p in stored], values
 
 
-def stream_coded(
-    paths: Sequence[Path],
-    form: Form,
-    write: Callable[[int, np.ndarray], object],
-    *,
-    block_bytes: int = BLOCK_BYTES,
-) -> pa.StringArray:
-    """Pass the codes that `read_coded` returns to a function, some blocks of lines at a time.
+def _coded_blocks(
+    paths: Sequence[Path], form: Form, block_bytes: int
+) -> Iterator[tuple[int, np.ndarray, pa.StringArray]]:
+    """Yield a file's number, the codes of some of its lines, and the values that are known by then.
 
-    Only some blocks and the distinct values are in memory at a time, never all codes.
-
-    Returns:
-        The distinct values `(code,)`.
+    Values keep their codes.
     """
     known = pa.array([], pa.string())
     for number, path in enumerate(paths):
@@ -297,5 +304,4 @@ def stream_coded(
                         f"{shown}; expected {form.expected}"
                     )
                 num_lines += len(codes)
-                write(number, codes)
-    return known
+                yield number, codes, known

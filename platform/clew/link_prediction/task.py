@@ -1,6 +1,7 @@
 """Link prediction: a knowledge graph, a graph model, and a loss over all entities."""
 
 import logging
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
@@ -22,13 +23,7 @@ from clew.link_prediction.losses.one_vs_all import (
     one_vs_all_row_losses,
     targets_of,
 )
-from clew.link_prediction.losses.sampled import (
-    EntityRows,
-    NegativeSampler,
-    Sample,
-    degree_weights,
-    sampled_row_losses,
-)
+from clew.link_prediction.losses.sampled import NegativeSampler, SampledScores, degree_weights
 from clew.link_prediction.losses.sharded import sharded_loss
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, Queries, build_graph_model
@@ -42,15 +37,13 @@ from clew.link_prediction.triple_batches import (
     TripleBatch,
     WeightedBatch,
 )
-from clew.link_prediction.triples import FilterIndex, KnowledgeGraph, Split
+from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.training.sharding import ShardedTable
 from clew.training.task import ExampleValues, LossSum
 
-Examples = OneVsAllExamples | KvsAllExamples | GroupedExamples
+Examples = OneVsAllExamples | KvsAllExamples
 
 logger = logging.getLogger(__name__)
-SAMPLED = "sampled"
-"""Name of the implementation that estimates the loss from a sample of entities."""
 
 
 class LinkPrediction:
@@ -101,12 +94,9 @@ class LinkPrediction:
 
     def describe(self) -> dict[str, str]:
         """Return the automatic choices: the implementation of the loss."""
-        implementation: str = self._loss.chosen(
-            self._batch_size, self.graph.num_entities, self._device_type
-        )
-        if self.sampler is not None:
-            implementation = SAMPLED
-        return {names.TAG_LOSS_IMPLEMENTATION: implementation}
+        sizes = self._batch_size, self.graph.num_entities
+        chosen = self._loss.chosen(*sizes, self._device_type)
+        return {names.TAG_LOSS_IMPLEMENTATION: "sampled" if self.sampler else chosen}
 
     @property
     def num_model_relations(self) -> int:
@@ -161,32 +151,12 @@ class LinkPrediction:
         )
 
     def _prediction_losses(self, model: GraphModel, queries: Queries, batch: TripleBatch) -> Tensor:
-        if self.sampler is not None:
-            return self._sampled_losses(self.sampler, model, queries, batch)
-        return one_vs_all_row_losses(
-            queries,
-            model.entity.weight,
-            model.tail_bias(),
-            batch.row,
-            batch.entity,
-            settings=self._loss,
-            query_bias=model.query_bias(queries),
-        )
-
-    def _sampled_losses(
-        self, sampler: NegativeSampler, model: GraphModel, queries: Queries, batch: TripleBatch
-    ) -> Tensor:
-        """Return the estimate of each row's loss from a sample of entities, `(batch,)`."""
-        negatives = sampler.draw(batch.example)
-        positive = EntityRows(*model.tails(batch.entity))
-        return sampled_row_losses(
-            queries,
-            model.query_bias(queries),
-            Sample(negatives, EntityRows(*model.tails(negatives.entity))),
-            positive,
-            targets_of(queries, model.entity.weight, batch.row, batch.entity, self._loss),
-            function=self._loss.function,
-        )
+        if self.sampler is None:
+            return self._over_all(one_vs_all_row_losses, model, queries, batch)
+        targets = targets_of(queries, model.entity.weight, batch.row, batch.entity, self._loss)
+        drawn = self.sampler.draw(batch.example)
+        scores = SampledScores(queries, model.query_bias(queries), targets, drawn, model.tails)
+        return scores.losses(self._loss.function)
 
     @staticmethod
     def _triple_losses(terms: TripleTerms, model: GraphModel, batch: TripleBatch) -> Tensor:
@@ -203,13 +173,18 @@ class LinkPrediction:
         if isinstance(table, ShardedTable):
             return sharded_loss(model, queries, batch, settings=self._loss, sampler=self.sampler)
         if self.sampler is not None:
-            return self._sampled_losses(self.sampler, model, queries, batch).sum()
+            return self._prediction_losses(model, queries, batch).sum()
         device_type = device_of(queries).type
         plain = self._loss.chosen(len(queries), len(table.weight), device_type) == "plain"
         loss = one_vs_all_loss if plain else fused_one_vs_all_loss
+        return self._over_all(loss, model, queries, batch)
+
+    def _over_all(
+        self, loss: Callable[..., Tensor], model: GraphModel, queries: Queries, batch: TripleBatch
+    ) -> Tensor:
         return loss(
             queries,
-            table.weight,
+            model.entity.weight,
             model.tail_bias(),
             batch.row,
             batch.entity,
@@ -218,7 +193,7 @@ class LinkPrediction:
         )
 
     def has_examples(self, split: str) -> bool:
-        return len(self.graph.split(_as_split(split))) > 0
+        return len(self.graph.split(split)) > 0
 
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
         if not self.has_examples(split):
@@ -233,7 +208,7 @@ class LinkPrediction:
         leaked = is_leaked(self.graph, self.graph.test, self.leakage.pairs)
         values = {names.metric(split, names.NUM_LEAKED): float(leaked.sum())}
         if leaked.any() and not leaked.all():
-            rest = result.only(~leaked).quality().metrics()
+            rest = result.only(~leaked).quality()
             values |= {
                 names.metric(split, names.NOT_LEAKED.format(name=n)): v for n, v in rest.items()
             }
@@ -245,11 +220,11 @@ class LinkPrediction:
 
     def rank(self, model: nn.Module, split: str) -> RankingResult:
         """Rank the heads and tails of a split's triples among all entities."""
+        triples = self.graph.split(split)
+        if split not in self._known:
+            self._known[split] = FilterIndex.of_questions(self.graph, triples)
         result = rank_triples(
-            _as_graph_model(model),
-            self.graph.split(_as_split(split)),
-            self._known_of(split),
-            settings=self._ranking,
+            _as_graph_model(model), triples, self._known[split], settings=self._ranking
         )
         self._results[split] = result
         return result
@@ -259,13 +234,6 @@ class LinkPrediction:
     ) -> ExampleValues | None:
         values = self._results[split].by_triple(name)
         return None if values is None else ExampleValues(values, "triples")
-
-    def _known_of(self, split: str) -> FilterIndex:
-        """Return the known answers to a split's questions; the index is built only once."""
-        if split not in self._known:
-            asked = self.graph.split(_as_split(split))
-            self._known[split] = FilterIndex.of_questions(self.graph, asked)
-        return self._known[split]
 
     def write_artifacts(self, folder: Path) -> None:
         """Write `vocabulary/`: ids, names and labels of entities and relations."""
@@ -323,9 +291,3 @@ def _as_graph_model(model: nn.Module) -> GraphModel:
     if not isinstance(model, GraphModel):
         raise TypeError(f"link prediction trains a GraphModel, {type(model).__name__} given")
     return model
-
-
-def _as_split(split: str) -> Split:
-    if split not in ("train", "valid", "test"):
-        raise ValueError(f"split {split!r} given, expected train, valid or test")
-    return split  # type: ignore[return-value]

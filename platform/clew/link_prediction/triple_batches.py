@@ -5,7 +5,7 @@ built.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 import numpy as np
@@ -108,11 +108,22 @@ class OneVsAllExamples:
         return WeightedBatch(**vars(batch), weight=weight)
 
 
+@dataclass(frozen=True, eq=False)
+class GroupedBatch(TripleBatch):
+    """Queries, each of which represents one triple for each of its positives."""
+
+    @property
+    def count(self) -> float:
+        return len(self.row)
+
+
 class KvsAllExamples:
     """One example per distinct query (head, relation); all its training tails are positive.
 
     Queries are sorted by head, then by relation.
     """
+
+    batch_type = TripleBatch
 
     def __init__(self, triples: Triples, num_relations: int, *, inverse_relations: bool) -> None:
         self.index = _index(triples, num_relations, inverse_relations)
@@ -124,23 +135,16 @@ class KvsAllExamples:
         example = indices.astype(np.int64)
         head, relation = np.divmod(self.index.keys[example], self.index.num_relations)
         row, entity = self.index.tails_of(example)
-        return _as_batch(head, relation, row, entity, example)
+        return _as_batch(head, relation, row, entity, example, kind=self.batch_type)
 
 
-@dataclass(frozen=True, eq=False)
-class GroupedBatch(TripleBatch):
-    """Queries, each of which represents one triple for each of its positives."""
-
-    @property
-    def count(self) -> float:
-        return len(self.row)
-
-
-class GroupedExamples:
+class GroupedExamples(KvsAllExamples):
     """One example for at most `size` training triples with the same query (head, relation).
 
     The triples of a query are assigned to its examples at random, once. Duplicates count once.
     """
+
+    batch_type = GroupedBatch
 
     def __init__(
         self, triples: Triples, num_relations: int, *, inverse_relations: bool, size: int
@@ -148,27 +152,15 @@ class GroupedExamples:
         index = _index(triples, num_relations, inverse_relations)
         query, tail = index.tails_of(np.arange(len(index)))
         drawn = np.random.default_rng(0).permutation(len(query))
-        self.tail = tail[drawn[np.argsort(query[drawn], kind="stable")]]
-        count = np.bincount(query, minlength=len(index))
+        drawn = drawn[np.argsort(query[drawn], kind="stable")]
         size = max(1, min(size, len(query)))  # the configured size can exceed 64 bits
-        num_examples = -(-count // size)
+        num_examples = -(-np.diff(index.offsets) // size)
         of_query = np.repeat(np.arange(len(index)), num_examples)
         place = np.arange(len(of_query)) - (np.cumsum(num_examples) - num_examples)[of_query]
-        self.start = (np.cumsum(count) - count)[of_query] + place * size
-        self.count = np.minimum(count[of_query] - place * size, size)
-        self.head, self.relation = np.divmod(index.keys[of_query], index.num_relations)
-
-    def __len__(self) -> int:
-        return len(self.head)
-
-    def batch(self, indices: np.ndarray) -> GroupedBatch:
-        example = indices.astype(np.int64)
-        count = self.count[example]
-        row = np.repeat(np.arange(len(example)), count)
-        place = np.arange(len(row)) - (np.cumsum(count) - count)[row]
-        entity = self.tail[self.start[example][row] + place]
-        head, relation = self.head[example], self.relation[example]
-        return GroupedBatch(**vars(_as_batch(head, relation, row, entity, example)))
+        starts = index.offsets[of_query] + place * size
+        # As an index in which a query can be several times.
+        offsets = np.append(starts, len(tail))
+        self.index = replace(index, keys=index.keys[of_query], offsets=offsets, tails=tail[drawn])
 
 
 def _index(triples: Triples, num_relations: int, inverse_relations: bool) -> FilterIndex:
@@ -178,5 +170,5 @@ def _index(triples: Triples, num_relations: int, inverse_relations: bool) -> Fil
     return FilterIndex.in_both_directions(triples, num_relations)
 
 
-def _as_batch(*arrays: np.ndarray) -> TripleBatch:
-    return TripleBatch(*(torch.from_numpy(array) for array in arrays))
+def _as_batch(*arrays: np.ndarray, kind: type[TripleBatch] = TripleBatch) -> TripleBatch:
+    return kind(*(torch.from_numpy(array) for array in arrays))

@@ -47,7 +47,7 @@ class KnowledgeGraph:
         """Number of relations, without inverses."""
         return len(self.relations)
 
-    def split(self, name: Split) -> Triples:
+    def split(self, name: str) -> Triples:
         return {"train": self.train, "valid": self.valid, "test": self.test}[name]
 
     def with_inverses(self, triples: Triples) -> Triples:
@@ -134,9 +134,7 @@ class FilterIndex:
     def from_triples(cls, triples: Triples, num_relations: int) -> Self:
         """Index triples, ignoring duplicates."""
         keys, tails = _sorted_distinct_pairs(_keys(triples, num_relations), triples[:, TAIL])
-        is_first = np.ones(len(keys), bool)
-        is_first[1:] = keys[1:] != keys[:-1]
-        starts = np.flatnonzero(is_first)
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
         return cls(num_relations, keys[starts], np.append(starts, len(keys)), tails)
 
     @classmethod
@@ -166,10 +164,6 @@ class FilterIndex:
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    @property
-    def heads(self) -> Int64[np.ndarray, "distinct"]:
-        return self.keys // self.num_relations
 
     @property
     def relations(self) -> Int64[np.ndarray, "distinct"]:
@@ -215,10 +209,7 @@ def _sorted_distinct_pairs(
         pairs = keys * num_tails
         pairs += tails
         pairs.sort()
-        keys, tails = pairs // num_tails, (pairs % num_tails).astype(np.int32)
-    else:
-        order = np.lexsort((tails, keys))
-        keys, tails = keys[order], tails[order]
-    is_new = np.ones(len(keys), bool)
-    is_new[1:] = (keys[1:] != keys[:-1]) | (tails[1:] != tails[:-1])
-    return keys[is_new], tails[is_new]
+        pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+        return pairs // num_tails, (pairs % num_tails).astype(np.int32)
+    pairs = np.unique(np.stack([keys, tails], axis=1), axis=0)
+    return pairs[:, 0], pairs[:, 1].astype(np.int32)

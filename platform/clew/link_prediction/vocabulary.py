@@ -158,7 +158,7 @@ class Vocabulary:
         present = columns_of(path, "a vocabulary of a run")
         types |= {name: pa.string() for name in ("category", "synonyms") if name in present}
         table = read_columns(path, types, "a vocabulary of a run")
-        found = {name: _single_array(table.column(name)) for name in types}
+        found = {name: table.column(name).combine_chunks() for name in types}
         names, labels = found["name"], found["label"]
         if not len(names) or names.null_count:
             raise DataError(f"{path}: not a vocabulary of a run (a name is missing)")
@@ -202,7 +202,3 @@ def near_matches(query: str, names: pa.StringArray, *, limit: int = 3) -> list[s
         )
         found = sorted([*found, *((-score, name) for name, score, _ in best)])[:limit]
     return [name for _, name in found]
-
-
-def _single_array(column: pa.ChunkedArray) -> pa.StringArray:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.string())

@@ -1,6 +1,5 @@
 """Checks and describes data, packs triples or a text, or makes a data set of published files."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +48,7 @@ def describe_data(settings: DataConfig) -> str:
     if isinstance(settings, TripleData):
         graph = load_graph(settings)
         findings = [f"look at: {finding}" for finding in report_on(graph).findings]
-        return "\n".join([_lines(dataclasses.asdict(describe(graph))), *findings])
+        return "\n".join([_lines(describe(graph)), *findings])
     raise ConfigError(
         f"data.kind is {settings.kind!r}; clew data describes triples and image_sequences"
     )
@@ -144,7 +143,7 @@ def import_data(paths: Sequence[Path], settings: ImportSettings, output_dir: Pat
     lines = [f"{path}: {said}" for path, said in found.read.items()]
     became: dict[str, object] = {key: number for key, number in found.counts.items() if number}
     lines.append(_lines(became | found.notes))
-    summary = dataclasses.asdict(describe(found.graph))
+    summary = describe(found.graph)
     report = report_on(found.graph, found)
     lines += [_lines(summary), *(f"look at: {finding}" for finding in report.findings)]
     if output_dir is not None:

@@ -115,7 +115,7 @@ def measure_seen(loaded: LoadedModel, split: str) -> dict[str, float]:
         return {}
     known = FilterIndex.of_questions(graph, triples)
     scores = QueryScores(model.cpu(), graph.num_relations, known)
-    return _named(split, names.SEEN, scores.rank_seen(triples, graph.train).quality().metrics())
+    return _named(split, names.SEEN, scores.rank_seen(triples, graph.train).quality())
 
 
 def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[str, float]:
@@ -136,7 +136,7 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
     graph = task.graph
     given = read_given_negatives(negatives, graph.entities, graph.relations)
     ranks = rank_given(model, given, graph.num_relations)
-    return _named(split, names.GIVEN, ranks.quality().metrics())
+    return _named(split, names.GIVEN, ranks.quality())
 
 
 def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:

@@ -51,8 +51,6 @@ from clew.training.sharding import Exchange
 
 logger = logging.getLogger(__name__)
 
-_FLOAT16_GAIN = 4096.0
-
 
 def fused_one_vs_all_loss(
     queries: Queries,
@@ -157,7 +155,7 @@ class _FusedLoss(torch.autograd.Function):
         else:
             total = _softmax_cross_entropy(chunks, bias, slopes, gradients, exchange)
         total -= gradients.add_linear_part(queries, table, bias, query_bias)
-        ctx.gradients = gradients.tensors
+        ctx.gradients = gradients.dx, gradients.dw, gradients.db, gradients.dc
         ctx.queries_type = queries.dtype
         return total.to(targets.weight.dtype)
 
@@ -183,7 +181,7 @@ def gain_of(operand: torch.dtype, most_times: int) -> float:
     """
     if operand != torch.float16:
         return 1.0
-    return _FLOAT16_GAIN / (1 << (most_times - 1).bit_length())
+    return 4096.0 / (1 << (most_times - 1).bit_length())
 
 
 class _Gradients:
@@ -206,11 +204,7 @@ class _Gradients:
         self.dw = torch.empty_like(table) if wanted[1] else None
         self.db = table.new_empty(len(table)) if wanted[2] else None
         self.dc = torch.zeros_like(targets.mass) if wanted[3] else None
-        self.smoothing = targets.floor * _counted(queries.to(self.exact), targets).sum(dim=0)
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        return self.dx, self.dw, self.db, self.dc
+        self.smoothing = targets.floor * (targets.times[:, None] * queries.to(self.exact)).sum(0)
 
     def add(self, entities: slice, rows: Tensor, slope: Slope) -> None:
         product, exact, g = self.workspace.product, self.exact, slope.scaled
@@ -241,7 +235,7 @@ class _Gradients:
         positive_x, positive_w = x[row], table[entity]
         table_sum = table.sum(dim=0)
         scores = (positive_x * positive_w).sum(dim=1)
-        smoothed = torch.dot(_counted(x, self.targets).sum(dim=0), table_sum)
+        smoothed = torch.dot((self.targets.times[:, None] * x).sum(dim=0), table_sum)
         if bias is not None:
             scores += bias[entity]
             smoothed += self.targets.total_times * bias.sum()
@@ -258,10 +252,6 @@ class _Gradients:
         if query_bias is None:
             return total
         return total + self.share * torch.dot(self.targets.mass, query_bias)
-
-
-def _counted(values: Float[Tensor, "batch dim"], targets: Targets) -> Float[Tensor, "batch dim"]:
-    return targets.times[:, None] * values
 
 
 def _part(bias: Tensor | None, entities: slice) -> Tensor | None:

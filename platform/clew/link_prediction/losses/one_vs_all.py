@@ -90,26 +90,25 @@ class Targets:
 def smoothed_targets(
     row: Int[Tensor, " positive"],
     entity: Int[Tensor, " positive"],
+    settings: OneVsAll,
     *,
     batch: int,
     entities: int,
-    function: LossFunction,
-    label_smoothing: float,
     dtype: torch.dtype,
-    most_per_row: int = 1,
 ) -> Targets:
     """Return the labels of `batch` rows over `entities` entities, from positives (row, entity)."""
     ones = torch.ones(row.shape, dtype=dtype, device=row.device)
     positives = torch.zeros(batch, dtype=dtype, device=row.device).index_add_(0, row, ones)
-    keep, floor = 1.0 - label_smoothing, label_smoothing / entities
-    if most_per_row > 1:
-        weight, most = keep * ones, min(most_per_row, len(row))
+    smoothing = settings.label_smoothing
+    keep, floor = 1.0 - smoothing, smoothing / entities
+    if settings.most_per_row > 1:
+        weight, most = keep * ones, min(settings.most_per_row, len(row))
         return Targets(row, entity, weight, floor, positives, len(row), positives, most)
-    if function == "binary_cross_entropy":
-        weight, mass = keep * ones, keep * positives + label_smoothing
+    if settings.function == "binary_cross_entropy":
+        weight, mass = keep * ones, keep * positives + smoothing
     else:
         weight = keep / positives[row]
-        mass = keep * (positives > 0).to(dtype) + label_smoothing
+        mass = keep * (positives > 0).to(dtype) + smoothing
     return Targets(row, entity, weight, floor, torch.ones_like(mass), batch, mass)
 
 
@@ -184,16 +183,23 @@ def row_losses(
 
 
 def targets_of(
-    queries: Queries, table: EntityTable, row: Tensor, entity: Tensor, settings: OneVsAll
+    queries: Queries,
+    table: EntityTable,
+    row: Tensor,
+    entity: Tensor,
+    settings: OneVsAll,
+    *,
+    num_entities: int | None = None,
 ) -> Targets:
-    """Return the labels of a batch of queries, in the data type of the loss."""
+    """Return the labels of a batch of queries, in the data type of the loss.
+
+    `num_entities` is needed if the table has the entities of only one process.
+    """
     return smoothed_targets(
         row,
         entity,
+        settings,
         batch=len(queries),
-        entities=len(table),
-        function=settings.function,
-        label_smoothing=settings.label_smoothing,
-        most_per_row=settings.most_per_row,
+        entities=num_entities or len(table),
         dtype=torch.float64 if table.dtype == torch.float64 else torch.float32,
     )

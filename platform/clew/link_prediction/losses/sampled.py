@@ -39,11 +39,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clew.link_prediction.losses.one_vs_all import SOFTPLUS_THRESHOLD, LossFunction, Targets
-from clew.link_prediction.models.base import Queries, QueryBias
-from clew.link_prediction.triples import HEAD, TAIL, Triples
+from clew.link_prediction.models.base import Embeddings, EntityBias, Ids, Queries, QueryBias
+from clew.link_prediction.triples import HEAD, TAIL, Triples, row_blocks
+from clew.training.sharding import Exchange, log_sum_of_all
 
 DEGREE_POWER = 0.75  # as for the words of word2vec (Mikolov et al., 2013, arXiv 1310.4546)
-_BLOCK_TRIPLES = 10_000_000
 _GOLDEN, _MIX_1, _MIX_2 = -7046029254386353131, -4658895280553007687, -7723592293110705685
 """The constants of splitmix64 (Steele et al., 2014), as signed numbers."""
 
@@ -95,16 +95,11 @@ class NegativeSampler:
             entity = (place * (self.num_entities / self.num_draws)).long()
             entity.clamp_(max=self.num_entities - 1)
             return Negatives(entity, torch.full_like(place, rate))
-        ends, rates = self._on(place.device)
-        entity = torch.searchsorted(ends, place, right=True).clamp_(max=self.num_entities - 1)
-        return Negatives(entity, rates[entity])
-
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        assert self._ends is not None
-        assert self._rates is not None
-        if self._ends.device != device:
-            self._ends, self._rates = self._ends.to(device), self._rates.to(device)
-        return self._ends, self._rates
+        if self._ends.device != place.device:
+            self._ends, self._rates = self._ends.to(place.device), self._rates.to(place.device)
+        entity = torch.searchsorted(self._ends, place, right=True)
+        entity.clamp_(max=self.num_entities - 1)
+        return Negatives(entity, self._rates[entity])
 
 
 def expected_draws(weights: np.ndarray, num_draws: int) -> Float64[np.ndarray, " entity"]:
@@ -127,11 +122,10 @@ def degree_weights(
     `times` says how often each triple counts.
     """
     degree = np.ones(num_entities)
-    for start in range(0, len(triples), _BLOCK_TRIPLES):
-        block = triples[start : start + _BLOCK_TRIPLES]
-        counts = None if times is None else times[start : start + _BLOCK_TRIPLES]
+    for rows in row_blocks(len(triples)):
+        counts = None if times is None else times[rows]
         for column in (HEAD, TAIL):
-            degree += np.bincount(block[:, column], counts, num_entities)
+            degree += np.bincount(triples[rows, column], counts, num_entities)
     return np.power(degree, DEGREE_POWER, out=degree)
 
 
@@ -146,63 +140,54 @@ _NEVER = -1e30
 """Added to a score that does not count, so that exp and its slope are 0 and not NaN."""
 
 
-@dataclass(frozen=True)
-class EntityRows:
-    """Rows of the entity table with their biases."""
-
-    rows: Float[Tensor, "chosen dim"]
-    bias: Float[Tensor, "chosen"] | None
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The entities that a batch is compared with, and their rows and biases in the model."""
-
-    drawn: Negatives
-    tails: EntityRows
-
-
-def sampled_row_losses(
-    queries: Queries,
-    query_bias: QueryBias | None,
-    sample: Sample,
-    positive: EntityRows,
-    targets: Targets,
-    *,
-    function: LossFunction,
-) -> Float[Tensor, " batch"]:
-    """Return the estimated loss of each row."""
-    scores = SampledScores(queries, query_bias, sample, positive, targets)
-    if function == "binary_cross_entropy":
-        normaliser = scores.total(softplus)
-    else:
-        normaliser = targets.mass * scores.log_sum()
-    return normaliser - scores.labelled()
-
-
 class SampledScores:
-    """Scores of a batch's positives and of a sample, and estimates of sums over all entities."""
+    """Scores of a batch's positives and of a sample, and estimates of sums over all entities.
+
+    Args:
+        queries: Query vectors.
+        query_bias: What is added to all scores of each query, or None.
+        targets: Labels of the rows.
+        drawn: The entities that the batch is compared with.
+        tails: `GraphModel.tails`.
+    """
 
     def __init__(
         self,
         queries: Queries,
         query_bias: QueryBias | None,
-        sample: Sample,
-        positive: EntityRows,
         targets: Targets,
+        drawn: Negatives,
+        tails: Callable[[Ids], tuple[Embeddings, EntityBias | None]],
     ) -> None:
         exact, self.targets = targets.weight.dtype, targets
-        scores = F.linear(queries, sample.tails.rows, sample.tails.bias).to(exact)
-        rows = queries.to(exact)[targets.row]
-        own = (rows * positive.rows.to(exact)).sum(1)
-        own = own if positive.bias is None else own + positive.bias
+        positive, bias = tails(targets.entity)
+        scores = F.linear(queries, *tails(drawn.entity)).to(exact)
+        own = (queries.to(exact)[targets.row] * positive.to(exact)).sum(1)
+        own = own if bias is None else own + bias
         if query_bias is not None:
             scores, own = scores + query_bias[:, None], own + query_bias[targets.row]
         self.scores, self.own = scores, own
-        self.weight = sample.drawn.rate.reciprocal().to(exact)
-        self._place, self._is_drawn = _draws_of(targets.entity, sample.drawn.entity)
-        drawn = self.weight[self._place] if len(self.weight) else self._is_drawn.to(exact)
-        self._own_share = 1.0 - (drawn * self._is_drawn).sum(0)
+        self.weight = drawn.rate.reciprocal().to(exact)
+        self._place, self._is_drawn = _draws_of(targets.entity, drawn.entity)
+        times = self.weight[self._place] if len(self.weight) else self._is_drawn.to(exact)
+        self._own_share = 1.0 - (times * self._is_drawn).sum(0)
+
+    def losses(
+        self, function: LossFunction, exchange: Exchange | None = None
+    ) -> Float[Tensor, " batch"]:
+        """Return the estimated loss of each row.
+
+        With an exchange, drawn entities and positives are the part of one process, and the losses
+        of all processes add up to those of the rows.
+        """
+        if function == "binary_cross_entropy":
+            normaliser = self.total(softplus)
+        elif exchange is None:
+            normaliser = self.targets.mass * self.log_sum()
+        else:
+            log_sum = log_sum_of_all(self.log_sum(), exchange)
+            normaliser = self.targets.mass * log_sum / exchange.size
+        return normaliser - self.labelled()
 
     def total(self, function: Callable[[Tensor], Tensor]) -> Float[Tensor, " batch"]:
         """Return the estimate of sum_e f(s_e) for each row, in full precision despite autocast."""

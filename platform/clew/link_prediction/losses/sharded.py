@@ -13,18 +13,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clew.link_prediction.losses.fused_one_vs_all import fused_loss
-from clew.link_prediction.losses.one_vs_all import OneVsAll, Targets, smoothed_targets
-from clew.link_prediction.losses.sampled import (
-    EntityRows,
-    Negatives,
-    NegativeSampler,
-    Sample,
-    SampledScores,
-    softplus,
-)
+from clew.link_prediction.losses.one_vs_all import OneVsAll, targets_of
+from clew.link_prediction.losses.sampled import Negatives, NegativeSampler, SampledScores
 from clew.link_prediction.models.base import GraphModel, Queries
 from clew.link_prediction.triple_batches import TripleBatch
-from clew.training.sharding import ShardedTable, gathered, log_sum_of_all
+from clew.training.sharding import ShardedTable, gathered
 
 
 def sharded_loss(
@@ -44,55 +37,26 @@ def sharded_loss(
     before = sum(num_queries[: exchange.rank])
     pairs = torch.stack([batch.row + before, batch.entity], dim=1)
     row, entity = exchange.gather(pairs, num_positives, "positives").unbind(1)
-    targets = smoothed_targets(
-        row,
-        entity,
-        batch=len(every),
-        entities=table.num_embeddings,
-        function=settings.function,
-        label_smoothing=settings.label_smoothing,
-        most_per_row=settings.most_per_row,
-        dtype=torch.promote_types(table.weight.dtype, torch.float32),
+    targets = targets_of(
+        every, table.weight, row, entity, settings, num_entities=table.num_embeddings
     )
-    own = _own_targets(targets, table)
+    owned, first = table.shard.owns(entity), table.shard.start
+    targets = replace(
+        targets, row=row[owned], entity=entity[owned] - first, weight=targets.weight[owned]
+    )
+    query_bias = model.query_bias(every)
     if sampler is not None:
-        entropy = exchange.sum(sampler.entropy(batch.example), "samples")
-        return _sampled(model, every, own, sampler.draw_from(entropy), settings)
+        drawn = sampler.draw_from(exchange.sum(sampler.entropy(batch.example), "samples"))
+        owned = table.shard.owns(drawn.entity)
+        drawn = Negatives(drawn.entity[owned] - first, drawn.rate[owned])
+        scores = SampledScores(every, query_bias, targets, drawn, model.tails)
+        return scores.losses(settings.function, exchange).sum()
     return fused_loss(
         every,
         table.weight,
         model.tail_bias(),
-        own,
+        targets,
         settings=settings,
-        query_bias=model.query_bias(every),
+        query_bias=query_bias,
         exchange=exchange,
     )
-
-
-def _own_targets(targets: Targets, table: ShardedTable) -> Targets:
-    """Return the positives whose rows this process has, numbered from its first row."""
-    own = table.shard.owns(targets.entity)
-    return replace(
-        targets,
-        row=targets.row[own],
-        entity=targets.entity[own] - table.shard.start,
-        weight=targets.weight[own],
-    )
-
-
-def _sampled(
-    model: GraphModel, queries: Queries, targets: Targets, drawn: Negatives, settings: OneVsAll
-) -> Float[Tensor, ""]:
-    table = model.entity
-    assert isinstance(table, ShardedTable)
-    own = table.shard.owns(drawn.entity)
-    drawn = Negatives(drawn.entity[own] - table.shard.start, drawn.rate[own])
-    sample = Sample(drawn, EntityRows(*model.tails(drawn.entity)))
-    positive = EntityRows(*model.tails(targets.entity))
-    scores = SampledScores(queries, model.query_bias(queries), sample, positive, targets)
-    if settings.function == "binary_cross_entropy":
-        normaliser = scores.total(softplus)
-    else:
-        exchange = table.exchange
-        normaliser = targets.mass * log_sum_of_all(scores.log_sum(), exchange) / exchange.size
-    return (normaliser - scores.labelled()).sum()

@@ -23,6 +23,7 @@ The gradient of the ReLU can then overwrite it. Everything here can be different
 `clew.influence.unrolling` needs.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -112,53 +113,21 @@ def _update_statistics(norm: nn.BatchNorm2d, mean: Tensor, unbiased_variance: Te
     norm.running_var.lerp_(unbiased_variance, norm.momentum)
 
 
-def _patches(x: Tensor, kernel_height: int, kernel_width: int, last: float) -> Tensor:
-    batch, _, height, width = x.shape
-    rows, columns = height - kernel_height + 1, width - kernel_width + 1
-    windows = x.contiguous().as_strided(
-        (batch, kernel_height, kernel_width, rows, columns),
-        (height * width, width, 1, width, 1),
-    )
-    size = kernel_height * kernel_width
-    patches = x.new_empty(batch, size + 1, rows * columns)
-    patches[:, :size].view(windows.shape).copy_(windows)
-    patches[:, size] = last
-    return patches
-
-
 class _Unfold(torch.autograd.Function):
     """Patches of an image as columns, and a row of ones below them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kernel_height: int, kernel_width: int) -> Tensor:
-        ctx.shape, ctx.kernel = x.shape, (kernel_height, kernel_width)
-        return _patches(x, kernel_height, kernel_width, 1.0)
+    def forward(ctx: Any, x: Tensor, *kernel: int) -> Tensor:
+        ctx.shape, ctx.kernel = x.shape[2:], kernel
+        windows = x.squeeze(1).unfold(1, kernel[0], 1).unfold(2, kernel[1], 1)
+        windows = windows.permute(0, 3, 4, 1, 2)
+        patches = x.new_ones(len(x), math.prod(kernel) + 1, math.prod(windows.shape[3:]))
+        patches[:, :-1].view(windows.shape).copy_(windows)
+        return patches
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Fold.apply(gradient, ctx.shape, ctx.kernel), None, None  # type: ignore[no-untyped-call]
-
-
-class _Fold(torch.autograd.Function):
-    """The adjoint of `_Unfold`: each pixel becomes the sum over the patches that contain it."""
-
-    @staticmethod
-    def forward(ctx: Any, patches: Tensor, shape: torch.Size, kernel: tuple[int, int]) -> Tensor:
-        ctx.kernel = kernel_height, kernel_width = kernel
-        batch, _, height, width = shape
-        rows, columns = height - kernel_height + 1, width - kernel_width + 1
-        image = patches.new_zeros(batch, height, width)
-        for i in range(kernel_height):
-            for j in range(kernel_width):
-                part = patches[:, i * kernel_width + j].view(batch, rows, columns)
-                image[:, i : i + rows, j : j + columns] += part
-        return image.unsqueeze(1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        height, width = ctx.kernel
-        return _patches(gradient, height, width, 0.0), None, None
+        return F.fold(gradient[:, :-1], ctx.shape, ctx.kernel), None, None
 
 
 class _SecondMoments(torch.autograd.Function):
