@@ -60,11 +60,9 @@ class FrameStore(Protocol):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(frame, channel, height, width)."""
-        ...
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return the frames at `frames` as float32, `(frame, channel, height, width)`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

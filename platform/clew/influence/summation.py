@@ -49,20 +49,16 @@ class CheckpointKernel(Protocol):
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the selected parts."""
-        ...
 
     @property
     def test_squared_norm(self) -> Tensor:
         """Squared gradient norms of the test examples, `(test,)`."""
-        ...
 
     def products(self, train: np.ndarray, *, norms: bool) -> Products:
         """Return the products of training examples, by index, with all test examples."""
-        ...
 
     def squared_norms(self, train: np.ndarray) -> Tensor:
         """Return the squared gradient norms of training examples, `(train,)`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

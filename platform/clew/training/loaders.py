@@ -31,28 +31,22 @@ class Batch(Protocol):
     @property
     def num_examples(self) -> int:
         """Number of examples."""
-        ...
 
     @property
     def count(self) -> float:
         """The number that the summed loss is divided by: rows, tokens or targets."""
-        ...
 
     def to(self, device: torch.device) -> Self:
         """Return the batch on a device."""
-        ...
 
     def pin_memory(self) -> Self:
         """Return the batch in page-locked memory; the loader calls this if `pin_memory` is set."""
-        ...
 
     def units(self) -> dict[str, int]:
         """Return the counts for throughput: `examples`, and `tokens` or `frames` if present."""
-        ...
 
     def describe(self) -> str:
         """Return a short description that identifies the batch in error messages."""
-        ...
 
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
@@ -65,11 +59,9 @@ class ExampleSource(Protocol[B_co]):
 
     def __len__(self) -> int:
         """Return the number of examples."""
-        ...
 
     def batch(self, indices: np.ndarray) -> B_co:
         """Return the examples at `indices` `(example,)` as one batch."""
-        ...
 
 
 def order_pieces(

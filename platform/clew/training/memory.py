@@ -79,7 +79,6 @@ class Checkpointable(Protocol):
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations from now on, but only in training mode."""
-        ...
 
 
 def apply_gradient_checkpointing(model: nn.Module, *, enabled: bool) -> None:

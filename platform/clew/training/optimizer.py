@@ -39,7 +39,6 @@ class WithoutDecay(Protocol):
 
     def parameters_without_decay(self) -> list[nn.Parameter]:
         """Return the parameters without weight decay."""
-        ...
 
 
 def build_optimizer(settings: config.OptimizerConfig, model: nn.Module) -> Optimizer:
