@@ -170,7 +170,9 @@ class EigenstateMixer(nn.Module):
         self.widths = [2 * states, config.gates, states if config.transition == "gated" else 0]
         self.project = nn.Linear(dim, sum(self.widths))
         self.output = nn.Linear(2 * states, dim, bias=False)
-        self.rate = nn.Parameter(_initial_rates(config))
+        # Time constants are log-uniform from one token up.
+        longest = config.longest_time_constant or config.max_seq_len
+        self.rate = nn.Parameter(-torch.rand(states) * math.log(longest))
         self.frequency = nn.Parameter(torch.rand(states) * FASTEST_TURN)
         width = 2 * states // heads
         self.resonance: nn.Parameter | None = None
@@ -194,13 +196,9 @@ class EigenstateMixer(nn.Module):
         else:
             multipliers, scale = self.eigenvalues(len(x))
             scale = scale.unsqueeze(1)
-        states = scan(
-            pairs * scale.unsqueeze(-1),
-            multipliers,
-            before,
-            chunk_size=self.config.chunk_size,
-            starts=None if positions is None else positions == 0,
-        )
+        inputs, size = pairs * scale.unsqueeze(-1), self.config.chunk_size
+        starts = None if positions is None else positions == 0
+        states = scan(inputs, multipliers, before, chunk_size=size, starts=starts)
         readout, gate = self.output(self._resonate(states)), torch.sigmoid(gate)
         if self.config.gates < self.config.d_model:
             gate = gate.repeat_interleave(self.config.d_model // self.config.gates, dim=-1)
@@ -240,12 +238,6 @@ def _powers(decay: Tensor, angle: Tensor) -> Tensor:
 def _scale(decay: Tensor) -> Tensor:
     """Return sqrt(1 - |lambda|^2)."""
     return torch.sqrt(-torch.expm1(2.0 * decay))
-
-
-def _initial_rates(config: EigenstateLMModel) -> Tensor:
-    """Return log(1 / time constant) for log-uniform time constants from one token, `(state,)`."""
-    longest = config.longest_time_constant or config.max_seq_len
-    return -torch.rand(config.num_eigenstates) * math.log(longest)
 
 
 class EigenstateBlock(nn.Module):

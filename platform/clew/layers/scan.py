@@ -114,14 +114,14 @@ def diagonal_scan(
     keep: Tensor | None = None,
 ) -> Tensor:
     """Return the states of the scan forwards in time."""
+    if inputs.is_cuda:
+        from clew.layers import triton_scan
+
+        powers = _chunk_powers(multipliers, chunk_size)
+        return triton_scan.forward(inputs, multipliers, initial, powers, chunk_size, keep)
     states = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
-    scan_into(
-        torch.view_as_complex(states),
-        as_complex(inputs),
-        _complex_multipliers(multipliers, keep),
-        as_complex(initial),
-        chunk_size=chunk_size,
-    )
+    written, each = torch.view_as_complex(states), _complex_multipliers(multipliers, keep)
+    scan_into(written, as_complex(inputs), each, as_complex(initial), chunk_size=chunk_size)
     return states
 
 
@@ -134,24 +134,30 @@ def diagonal_scan_backward(  # noqa: PLR0917
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    adjoint, conjugate = torch.empty_like(states), conjugated(multipliers)
-    d_inputs, start = torch.view_as_complex(adjoint), as_complex(initial)
-    scan_into(
-        d_inputs,
-        as_complex(gradient),
-        _complex_multipliers(*against_time(conjugate, keep)),
-        torch.zeros_like(start),
-        chunk_size=chunk_size,
-        reverse=True,
-    )
-    if _varies(multipliers):
-        d_multipliers, earlier = torch.empty_like(d_inputs), as_complex(states)[:, :-1].conj()
-        torch.mul(d_inputs[:, 1:], earlier, out=d_multipliers[:, 1:])
-        torch.mul(d_inputs[:, 0], start.conj(), out=d_multipliers[:, 0])
+    conjugate = conjugated(multipliers)
+    after, keep_after = against_time(conjugate, keep)
+    if gradient.is_cuda:
+        from clew.layers import triton_scan
+
+        powers = _chunk_powers(conjugate, chunk_size)
+        reached = initial if keep is None else initial * keep[:, :1, None]
+        adjoint, d_multipliers = triton_scan.backward(
+            gradient, states, after, reached, powers, chunk_size, keep_after
+        )
     else:
-        d_multipliers = eigenvalue_gradient(d_inputs, as_complex(states), start, keep)
-    d_pairs = torch.view_as_real(d_multipliers).sum_to_size(multipliers.shape)
-    return adjoint, d_pairs, _initial_gradient(conjugate, adjoint, keep)
+        adjoint, start = torch.empty_like(states), as_complex(initial)
+        d_inputs = torch.view_as_complex(adjoint)
+        each, zero = _complex_multipliers(after, keep_after), torch.zeros_like(start)
+        scan_into(d_inputs, as_complex(gradient), each, zero, chunk_size=chunk_size, reverse=True)
+        if _varies(multipliers):
+            products, earlier = torch.empty_like(d_inputs), as_complex(states)[:, :-1].conj()
+            torch.mul(d_inputs[:, 1:], earlier, out=products[:, 1:])
+            torch.mul(d_inputs[:, 0], start.conj(), out=products[:, 0])
+        else:
+            products = eigenvalue_gradient(d_inputs, as_complex(states), start, keep)
+        d_multipliers = torch.view_as_real(products)
+    d_multipliers = d_multipliers.sum_to_size(multipliers.shape)
+    return adjoint, d_multipliers, _initial_gradient(conjugate, adjoint, keep)
 
 
 def against_time(multipliers: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -187,67 +193,17 @@ def _chunk_powers(multipliers: Tensor, chunk_size: int) -> Tensor | None:
     return torch.view_as_real(power(as_complex(multipliers), chunk_size))
 
 
-@diagonal_scan.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
-def _(
-    inputs: Tensor,
-    multipliers: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None = None,
-) -> Tensor:
-    from clew.layers import triton_scan
-
-    powers = _chunk_powers(multipliers, chunk_size)
-    return triton_scan.forward(inputs, multipliers, initial, powers, chunk_size, keep)
-
-
-@diagonal_scan_backward.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
-def _(  # noqa: PLR0917
-    gradient: Tensor,
-    states: Tensor,
-    multipliers: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    from clew.layers import triton_scan
-
-    conjugate = conjugated(multipliers)
-    after, keep_after = against_time(conjugate, keep)
-    powers = _chunk_powers(conjugate, chunk_size)
-    reached = initial if keep is None else initial * keep[:, :1, None]
-    adjoint, d_multipliers = triton_scan.backward(
-        gradient, states, after, reached, powers, chunk_size, keep_after
-    )
-    d_multipliers = d_multipliers.sum_to_size(multipliers.shape)
-    return adjoint, d_multipliers, _initial_gradient(conjugate, adjoint, keep)
-
-
 @diagonal_scan.register_fake
-def _(
-    inputs: Tensor,
-    multipliers: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None = None,
-) -> Tensor:
+def _(inputs: Tensor, *_others: object) -> Tensor:
     return torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
 
 
 @diagonal_scan_backward.register_fake
-def _(  # noqa: PLR0917
-    gradient: Tensor,
-    states: Tensor,
-    multipliers: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None = None,
+def _(
+    gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, *_others: object
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(states),
-        multipliers.new_empty(multipliers.shape),
-        initial.new_empty(initial.shape),
-    )
+    like = (multipliers.new_empty(multipliers.shape), initial.new_empty(initial.shape))
+    return torch.empty_like(states), *like
 
 
 def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -424,14 +380,12 @@ def _carries(chunks: Tensor, multipliers: Multipliers, initial: Tensor, *, rever
     batch, num_chunks, chunk_size, num_states = chunks.shape
     carries = chunks.new_empty(batch, num_chunks + 1, num_states)
     carries[:, -1 if reverse else 0] = initial
-    scan_into(
-        carries[:, :-1] if reverse else carries[:, 1:],
+    later = carries[:, :-1] if reverse else carries[:, 1:]
+    ends, each = (
         _end_states(chunks, multipliers, reverse=reverse),
         multipliers.of_chunks(chunk_size),
-        initial,
-        chunk_size=chunk_size,
-        reverse=reverse,
     )
+    scan_into(later, ends, each, initial, chunk_size=chunk_size, reverse=reverse)
     return carries
 
 
