@@ -7,7 +7,7 @@ training was interrupted: batch number `cursor` of epoch `epoch` always has the 
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -121,8 +121,7 @@ def epoch_microbatches(
     )
     starts = _starts(num_examples, settings.batch_size * world_size, world_size)
     left = np.empty(0, np.int64)
-    for number, start in enumerate(starts):
-        end = starts[number + 1] if number + 1 < len(starts) else num_examples
+    for start, end in pairwise([*starts, num_examples]):
         while len(left) < end - start:
             piece = next(pieces)
             left = np.concatenate([left, piece]) if len(left) else piece
@@ -165,13 +164,10 @@ class BatchLoader(Generic[B]):
 
     def epoch(self, epoch: int, cursor: int = 0) -> Iterator[B]:
         """Yield the microbatches of an epoch from number `cursor`; iterate one epoch at a time."""
+        rank, size = self._world.rank, self._world.size
         self._plan.make = lambda: islice(
             epoch_microbatches(
-                self._num_examples,
-                self._settings,
-                epoch,
-                rank=self._world.rank,
-                world_size=self._world.size,
+                self._num_examples, self._settings, epoch, rank=rank, world_size=size
             ),
             cursor,
             None,
