@@ -48,7 +48,6 @@ SHAPES_ARE_CHECKED = {
         "eigenstate",
         "scan",
         "training_mode",
-        "varying_scan",
     ],
     "clew.influence": [
         "factors",

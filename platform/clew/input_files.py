@@ -104,19 +104,19 @@ def _members(archive: Path, path: Path, block_bytes: int) -> Iterator[bytes]:
         with zipfile.ZipFile(archive) as file, file.open(name) as member:
             packed = file.getinfo(name).compress_size
             check_ratio(path, packed, file.getinfo(name).file_size)
-            yield from _checked(path, packed, _unzipped(name, member), block_bytes)
+            kind = COMPRESSIONS.get(Path(name).suffix)
+            unzipped = (
+                pa.CompressedInputStream(pa.PythonFile(member, "r"), kind) if kind else member
+            )
+            yield from checked_blocks(path, packed, unzipped, block_bytes)
     except (OSError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: cannot be read ({described(error)})") from None
 
 
-def _unzipped(name: str, member: IO[bytes]) -> IO[bytes]:
-    kind = COMPRESSIONS.get(Path(name).suffix)
-    return pa.CompressedInputStream(pa.PythonFile(member, "r"), kind) if kind else member
-
-
-def _checked(path: Path, packed: int, stream: IO[bytes], block_bytes: int) -> Iterator[bytes]:
+def checked_blocks(path: Path, packed: int, stream: IO[bytes], block_bytes: int) -> Iterator[bytes]:
+    """Yield what a stream unpacks; `packed` is the number of bytes that it is made from."""
     unpacked = 0
     while block := stream.read(block_bytes):
         unpacked += len(block)
@@ -142,7 +142,7 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     try:
         with bar, pa.OSFile(str(path)) as raw:
             stream = pa.CompressedInputStream(raw, kind) if kind else raw
-            for block in _checked(path, path.stat().st_size, stream, block_bytes):
+            for block in checked_blocks(path, path.stat().st_size, stream, block_bytes):
                 bar.update(raw.tell() - bar.n)
                 yield block
     except OSError as error:

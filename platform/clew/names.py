@@ -295,13 +295,11 @@ slash. The parts before them (`champion/`, `ratio/<variant>/`) do not change the
 of ranks have the side as a suffix, and errors of baselines have the baseline's name as a prefix.
 """
 
+_OF_RANKS = ("{name}", "{name}_*", GIVEN, SEEN)
 _SMALLER = (
     LOSS,
     LOSS_AT.format(k="*"),
-    MEAN_RANK,
-    f"{MEAN_RANK}_*",
-    GIVEN.format(name=MEAN_RANK),
-    SEEN.format(name=MEAN_RANK),
+    *(form.format(name=MEAN_RANK) for form in _OF_RANKS),
     PERPLEXITY,
     BITS_PER_BYTE,
     MAE,
@@ -316,14 +314,8 @@ _SMALLER = (
     INFLUENCE_HALF_PRECISION_ERROR,
 )
 _LARGER = (
-    MRR,
-    f"{MRR}_*",
-    GIVEN.format(name=MRR),
-    GIVEN.format(name=HITS_AT.format(k="*")),
-    SEEN.format(name=MRR),
-    SEEN.format(name=HITS_AT.format(k="*")),
+    *(form.format(name=name) for form in _OF_RANKS for name in (MRR, HITS_AT.format(k="*"))),
     CLASSIFICATION.format(name="*"),
-    HITS_AT.format(k="*"),
     R2,
     "throughput/*",
     INFLUENCE_PAIRS_PER_SECOND,

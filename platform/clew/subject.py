@@ -51,11 +51,9 @@ class Calibrated(Protocol):
 
     def describe(self) -> str:
         """Return one line of text for messages."""
-        ...
 
     def tags(self) -> dict[str, str]:
         """Return the tags for a registered version with this result."""
-        ...
 
 
 TaskT = TypeVar("TaskT")

@@ -84,35 +84,23 @@ def perform(asked: object, folder: Path, say: Say) -> None:
 
     match asked:
         case work.Question():
-            tell(
-                predict(
-                    asked.model,
-                    [query(asked.head, asked.relation, asked.tail)],
-                    top_k=work.NUM_ASKED,
-                    level=asked.level,
-                    apart=True,
-                ).as_dict()
-            )
+            asking, most = [query(asked.head, asked.relation, asked.tail)], work.NUM_ASKED
+            found = predict(asked.model, asking, top_k=most, level=asked.level, apart=True)
+            tell(found.as_dict())
         case work.AskedText():
             sampling = Sampling(asked.temperature, top_p=asked.top_p)
             request = TextRequest(asked.prompt, asked.max_tokens, sampling, asked.seed)
             for piece in predict_text(asked.model, request):
                 say(piece)
         case work.AskedFrames():
-            output = folder / work.PREDICTIONS_FILE
-            tell(
-                predict_frames(
-                    asked.model, folder / asked.path, output, confidence=asked.confidence
-                ).as_dict()
-            )
+            frames, output = folder / asked.path, folder / work.PREDICTIONS_FILE
+            predicted = predict_frames(asked.model, frames, output, confidence=asked.confidence)
+            tell(predicted.as_dict())
         case work.Why():
-            result = tracin(
-                asked.model,
-                [(asked.head, asked.relation, asked.tail)],
-                {"influence.direction": asked.end},
-                first_answer=folder / work.FIRST_ANSWER_FILE,
-                progress=progress,
-            )
+            triple = (asked.head, asked.relation, asked.tail)
+            first = folder / work.FIRST_ANSWER_FILE
+            end = {"influence.direction": asked.end}
+            result = tracin(asked.model, [triple], end, first_answer=first, progress=progress)
             tell(result.as_dict())
         case work.Check():
             verify(VerifyRequest(asked.run_id, triple=asked.triple), progress=progress)

@@ -18,7 +18,9 @@ from safetensors.torch import save_file
 from clew.config.data import TokenData
 from clew.influence.adjoints import Adjoint
 from clew.influence.outcomes import Outcomes
-from clew.influence.projections import (
+from clew.influence.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
+from clew.influence.unrolling import KeptInFile, Unfinished
+from clew.influence.window_index import (
     DIRECTIONS_FILE,
     FOLDER,
     INDEX_FILE,
@@ -30,8 +32,6 @@ from clew.influence.projections import (
     find_index,
     write_manifest,
 )
-from clew.influence.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
-from clew.influence.unrolling import KeptInFile, Unfinished
 from clew.language_modeling.documents import plan_units
 from clew.language_modeling.pretokenize import PackSettings, tokenize_unit
 from clew.language_modeling.tokens import load_tokens

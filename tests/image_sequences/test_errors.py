@@ -12,7 +12,11 @@ from sklearn.linear_model import Ridge
 
 from clew.config.image_sequences import ImageSequenceData
 from clew.image_sequences import baselines as regression_baselines
-from clew.image_sequences.baselines import baseline_predictions, ridge_predictions, source_of
+from clew.image_sequences.baselines import (
+    baseline_predictions,
+    known_values,
+    ridge_predictions,
+)
 from clew.image_sequences.errors import (
     RegressionResult,
     conformal_half_width,
@@ -246,7 +250,7 @@ def test_persistence_without_present_takes_a_scalar_of_the_targets_name(tmp_path
     found = baseline_predictions(windows["train"], windows["test"], change=False)["persistence"]
     ends = windows["test"].ends
     np.testing.assert_array_equal(found, columns["scalars"][ends, 2])
-    said = source_of(windows["test"].table)
+    said = known_values(windows["test"].table)[1]
     assert said == "persistence predicts the last value of scalar 'depth'"
 
 
@@ -272,7 +276,7 @@ def test_persistence_of_targets_ahead_takes_those_whose_time_has_come(
         assert value == slow_truth(columns, end, test.num_frames, 4 * step, mean)
     assert (found == target[60]).any()
     assert (found == mean).any()
-    assert "the target whose time is that of" in source_of(test.table)
+    assert "the target whose time is that of" in known_values(test.table)[1]
 
 
 def slow_truth(
@@ -294,10 +298,10 @@ def test_where_no_present_value_is_known_there_is_no_persistence(tmp_path: Path)
     windows = with_columns(tmp_path, columns)
     found = baseline_predictions(windows["train"], windows["test"], change=False)
     assert set(found) == {"mean", "ridge"}
-    said = source_of(windows["test"].table)
+    said = known_values(windows["test"].table)[1]
     assert said.startswith("no persistence baseline: the data have neither present nor a scalar")
     table = replace(windows["test"].table, target_ahead=1000.0)
-    assert source_of(table) == said
+    assert known_values(table)[1] == said
 
 
 def test_a_ridge_that_is_fitted_on_a_part_says_so(

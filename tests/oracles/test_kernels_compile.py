@@ -58,11 +58,11 @@ def compile_kernels(name: str) -> int:
         if getattr(value, "__module__", "") != name or not WHOLE_NUMBERS & set(names):
             continue  # not a kernel, or one that only kernels call
         count += 1
-        for flag, varies in itertools.product((False, True), repeat=2):
+        own = sorted({"VARIES", "ENDS"} & set(names))
+        for flag, *flags in itertools.product((False, True), repeat=1 + len(own)):
             types, constants = types_of(names, flag)
-            source = triton.compiler.ASTSource(
-                value, types, constants | ({"VARIES": varies} if "VARIES" in names else {})
-            )
+            constants |= dict(zip(own, flags, strict=True))
+            source = triton.compiler.ASTSource(value, types, constants)
             for capability in COMPUTE_CAPABILITIES:
                 compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
                 assert compiled.asm["ptx"]

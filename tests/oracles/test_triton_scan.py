@@ -35,7 +35,8 @@ def compare(batch, time, states, chunk, each, documents=False):
     reached = initial if keep is None else initial * keep[:, :1, None]
     found, d_found = triton_scan.backward(
         gradient, expected, torch.view_as_real(conjugate), reached,
-        torch.view_as_real(power(conjugate, chunk)), chunk, operators.against_time(keep),
+        torch.view_as_real(power(conjugate, chunk)), chunk,
+        operators.against_time(torch.view_as_real(conjugate), keep)[1],
     )
     if not each:
         d_found = d_found.sum(0, keepdim=True)

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from clew.layers.scan import scan
-from clew.layers.varying_scan import varying_scan
 
 
 def varying_scan_by_loop(inputs: Tensor, multipliers: Tensor, initial: Tensor | None) -> Tensor:
-    """Return the result of `varying_scan` from a loop over time with plain autograd."""
+    """Return the result of `scan` from a loop over time with plain autograd."""
     drive, factors = torch.view_as_complex(inputs), torch.view_as_complex(multipliers)
     state = torch.zeros_like(drive[:, 0]) if initial is None else torch.view_as_complex(initial)
     states = []
@@ -23,7 +22,7 @@ def varying_scan_by_loop(inputs: Tensor, multipliers: Tensor, initial: Tensor | 
 
 KERNELS = """
 import torch
-from clew.layers import triton_scan, varying_scan as operators
+from clew.layers import scan as operators, triton_scan
 
 def compare(batch, time, states, chunk):
     generator = torch.Generator().manual_seed(time)
@@ -35,13 +34,13 @@ def compare(batch, time, states, chunk):
     modulus[:, ::5] = 0.0
     angle = 3 * torch.rand(batch, time, states, generator=generator)
     multipliers = torch.view_as_real(torch.polar(modulus, angle))
-    expected = operators.varying_diagonal_scan(inputs, multipliers, initial, 16)
+    expected = operators.diagonal_scan(inputs, multipliers, initial, 16)
     found = triton_scan.forward(inputs, multipliers, initial, None, chunk)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
-    adjoint, d_multipliers, _ = operators.varying_diagonal_scan_backward(
+    adjoint, d_multipliers, _ = operators.diagonal_scan_backward(
         gradient, expected, multipliers, initial, 16
     )
-    later = operators._against_time(operators.conjugated(multipliers))
+    later, _ = operators.against_time(operators.conjugated(multipliers), None)
     found = triton_scan.backward(gradient, expected, later, initial, None, chunk)
     torch.testing.assert_close(found[0], adjoint, rtol=2e-5, atol=2e-5)
     torch.testing.assert_close(found[1], d_multipliers, rtol=2e-5, atol=2e-5)
@@ -77,7 +76,7 @@ def test_value_and_gradients_equal_the_loop_for_every_chunk_size(
     time: int, chunk_size: int
 ) -> None:
     tensors = problem(time)
-    fast = with_gradients(lambda *a: varying_scan(*a, chunk_size=chunk_size), *tensors)
+    fast = with_gradients(lambda *a: scan(*a, chunk_size=chunk_size), *tensors)
     slow = with_gradients(varying_scan_by_loop, *tensors)
     for a, b in zip(fast, slow, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
@@ -85,7 +84,7 @@ def test_value_and_gradients_equal_the_loop_for_every_chunk_size(
 
 def test_gradcheck() -> None:
     leaves = tuple(t.requires_grad_() for t in problem(time=11))
-    assert torch.autograd.gradcheck(lambda *a: varying_scan(*a, chunk_size=3), leaves)
+    assert torch.autograd.gradcheck(lambda *a: scan(*a, chunk_size=3), leaves)
 
 
 @pytest.mark.parametrize("starts_known", [False, True])
@@ -95,14 +94,14 @@ def test_the_same_multipliers_in_every_step_are_the_fixed_scan(starts_known: boo
     starts = torch.zeros(2, 50, dtype=torch.bool)
     starts[0, [0, 17, 18]] = starts[1, 30] = starts_known
     each = values.unsqueeze(1) * ~starts[:, :, None, None]
-    found = varying_scan(inputs, each, initial, chunk_size=8)
+    found = scan(inputs, each, initial, chunk_size=8)
     expected = scan(inputs, values, initial, chunk_size=8, starts=starts)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_of_several_sums_in_one_pass() -> None:
     leaves = [t.requires_grad_() for t in problem(time=20)]
-    states = varying_scan(*leaves, chunk_size=4)
+    states = scan(*leaves, chunk_size=4)
     weights = torch.randn(3, *states.shape, dtype=states.dtype)
     together = torch.autograd.grad(
         states, leaves, weights, is_grads_batched=True, retain_graph=True

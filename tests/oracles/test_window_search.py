@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from clew.influence.factors import Explicit, Outer, TableRows, explicit, in_full, is_cheaper_in_full
-from clew.influence.projections import FOLDER, INDEX_FILE, WINDOWS_FILE, SharedDirections
-from clew.influence.window_index import SearchSettings
+from clew.influence.projections import SharedDirections
+from clew.influence.window_index import FOLDER, INDEX_FILE, WINDOWS_FILE, SearchSettings
 from clew.influence.window_tracer import WindowTracer
 from clew.language_modeling.tokens import TokenBatch, continuation_batch
 from clew.layers import products

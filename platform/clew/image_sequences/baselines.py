@@ -42,38 +42,34 @@ def baseline_predictions(
     """
     mean = train.targets.mean()
     values = {"mean": np.full(len(test), mean)}
-    known = known_values(test.table)
+    known, _ = known_values(test.table)
     if known is not None:
         values["persistence"] = _last_known(test, known, otherwise=mean)
     values["ridge"] = ridge_predictions(train, test, change=change)
     return values
 
 
-def known_values(table: FrameTable) -> np.ndarray | None:
-    """Return each frame's present value, `(frame,)`, NaN if unknown; None if all are unknown."""
+def known_values(table: FrameTable) -> tuple[np.ndarray | None, str]:
+    """Return each frame's present value, and a line that says where the values come from.
+
+    The values are `(frame,)`, NaN if unknown. They are None if all are unknown, and the line says
+    why.
+    """
+    name = table.target_name
     if table.present is not None:
-        return table.present
-    if table.target_name in table.scalar_names:
-        scalar: np.ndarray = table.scalars[:, table.scalar_names.index(table.target_name)]
-        return scalar
+        return table.present, "persistence predicts the last value of present"
+    if name in table.scalar_names:
+        values = table.scalars[:, table.scalar_names.index(name)]
+        return values, f"persistence predicts the last value of scalar {name!r}"
     past = _past_targets(table) if table.target_ahead > 0 else None
-    return past if past is not None and np.isfinite(past).any() else None
-
-
-def source_of(table: FrameTable) -> str:
-    """Return a line that says where present values come from, or why there are none."""
-    if table.present is not None:
-        return "persistence predicts the last value of present"
-    if table.target_name in table.scalar_names:
-        return f"persistence predicts the last value of scalar {table.target_name!r}"
-    if known_values(table) is not None:
-        return (
+    if past is not None and np.isfinite(past).any():
+        return past, (
             "persistence predicts the target whose time is that of a window's last frame "
             f"(targets are {table.target_ahead:g} ahead)"
         )
-    return (
-        "no persistence baseline: the data have neither present nor a scalar named "
-        f"{table.target_name!r}, and no target's time is that of a later frame of its group"
+    return None, (
+        f"no persistence baseline: the data have neither present nor a scalar named {name!r}, and "
+        "no target's time is that of a later frame of its group"
     )
 
 
@@ -120,7 +116,7 @@ def ridge_predictions(
     features = _features(train, pixel_means)
     targets, start = train.targets, np.zeros(len(test))
     if change:
-        targets, start = targets - _present(train), _present(test)
+        targets, start = targets - present_values(train), present_values(test)
     mean = features.mean(0)
     deviation = features.std(0)
     deviation[deviation < 1e-12] = 1.0
@@ -129,13 +125,7 @@ def ridge_predictions(
     penalty = _choose_penalty(kernel, targets, train.groups)
     weights = np.linalg.solve(kernel + penalty * np.eye(len(kernel)), targets - targets.mean())
     scaled = (_features(test, pixel_means) - mean) / deviation
-    predictions: np.ndarray = scaled @ (features.T @ weights) + targets.mean() + start
-    return predictions
-
-
-def _present(windows: SequenceWindows) -> np.ndarray:
-    present: np.ndarray = present_values(windows.table)[windows.ends]
-    return present
+    return np.asarray(scaled @ (features.T @ weights) + targets.mean() + start)
 
 
 def _pixel_means(windows: SequenceWindows) -> np.ndarray:
@@ -151,8 +141,7 @@ def _pixel_means(windows: SequenceWindows) -> np.ndarray:
         total += np.where(finite, pixels, 0.0).sum(0)
         count += finite.sum(0)
     channels = total.sum((1, 2), keepdims=True) / count.sum((1, 2), keepdims=True)
-    means: np.ndarray = np.where(count > 0, total / np.maximum(count, 1), channels)
-    return means.astype(np.float32)
+    return np.where(count > 0, total / np.maximum(count, 1), channels).astype(np.float32)
 
 
 def _choose_penalty(kernel: np.ndarray, targets: np.ndarray, groups: np.ndarray) -> float:
@@ -206,5 +195,4 @@ def _averaged(images: np.ndarray) -> np.ndarray:
     rows, columns = np.arange(0, height, block), np.arange(0, width, block)
     sums = np.add.reduceat(np.add.reduceat(images, rows, axis=-2), columns, axis=-1)
     heights, widths = np.diff(rows, append=height), np.diff(columns, append=width)
-    means: np.ndarray = sums / (heights[:, None] * widths)
-    return means
+    return np.asarray(sums / (heights[:, None] * widths))

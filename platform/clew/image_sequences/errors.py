@@ -38,8 +38,7 @@ class RegressionResult:
 
     @property
     def errors(self) -> np.ndarray:
-        errors: np.ndarray = self.prediction - self.target
-        return errors
+        return np.asarray(self.prediction - self.target)
 
     def metrics(self, split: str) -> dict[str, float]:
         """Return MAE, RMSE, R2, error quantiles, bias, baselines' MAE and interval coverage."""
@@ -181,8 +180,8 @@ def draw_predictions(result: RegressionResult, unit: str, path: Path) -> None:
     for group in dict.fromkeys(result.group.tolist()):
         own = result.group == group
         axes.plot(result.target[own], result.prediction[own], ".", markersize=4, label=group)
-    ends = [min(result.target.min(), result.prediction.min()), result.target.max()]
-    axes.axline((ends[0], ends[0]), slope=1, color="gray", linewidth=1)
+    least = min(result.target.min(), result.prediction.min())
+    axes.axline((least, least), slope=1, color="gray", linewidth=1)
     axes.set(xlabel=_with_unit("true", unit), ylabel=_with_unit("predicted", unit))
     axes.legend(fontsize=7, title="group")
     figure.savefig(path, dpi=120)

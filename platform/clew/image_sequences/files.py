@@ -46,7 +46,8 @@ from clew.image_sequences.stores import (
 from clew.processes import ends_within
 from clew.untrusted import LimitedReader
 
-COLUMNS = ("target", "group", "scalars", "time", "present")
+NUMBERS = ("target", "time", "present")
+COLUMNS = (*NUMBERS, "group", "scalars")
 MAX_GROUP = 2**53
 MAX_PROCESSOR_SECONDS = 10.0
 """Time limit for the columns and attributes of a file; an undamaged file takes milliseconds."""
@@ -60,11 +61,9 @@ class FrameStore(Protocol):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(frame, channel, height, width)."""
-        ...
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return the frames at `frames` as float32, `(frame, channel, height, width)`."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,13 +144,11 @@ def read_frames(
     return FrameTable(
         str(path),
         images,
-        target=_numbers(path, "target", columns["target"]),
+        **{name: _numbers(path, name, columns[name]) for name in NUMBERS if name in columns},
         group=groups,
         recording=groups,
         scalars=scalars,
         scalar_names=_scalar_names(path, metadata, scalars.shape[1]),
-        time=_numbers(path, "time", columns["time"]) if "time" in columns else None,
-        present=_numbers(path, "present", columns["present"]) if "present" in columns else None,
         unit=str(metadata.get("unit", "")),
         target_name=str(metadata.get("target_name", "target")),
         target_ahead=_target_ahead(path, metadata.get("target_ahead", 0.0)),
@@ -261,7 +258,6 @@ def _scalars(path: Path, column: np.ndarray | None, num_frames: int) -> np.ndarr
 
 PART_BYTES = 2**25
 """Size of the pixels that the child reads at once."""
-NUMBERS = ("target", "time", "present")
 SAID = ("scalar_names", "unit", "target_name", "target_ahead")
 
 

@@ -82,7 +82,7 @@ class SequenceRegressor(nn.Module):
         self.register_buffer("target_mean", torch.zeros(()))
         self.register_buffer("target_std", torch.ones(()))
         self.encoder = FrameEncoder(channels, shape.num_scalars, config)
-        self.head = build_head(shape.num_frames, config)
+        self.head = HEADS[config.architecture](shape.num_frames, config)
         self.dropout = nn.Dropout(config.dropout)
         self.readout = nn.Linear(config.width, 1)
         nn.init.zeros_(self.readout.bias)
@@ -141,11 +141,9 @@ class FrameBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, config: SequenceRegressionModel) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
-        self.norm: nn.Module = (
-            nn.GroupNorm(config.norm_groups, outputs)
-            if config.normalization == "group"
-            else nn.BatchNorm2d(outputs)
-        )
+        is_group = config.normalization == "group"
+        norm = nn.GroupNorm(config.norm_groups, outputs) if is_group else nn.BatchNorm2d(outputs)
+        self.norm: nn.Module = norm
 
     def forward(self, x: Maps, modulation: Float[Tensor, "frame two_channels"] | None) -> Halved:
         """Return feature maps of half the height and width."""
@@ -201,19 +199,15 @@ class FrameEncoder(nn.Module):
         return encode(frames)
 
     def _encode(self, frames: Frames, scalars: Scalars) -> Float[Tensor, "frame patch map"]:
-        maps = self.maps(frames, scalars)
-        level = self._level(frames)
-        if self.attention is None:
-            return F.adaptive_avg_pool2d(maps, self.patches).flatten(2).mT + level
-        pooled: Tensor = self.attention(maps)
-        return pooled.unsqueeze(1) + level
-
-    def _level(self, frames: Frames) -> Float[Tensor, "frame patch map"]:
-        grid = self.patches or (1, 1)
+        maps, grid = self.maps(frames, scalars), self.patches or (1, 1)
         moments = torch.cat(
             [F.adaptive_avg_pool2d(x, grid).flatten(2) for x in (frames, frames.square())], dim=1
         )
-        return self.level(moments.mT)  # type: ignore[no-any-return]
+        level: Tensor = self.level(moments.mT)
+        if self.attention is None:
+            return F.adaptive_avg_pool2d(maps, grid).flatten(2).mT + level
+        pooled: Tensor = self.attention(maps)
+        return pooled.unsqueeze(1) + level
 
     def maps(self, frames: Frames, scalars: Scalars) -> Maps:
         """Return the feature maps of the last convolution."""
@@ -314,7 +308,7 @@ class EigenstateHead(nn.Module):
 class MeanHead(nn.Module):
     """The mean over frames, normalised."""
 
-    def __init__(self, config: SequenceRegressionModel) -> None:
+    def __init__(self, num_frames: int, config: SequenceRegressionModel) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.width)
 
@@ -323,15 +317,12 @@ class MeanHead(nn.Module):
         return normed
 
 
-def build_head(num_frames: int, config: SequenceRegressionModel) -> nn.Module:
-    """Return the head that `architecture` names."""
-    match config.architecture:
-        case "transformer" | "gnn":
-            return AttentionHead(num_frames, config)
-        case "ssm":
-            return EigenstateHead(num_frames, config)
-        case "cnn":
-            return MeanHead(config)
+HEADS: dict[str, type[nn.Module]] = {
+    "transformer": AttentionHead,
+    "gnn": AttentionHead,
+    "ssm": EigenstateHead,
+    "cnn": MeanHead,
+}
 
 
 def graph_edges(num_frames: int, rows: int, columns: int) -> Bool[Tensor, "node node"]:

@@ -292,17 +292,14 @@ class FrameLayout:
             return cls((shape[0], 1, shape[1], shape[2]))
         count, first, middle, last = shape
         channels = channels or _channel_axis(path, shape)
-        return cls(
-            (count, last, first, middle) if channels == "last" else (count, first, middle, last),
-            channels,
-        )
+        sizes = (count, last, first, middle) if channels == "last" else (count, first, middle, last)
+        return cls(sizes, channels)
 
     def frames(self, pixels: np.ndarray) -> np.ndarray:
         """Return frames of the file as float32, `(frame, channel, height, width)`."""
         if self.channels == "last":
             pixels = np.moveaxis(pixels, -1, 1)
-        frames: np.ndarray = pixels.reshape(len(pixels), *self.shape[1:])
-        return frames.astype(np.float32, order="C")
+        return pixels.reshape(len(pixels), *self.shape[1:]).astype(np.float32, order="C")
 
 
 def _channel_axis(path: Path, shape: tuple[int, ...]) -> ChannelAxis:

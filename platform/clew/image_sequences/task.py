@@ -15,7 +15,7 @@ from clew.config.image_sequences import ImageSequenceData, SequenceRegressionMod
 from clew.config.loss import HuberLoss, MaeLoss, MseLoss, RegressionLoss
 from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
-from clew.image_sequences.baselines import baseline_predictions, source_of
+from clew.image_sequences.baselines import baseline_predictions, known_values
 from clew.image_sequences.errors import (
     HeldOutErrors,
     RegressionResult,
@@ -49,6 +49,7 @@ class SequenceRegression:
                 f"{data.kind}, {model.kind} and {loss.kind} given"
             )
         self.splits, self.data_config, self.model_config = splits, data, model
+        self._change, self._validates = model.predicts == "change", data.hold_out_validation
         self.dataset = Path(data.source).stem
         self.data_fingerprint = splits.fingerprint
         self.scalers = fit_scalers(splits.windows["train"], change=self._change)
@@ -56,14 +57,6 @@ class SequenceRegression:
         self._batch_size = config.evaluation.batch_size
         self._results: dict[str, RegressionResult] = {}
         self._baselines: dict[str, dict[str, np.ndarray]] = {}
-
-    @property
-    def _change(self) -> bool:
-        return self.model_config.predicts == "change"
-
-    @property
-    def _validates(self) -> bool:
-        return self.data_config.hold_out_validation
 
     def describe(self) -> dict[str, str]:
         """Return tags with the unit of the errors and the held-out groups."""
@@ -128,18 +121,12 @@ class SequenceRegression:
     def evaluate(self, model: nn.Module, split: str, device: torch.device) -> RegressionResult:
         windows = self.splits.windows[split]
         if not self._baselines:
-            logger.info("%s", source_of(windows.table))
+            logger.info("%s", known_values(windows.table)[1])
         if split not in self._baselines:
-            self._baselines[split] = baseline_predictions(
-                self.train_examples(), windows, change=self._change
-            )
-        return RegressionResult(
-            prediction=self.predict(model, windows, device),
-            target=windows.targets,
-            group=windows.groups,
-            last_frame=windows.ends,
-            baselines=self._baselines[split],
-        )
+            train = self.train_examples()
+            self._baselines[split] = baseline_predictions(train, windows, change=self._change)
+        found, baselines = self.predict(model, windows, device), self._baselines[split]
+        return RegressionResult(found, windows.targets, windows.groups, windows.ends, baselines)
 
     def has_examples(self, split: str) -> bool:
         return len(self.splits.windows[split]) > 0

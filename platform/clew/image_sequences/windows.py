@@ -114,13 +114,11 @@ class SequenceWindows:
 
     @property
     def groups(self) -> np.ndarray:
-        groups: np.ndarray = self.table.group[self.ends]
-        return groups
+        return np.asarray(self.table.group[self.ends])
 
     @property
     def targets(self) -> np.ndarray:
-        targets: np.ndarray = self.table.target[self.ends]
-        return targets
+        return np.asarray(self.table.target[self.ends])
 
     @property
     def frames(self) -> np.ndarray:
@@ -163,8 +161,7 @@ def complete_window_ends(table: FrameTable, config: ImageSequenceData) -> np.nda
     breaks = _breaks(table, max_gap=config.max_gap, cross_groups=config.windows_cross_groups)
     starts = np.maximum.accumulate(np.where(breaks, np.arange(len(breaks)), 0))
     long_enough = np.arange(len(breaks)) - starts >= config.temporal_frames - 1
-    ends: np.ndarray = np.flatnonzero(long_enough)
-    return ends
+    return np.flatnonzero(long_enough)
 
 
 def find_window_ends(table: FrameTable, config: ImageSequenceData) -> np.ndarray:
@@ -193,11 +190,10 @@ def _breaks(table: FrameTable, *, max_gap: float | None, cross_groups: bool) -> 
         _check_times(table, recordings=np.concatenate([[0], np.cumsum(changed)]))
         steps = np.diff(table.time)
         grows = steps > 0
-        limit = max_gap
-        if limit is None:
-            limit = 1.5 * float(np.median(steps[grows])) if grows.any() else 0.0
+        if max_gap is None:
+            max_gap = 1.5 * float(np.median(steps[grows])) if grows.any() else 0.0
         # For NaN times, both comparisons are false, so there is a break on both sides.
-        breaks[1:] |= ~(grows & (steps <= limit))
+        breaks[1:] |= ~(grows & (steps <= max_gap))
     return breaks
 
 
@@ -291,11 +287,8 @@ def load_sequences(config: ImageSequenceData) -> SequenceSplits:
     every = SequenceWindows(
         table, encoding, ends, config.temporal_frames, config.nan_pixels == "refuse"
     )
-    windows = {
-        "train": every.only(split[ends] == "train"),
-        "valid": every.only(split[ends] == held_out),
-        "test": every.only(split[ends] == "test"),
-    }
+    parts = {"train": "train", "valid": held_out, "test": "test"}
+    windows = {name: every.only(split[ends] == part) for name, part in parts.items()}
     for name, own in windows.items():
         if not len(own):
             raise DataError(
@@ -332,17 +325,15 @@ def held_out_groups(table: FrameTable, config: ImageSequenceData) -> tuple[str, 
             raise ConfigError(
                 f"data.{key} is {name!r}; {table.source} has groups {', '.join(groups)}"
             )
-    needed = 3 if config.hold_out_validation else 2
+    needed = 2 + config.hold_out_validation
     if len(groups) < needed:
         raise ConfigError(
             f"{table.source}: {counted(len(groups), 'group')}, {needed} needed to hold some out; "
             "set data.num_blocks to make groups of consecutive frames"
         )
     test = config.test_group or next(g for g in reversed(groups) if g != config.validation_group)
-    if not config.hold_out_validation:
-        return test, None
     before = groups[groups.index(test) - 1]
-    return test, config.validation_group or before
+    return test, (config.validation_group or before) if config.hold_out_validation else None
 
 
 def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:
@@ -355,18 +346,14 @@ def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:
     scalars = windows.encoding.encode(table.scalars[frames]).astype(np.float64)
     targets = windows.targets
     if change:
-        targets = targets - present_values(table)[windows.ends]
-    return Scalers(
-        mean,
-        std,
-        scalars.mean(0),
-        _positive(scalars.std(0)),
-        float(targets.mean()),
-        float(_positive(np.array(targets.std()))),
-    )
+        targets = targets - present_values(windows)
+    of_targets = float(targets.mean()), float(_positive(np.array(targets.std())))
+    return Scalers(mean, std, scalars.mean(0), _positive(scalars.std(0)), *of_targets)
 
 
-def present_values(table: FrameTable) -> np.ndarray:
+def present_values(windows: SequenceWindows) -> np.ndarray:
+    """Return the target's quantity at the last frame of each window, `(window,)`."""
+    table = windows.table
     if table.present is None:
         raise DataError(
             f"{table.source}: no present, which model.predicts=change needs; give the target's "
@@ -375,7 +362,7 @@ def present_values(table: FrameTable) -> np.ndarray:
     missing = np.flatnonzero(np.isfinite(table.target) & ~np.isfinite(table.present))
     if len(missing):
         raise DataError(f"{table.source}: present[{missing[0]}] is not a finite number")
-    return table.present
+    return np.asarray(table.present[windows.ends])
 
 
 def _pixel_moments(

@@ -33,9 +33,7 @@ ELEMENTWISE = frozenset(
     for owner, names in (
         (torch, ("add", "sub", "mul", "div")),
         (Tensor, ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")),
-        (Tensor, ("__add__", "__sub__", "__mul__", "__truediv__")),
-        (Tensor, ("__radd__", "__rsub__", "__rmul__", "__rtruediv__")),
-        (Tensor, ("__iadd__", "__isub__", "__imul__", "__itruediv__")),
+        (Tensor, ("__rsub__", "__rtruediv__")),  # all other operators arrive as those above
     )
     for name in names
 )

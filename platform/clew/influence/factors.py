@@ -25,6 +25,7 @@ one after another, so that only one parameter's gradients of a tile of windows a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from jaxtyping import Float, Int
@@ -162,16 +163,14 @@ def is_cheaper_in_full(
 
 def in_full(factors: Sequence[Factor], multiply: MatrixProduct) -> Float[Tensor, "example size"]:
     """Return one parameter's gradients as vectors."""
-    total: Tensor | None = None
-    for factor in factors:
-        if isinstance(factor, Outer):  # one matrix product per example
-            pairs = zip(factor.left, factor.right, strict=True)
-            value = torch.stack([multiply(left.T, right) for left, right in pairs]).flatten(1)
-        else:
-            value = explicit(factor)
-        total = value if total is None else total + value
-    assert total is not None
-    return total
+
+    def of(factor: Factor) -> Tensor:
+        if not isinstance(factor, Outer):
+            return explicit(factor)
+        pairs = zip(factor.left, factor.right, strict=True)  # one matrix product per example
+        return torch.stack([multiply(left.T, right) for left, right in pairs]).flatten(1)
+
+    return reduce(torch.add, map(of, factors))
 
 
 def _pair(a: Factor, b: Factor) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from clew.errors import UsageError
-from clew.influence.capture import Recorder, Use
+from clew.influence.capture import Recorder
 from clew.influence.factors import Explicit, Factor, Factors, explicit_sum, squared_norms
 from clew.layers.products import products_in
 from clew.training.loaders import ExampleSource
@@ -103,23 +103,23 @@ class FactoredGradients(Generic[B]):
                     f"{name} is used by {function} in this batch, but was not when the model was "
                     "examined; the forward pass must not depend on its data"
                 )
-            grads = _edge_gradients(losses, recorder.uses, retain=bool(explicit))
-            dense = {name: self._explicit_gradients(losses, name) for name in explicit}
-        return self._assemble(recorder.uses, grads, dense, len(losses))
-
-    def _assemble(
-        self, uses: list[Use], grads: list[Tensor | None], dense: Factors, num_examples: int
-    ) -> Factors:
-        factors: Factors = {name: [] for name in self.parameters}
+            edges = [use.edge for use in recorder.uses]
+            grads: tuple[Tensor | None, ...] = ()
+            if edges:
+                total, retain = losses.sum(), bool(explicit)
+                grads = torch.autograd.grad(total, edges, allow_unused=True, retain_graph=retain)
+            factors: Factors = {
+                name: self._explicit_gradients(losses, name) if name in explicit else []
+                for name in self.parameters
+            }
         with torch.no_grad():
-            for use, grad in zip(uses, grads, strict=True):
+            for use, grad in zip(recorder.uses, grads, strict=True):
                 if grad is not None:
                     dtype = self.parameters[use.parameter].dtype
-                    factors[use.parameter].append(use.to_factor(grad.to(dtype), num_examples))
-        factors |= dense
+                    factors[use.parameter].append(use.to_factor(grad.to(dtype), len(losses)))
         for name, parameter in self.parameters.items():
             if not factors[name]:
-                factors[name] = [Explicit(parameter.new_zeros(num_examples, parameter.numel()))]
+                factors[name] = [Explicit(parameter.new_zeros(len(losses), parameter.numel()))]
         return factors
 
     def _explicit_gradients(self, losses: Tensor, name: str) -> list[Factor]:
@@ -189,13 +189,12 @@ class FactoredGradients(Generic[B]):
         reference = {
             name: torch.cat([gradients[name] for gradients in alone]) for name in self.parameters
         }
-        tolerance = _tolerance(next(iter(self.parameters.values())).dtype)
         for attempt in range(2):
             factors = self(two)
             wrong = [
                 name
                 for name in self.parameters
-                if not _close(explicit_sum(factors[name]), reference[name].flatten(1), tolerance)
+                if not _close(explicit_sum(factors[name]), reference[name].flatten(1))
             ]
             if not wrong:
                 return
@@ -230,21 +229,11 @@ def squared_norm(factors: Factors) -> Tensor:
     return torch.stack([squared_norms(uses) for uses in factors.values()]).sum(0)
 
 
-def _edge_gradients(losses: Tensor, uses: list[Use], *, retain: bool) -> list[Tensor | None]:
-    if not uses:
-        return []
-    return list(
-        torch.autograd.grad(
-            losses.sum(), [use.edge for use in uses], allow_unused=True, retain_graph=retain
-        )
-    )
-
-
 def _require_hinge(task: Task[B], model: nn.Module, batch: B) -> None:
     with torch.no_grad():
         losses = task.example_losses(model, batch)
         total = task.loss(model, batch).total
-    if not _close(losses.sum(), total, _tolerance(losses.dtype)):
+    if not _close(losses.sum(), total):
         raise InfluenceError(
             f"task {task.kind}: example losses add up to {losses.sum().item():.8g}, but the "
             f"batch's loss is {total.item():.8g}; example_losses must add up to loss"
@@ -255,7 +244,7 @@ def _require_addressed(task: Task[B], model: nn.Module, singles: list[B], two: B
     with torch.no_grad():
         alone = torch.cat([task.example_losses(model, single) for single in singles])
         together = task.example_losses(model, two)
-    if not _close(together, alone, _tolerance(alone.dtype)):
+    if not _close(together, alone):
         raise InfluenceError(
             f"the losses of examples 0 and 1 are {alone.tolist()} alone and {together.tolist()} in "
             "a batch; examples must be addressed by index (no shuffled loader) and must not "
@@ -263,10 +252,7 @@ def _require_addressed(task: Task[B], model: nn.Module, singles: list[B], two: B
         )
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    return 1e-9 if dtype == torch.float64 else 2e-3
-
-
-def _close(value: Tensor, expected: Tensor, tolerance: float) -> bool:
+def _close(value: Tensor, expected: Tensor) -> bool:
+    tolerance = 1e-9 if expected.dtype == torch.float64 else 2e-3
     scale = expected.abs().max().clamp_min(1e-30)
     return bool((value - expected).abs().max() <= tolerance * scale)

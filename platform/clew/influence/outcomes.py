@@ -6,6 +6,7 @@ number of rows. So, with the same seed, the order, the dropout masks and the bat
 those of the whole graph. Influence scores use the gradient of exactly this change of the loss.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,18 +17,13 @@ from scipy.sparse import csr_matrix
 from scipy.stats import rankdata
 from scipy.stats import t as students_t
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clew.config.data import TripleData
 from clew.config.loss import KvsAllLoss, OneVsAllLoss
 from clew.config.schema import RunConfig
 from clew.config.services import Question
-from clew.link_prediction.losses.one_vs_all import (
-    LossFunction,
-    OneVsAll,
-    Targets,
-    row_losses,
-    smoothed_targets,
-)
+from clew.link_prediction.losses.one_vs_all import LossFunction
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import TripleBatch
@@ -122,8 +118,7 @@ class Outcomes:
 
     @property
     def total_loss(self) -> Float[np.ndarray, " test"]:
-        total: np.ndarray = self.loss.sum(0)
-        return total
+        return np.asarray(self.loss.sum(0))
 
 
 class Examiner:
@@ -156,25 +151,16 @@ class Examiner:
             for column in (HEAD, RELATION, TAIL)
         )
         scores = model.scores(model.queries(head, relation)).double()
-        loss = row_losses(scores, _only_answer(tail, scores), function=self._function)
         own = scores.gather(1, tail[:, None])
         log_probability = own[:, 0] - scores.logsumexp(1)
+        loss = -log_probability
+        if self._function == "binary_cross_entropy":
+            loss = -F.logsigmoid(-scores).sum(1) - own[:, 0]
         known = self._known.lookup(rows[:, HEAD], rows[:, RELATION])
         scores[tuple(torch.from_numpy(place).to(device) for place in known)] = -torch.inf
         scores.scatter_(1, tail[:, None], -torch.inf)
         rank = 1.0 + (scores > own).sum(1) + 0.5 * (scores == own).sum(1)
         return loss.cpu().numpy(), log_probability.cpu().numpy(), rank.double().cpu().numpy()
-
-
-def _only_answer(tail: Tensor, scores: Tensor) -> Targets:
-    return smoothed_targets(
-        torch.arange(len(tail), device=tail.device),
-        tail,
-        OneVsAll(),  # a single positive has the same label in both losses
-        batch=len(tail),
-        entities=scores.shape[1],
-        dtype=torch.float64,
-    )
 
 
 Scores = Float[np.ndarray, "test fact"]
@@ -192,8 +178,7 @@ def touching(graph: KnowledgeGraph, tests: Triples) -> Scores:
     """Return 1 for facts that share an entity with the test triple, else 0."""
     ends = graph.train[:, [HEAD, TAIL]]
     near = [(ends == test[HEAD]) | (ends == test[TAIL]) for test in tests]
-    scores: Scores = np.stack([each.any(1) for each in near]).astype(float)
-    return scores
+    return np.stack([each.any(1) for each in near]).astype(float)
 
 
 def siblings(graph: KnowledgeGraph, tests: Triples) -> Scores:
@@ -201,8 +186,7 @@ def siblings(graph: KnowledgeGraph, tests: Triples) -> Scores:
     train = graph.train
     same = train[:, RELATION] == tests[:, RELATION, None]
     near = (train[:, HEAD] == tests[:, HEAD, None]) | (train[:, TAIL] == tests[:, TAIL, None])
-    scores: Scores = (same & near).astype(float)
-    return scores
+    return np.asarray(same & near, float)
 
 
 def adamic_adar(graph: KnowledgeGraph, tests: Triples) -> Scores:
@@ -332,12 +316,8 @@ def ceiling(losses: Float[np.ndarray, "seed subset test"]) -> float | None:
     count = len(losses)
     if count < 2:
         return None
-    pairs = [
-        rank_correlations(losses[one].T, losses[other].T).mean()
-        for one in range(count)
-        for other in range(one)
-    ]
-    agreement = max(0.0, float(np.mean(pairs)))
+    pairs = itertools.combinations(losses, 2)
+    agreement = max(0.0, float(np.mean([rank_correlations(a.T, b.T).mean() for a, b in pairs])))
     return float(np.sqrt(count * agreement / (1.0 + (count - 1) * agreement)))
 
 

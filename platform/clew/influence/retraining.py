@@ -118,7 +118,10 @@ def train_stack(
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step += 1
-    yield from (_unstacked(single, stack.model, place) for place in range(len(dropped)))
+    for place in range(len(dropped)):
+        model = deepcopy(single)
+        model.load_state_dict({name: t[place] for name, t in stack.model.state_dict().items()})
+        yield model.eval()
 
 
 def _loss(
@@ -130,6 +133,7 @@ def _loss(
 ) -> Float[Tensor, " model"]:
     loss = config.loss
     assert isinstance(loss, OneVsAllLoss | KvsAllLoss)
+    keep = 1.0 - loss.label_smoothing
 
     def of_one(
         parameters: dict[str, Tensor], buffers: dict[str, Tensor], own: Tensor
@@ -138,32 +142,20 @@ def _loss(
         weight = own.to(scores.dtype)
         none = torch.zeros(batch.num_examples, dtype=scores.dtype)
         positives = none.index_add(0, batch.row, weight)
-        targets = _targets(batch, weight, positives, scores.shape[1], loss)
+        # The smoothed labels of the positives that are kept, as those of `smoothed_targets`.
+        share, mass = keep * weight, keep * positives
+        if loss.function == "softmax_cross_entropy":
+            count = positives.clamp_min(1.0)
+            share, mass = share / count[batch.row], mass / count
+        floor, once = loss.label_smoothing / scores.shape[1], torch.ones_like(mass)
+        size, mass = batch.num_examples, mass + loss.label_smoothing
+        targets = Targets(batch.row, batch.entity, share, floor, once, size, mass)
         each = row_losses(scores, targets, function=loss.function)
         return (each * (positives > 0)).sum()
 
     parameters: dict[str, Tensor] = dict(stack.named_parameters())
     buffers = dict(stack.named_buffers())
     return vmap(of_one, randomness="same")(parameters, buffers, kept)
-
-
-def _targets(
-    batch: TripleBatch,
-    kept: Tensor,
-    positives: Tensor,
-    num_entities: int,
-    loss: OneVsAllLoss | KvsAllLoss,
-) -> Targets:
-    """Return the smoothed labels of the positives that are kept, as `smoothed_targets` does."""
-    smoothing = loss.label_smoothing
-    share, mass = (1.0 - smoothing) * kept, (1.0 - smoothing) * positives
-    if loss.function == "softmax_cross_entropy":
-        share = share / positives.clamp_min(1.0)[batch.row]
-        mass = mass / positives.clamp_min(1.0)
-    floor, once = smoothing / num_entities, torch.ones_like(mass)
-    return Targets(
-        batch.row, batch.entity, share, floor, once, batch.num_examples, mass + smoothing
-    )
 
 
 def _stacked(scorer: EntityScorer, count: int) -> EntityScorer:
@@ -175,14 +167,6 @@ def _stacked(scorer: EntityScorer, count: int) -> EntityScorer:
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, buffer.expand(count, *buffer.shape).clone())
     return stack
-
-
-@torch.no_grad()
-def _unstacked(single: GraphModel, stack: GraphModel, place: int) -> GraphModel:
-    model = deepcopy(single)
-    for own, stacked in zip(model.state_dict().values(), stack.state_dict().values(), strict=True):
-        own.copy_(stacked[place])
-    return model.eval()
 
 
 NOTHING: Facts = np.empty(0, np.int64)
@@ -250,8 +234,7 @@ class Retrainer:
         """Train a model for each set of dropped facts, and yield it in evaluation mode."""
         config = self.configured(seed, max_steps)
         if self.why_one_at_a_time:
-            for facts in dropped:
-                yield self._train_one(config, facts)
+            yield from (self._train_one(config, facts) for facts in dropped)
             return
         for start in range(0, len(dropped), STACK_SIZE):
             several = dropped[start : start + STACK_SIZE]

@@ -69,18 +69,14 @@ class Scored:
     @cached_property
     def spread(self) -> Float[np.ndarray, "test rank"] | None:
         """Standard deviation of the runs' scores (denominator n - 1); None without an ensemble."""
-        if self.by_run is None:
-            return None
-        spread: np.ndarray = self.by_run.std(axis=0, ddof=1)
-        return spread
+        return None if self.by_run is None else np.asarray(self.by_run.std(axis=0, ddof=1))
 
     @cached_property
     def agreeing(self) -> Int[np.ndarray, "test rank"] | None:
         """Number of runs whose score has the sign of the mean; None without an ensemble."""
         if self.by_run is None:
             return None
-        agreeing: np.ndarray = (np.sign(self.by_run) == np.sign(self.influence)).sum(axis=0)
-        return agreeing
+        return np.asarray((np.sign(self.by_run) == np.sign(self.influence)).sum(axis=0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +169,7 @@ class Everything:
 
     def result(self) -> Scored:
         """Return every score in descending order; pairs that are not candidates come last."""
-        whole = self._tiles[0]
-        if len(self._tiles) > 1:
-            whole = side_by_side(*self._tiles)
+        whole = side_by_side(*self._tiles)
         self._tiles = [whole]
         signed = np.where(whole.train < 0, -np.inf, whole.influence)
         return whole.take(np.lexsort((whole.train, -signed), axis=1))
@@ -213,14 +207,9 @@ def side_by_side(*parts: Scored) -> Scored:
 def tile_of_intervals(by_interval: np.ndarray, candidates: np.ndarray | None = None) -> Tile:
     """Return unrolled scores `(interval, test, fact)` as one tile of all facts."""
     by_checkpoint = torch.from_numpy(by_interval)
-    return Tile(
-        train=torch.arange(by_checkpoint.shape[2]),
-        influence=torch.from_numpy(by_interval.sum(0)),
-        by_checkpoint=by_checkpoint,
-        by_part=by_checkpoint[:0],
-        cosine=None,
-        candidate=None if candidates is None else torch.from_numpy(candidates),
-    )
+    train, influence = torch.arange(by_checkpoint.shape[2]), torch.from_numpy(by_interval.sum(0))
+    candidate = None if candidates is None else torch.from_numpy(candidates)
+    return Tile(train, influence, by_checkpoint, by_checkpoint[:0], None, candidate)
 
 
 def strongest(tile: Tile, k: int, *, opponents: bool = True) -> tuple[Scored, Scored]:

@@ -6,7 +6,7 @@ checkpoint is loaded only once, and the scores of a tile are complete after its 
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,13 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clew.errors import CheckpointError
-from clew.influence.scores import (
-    Everything,
-    Explanation,
-    Strongest,
-    Tile,
-    require_finite,
-)
+from clew.influence.scores import Everything, Explanation, Strongest, Tile, require_finite
 from clew.training.manifest import CheckpointRecord
 from clew.training.memory import MemoryCleanup
 
@@ -49,20 +43,57 @@ class CheckpointKernel(Protocol):
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of the selected parts."""
-        ...
 
     @property
     def test_squared_norm(self) -> Tensor:
         """Squared gradient norms of the test examples, `(test,)`."""
-        ...
 
     def products(self, train: np.ndarray, *, norms: bool) -> Products:
         """Return the products of training examples, by index, with all test examples."""
-        ...
 
     def squared_norms(self, train: np.ndarray) -> Tensor:
         """Return the squared gradient norms of training examples, `(train,)`."""
-        ...
+
+
+@dataclass(eq=False)
+class Sums:
+    """Weighted sums of products over checkpoints, in float64."""
+
+    by_checkpoint: list[Float[Tensor, "test train"]] = field(default_factory=list)
+    by_part: Float[Tensor, "part test train"] | None = None
+    own: Float[Tensor, "train"] | None = None
+    """Self-influence of the training examples, if their norms are known."""
+
+    def add(self, weight: float, products: Products) -> None:
+        weighted = products.by_part.double().mul_(weight)
+        self.by_checkpoint.append(weighted.sum(0))
+        self.by_part = weighted if self.by_part is None else self.by_part.add_(weighted)
+        if products.squared_norm is not None:
+            norm = products.squared_norm.double().mul_(weight)
+            self.own = norm if self.own is None else self.own.add_(norm)
+
+    def tile(
+        self,
+        indices: np.ndarray,
+        tests: Float[Tensor, "test"],
+        *,
+        cosine: bool,
+        divided_by: Norms = "none",
+    ) -> Tile:
+        """Return the scores of training examples; `tests` are the tests' self-influences."""
+        assert self.by_part is not None
+        by_checkpoint, by_part, cosines = torch.stack(self.by_checkpoint), self.by_part, None
+        influence = by_checkpoint.sum(0)
+        if self.own is not None:
+            own = self.own.to(influence.device)
+            both = (tests[:, None] * own).clamp_min(1e-300).rsqrt()
+            cosines = influence * both if cosine else None
+            if divided_by != "none":
+                scale = both if divided_by == "both" else own.clamp_min(1e-300).rsqrt()
+                influence, by_checkpoint = influence * scale, by_checkpoint * scale
+                by_part = by_part * scale
+        train = torch.from_numpy(indices).to(influence.device)
+        return Tile(train, influence, by_checkpoint, by_part, cosines, candidate=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,40 +125,17 @@ class Summation:
 
     def tile(self, indices: np.ndarray) -> Tile:
         """Return the scores of some training examples."""
-        by_checkpoint, by_part, own = [], None, None
+        sums = Sums()
         for kernel, weight in zip(self.kernels, self.weights, strict=True):
-            products = kernel.products(indices, norms=self.cosine or self.divided_by != "none")
-            weighted = products.by_part.double().mul_(weight)
-            by_checkpoint.append(weighted.sum(0))
-            by_part = weighted if by_part is None else by_part.add_(weighted)
-            if products.squared_norm is not None:
-                norm = products.squared_norm.double().mul_(weight)
-                own = norm if own is None else own.add_(norm)
-        assert by_part is not None
-        return self._assemble(indices, torch.stack(by_checkpoint), by_part, own)
-
-    def _assemble(
-        self, indices: np.ndarray, by_checkpoint: Tensor, by_part: Tensor, own: Tensor | None
-    ) -> Tile:
-        influence, cosine = by_checkpoint.sum(0), None
-        if own is not None:
-            both = (self.test_self_influence[:, None] * own).clamp_min(1e-300).rsqrt()
-            cosine = influence * both if self.cosine else None
-            if self.divided_by != "none":
-                scale = both if self.divided_by == "both" else own.clamp_min(1e-300).rsqrt()
-                influence, by_checkpoint = influence * scale, by_checkpoint * scale
-                by_part = by_part * scale
-        candidate = None
-        if self.candidates is not None:
-            candidate = torch.from_numpy(self.candidates[:, indices]).to(influence.device)
-        return Tile(
-            train=torch.from_numpy(indices).to(influence.device),
-            influence=influence,
-            by_checkpoint=by_checkpoint,
-            by_part=by_part,
-            cosine=cosine,
-            candidate=candidate,
+            norms = self.cosine or self.divided_by != "none"
+            sums.add(weight, kernel.products(indices, norms=norms))
+        tile = sums.tile(
+            indices, self.test_self_influence, cosine=self.cosine, divided_by=self.divided_by
         )
+        if self.candidates is None:
+            return tile
+        candidate = torch.from_numpy(self.candidates[:, indices]).to(tile.train.device)
+        return replace(tile, candidate=candidate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,21 +166,18 @@ class MeanOfRuns:
         tiles = [run.tile(indices) for run in self.runs]
         by_run = torch.stack([tile.influence for tile in tiles])
         cosines = [tile.cosine for tile in tiles if tile.cosine is not None]
+        every, first = all_steps(self.steps), tiles[0].by_checkpoint
+        by_step = first.new_zeros(len(every), *first.shape[1:])
+        for steps, tile in zip(self.steps, tiles, strict=True):
+            by_step[[every.index(step) for step in steps]] += tile.by_checkpoint / len(tiles)
         return replace(
             tiles[0],
             influence=by_run.mean(0),
-            by_checkpoint=self._by_step([tile.by_checkpoint for tile in tiles]),
+            by_checkpoint=by_step,
             by_part=torch.stack([tile.by_part for tile in tiles]).mean(0),
             cosine=torch.stack(cosines).mean(0) if cosines else None,
             by_run=by_run,
         )
-
-    def _by_step(self, by_checkpoint: Sequence[Tensor]) -> Float[Tensor, "step test train"]:
-        every = all_steps(self.steps)
-        total = by_checkpoint[0].new_zeros(len(every), *by_checkpoint[0].shape[1:])
-        for steps, values in zip(self.steps, by_checkpoint, strict=True):
-            total[[every.index(step) for step in steps]] += values / len(self.runs)
-        return total
 
 
 def checked_weights(checkpoints: Sequence[CheckpointRecord]) -> list[float]:
@@ -215,23 +220,20 @@ def explain_in_tiles(
         cleanup: Frees cached memory after some of the tiles.
         progress: Called with the number of training examples done and in total.
     """
-    own = summation.test_self_influence.cpu().numpy()
-    everything = Everything(details=bool(top_k) or _fits(len(own), total, numbers_per_pair))
-    strongest = (Strongest(top_k, 1), Strongest(top_k, -1)) if top_k else None
-    done = 0
+    own, done = summation.test_self_influence.cpu().numpy(), 0
+    sinks: list[Strongest] | list[Everything] = [Strongest(top_k, 1), Strongest(top_k, -1)]
+    if not top_k:
+        sinks = [Everything(details=_fits(len(own), total, numbers_per_pair))]
     for count, indices in enumerate(tiles):
         tile = summation.tile(indices)
-        for kept in strongest or (everything,):
-            kept.add(tile)
+        for sink in sinks:
+            sink.add(tile)
         done += len(indices)
         progress(done, total)
         cleanup.after_step(count)
-    if strongest is not None:
-        proponents, opponents = (kept.result() for kept in strongest)
-    else:
-        proponents = opponents = everything.result()
-    require_finite(proponents, opponents)
-    return Explanation(proponents, opponents, not top_k, own, summation.parts)
+    kept = [sink.result() for sink in sinks]
+    require_finite(*kept)
+    return Explanation(kept[0], kept[-1], not top_k, own, summation.parts)
 
 
 def _fits(num_tests: int, num_train: int, numbers_per_pair: int) -> bool:
@@ -257,8 +259,6 @@ def self_influence(
     """Return TracIn of every training example on itself, NaN if no tile contains it."""
     values: np.ndarray = np.full(num_examples, np.nan)
     for indices in tiles:
-        total = np.zeros(len(indices))
-        for kernel, weight in zip(kernels, weights, strict=True):
-            total += weight * kernel.squared_norms(indices).double().cpu().numpy()
-        values[indices] = total
+        norms = [kernel.squared_norms(indices).double().cpu().numpy() for kernel in kernels]
+        values[indices] = sum(w * norm for w, norm in zip(weights, norms, strict=True))
     return values

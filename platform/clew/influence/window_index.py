@@ -1,19 +1,33 @@
-"""Build the index of a checkpoint, and search it.
+"""The index of a checkpoint on disk: projections of every training window's gradient.
+
+    projections/index.json              identity, error, and the digests of the other files
+    projections/windows.npy             float16 `(window, number)`, one parameter after the other
+    projections/directions.safetensors  the random directions, scales, and squared norms
+
+The folder is inside the checkpoint's folder and is written atomically. The identity of an index is
+the digest of the weights, the fingerprint of the data, and the settings of the projections. An
+index with another identity is stale, and is built again.
 
 The inner product of two gradients is estimated by that of their projections. A search computes no
 gradient of a training window. The exact scores of the best estimates are computed afterwards.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pydantic
 import torch
 from jaxtyping import Float, Int
+from pydantic import ConfigDict, TypeAdapter
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
+from clew.errors import CheckpointError, described
 from clew.files import replacing
 from clew.influence.factors import (
     Explicit,
@@ -26,33 +40,130 @@ from clew.influence.factors import (
     squared_norms,
 )
 from clew.influence.kernel import FactoredGradients
-from clew.influence.projections import (
-    COLUMNS,
-    DIRECTIONS_FILE,
-    FOLDER,
-    ROWS,
-    SCALES,
-    SQUARED_NORMS,
-    WINDOWS_FILE,
-    IndexManifest,
-    IndexOf,
-    Projection,
-    SharedDirections,
-    TwoSided,
-    WindowIndex,
-    read_index,
-    write_manifest,
-)
+from clew.influence.projections import Projection, SharedDirections, TwoSided, Whole
 from clew.layers.products import MatrixProduct
 from clew.training.loaders import ExampleSource
-from clew.training.manifest import save_tensors
+from clew.training.manifest import MODEL_FILE, read_manifest, save_tensors, sha256
 from clew.training.task import B
 
+logger = logging.getLogger(__name__)
+FOLDER = "projections"
+INDEX_FILE, WINDOWS_FILE, DIRECTIONS_FILE = "index.json", "windows.npy", "directions.safetensors"
+SCALES, SQUARED_NORMS = "scales", "squared_norms"
+ROWS, COLUMNS = "rows", "columns"
 COMPARED_TILES = 16
 """Number of tiles of windows whose products are compared with those of their projections."""
 SAMPLED_WINDOWS = 12
 """Number of windows whose gradients determine the directions of projections."""
 SEARCHED_AT_ONCE = 256
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class IndexOf:
+    """Identity of an index: indices with the same values are interchangeable."""
+
+    weights: str
+    """SHA-256 of the checkpoint's weights."""
+    data_fingerprint: str
+    config_hash: str
+    """Hash of the configuration that divides the data into windows."""
+    num_windows: int
+    rank: int
+    seed: int = 0
+    precision: str = "float32"
+    schema_version: int = 1
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class IndexManifest:
+    """Description of an index."""
+
+    of: IndexOf
+    sizes: dict[str, int]
+    """Numbers in the projection of each parameter, in the order of the columns."""
+    explicit_parameters: dict[str, str]
+    """`FactoredGradients.explicit_parameters` of the model."""
+    cosine_error: float | None
+    """Root mean square error of a cosine of two training windows; None if there is only one."""
+    compared_pairs: int
+    seconds: float
+    sha256: dict[str, str] = field(default_factory=dict)
+
+
+_MANIFESTS = TypeAdapter(IndexManifest)
+
+
+@dataclass(frozen=True, eq=False)
+class WindowIndex:
+    """An index, ready to be searched."""
+
+    manifest: IndexManifest
+    windows: np.ndarray
+    """Projections divided by `scales`, a float16 memory map `(window, number)`."""
+    scales: Tensor
+    """float32 `(window,)`."""
+    squared_norms: Tensor
+    """Squared norms of the gradients before projection, `(window, parameter)`."""
+    projections: Mapping[str, Projection]
+
+
+def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | None) -> IndexOf:
+    """Return the identity of a checkpoint's index."""
+    manifest = read_manifest(checkpoint)
+    return IndexOf(
+        weights=manifest.sha256.get(MODEL_FILE) or sha256(checkpoint / MODEL_FILE),
+        data_fingerprint=manifest.data_fingerprint,
+        config_hash=manifest.config_hash,
+        num_windows=num_windows,
+        rank=rank,
+        precision=str(half or torch.float32).removeprefix("torch."),
+    )
+
+
+def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
+    """Return the index of a checkpoint; None if it is missing, stale or damaged.
+
+    A stale or damaged index is logged as a warning.
+    """
+    folder = checkpoint / FOLDER
+    if not (folder / INDEX_FILE).is_file():
+        return None
+    try:
+        manifest = _MANIFESTS.validate_json((folder / INDEX_FILE).read_bytes())
+        if manifest.of != wanted:
+            own, other = asdict(manifest.of), asdict(wanted)
+            stale = [f"{k} is {own[k]!r}, expected {v!r}" for k, v in other.items() if own[k] != v]
+            raise CheckpointError(f"stale: {'; '.join(stale)}")
+        if manifest.sha256.keys() != {WINDOWS_FILE, DIRECTIONS_FILE}:
+            raise CheckpointError(f"{INDEX_FILE} lists the digests of other files")
+        for name, digest in manifest.sha256.items():
+            if sha256(folder / name) != digest:
+                raise CheckpointError(f"{name} was changed or damaged since it was written")
+        return read_index(folder, manifest)
+    except (OSError, ValueError, KeyError, EOFError, SafetensorError) as error:
+        logger.warning("%s: %s; the index is built again", folder, described(error))
+        return None
+
+
+def read_index(folder: Path, manifest: IndexManifest) -> WindowIndex:
+    tensors = load_file(folder / DIRECTIONS_FILE)
+    projections: dict[str, Projection] = {}
+    for name, size in manifest.sizes.items():
+        rows, columns = (tensors.get(f"{side}/{name}") for side in (ROWS, COLUMNS))
+        if rows is None or columns is None:
+            projections[name] = Whole(size)
+        else:
+            projections[name] = TwoSided(rows, columns)
+    windows = np.load(folder / WINDOWS_FILE, mmap_mode="r")
+    return WindowIndex(manifest, windows, tensors[SCALES], tensors[SQUARED_NORMS], projections)
+
+
+def write_manifest(folder: Path, manifest: IndexManifest) -> IndexManifest:
+    """Write the description of an index, with the digests of its files."""
+    digests = {name: sha256(folder / name) for name in (WINDOWS_FILE, DIRECTIONS_FILE)}
+    whole = IndexManifest(**{**vars(manifest), "sha256": digests})
+    (folder / INDEX_FILE).write_bytes(_MANIFESTS.dump_json(whole, indent=1))
+    return whole
 
 
 @torch.no_grad()
@@ -72,7 +183,7 @@ def make_index(
     projections = _chosen(of, gradients, windows, multiply)
     sizes = {name: projection.size for name, projection in projections.items()}
     scales, norms = torch.empty(len(windows)), torch.empty(len(windows), len(sizes))
-    comparison = _Comparison()
+    errors: list[Tensor] = []
     with replacing(checkpoint / FOLDER) as folder:
         folder.mkdir()
         with open(folder / WINDOWS_FILE, "wb") as file:  # a memory map crashes on a full disk
@@ -81,26 +192,23 @@ def make_index(
             np.lib.format.write_array_header_1_0(file, header)
             for indices in tiles:
                 factors = gradients(windows.batch(indices).to(device))
-                projected, own = _projected(factors, projections, multiply, comparison)
+                projected, own = _projected(factors, projections, multiply, errors)
                 scale = projected.abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
                 file.write((projected / scale[:, None]).half().numpy().tobytes())
                 scales[indices], norms[indices] = scale, own
                 progress(int(indices[-1]) + 1)
-        save_tensors(
-            {SCALES: scales, SQUARED_NORMS: norms, **_directions(projections)},
-            folder / DIRECTIONS_FILE,
+        tensors = {SCALES: scales, SQUARED_NORMS: norms, **_directions(projections)}
+        save_tensors(tensors, folder / DIRECTIONS_FILE)
+        compared = torch.cat(errors).double()
+        description = IndexManifest(
+            of=of,
+            sizes=sizes,
+            explicit_parameters=dict(gradients.explicit_parameters),
+            cosine_error=float(compared.square().mean().sqrt()) if len(compared) else None,
+            compared_pairs=len(compared),
+            seconds=time.perf_counter() - started,
         )
-        manifest = write_manifest(
-            folder,
-            IndexManifest(
-                of=of,
-                sizes=sizes,
-                explicit_parameters=dict(gradients.explicit_parameters),
-                cosine_error=comparison.error,
-                compared_pairs=comparison.pairs,
-                seconds=time.perf_counter() - started,
-            ),
-        )
+        manifest = write_manifest(folder, description)
     return read_index(checkpoint / FOLDER, manifest)
 
 
@@ -166,53 +274,35 @@ def _projected(
     factors: Factors,
     projections: Mapping[str, Projection],
     multiply: MatrixProduct,
-    comparison: "_Comparison",
+    errors: list[Tensor],
 ) -> tuple[Float[Tensor, "window number"], Float[Tensor, "window parameter"]]:
+    """Return projections and squared norms; the first tiles add the errors of their cosines."""
     parts, norms, products = [], [], []
+    compares = len(errors) < COMPARED_TILES
     for name, projection in projections.items():
         own: list[Factor] = factors.pop(name)
         if is_cheaper_in_full(own, [], norms=True):
             own = [Explicit(in_full(own, multiply))]
         parts.append(projection(own).cpu())
         norms.append(squared_norms(own).cpu())
-        if comparison.goes_on:
+        if compares:
             products.append(inner_products(own, own).cpu())
     projected = torch.cat(parts, dim=1)
-    if comparison.goes_on:
-        comparison.add(torch.stack(products).sum(0), projected @ projected.T)
+    if compares:
+        exact = torch.stack(products).sum(0)
+        scale = exact.diagonal().clamp_min(torch.finfo(torch.float32).tiny).rsqrt()
+        found = (projected @ projected.T - exact) * scale[:, None] * scale
+        errors.append(found[torch.triu(torch.ones_like(found, dtype=torch.bool), diagonal=1)])
     return projected, torch.stack(norms, dim=1)
 
 
 def _directions(projections: Mapping[str, Projection]) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, projection in projections.items():
-        if isinstance(projection, TwoSided):
-            sides = ((ROWS, projection.rows), (COLUMNS, projection.columns))
-            found |= {f"{side}/{name}": directions.cpu() for side, directions in sides}
-    return found
-
-
-class _Comparison:
-    """Compares exact products of the first windows with their estimates."""
-
-    def __init__(self) -> None:
-        self.tiles, self.pairs, self._squares = 0, 0, 0.0
-
-    @property
-    def goes_on(self) -> bool:
-        return self.tiles < COMPARED_TILES
-
-    @property
-    def error(self) -> float | None:
-        return (self._squares / self.pairs) ** 0.5 if self.pairs else None
-
-    def add(self, exact: Float[Tensor, "a a"], estimated: Float[Tensor, "a a"]) -> None:
-        norms = exact.diagonal().clamp_min(torch.finfo(torch.float32).tiny).rsqrt()
-        errors = (estimated - exact) * norms[:, None] * norms
-        above = torch.triu(torch.ones_like(errors, dtype=torch.bool), diagonal=1)
-        self._squares += float(errors[above].square().sum())
-        self.pairs += int(above.sum())
-        self.tiles += 1
+    return {
+        f"{side}/{name}": directions.cpu()
+        for name, projection in projections.items()
+        if isinstance(projection, TwoSided)
+        for side, directions in ((ROWS, projection.rows), (COLUMNS, projection.columns))
+    }
 
 
 @dataclass(frozen=True)
@@ -255,8 +345,7 @@ class Estimates:
     own: Float[Tensor, "window"]
     """Self-influence of the windows; this is exact, not an estimate."""
     settings: SearchSettings
-    indices: Sequence[IndexManifest]
-    index_bytes: int
+    indices: Sequence[WindowIndex]
     making_seconds: Sequence[float]
     """Time to build each missing index."""
 
@@ -272,13 +361,13 @@ class Estimates:
     ) -> Searched:
         norms = (self.own[chosen] * own).clamp_min(1e-300).sqrt()
         errors = (self.scores[test, chosen] - scores.cpu()) / norms
-        stated = [index.cosine_error for index in self.indices if index.cosine_error is not None]
+        stated = [index.manifest.cosine_error for index in self.indices]
         return Searched(
             num_scored=len(chosen),
             opponents=self.settings.opponents,
             cosine_error=float(errors.square().mean().sqrt()),
-            index_bytes=self.index_bytes,
-            index_cosine_error=max(stated, default=None),
+            index_bytes=sum(index.windows.nbytes for index in self.indices),
+            index_cosine_error=max((e for e in stated if e is not None), default=None),
             indices_made=len(self.making_seconds),
             making_seconds=sum(self.making_seconds, 0.0),
         )

@@ -14,7 +14,7 @@ for the windows with the largest estimates and, if opponents are wanted, the sma
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Generic
@@ -36,16 +36,14 @@ from clew.influence.factors import (
 )
 from clew.influence.kernel import FactoredGradients, squared_norm
 from clew.influence.linearization import ExampleFacts
-from clew.influence.projections import IndexOf, WindowIndex, find_index, index_of
 from clew.influence.scores import (
     Scored,
-    Tile,
     deviation,
     require_finite,
     strongest,
     tile_of_intervals,
 )
-from clew.influence.summation import Products, checked_weights
+from clew.influence.summation import Products, Sums, checked_weights
 from clew.influence.unrolling import (
     load_average,
     pass_name,
@@ -57,6 +55,8 @@ from clew.influence.window_index import (
     Estimates,
     Searched,
     SearchSettings,
+    find_index,
+    index_of,
     make_index,
     search,
     window_norms,
@@ -105,7 +105,7 @@ class WindowCheckpoint(Generic[B]):
             # pop, so that a parameter's factors are freed after its products.
             product, norm = self._parameter(name, factors.pop(name), norms=norms)
             part = part_of(name)
-            by_part[part] = by_part[part] + product if part in by_part else product
+            by_part[part] = by_part.get(part, 0.0) + product
             if norm is not None:
                 own = norm if own is None else own + norm
         return Products(torch.stack(list(by_part.values())), own)
@@ -127,50 +127,6 @@ class WindowCheckpoint(Generic[B]):
         return product, squared_norms(train) if norms else None
 
 
-@dataclass(eq=False)
-class WindowSums:
-    """Sums over checkpoints, in float64: a score of every pair, and self-influences."""
-
-    parts: tuple[str, ...] = ()
-    by_checkpoint: list[Float[Tensor, "test window"]] = field(default_factory=list)
-    by_part: Float[Tensor, "part test window"] | None = None
-    tests: Float[Tensor, "test"] | None = None
-    """Self-influence of the tests."""
-    own: Float[Tensor, "window"] | None = None
-    """Self-influence of the windows, if cosines are wanted."""
-    losses: list[float] = field(default_factory=list)
-    """Loss of each test at the last checkpoint."""
-
-    def add(self, weight: float, tiles: Sequence[Products], kernel: WindowCheckpoint[B]) -> None:
-        by_part = torch.cat([tile.by_part for tile in tiles], dim=2).double().mul_(weight)
-        self.parts = kernel.parts
-        self.by_checkpoint.append(by_part.sum(0))
-        self.by_part = by_part if self.by_part is None else self.by_part.add_(by_part)
-        tests = kernel.test_squared_norm.double() * weight
-        self.tests = tests if self.tests is None else self.tests + tests
-        norms = [tile.squared_norm for tile in tiles if tile.squared_norm is not None]
-        if norms:
-            own = torch.cat(norms).double() * weight
-            self.own = own if self.own is None else self.own + own
-
-    def tile(self, chosen: np.ndarray) -> Tile:
-        assert self.by_part is not None
-        assert self.tests is not None
-        by_checkpoint = torch.stack(self.by_checkpoint)
-        influence, cosine = by_checkpoint.sum(0), None
-        if self.own is not None:
-            own = self.own.to(influence.device)
-            cosine = influence * (self.tests[:, None] * own).clamp_min(1e-300).rsqrt()
-        return Tile(
-            train=torch.from_numpy(chosen).to(influence.device),
-            influence=influence,
-            by_checkpoint=by_checkpoint,
-            by_part=self.by_part,
-            cosine=cosine,
-            candidate=None,
-        )
-
-
 def part_of(parameter: str) -> str:
     return parameter.rpartition(".")[0] or parameter
 
@@ -182,10 +138,8 @@ def last_layers(model: nn.Module, count: int) -> Callable[[str], bool]:
     """
     if count < 1:
         raise ConfigError(f"the last {count} modules were asked for; expected at least 1")
-    parts: Sequence[str] = list(
-        dict.fromkeys(part_of(name) for name, p in model.named_parameters() if p.requires_grad)
-    )
-    kept = set(parts[-count:])
+    trainable = (part_of(name) for name, p in model.named_parameters() if p.requires_grad)
+    kept = set(list(dict.fromkeys(trainable))[-count:])
     return lambda name: part_of(name) in kept
 
 
@@ -251,11 +205,12 @@ class WindowTracer(Generic[B]):
             found = self._estimates(tests, settings, progress)
             chosen = found.candidates()
         norms = self.with_cosine and found is None
-        sums = self._sums(tests, chosen, norms=norms, progress=progress)
+        sums, of_tests, last = self._sums(tests, chosen, norms=norms, progress=progress)
         if found is not None and self.with_cosine:
             sums.own = found.own[chosen]
-        assert sums.tests is not None
-        tile, own = sums.tile(chosen), sums.tests.tolist()
+        tile, own = sums.tile(chosen, of_tests, cosine=True), of_tests.tolist()
+        model, on_device = last.gradients.model, [test.to(self.device) for test in tests]
+        losses = [float(self.task.loss(model, test).total) for test in on_device]
         opponents = found is None or found.settings.opponents
         best, worst = strongest(tile, top_k, opponents=opponents)
         require_finite(best, worst)
@@ -263,9 +218,9 @@ class WindowTracer(Generic[B]):
             WindowExplanation(
                 best.only(i),
                 worst.only(i),
-                sums.parts,
+                last.parts,
                 own[i],
-                sums.losses[i],
+                losses[i],
                 None if found is None else found.compared(i, chosen, tile.influence[i], own[i]),
             )
             for i in range(len(tests))
@@ -290,13 +245,9 @@ class WindowTracer(Generic[B]):
         model, count = self.model(record), None if every else self.num_last_layers
         select = last_layers(model, count) if count is not None else lambda name: True
         kind = "every" if count is None else "selected"
+        examined = self._examined.get("every", self._examined.get(kind))
         gradients = FactoredGradients(
-            self.task,
-            model,
-            self.windows,
-            select=select,
-            half=half,
-            examined=self._examined.get("every", self._examined.get(kind)),
+            self.task, model, self.windows, select=select, half=half, examined=examined
         )
         self._examined.setdefault(kind, gradients.explicit_parameters)
         return gradients
@@ -311,12 +262,20 @@ class WindowTracer(Generic[B]):
         self, tests: Sequence[B], settings: SearchSettings, progress: Progress
     ) -> Estimates:
         """Estimate all scores; a missing index is built first."""
-        indices, made, scores, own = [], [], [], []
+        indices, made, scores, own, total = [], [], [], [], len(self.windows)
         for record, weight in zip(self.checkpoints, self.weights, strict=True):
-            wanted = index_of(record.path, len(self.windows), settings.rank, self.half)
+            wanted = index_of(record.path, total, settings.rank, self.half)
             index = find_index(record.path, wanted)
             if index is None:
-                index = self._make_index(record, wanted, progress)
+                index = make_index(
+                    record.path,
+                    wanted,
+                    self.gradients(record, half=self.half, every=True),
+                    self.windows,
+                    tiles(np.arange(total)),
+                    multiply=MatrixProduct(self.half),
+                    progress=lambda done: progress(done, total),
+                )
                 made.append(index.manifest.seconds)
             self._examined.setdefault("every", index.manifest.explicit_parameters)
             gradients = self.gradients(record, half=self.half)
@@ -324,33 +283,15 @@ class WindowTracer(Generic[B]):
             scores.append(weight * search(index, factors, gradients.parts))
             own.append(weight * window_norms(index, gradients.parts))
             indices.append(index)
-        return Estimates(
-            torch.stack(scores).sum(0),
-            torch.stack(own).sum(0),
-            settings,
-            [index.manifest for index in indices],
-            sum(index.windows.nbytes for index in indices),
-            made,
-        )
-
-    def _make_index(
-        self, record: CheckpointRecord, wanted: IndexOf, progress: Progress
-    ) -> WindowIndex:
-        total = len(self.windows)
-        return make_index(
-            record.path,
-            wanted,
-            self.gradients(record, half=self.half, every=True),
-            self.windows,
-            tiles(np.arange(total)),
-            multiply=MatrixProduct(self.half),
-            progress=lambda done: progress(done, total),
-        )
+        summed = torch.stack(scores).sum(0), torch.stack(own).sum(0)
+        return Estimates(*summed, settings, indices, made)
 
     def _sums(
         self, tests: Sequence[B], chosen: np.ndarray, *, norms: bool, progress: Progress
-    ) -> WindowSums:
-        sums, done, total = WindowSums(), 0, len(chosen) * len(self.checkpoints)
+    ) -> tuple[Sums, Float[Tensor, "test"], WindowCheckpoint[B]]:
+        """Return the sums, the self-influences of the tests, and the last checkpoint."""
+        sums, done, total = Sums(), 0, len(chosen) * len(self.checkpoints)
+        of_tests = torch.zeros(len(tests), dtype=torch.float64, device=self.device)
         for record, weight in zip(self.checkpoints, self.weights, strict=True):
             kernel = self.checkpoint(record, tests, half=self.half)
             products = []
@@ -358,10 +299,11 @@ class WindowTracer(Generic[B]):
                 products.append(kernel.products(indices, norms=norms))
                 done += len(indices)
                 progress(done, total)
-            sums.add(weight, products, kernel)
-        last = kernel.gradients.model
-        sums.losses = [float(self.task.loss(last, t.to(self.device)).total) for t in tests]
-        return sums
+            own = [found.squared_norm for found in products if found.squared_norm is not None]
+            by_part = torch.cat([found.by_part for found in products], dim=2)
+            sums.add(weight, Products(by_part, torch.cat(own) if own else None))
+            of_tests += kernel.test_squared_norm.double() * weight
+        return sums, of_tests, kernel
 
 
 def tiles(indices: np.ndarray) -> Iterator[np.ndarray]:

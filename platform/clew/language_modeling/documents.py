@@ -12,6 +12,7 @@ import codecs
 import importlib.util
 import itertools
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 
 from clew.errors import DataError, described, quoted
 from clew.files import expanded
-from clew.input_files import COMPRESSIONS, check_ratio
+from clew.input_files import COMPRESSIONS, checked_blocks
 
 UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
 SUFFIXES: dict[str, UnitKind] = {
@@ -132,21 +133,17 @@ def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:
 
 
 def _blocks(unit: Unit) -> Iterator[bytes]:
-    path = Path(unit.path)
-    left, unpacked = (unit.end - unit.start if unit.end >= 0 else None), 0
+    path, left = Path(unit.path), unit.end - unit.start if unit.end >= 0 else sys.maxsize
     try:
         with pa.OSFile(unit.path) as raw:
             raw.seek(unit.start)
             kind = COMPRESSIONS.get(path.suffix)
             stream = pa.CompressedInputStream(raw, kind) if kind else raw
-            while left is None or left > 0:
-                block: bytes = stream.read(PIECE_BYTES if left is None else min(PIECE_BYTES, left))
-                if not block:
+            for block in checked_blocks(path, path.stat().st_size, stream, PIECE_BYTES):
+                yield block[:left]
+                left -= len(block)
+                if left <= 0:
                     return
-                left = None if left is None else left - len(block)
-                unpacked += len(block)
-                check_ratio(path, path.stat().st_size, unpacked)
-                yield block
     except OSError as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{path}: cannot be read ({reason}); expected a complete file") from None

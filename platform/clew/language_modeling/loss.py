@@ -186,15 +186,13 @@ def segment_losses(
     segment_tokens: int,
 ) -> Iterator[float]:
     """Yield the summed loss of each segment of a text; the arguments are `measure_perplexity`'s."""
-    state = None
+    state, head = None, model.embedding.weight
     for start in range(0, len(text) - 1, segment_tokens):
         segment = text[start : start + segment_tokens + 1].astype(np.int64)
         tokens = torch.from_numpy(segment).to(device).unsqueeze(0)
         hidden, state = model.advance(tokens[:, :-1], state)
-        loss = summed_loss(
-            hidden, model.embedding.weight, tokens[:, 1:].contiguous(), chunk_bytes=chunk_bytes
-        )
-        yield float(loss)
+        targets = tokens[:, 1:].contiguous()
+        yield float(summed_loss(hidden, head, targets, chunk_bytes=chunk_bytes))
 
 
 @dataclass(frozen=True)
@@ -226,8 +224,9 @@ def loss_by_position(
                 hidden[:, part], model.embedding.weight, targets[:, part].contiguous()
             )
             sums[part] += losses[0].double().cpu()
-    mean, buckets = sums / len(windows), []
+    mean = sums / len(windows)
     edges = [0, *(2**i for i in range(math.ceil(math.log2(time)))), time] if time > 1 else [0, 1]
-    for first, end in itertools.pairwise(edges):
-        buckets.append(PositionBucket(first, end - 1, float(mean[first:end].mean())))
-    return buckets
+    return [
+        PositionBucket(first, end - 1, float(mean[first:end].mean()))
+        for first, end in itertools.pairwise(edges)
+    ]

@@ -53,9 +53,10 @@ class EigenstateLM(nn.Module):
         self.config, self.end_of_text = config, end_of_text
         self.recomputes = False
         self.embedding = nn.Embedding(vocabulary_size, config.d_model)
-        self.further = nn.ModuleList(
-            _identity(config.d_model) for _ in range(config.further_tokens)
-        )
+        dim, count = config.d_model, config.further_tokens
+        self.further = nn.ModuleList(nn.Linear(dim, dim, bias=False) for _ in range(count))
+        for weight in self.further.parameters():
+            nn.init.eye_(weight)
         self.blocks = nn.ModuleList(EigenstateBlock(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
@@ -132,12 +133,6 @@ def positions_in_documents(
     # Start of the document of the next token; negative if it is before this part of the sequence.
     begins = torch.cat([before, torch.where(ended, time + 1, before)], dim=1).cummax(1).values
     return time - begins[:, :-1], tokens.shape[1] - begins[:, -1]
-
-
-def _identity(dim: int) -> nn.Linear:
-    linear = nn.Linear(dim, dim, bias=False)
-    nn.init.eye_(linear.weight)
-    return linear
 
 
 LEAST_TEMPERATURE = 1e-6

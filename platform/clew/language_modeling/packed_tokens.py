@@ -123,8 +123,7 @@ class TokenBytes:
         if self.by_place is not None:
             return self.by_place[start:end]
         assert self.by_vocabulary is not None
-        lengths: np.ndarray = self.by_vocabulary[self.tokens[start:end]]
-        return lengths
+        return np.asarray(self.by_vocabulary[self.tokens[start:end]])
 
 
 @dataclass(frozen=True)

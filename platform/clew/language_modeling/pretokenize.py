@@ -250,12 +250,8 @@ def pretokenize(
                 logger.warning("%s: empty file; it is packed as an empty document", unit.path)
         parts = _tokenize(settings, units, output, num_proc)
         manifest = join_parts(settings, tokenizer, parts, output, whole=len(parts) == len(units))
-    logger.info(
-        "packed %d tokens of %d documents into %s",
-        manifest.num_tokens,
-        manifest.num_documents,
-        output,
-    )
+    counts = manifest.num_tokens, manifest.num_documents
+    logger.info("packed %d tokens of %d documents into %s", *counts, output)
     return manifest
 
 

@@ -136,12 +136,9 @@ class LanguageModeling:
         if not self.has_examples(split):
             return {}
         language_model = self.as_model(model)
+        size, chunk_bytes = self.splits.num_bytes(windows.start + 1, windows.end), self._chunk_bytes
         quality = measure_perplexity(
-            language_model,
-            text,
-            num_bytes=self.splits.num_bytes(windows.start + 1, windows.end),
-            device=device,
-            chunk_bytes=self._chunk_bytes,
+            language_model, text, num_bytes=size, device=device, chunk_bytes=chunk_bytes
         )
         values = {
             names.metric(split, names.LOSS): quality.loss,
@@ -151,7 +148,7 @@ class LanguageModeling:
         if len(windows):
             chosen = np.arange(len(windows))[:: -(-len(windows) // POSITION_WINDOWS)]
             tokens = windows.batch(chosen).tokens.to(device)
-            buckets = loss_by_position(language_model, tokens, chunk_bytes=self._chunk_bytes)
+            buckets = loss_by_position(language_model, tokens, chunk_bytes=chunk_bytes)
             self._positions[split] = buckets
             values |= {
                 names.metric(split, names.LOSS_AT.format(k=f"{bucket.first:05d}")): bucket.loss
@@ -172,12 +169,10 @@ class LanguageModeling:
         divisors = {names.LOSS: num_tokens, names.BITS_PER_BYTE: math.log(2) * num_bytes}
         if name not in divisors:
             return None
+        size, text = min(SEGMENT_TOKENS, -(-num_tokens // NUM_STRETCHES)), windows.stream
+        network, chunk_bytes = self.as_model(model), self._chunk_bytes
         nats = segment_losses(
-            self.as_model(model),
-            windows.stream,
-            device=device,
-            chunk_bytes=self._chunk_bytes,
-            segment_tokens=min(SEGMENT_TOKENS, -(-num_tokens // NUM_STRETCHES)),
+            network, text, device=device, chunk_bytes=chunk_bytes, segment_tokens=size
         )
         values = np.array(list(nats)) / divisors[name]
         return ExampleValues(values * len(values), "stretches of text", in_sequence=True)
@@ -188,13 +183,9 @@ class LanguageModeling:
         starts = np.linspace(0, len(text) - 1, NUM_SAMPLES, endpoint=False).astype(int)
         length = min(PROMPT_TOKENS, len(text) - int(starts[-1]))
         prompts = np.stack([text[start : start + length] for start in starts]).astype(np.int64)
-        tokens = generate(
-            model,
-            torch.from_numpy(prompts).to(device),
-            SAMPLE_TOKENS,
-            Sampling(temperature=0.8),
-            torch.Generator(device).manual_seed(0),
-        )
+        given, generator = torch.from_numpy(prompts).to(device), torch.Generator(device)
+        sampling = Sampling(temperature=0.8)
+        tokens = generate(model, given, SAMPLE_TOKENS, sampling, generator.manual_seed(0))
         decode = self.splits.tokenizer.decode
         pairs = zip(prompts, tokens.cpu().numpy(), strict=True)
         return [f"{decode(prompt)}⟶{decode(continuation)}" for prompt, continuation in pairs]

@@ -66,7 +66,9 @@ class TextBatch:
         self._state: TextState | None = None
         # The first pass imports torch._dynamo, for seconds; no client should wait for that.
         after = read_text(self._model, torch.zeros(1, 1, dtype=torch.long))
-        self._start: TextState = tree_map(_zeros, after)
+        self._start: TextState = tree_map(
+            lambda t: None if t is None else torch.zeros_like(t), after
+        )
 
     def continuations(
         self, prompts: Sequence[str], *, max_tokens: int, sampling: Sampling, seed: int
@@ -175,10 +177,6 @@ def _stacked(*parts: Tensor | None) -> Tensor | None:
     """Return the rows of the same part of some states, which all have it or none."""
     found = [part for part in parts if part is not None]
     return torch.cat(found) if found else None
-
-
-def _zeros(part: Tensor | None) -> Tensor | None:
-    return None if part is None else torch.zeros_like(part)
 
 
 def _rows_of(state: TextState, rows: list[int]) -> TextState:

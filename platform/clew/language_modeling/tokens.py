@@ -88,11 +88,8 @@ def continuation_batch(tokenizer: Tokenizer, prompt: str, continuation: str) -> 
         )
     tokens = np.concatenate([before, after]).astype(np.int64)
     counted = np.arange(1, len(tokens)) >= len(before)
-    return TokenBatch(
-        torch.from_numpy(tokens).unsqueeze(0),
-        torch.zeros(1, dtype=torch.int64),
-        torch.from_numpy(counted).unsqueeze(0),
-    )
+    window, own = (torch.from_numpy(values).unsqueeze(0) for values in (tokens, counted))
+    return TokenBatch(window, torch.zeros(1, dtype=torch.int64), own)
 
 
 class TokenWindows:
@@ -199,7 +196,12 @@ def pack(config: TokenData, *, window: int) -> Path:
         max_chunks=config.max_chunks,
         held_out_fraction=config.valid_fraction + config.test_fraction,
     )
-    folder = expanded(config.packed) if config.packed else _folder_of(settings)
+    if config.packed:
+        folder = expanded(config.packed)
+    else:
+        plan = plan_text(settings, plan_units(settings.dataset))
+        digest = hashlib.sha256(plan.encode()).hexdigest()[:12]
+        folder = cache_folder("tokens") / f"{Path(settings.dataset).stem or 'text'}-{digest}"
     pretokenize(settings, folder, num_proc=config.num_proc)
     return folder
 
@@ -215,9 +217,3 @@ def find_text(name: str) -> Path:
             "only data.packed"
         )
     return root / name
-
-
-def _folder_of(settings: PackSettings) -> Path:
-    digest = hashlib.sha256(plan_text(settings, plan_units(settings.dataset)).encode()).hexdigest()
-    name = Path(settings.dataset).stem or "text"
-    return cache_folder("tokens") / f"{name}-{digest[:12]}"

@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.layers.scan import RealEigenvalues, RealSeries, RealState, Starts, scan
+from clew.layers.scan import RealEigenvalues, RealSeries, RealState, scan
 from clew.layers.training_mode import dropout, for_each_example
-from clew.layers.varying_scan import varying_scan
 
 Series = Float[Tensor, "batch time channel"]
 Inputs = Float[Tensor, "batch before channel"]
@@ -171,7 +170,9 @@ class EigenstateMixer(nn.Module):
         self.widths = [2 * states, config.gates, states if config.transition == "gated" else 0]
         self.project = nn.Linear(dim, sum(self.widths))
         self.output = nn.Linear(2 * states, dim, bias=False)
-        self.rate = nn.Parameter(_initial_rates(config))
+        # Time constants are log-uniform from one token up.
+        longest = config.longest_time_constant or config.max_seq_len
+        self.rate = nn.Parameter(-torch.rand(states) * math.log(longest))
         self.frequency = nn.Parameter(torch.rand(states) * FASTEST_TURN)
         width = 2 * states // heads
         self.resonance: nn.Parameter | None = None
@@ -190,40 +191,28 @@ class EigenstateMixer(nn.Module):
         """Return the update of the residual stream, and the state after the last step."""
         drive, gate, step_sizes = torch.split(self.project(x), self.widths, dim=-1)
         pairs = drive.to(self.rate.dtype).view(*drive.shape[:2], -1, 2)
-        if before is None:
-            before = pairs.new_zeros(pairs.shape[0], *pairs.shape[2:])
-        starts = None if positions is None else positions == 0
         if self.config.transition == "gated":
-            states = self._gated_states(pairs, step_sizes, before, starts)
+            multipliers, scale = self._gated(step_sizes)
         else:
-            states = self._states(pairs, before, starts)
+            multipliers, scale = self.eigenvalues(len(x))
+            scale = scale.unsqueeze(1)
+        inputs, size = pairs * scale.unsqueeze(-1), self.config.chunk_size
+        starts = None if positions is None else positions == 0
+        states = scan(inputs, multipliers, before, chunk_size=size, starts=starts)
         readout, gate = self.output(self._resonate(states)), torch.sigmoid(gate)
         if self.config.gates < self.config.d_model:
             gate = gate.repeat_interleave(self.config.d_model // self.config.gates, dim=-1)
         return readout * gate, states[:, -1]
 
-    def _states(self, drive: RealSeries, before: RealState, starts: Starts | None) -> RealSeries:
-        eigenvalues, scale = self.eigenvalues(drive.shape[0])
-        inputs = drive * scale[:, None, :, None]
-        return scan(inputs, eigenvalues, before, chunk_size=self.config.chunk_size, starts=starts)
-
-    def _gated_states(
-        self,
-        drive: RealSeries,
-        step_sizes: Float[Tensor, "batch time state"],
-        before: RealState,
-        starts: Starts | None,
-    ) -> RealSeries:
-        lengths = F.softplus(step_sizes.to(self.rate.dtype))
-        batch = drive.shape[0]
+    def _gated(
+        self, step_sizes: Float[Tensor, "batch time state"]
+    ) -> tuple[RealSeries, Float[Tensor, "batch time state"]]:
+        """Return lambda_t and the input scale of each step."""
+        lengths, batch = F.softplus(step_sizes.to(self.rate.dtype)), len(step_sizes)
         decay = -torch.exp(for_each_example(self.rate, batch)).unsqueeze(1) * lengths
         decay = decay.clamp(max=-LEAST_DECAY)  # sqrt in _scale has no gradient at 0
         angle = for_each_example(self.frequency, batch).unsqueeze(1) * lengths
-        multipliers = _powers(decay, angle)
-        if starts is not None:
-            multipliers = multipliers * ~starts[:, :, None, None]
-        inputs = drive * _scale(decay).unsqueeze(-1)
-        return varying_scan(inputs, multipliers, before, chunk_size=self.config.chunk_size)
+        return _powers(decay, angle), _scale(decay)
 
     def eigenvalues(self, batch: int) -> tuple[RealEigenvalues, Float[Tensor, "batch state"]]:
         """Return lambda and the input scale sqrt(1 - |lambda|^2), with a copy per example."""
@@ -249,12 +238,6 @@ def _powers(decay: Tensor, angle: Tensor) -> Tensor:
 def _scale(decay: Tensor) -> Tensor:
     """Return sqrt(1 - |lambda|^2)."""
     return torch.sqrt(-torch.expm1(2.0 * decay))
-
-
-def _initial_rates(config: EigenstateLMModel) -> Tensor:
-    """Return log(1 / time constant) for log-uniform time constants from one token, `(state,)`."""
-    longest = config.longest_time_constant or config.max_seq_len
-    return -torch.rand(config.num_eigenstates) * math.log(longest)
 
 
 class EigenstateBlock(nn.Module):

@@ -267,7 +267,9 @@ class EmulatedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         out = kwargs.pop("out", None)
         operator = func if out is None else func.overloadpacket
-        single = tree_map_only(Tensor, _to_single, (args, kwargs))
+        single = tree_map_only(
+            Tensor, lambda t: t.float() if t.dtype is torch.bfloat16 else t, (args, kwargs)
+        )
         found = operator(*single[0], **single[1])
         if out is not None:
             return out.copy_(found)
@@ -276,10 +278,6 @@ class EmulatedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket is aten._scaled_dot_product_flash_attention_for_cpu:
             return _to_half(found[0]), found[1]  # the log-sum-exp is float32 in every precision
         return tree_map_only(Tensor, _to_half, found)
-
-
-def _to_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
 
 
 def _to_half(tensor: Tensor) -> Tensor:

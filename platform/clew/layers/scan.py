@@ -1,12 +1,13 @@
 """Diagonal complex linear recurrence as one operator with a forward and a backward pass.
 
-    c_t = lambda c_{t-1} + b_t        elementwise over eigenstates, c_{-1} given
+    c_t = lambda_t c_{t-1} + b_t        elementwise over eigenstates, c_{-1} given
 
-The backward pass is the same scan, backwards in time and with the conjugate eigenvalue. G is the
+Lambda is either the same in every step (`Fixed`) or different in each step (`Varying`). The
+backward pass is the same scan, backwards in time and with the conjugate multiplier. G is the
 gradient of c:
 
-    d_t = G_t + conj(lambda) d_{t+1},    db = d,    dc_{-1} = conj(lambda) d_0
-    dlambda = sum_t d_t conj(c_{t-1})
+    d_t = G_t + conj(lambda_{t+1}) d_{t+1},    db = d,    dc_{-1} = conj(lambda_0) d_0
+    dlambda_t = d_t conj(c_{t-1}),    summed over t if lambda is the same in every step
 
 If a sequence starts within the series, lambda is 0 in its first step. The CPU uses the chunked
 scan below, and a GPU uses the kernels of `triton_scan`.
@@ -20,10 +21,8 @@ C steps. Three passes give all states:
 
 The first and the last pass take C vectorised steps over all chunks at once, and the carries are
 scanned by the same algorithm, so T steps take about 2 C log(T) / log(C) operations. Lambda is only
-multiplied by itself: nothing overflows if |lambda| <= 1, and lambda = 0 needs no logarithm.
-
-Lambda is either the same in every step (`Fixed`) or different in each step (`Varying`). In the
-second case, the product of the lambdas of a chunk replaces lambda^C.
+multiplied by itself: nothing overflows if |lambda| <= 1, and lambda = 0 needs no logarithm. If
+lambda differs in each step, the product of the lambdas of a chunk replaces lambda^C.
 """
 
 from collections.abc import Callable
@@ -33,10 +32,13 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
+from torch.nn import functional as F
 
 RealSeries = Float[Tensor, "batch time state 2"]
 RealState = Float[Tensor, "batch state 2"]
 RealEigenvalues = Float[Tensor, "#batch state 2"]
+RealMultipliers = Float[Tensor, "#batch *steps state 2"]
+"""One multiplier for all steps, without the axis of steps, or one for each step."""
 Starts = Bool[Tensor, "batch time"]
 
 DEFAULT_CHUNK_SIZE = 32
@@ -44,13 +46,13 @@ DEFAULT_CHUNK_SIZE = 32
 
 def scan(
     inputs: RealSeries,
-    eigenvalues: RealEigenvalues,
+    multipliers: RealMultipliers,
     initial: RealState | None = None,
     *,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     starts: Starts | None = None,
 ) -> RealSeries:
-    """Return all states of `c_t = eigenvalue c_{t-1} + input_t`, `(batch, time, state, 2)`.
+    """Return all states of `c_t = multiplier c_{t-1} + input_t`, `(batch, time, state, 2)`.
 
     Complex numbers are pairs of real and imaginary part in float32 (float64 in tests). The result
     depends on `chunk_size` only by rounding. To continue a series, pass the state after its last
@@ -58,7 +60,8 @@ def scan(
 
     Args:
         inputs: Input of each eigenstate.
-        eigenvalues: Multipliers in the closed unit disc, shared by all examples or one per example.
+        multipliers: Multipliers in the closed unit disc: eigenvalues for all steps, shared by all
+            examples or one per example, or a multiplier for each step.
         initial: State before the first step; zero if not given.
         chunk_size: Steps per chunk, 1 or more.
         starts: Steps that start a new sequence, so that the previous state is ignored.
@@ -66,7 +69,9 @@ def scan(
     if initial is None:
         initial = inputs.new_zeros(inputs.shape[0], *inputs.shape[2:])
     keep = None if starts is None else (~starts).to(inputs.dtype)
-    states: Tensor = diagonal_scan(inputs, eigenvalues, initial, chunk_size, keep)
+    if keep is not None and _varies(multipliers):
+        multipliers, keep = multipliers * keep[:, :, None, None], None
+    states: Tensor = diagonal_scan(inputs, multipliers, initial, chunk_size, keep)
     return states
 
 
@@ -91,27 +96,32 @@ def scan_by_loop(
     return torch.view_as_real(torch.stack(states, dim=1))
 
 
+def _varies(multipliers: Tensor) -> bool:
+    """Return whether there is a multiplier for each step."""
+    return multipliers.dim() == 4
+
+
 # Custom operators are opaque for autograd, torch.compile and vmap. Autocast has no effect inside
-# them.
+# them. `keep` is 0 at steps that ignore the previous state; only for multipliers of all steps.
 
 
 @torch.library.custom_op("clew::diagonal_scan", mutates_args=())
 def diagonal_scan(
     inputs: Tensor,
-    eigenvalues: Tensor,
+    multipliers: Tensor,
     initial: Tensor,
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> Tensor:
     """Return the states of the scan forwards in time."""
+    if inputs.is_cuda:
+        from clew.layers import triton_scan
+
+        powers = _chunk_powers(multipliers, chunk_size)
+        return triton_scan.forward(inputs, multipliers, initial, powers, chunk_size, keep)
     states = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
-    scan_into(
-        torch.view_as_complex(states),
-        as_complex(inputs),
-        Fixed(as_complex(eigenvalues), keep),
-        as_complex(initial),
-        chunk_size=chunk_size,
-    )
+    written, each = torch.view_as_complex(states), _complex_multipliers(multipliers, keep)
+    scan_into(written, as_complex(inputs), each, as_complex(initial), chunk_size=chunk_size)
     return states
 
 
@@ -119,141 +129,53 @@ def diagonal_scan(
 def diagonal_scan_backward(  # noqa: PLR0917
     gradient: Tensor,
     states: Tensor,
-    eigenvalues: Tensor,
+    multipliers: Tensor,
     initial: Tensor,
     chunk_size: int,
     keep: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    adjoint = torch.empty_like(states)
-    d_inputs, start = torch.view_as_complex(adjoint), as_complex(initial)
-    conjugate = as_complex(eigenvalues).conj().resolve_conj()
-    scan_into(
-        d_inputs,
-        as_complex(gradient),
-        Fixed(conjugate, against_time(keep)),
-        torch.zeros_like(start),
-        chunk_size=chunk_size,
-        reverse=True,
-    )
-    d_eigenvalues = eigenvalue_gradient(d_inputs, as_complex(states), start, keep)
-    if len(eigenvalues) < len(states):
-        d_eigenvalues = d_eigenvalues.sum(0, keepdim=True)
-    return adjoint, torch.view_as_real(d_eigenvalues), _initial_gradient(conjugate, adjoint, keep)
+    conjugate = conjugated(multipliers)
+    after, keep_after = against_time(conjugate, keep)
+    if gradient.is_cuda:
+        from clew.layers import triton_scan
+
+        powers = _chunk_powers(conjugate, chunk_size)
+        reached = initial if keep is None else initial * keep[:, :1, None]
+        adjoint, d_multipliers = triton_scan.backward(
+            gradient, states, after, reached, powers, chunk_size, keep_after
+        )
+    else:
+        adjoint, start = torch.empty_like(states), as_complex(initial)
+        d_inputs = torch.view_as_complex(adjoint)
+        each, zero = _complex_multipliers(after, keep_after), torch.zeros_like(start)
+        scan_into(d_inputs, as_complex(gradient), each, zero, chunk_size=chunk_size, reverse=True)
+        if _varies(multipliers):
+            products, earlier = torch.empty_like(d_inputs), as_complex(states)[:, :-1].conj()
+            torch.mul(d_inputs[:, 1:], earlier, out=products[:, 1:])
+            torch.mul(d_inputs[:, 0], start.conj(), out=products[:, 0])
+        else:
+            products = eigenvalue_gradient(d_inputs, as_complex(states), start, keep)
+        d_multipliers = torch.view_as_real(products)
+    d_multipliers = d_multipliers.sum_to_size(multipliers.shape)
+    return adjoint, d_multipliers, _initial_gradient(conjugate, adjoint, keep)
 
 
-def against_time(keep: Tensor | None) -> Tensor | None:
-    """Return `keep` for the scan backwards in time: each step gets the value of the step after."""
-    return None if keep is None else torch.nn.functional.pad(keep[:, 1:], (0, 1), value=1.0)
+def against_time(multipliers: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return both for the scan backwards in time: each step gets the value of the step after."""
+    if _varies(multipliers):
+        after = torch.cat([multipliers[:, 1:], torch.zeros_like(multipliers[:, :1])], dim=1)
+        return after, None
+    return multipliers, None if keep is None else F.pad(keep[:, 1:], (0, 1), value=1.0)
 
 
 def _initial_gradient(conjugate: Tensor, adjoint: Tensor, keep: Tensor | None) -> Tensor:
-    d_initial = conjugate * torch.view_as_complex(adjoint)[:, 0]
-    return torch.view_as_real(d_initial if keep is None else d_initial * keep[:, :1])
+    first = conjugate[:, 0] if _varies(conjugate) else conjugate
+    d_initial = times(first, adjoint[:, 0])
+    return d_initial if keep is None else d_initial * keep[:, :1, None]
 
 
 def as_complex(pairs: Tensor) -> Tensor:
     return torch.view_as_complex(pairs.contiguous())
-
-
-@diagonal_scan.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
-def _(
-    inputs: Tensor,
-    eigenvalues: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None = None,
-) -> Tensor:
-    from clew.layers import triton_scan
-
-    powers = torch.view_as_real(power(as_complex(eigenvalues), chunk_size))
-    return triton_scan.forward(inputs, eigenvalues, initial, powers, chunk_size, keep)
-
-
-@diagonal_scan_backward.register_kernel("cuda")  # type: ignore[untyped-decorator,unused-ignore]
-def _(  # noqa: PLR0917
-    gradient: Tensor,
-    states: Tensor,
-    eigenvalues: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    from clew.layers import triton_scan
-
-    conjugate = as_complex(eigenvalues).conj().resolve_conj()
-    pairs, powers = torch.view_as_real(conjugate), torch.view_as_real(power(conjugate, chunk_size))
-    reached = initial if keep is None else initial * keep[:, :1, None]
-    adjoint, d_eigenvalues = triton_scan.backward(
-        gradient, states, pairs, reached, powers, chunk_size, against_time(keep)
-    )
-    if len(eigenvalues) < len(states):
-        d_eigenvalues = d_eigenvalues.sum(0, keepdim=True)
-    return adjoint, d_eigenvalues, _initial_gradient(conjugate, adjoint, keep)
-
-
-@diagonal_scan.register_fake
-def _(
-    inputs: Tensor,
-    eigenvalues: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None = None,
-) -> Tensor:
-    return torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
-
-
-@diagonal_scan_backward.register_fake
-def _(  # noqa: PLR0917
-    gradient: Tensor,
-    states: Tensor,
-    eigenvalues: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(states),
-        eigenvalues.new_empty(eigenvalues.shape),
-        initial.new_empty(initial.shape),
-    )
-
-
-def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save only the states, which the next layer saves anyway, and small tensors."""
-    _, eigenvalues, initial, ctx.chunk_size, keep = inputs
-    ctx.save_for_backward(output, eigenvalues, initial, keep)
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-    *tensors, keep = ctx.saved_tensors
-    # If gradients are enabled (create_graph), the gradient itself will be differentiated.
-    rule: Callable[..., tuple[Tensor, Tensor, Tensor]] = diagonal_scan_backward
-    if torch.is_grad_enabled():
-        rule = _differentiable_backward
-    d_inputs, d_eigenvalues, d_initial = rule(gradient, *tensors, ctx.chunk_size, keep)
-    return d_inputs, d_eigenvalues, d_initial, None, None
-
-
-def _differentiable_backward(  # noqa: PLR0917
-    gradient: Tensor,
-    states: Tensor,
-    eigenvalues: Tensor,
-    initial: Tensor,
-    chunk_size: int,
-    keep: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    conjugate, start = conjugated(eigenvalues), torch.zeros_like(initial)
-    reached = None if keep is None else against_time(keep)
-    flipped = None if reached is None else reached.flip(1)
-    adjoint = diagonal_scan(gradient.flip(1), conjugate, start, chunk_size, flipped).flip(1)
-    earlier = torch.cat([initial[:, None], states[:, :-1]], dim=1)
-    if keep is not None:
-        earlier = earlier * keep[:, :, None, None]
-    d_eigenvalues = times(adjoint, conjugated(earlier)).sum(1)
-    if len(eigenvalues) < len(states):
-        d_eigenvalues = d_eigenvalues.sum(0, keepdim=True)
-    d_initial = times(conjugate, adjoint[:, 0])
-    return adjoint, d_eigenvalues, d_initial if keep is None else d_initial * keep[:, :1, None]
 
 
 def conjugated(pairs: Tensor) -> Tensor:
@@ -264,33 +186,86 @@ def times(a: Tensor, b: Tensor) -> Tensor:
     return torch.view_as_real(as_complex(a) * as_complex(b))
 
 
+def _chunk_powers(multipliers: Tensor, chunk_size: int) -> Tensor | None:
+    """Return eigenvalues ** chunk_size; None for a multiplier for each step."""
+    if _varies(multipliers):
+        return None
+    return torch.view_as_real(power(as_complex(multipliers), chunk_size))
+
+
+@diagonal_scan.register_fake
+def _(inputs: Tensor, *_others: object) -> Tensor:
+    return torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
+
+
+@diagonal_scan_backward.register_fake
+def _(
+    gradient: Tensor, states: Tensor, multipliers: Tensor, initial: Tensor, *_others: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    like = (multipliers.new_empty(multipliers.shape), initial.new_empty(initial.shape))
+    return torch.empty_like(states), *like
+
+
+def _keep_states(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save only the states, which the next layer saves anyway, and small tensors."""
+    _, multipliers, initial, ctx.chunk_size, keep = inputs
+    ctx.save_for_backward(output, multipliers, initial, keep)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    *tensors, keep = ctx.saved_tensors
+    # If gradients are enabled (create_graph), the gradient itself will be differentiated.
+    rule: Callable[..., tuple[Tensor, Tensor, Tensor]] = diagonal_scan_backward
+    if torch.is_grad_enabled():
+        rule = _differentiable_backward
+    return (*rule(gradient, *tensors, ctx.chunk_size, keep), None, None)
+
+
+def _differentiable_backward(  # noqa: PLR0917
+    gradient: Tensor,
+    states: Tensor,
+    multipliers: Tensor,
+    initial: Tensor,
+    chunk_size: int,
+    keep: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    conjugate, start = conjugated(multipliers), torch.zeros_like(initial)
+    after, reached = against_time(conjugate, keep)
+    after = after.flip(1) if _varies(after) else after
+    flipped = None if reached is None else reached.flip(1)
+    adjoint = diagonal_scan(gradient.flip(1), after, start, chunk_size, flipped).flip(1)
+    earlier = torch.cat([initial[:, None], states[:, :-1]], dim=1)
+    if keep is not None:
+        earlier = earlier * keep[:, :, None, None]
+    products = times(adjoint, conjugated(earlier))
+    d_multipliers = products if _varies(multipliers) else products.sum(1)
+    d_multipliers = d_multipliers.sum_to_size(multipliers.shape)
+    return adjoint, d_multipliers, _initial_gradient(conjugate, adjoint, keep)
+
+
 diagonal_scan.register_autograd(_backward, setup_context=_keep_states)
 
 
-def in_turn(operator: Any) -> Callable[..., Any]:
-    """Return a vmap rule that calls an operator with three results once per batch element.
+def _in_turn(
+    info: Any, in_dims: tuple[int | None, ...], *tensors: Any
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Call the backward operator once per batch element of vmap.
 
     The gradients of several sums of one forward pass are computed with vmap and need this rule.
     """
-
-    def rule(
-        info: Any, in_dims: tuple[int | None, ...], *tensors: Any
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        passes = [
-            operator(
-                *(
-                    value if dim is None else value.select(dim, i)
-                    for value, dim in zip(tensors, in_dims, strict=True)
-                )
+    passes = [
+        diagonal_scan_backward(
+            *(
+                value if dim is None else value.select(dim, i)
+                for value, dim in zip(tensors, in_dims, strict=True)
             )
-            for i in range(info.batch_size)
-        ]
-        return tuple(torch.stack(parts) for parts in zip(*passes, strict=True)), (0, 0, 0)
+        )
+        for i in range(info.batch_size)
+    ]
+    return tuple(torch.stack(parts) for parts in zip(*passes, strict=True)), (0, 0, 0)
 
-    return rule
 
-
-diagonal_scan_backward.register_vmap(in_turn(diagonal_scan_backward))
+diagonal_scan_backward.register_vmap(_in_turn)
 
 
 Series = Complex[Tensor, "batch time state"]
@@ -352,6 +327,11 @@ class Varying:
 Multipliers = Fixed | Varying
 
 
+def _complex_multipliers(multipliers: Tensor, keep: Tensor | None) -> Multipliers:
+    values = as_complex(multipliers)
+    return Varying(values) if _varies(multipliers) else Fixed(values, keep)
+
+
 def scan_into(
     states: Series,
     inputs: Series,
@@ -375,7 +355,7 @@ def scan_into(
     chunks, each = inputs[:, head].view(shape), multipliers.part(head).in_chunks(num_chunks)
     carries = _carries(chunks, each, initial, reverse=reverse)
     starts = carries[:, 1:] if reverse else carries[:, :-1]
-    _scan_chunks(states[:, head].view(shape), chunks, each, starts, reverse=reverse)
+    _steps(states[:, head].view(shape), chunks, each, starts, reverse=reverse)
     last = carries[:, 0] if reverse else carries[:, -1]
     _steps(states[:, tail], inputs[:, tail], multipliers.part(tail), last, reverse=reverse)
 
@@ -387,10 +367,12 @@ def _order(length: int, *, reverse: bool) -> range:
 def _steps(
     states: Tensor, inputs: Tensor, multipliers: Multipliers, initial: Tensor, *, reverse: bool
 ) -> None:
+    """Scan a series, or all chunks at once, `(..., time, state)`, each from its initial state."""
     previous = initial
-    for step in _order(inputs.shape[1], reverse=reverse):
-        torch.addcmul(inputs[:, step], previous, multipliers.at(step), out=states[:, step])
-        previous = states[:, step]
+    for step in _order(inputs.shape[-2], reverse=reverse):
+        state = states[..., step, :]
+        torch.addcmul(inputs[..., step, :], previous, multipliers.at(step), out=state)
+        previous = state
 
 
 def _carries(chunks: Tensor, multipliers: Multipliers, initial: Tensor, *, reverse: bool) -> Tensor:
@@ -398,14 +380,12 @@ def _carries(chunks: Tensor, multipliers: Multipliers, initial: Tensor, *, rever
     batch, num_chunks, chunk_size, num_states = chunks.shape
     carries = chunks.new_empty(batch, num_chunks + 1, num_states)
     carries[:, -1 if reverse else 0] = initial
-    scan_into(
-        carries[:, :-1] if reverse else carries[:, 1:],
+    later = carries[:, :-1] if reverse else carries[:, 1:]
+    ends, each = (
         _end_states(chunks, multipliers, reverse=reverse),
         multipliers.of_chunks(chunk_size),
-        initial,
-        chunk_size=chunk_size,
-        reverse=reverse,
     )
+    scan_into(later, ends, each, initial, chunk_size=chunk_size, reverse=reverse)
     return carries
 
 
@@ -416,16 +396,6 @@ def _end_states(chunks: Tensor, multipliers: Multipliers, *, reverse: bool) -> T
     for step in others:
         torch.addcmul(chunks[:, :, step], end, multipliers.at(step), out=end)
     return end
-
-
-def _scan_chunks(
-    states: Tensor, chunks: Tensor, multipliers: Multipliers, starts: Tensor, *, reverse: bool
-) -> None:
-    """Scan all chunks at once; each chunk starts from its state in `starts`."""
-    previous = starts
-    for step in _order(chunks.shape[2], reverse=reverse):
-        torch.addcmul(chunks[:, :, step], previous, multipliers.at(step), out=states[:, :, step])
-        previous = states[:, :, step]
 
 
 def power(base: Tensor, exponent: int) -> Tensor:

@@ -57,8 +57,7 @@ def normalised(norm: nn.BatchNorm1d, rows: Rows) -> Rows:
         return F.batch_norm(
             rows, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
         )
-    result: Tensor = norm(rows)
-    return result
+    return norm(rows)  # type: ignore[no-any-return]
 
 
 def report_statistics(norm: nn.Module, mean: Tensor, variance: Tensor) -> None:

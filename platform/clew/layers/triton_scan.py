@@ -1,12 +1,12 @@
 """The scans as Triton kernels for CUDA: end states of chunks, carries, scans from the carries.
 
-The three passes are those of the chunked scan in `scan`, with one kernel per pass. A program
-processes one chunk of one example for a block of eigenstates and keeps the state in registers.
-Every input is read twice and every state is written once. The multipliers are the same in every
-step, or, if `VARIES`, different in each step; the first pass then also writes their product over
-each chunk. The last pass of the backward scan also computes the gradient of the multipliers while
-adjoint and state are in registers: their sum over a chunk, or one for each step. At steps with
-`keep` 0, the previous state (in the direction of the scan) is ignored.
+The three passes are those of the chunked scan in `scan`. One kernel, compiled in two ways, makes
+the first and the last pass. A program processes one chunk of one example for a block of eigenstates
+and keeps the state in registers. Every input is read twice and every state is written once. The
+multipliers are the same in every step, or, if `VARIES`, different in each step; the first pass then
+also writes their product over each chunk. The last pass of the backward scan also computes the
+gradient of the multipliers while adjoint and state are in registers: their sum over a chunk, or one
+for each step. At steps with `keep` 0, the previous state (in the direction of the scan) is ignored.
 
 Tested without a GPU in Triton's interpreter (TRITON_INTERPRET=1).
 """
@@ -51,50 +51,79 @@ def _time(t, BLOCK: tl.constexpr):  # noqa: N803
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _end_states(  # noqa: PLR0917 - Triton passes by position
+def _scan_chunks(  # noqa: PLR0917 - Triton passes by position
     inputs,
     multipliers,
-    ends,
+    carries,
     products,
+    outputs,
+    states,
+    initial,
+    gradients,
     keep,
     time,
     num_chunks,
     num_states,
     multiplier_stride,
     CHUNK: tl.constexpr,  # noqa: N803
+    ENDS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     REVERSE: tl.constexpr,  # noqa: N803
     KEEPS: tl.constexpr,  # noqa: N803
     VARIES: tl.constexpr,  # noqa: N803
 ):
-    """Write the last state of each chunk, starting from zero, and the product of multipliers."""
+    """Scan each chunk from its carry; in reverse, also compute d_t conj(c_{t-1}) or its sum.
+
+    With `ENDS`, start from zero, and write only the last state to `carries`, and the product of
+    multipliers.
+    """
     row = tl.program_id(0)
     example, chunk = row // num_chunks, row % num_chunks
     state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = state < num_states
-    re = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
-    im = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
-    p_re, p_im = re + 1.0, im
+    of_chunk = row.to(tl.int64) * num_states + state
     if not VARIES:
         l_re, l_im = _load(multipliers, example * multiplier_stride + state, inside)
+    re = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
+    im = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
+    g_re, g_im, p_re, p_im = re, im, re + 1.0, im
+    if not ENDS:
+        re, im = _load(carries, of_chunk, inside)
     for i in range(CHUNK):
         t = _time(chunk * CHUNK + (CHUNK - 1 - i if REVERSE else i), BLOCK)
         valid = inside & (t < time)
-        offsets = (example.to(tl.int64) * time + t) * num_states + state
+        place = example.to(tl.int64) * time + t
+        offsets = place * num_states + state
         x_re, x_im = _load(inputs, offsets, valid)
         if VARIES:
             l_re, l_im = _load(multipliers, offsets, valid)
             q_re, q_im = _multiply(l_re, l_im, p_re, p_im)
             p_re, p_im = tl.where(valid, q_re, p_re), tl.where(valid, q_im, p_im)
         n_re, n_im = _multiply(l_re, l_im, re, im)
-        n_re, n_im = _kept(keep, example.to(tl.int64) * time + t, valid, n_re, n_im, KEEPS)
+        n_re, n_im = _kept(keep, place, valid, n_re, n_im, KEEPS)
         # Steps past the end, which come first in reverse, do not change the state.
         re = tl.where(valid, n_re + x_re, re)
         im = tl.where(valid, n_im + x_im, im)
-    place = row.to(tl.int64) * num_states + state
-    _store(ends, place, re, im, inside)
-    if VARIES:
-        _store(products, place, p_re, p_im, inside)
+        if not ENDS:
+            _store(outputs, offsets, re, im, valid)
+        if REVERSE and not ENDS:
+            earlier = valid & (t > 0)
+            c_re, c_im = _load(states, offsets - num_states, earlier)
+            # The reverse `keep` of step t - 1 says whether c_{t-1} affects step t.
+            c_re, c_im = _kept(keep, place - 1, earlier, c_re, c_im, KEEPS)
+            i_re, i_im = _load(initial, example * num_states + state, inside & (t == 0))
+            d_re, d_im = _multiply(re, im, c_re + i_re, -(c_im + i_im))
+            if VARIES:
+                _store(gradients, offsets, d_re, d_im, valid)
+            else:
+                g_re = tl.where(valid, g_re + d_re, g_re)
+                g_im = tl.where(valid, g_im + d_im, g_im)
+    if ENDS:
+        _store(carries, of_chunk, re, im, inside)
+        if VARIES:
+            _store(products, of_chunk, p_re, p_im, inside)
+    elif REVERSE and not VARIES:
+        _store(gradients, of_chunk, g_re, g_im, inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -128,65 +157,6 @@ def _carries(  # noqa: PLR0917
         place = _time(example * num_chunks + chunk, BLOCK)
         n_re, n_im = _kept(keep, place, inside, n_re, n_im, KEEPS)
         re, im = n_re + e_re, n_im + e_im
-
-
-@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _local_scans(  # noqa: PLR0917
-    inputs,
-    multipliers,
-    carries,
-    outputs,
-    states,
-    initial,
-    gradients,
-    keep,
-    time,
-    num_chunks,
-    num_states,
-    multiplier_stride,
-    CHUNK: tl.constexpr,  # noqa: N803
-    BLOCK: tl.constexpr,  # noqa: N803
-    REVERSE: tl.constexpr,  # noqa: N803
-    KEEPS: tl.constexpr,  # noqa: N803
-    VARIES: tl.constexpr,  # noqa: N803
-):
-    """Scan each chunk from its carry; in reverse, also compute d_t conj(c_{t-1}) or its sum."""
-    row = tl.program_id(0)
-    example, chunk = row // num_chunks, row % num_chunks
-    state = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = state < num_states
-    if not VARIES:
-        l_re, l_im = _load(multipliers, example * multiplier_stride + state, inside)
-    re, im = _load(carries, row.to(tl.int64) * num_states + state, inside)
-    g_re = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
-    g_im = tl.zeros((BLOCK,), dtype=inputs.dtype.element_ty)
-    for i in range(CHUNK):
-        t = _time(chunk * CHUNK + (CHUNK - 1 - i if REVERSE else i), BLOCK)
-        valid = inside & (t < time)
-        offsets = (example.to(tl.int64) * time + t) * num_states + state
-        x_re, x_im = _load(inputs, offsets, valid)
-        if VARIES:
-            l_re, l_im = _load(multipliers, offsets, valid)
-        place = example.to(tl.int64) * time + t
-        n_re, n_im = _multiply(l_re, l_im, re, im)
-        n_re, n_im = _kept(keep, place, valid, n_re, n_im, KEEPS)
-        re = tl.where(valid, n_re + x_re, re)
-        im = tl.where(valid, n_im + x_im, im)
-        _store(outputs, offsets, re, im, valid)
-        if REVERSE:
-            earlier = valid & (t > 0)
-            c_re, c_im = _load(states, offsets - num_states, earlier)
-            # The reverse `keep` of step t - 1 says whether c_{t-1} affects step t.
-            c_re, c_im = _kept(keep, place - 1, earlier, c_re, c_im, KEEPS)
-            i_re, i_im = _load(initial, example * num_states + state, inside & (t == 0))
-            d_re, d_im = _multiply(re, im, c_re + i_re, -(c_im + i_im))
-            if VARIES:
-                _store(gradients, offsets, d_re, d_im, valid)
-            else:
-                g_re = tl.where(valid, g_re + d_re, g_re)
-                g_im = tl.where(valid, g_im + d_im, g_im)
-    if REVERSE and not VARIES:
-        _store(gradients, row.to(tl.int64) * num_states + state, g_re, g_im, inside)
 
 
 def forward(  # noqa: PLR0917 - the operator's own order
@@ -256,22 +226,9 @@ def _scan(  # noqa: PLR0917
     chunks = (batch * num_chunks, columns)
     lengths = (num_chunks, num_states, num_states if len(multipliers) == batch else 0)
     kinds = {"BLOCK": block, "REVERSE": reverse, "KEEPS": keep is not None, "VARIES": varies}
-    _end_states[chunks](
-        inputs, multipliers, carries, powers, steps_kept, time, *lengths, CHUNK=chunk_size, **kinds
-    )
+    tensors = (inputs, multipliers, carries, powers, outputs, states, initial, gradients)
+    arguments = (*tensors, steps_kept, time, *lengths)
+    _scan_chunks[chunks](*arguments, CHUNK=chunk_size, ENDS=True, **kinds)
     _carries[(batch, columns)](carries, powers, start, chunks_kept, *lengths, **kinds)
-    _local_scans[chunks](
-        inputs,
-        multipliers,
-        carries,
-        outputs,
-        states,
-        initial,
-        gradients,
-        steps_kept,
-        time,
-        *lengths,
-        CHUNK=chunk_size,
-        **kinds,
-    )
+    _scan_chunks[chunks](*arguments, CHUNK=chunk_size, ENDS=False, **kinds)
     return outputs, gradients if varies else gradients.sum(1)

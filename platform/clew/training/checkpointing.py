@@ -132,9 +132,8 @@ class Checkpointer:
         if self.resumable.world.is_main:
             self.send_best()
         path = self.folder / names.ARTIFACT_CHECKPOINTS / name
-        if not self._write_files(path, manifest, state):
-            return
-        self._store(path, manifest)
+        if self._write_files(path, manifest, state):
+            self._store(path, manifest)
 
     def _write_files(self, path: Path, manifest: Manifest, state: TrainingState | None) -> bool:
         """Write a checkpoint; all processes write their rows if a table is sharded.
@@ -159,12 +158,9 @@ class Checkpointer:
 
     def _store(self, path: Path, manifest: Manifest) -> None:
         """Send a checkpoint to the tracker and delete the previous one unless all are kept."""
-        self.resumable.history.tracker.checkpoint(
-            path,
-            folder=f"{names.ARTIFACT_CHECKPOINTS}/{path.name}",
-            step=manifest.step,
-            metrics=manifest.metrics,
-        )
+        tracker = self.resumable.history.tracker
+        folder = f"{names.ARTIFACT_CHECKPOINTS}/{path.name}"
+        tracker.checkpoint(path, folder=folder, step=manifest.step, metrics=manifest.metrics)
         if self.newest is not None and self.newest != path and not self.keep_all:
             shutil.rmtree(self.newest, ignore_errors=True)
         self.newest = path

@@ -20,7 +20,7 @@ import hashlib
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,9 +98,8 @@ def write_checkpoint(
             save_tensors(optimizer, temporary / OPTIMIZER_FILE)
             save_tensors(training.tensors, temporary / TRAINING_TENSORS_FILE)
             if training.average:
-                save_tensors(
-                    split_rows(training.average, shards, AVERAGE)[0], temporary / AVERAGE_FILE
-                )
+                average, _ = split_rows(training.average, shards, AVERAGE)
+                save_tensors(average, temporary / AVERAGE_FILE)
             write_json(temporary / TRAINING_STATE_FILE, training.values.model_dump())
         write_manifest(temporary, manifest)
         for path in temporary.iterdir():
@@ -118,7 +117,8 @@ def load_tensors(path: Path, own: Mapping[str, RowShard] | None = None) -> dict[
     for file in (path, *files):
         require_unchanged(file, manifest)
     try:
-        tensors = read_file(path, own or {})
+        with safe_open(path, "pt") as file:
+            tensors = {key: _rows_of(file, key, own or {}) for key in file.keys()}  # noqa: SIM118
         if files and path.name in KINDS:
             _require_room(path, files if not own else [])
             rows = read_rows(files, KINDS[path.name], own or None)
@@ -159,30 +159,26 @@ def load_model(folder: Path, model: nn.Module) -> None:
     """Load all parameters and buffers from `folder` into `model`; change nothing on an error."""
     tensors = load_tensors(folder / MODEL_FILE, row_shards(model))
     own = model.state_dict()
-    missing = sorted(own.keys() - tensors.keys())
-    surplus = sorted(tensors.keys() - own.keys())
-    if missing or surplus:
+    for problem in _misfits(tensors, own):
         raise CheckpointError(
-            f"{folder / MODEL_FILE}: missing {_first(missing)}, unexpected {_first(surplus)}; the "
-            "checkpoint belongs to another model"
+            f"{folder / MODEL_FILE}: {problem}; the checkpoint belongs to another model"
         )
-    for name, tensor in tensors.items():
-        if tensor.shape != own[name].shape:
-            raise CheckpointError(
-                f"{folder / MODEL_FILE}: {name} has shape {tuple(tensor.shape)}, but the model has "
-                f"{tuple(own[name].shape)}; the checkpoint belongs to another model"
-            )
-        if (
-            tensor.dtype.is_complex
-            or tensor.dtype.is_floating_point != own[name].is_floating_point()
-        ):
-            raise CheckpointError(
-                f"{folder / MODEL_FILE}: {name} has dtype {tensor.dtype}, but the model has "
-                f"{own[name].dtype}; the checkpoint belongs to another model"
-            )
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
+
+
+def _misfits(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield what keeps tensors of a file from being those of a model."""
+    missing, surplus = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+    if missing or surplus:
+        yield f"missing {_first(missing)}, unexpected {_first(surplus)}"
+    for name, tensor in tensors.items():
+        shape, dtype = tuple(own[name].shape), own[name].dtype
+        if tensor.shape != shape:
+            yield f"{name} has shape {tuple(tensor.shape)}, but the model has {shape}"
+        if tensor.dtype.is_complex or tensor.dtype.is_floating_point != dtype.is_floating_point:
+            yield f"{name} has dtype {tensor.dtype}, but the model has {dtype}"
 
 
 def _first(names: list[str]) -> str:
@@ -270,8 +266,7 @@ def split_rows(
     same, rows = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in tensors.items():
         parameter = name if name in shards else name.rpartition("/")[0]
-        is_sharded = parameter in shards and tensor.dim() > 0
-        if is_sharded:
+        if parameter in shards and tensor.dim() > 0:
             rows[f"{kind}/{name}"] = tensor
         else:
             same[name] = tensor
@@ -303,26 +298,14 @@ def read_rows(
     return {name: cat(found) for name, found in parts.items()}
 
 
-def read_file(path: Path, wanted: Mapping[str, RowShard]) -> dict[str, Tensor]:
-    """Return the tensors of a file that one process wrote, with only the wanted rows of tables.
-
-    Args:
-        path: The file.
-        wanted: The rows to read, by parameter; parameters that are not listed are read whole.
-    """
-    with safe_open(path, "pt") as file:
-        return {key: _rows_of(file, key, wanted) for key in file.keys()}  # noqa: SIM118
-
-
 def _rows_of(file: Any, key: str, wanted: Mapping[str, RowShard]) -> Tensor:
+    """Return the wanted rows of a table in a file that one process wrote, or a whole tensor."""
     shard = wanted.get(key) or wanted.get(key.rpartition("/")[0])
-    shape = file.get_slice(key).get_shape()
-    if shard is None or not shape:
-        whole: Tensor = file.get_tensor(key)
-        return whole
-    _require_rows(key, shape[0], shard)
-    own: Tensor = file.get_slice(key)[shard.start : shard.stop]
-    return own
+    tensor: Any = file.get_slice(key)
+    if shard is None or not tensor.get_shape():
+        return file.get_tensor(key)  # type: ignore[no-any-return]
+    _require_rows(key, tensor.get_shape()[0], shard)
+    return tensor[shard.start : shard.stop]  # type: ignore[no-any-return]
 
 
 def _require_rows(name: str, count: int, shard: RowShard) -> None:

@@ -145,13 +145,8 @@ class Hardware:
 
     @classmethod
     def _of_gpu(cls, name: str, capability: tuple[int, int]) -> Self:
-        return cls(
-            name,
-            torch.device("cuda"),
-            float16=capability >= FLOAT16_CORES,
-            bfloat16=capability >= BFLOAT16_CORES,
-            tf32=capability >= BFLOAT16_CORES,
-        )
+        float16, newer = capability >= FLOAT16_CORES, capability >= BFLOAT16_CORES
+        return cls(name, torch.device("cuda"), float16=float16, bfloat16=newer, tf32=newer)
 
 
 def half_precision_remark(config: RunConfig, hardware: Hardware) -> str | None:
@@ -199,13 +194,13 @@ def fit_to_hardware(
 ) -> tuple[RunConfig, list[str]]:
     """Switch off the options that cannot pay; return the configuration and a line for each."""
     changes = options_that_cannot_pay(config, hardware)
+    if strict and changes:
+        problems = "; ".join(f"{key}: {reason}" for key, (_, reason) in changes.items())
+        raise ConfigError(f"{problems}; leave it out, or train without --strict")
     lines = [
         f"{key} is {str(value).lower()} in this run: {reason}"
         for key, (value, reason) in changes.items()
     ]
-    if strict and lines:
-        problems = "; ".join(f"{key}: {reason}" for key, (_, reason) in changes.items())
-        raise ConfigError(f"{problems}; leave it out, or train without --strict")
-    remark = half_precision_remark(config, hardware)
-    fitted = with_settings(config, {key: value for key, (value, _) in changes.items()})
-    return fitted, [*lines, *([remark] if remark else [])]
+    if remark := half_precision_remark(config, hardware):
+        lines.append(remark)
+    return with_settings(config, {key: value for key, (value, _) in changes.items()}), lines

@@ -7,7 +7,7 @@ training was interrupted: batch number `cursor` of epoch `epoch` always has the 
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
@@ -31,28 +31,22 @@ class Batch(Protocol):
     @property
     def num_examples(self) -> int:
         """Number of examples."""
-        ...
 
     @property
     def count(self) -> float:
         """The number that the summed loss is divided by: rows, tokens or targets."""
-        ...
 
     def to(self, device: torch.device) -> Self:
         """Return the batch on a device."""
-        ...
 
     def pin_memory(self) -> Self:
         """Return the batch in page-locked memory; the loader calls this if `pin_memory` is set."""
-        ...
 
     def units(self) -> dict[str, int]:
         """Return the counts for throughput: `examples`, and `tokens` or `frames` if present."""
-        ...
 
     def describe(self) -> str:
         """Return a short description that identifies the batch in error messages."""
-        ...
 
 
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
@@ -65,11 +59,9 @@ class ExampleSource(Protocol[B_co]):
 
     def __len__(self) -> int:
         """Return the number of examples."""
-        ...
 
     def batch(self, indices: np.ndarray) -> B_co:
         """Return the examples at `indices` `(example,)` as one batch."""
-        ...
 
 
 def order_pieces(
@@ -129,8 +121,7 @@ def epoch_microbatches(
     )
     starts = _starts(num_examples, settings.batch_size * world_size, world_size)
     left = np.empty(0, np.int64)
-    for number, start in enumerate(starts):
-        end = starts[number + 1] if number + 1 < len(starts) else num_examples
+    for start, end in pairwise([*starts, num_examples]):
         while len(left) < end - start:
             piece = next(pieces)
             left = np.concatenate([left, piece]) if len(left) else piece
@@ -173,13 +164,10 @@ class BatchLoader(Generic[B]):
 
     def epoch(self, epoch: int, cursor: int = 0) -> Iterator[B]:
         """Yield the microbatches of an epoch from number `cursor`; iterate one epoch at a time."""
+        rank, size = self._world.rank, self._world.size
         self._plan.make = lambda: islice(
             epoch_microbatches(
-                self._num_examples,
-                self._settings,
-                epoch,
-                rank=self._world.rank,
-                world_size=self._world.size,
+                self._num_examples, self._settings, epoch, rank=rank, world_size=size
             ),
             cursor,
             None,

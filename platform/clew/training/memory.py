@@ -79,7 +79,6 @@ class Checkpointable(Protocol):
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations from now on, but only in training mode."""
-        ...
 
 
 def apply_gradient_checkpointing(model: nn.Module, *, enabled: bool) -> None:
@@ -249,12 +248,8 @@ class StepMemory:
 
     def towards(self, other: "StepMemory", share: float) -> "StepMemory":
         """Return what lies on the line to another step; a share above 1 goes beyond it."""
-        return StepMemory(
-            {
-                part: max(0.0, here + share * (other.parts_gib[part] - here))
-                for part, here in self.parts_gib.items()
-            }
-        )
+        pairs = ((part, here, other.parts_gib[part]) for part, here in self.parts_gib.items())
+        return StepMemory({part: max(0.0, a + share * (b - a)) for part, a, b in pairs})
 
 
 @dataclass

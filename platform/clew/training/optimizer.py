@@ -30,8 +30,6 @@ from clew.errors import CheckpointError, quoted
 from clew.training.distributed import World
 from clew.training.sharding import shard_of
 
-MATRIX_DIMENSIONS = 2
-
 
 @runtime_checkable
 class WithoutDecay(Protocol):
@@ -39,7 +37,6 @@ class WithoutDecay(Protocol):
 
     def parameters_without_decay(self) -> list[nn.Parameter]:
         """Return the parameters without weight decay."""
-        ...
 
 
 def build_optimizer(settings: config.OptimizerConfig, model: nn.Module) -> Optimizer:
@@ -111,12 +108,10 @@ def _values(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     """Return the values of each gradient; sparse gradients are coalesced, so rows are unique."""
     found = []
     for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        if parameter.grad.is_sparse:
+        if parameter.grad is not None and parameter.grad.is_sparse:
             parameter.grad = parameter.grad.coalesce()
             found.append(parameter.grad.values())
-        else:
+        elif parameter.grad is not None:
             found.append(parameter.grad)
     return found
 
@@ -191,7 +186,7 @@ class RowWiseAdagrad(Optimizer):
         if group["weight_decay"] and not gradient.is_sparse:
             gradient = gradient.add(parameter, alpha=group["weight_decay"])
         state = self.state[parameter]
-        by_row = parameter.dim() == MATRIX_DIMENSIONS
+        by_row = parameter.dim() == 2
         if not state:
             state["sum"] = torch.zeros_like(parameter[:, 0] if by_row else parameter)
         if gradient.is_sparse:
@@ -380,15 +375,10 @@ class Plateau(Schedule):
 
     def state(self) -> dict[str, float]:
         """Return the factor, the best value and the number of evaluations without improvement."""
-        return {
-            "current": self.current,
-            "best": self.best,
-            "stale_evaluations": self.stale_evaluations,
-        }
+        return {name: getattr(self, name) for name in ("current", "best", "stale_evaluations")}
 
     def restore(self, state: dict[str, float]) -> None:
-        self.current = state["current"]
-        self.best = state["best"]
+        self.current, self.best = state["current"], state["best"]
         self.stale_evaluations = int(state["stale_evaluations"])
 
 
@@ -406,12 +396,8 @@ def build_schedule(
 ) -> Schedule:
     match config:
         case WarmupCosineSchedule():
-            return WarmupCosine(
-                total_steps,
-                config.warmup_fraction,
-                config.initial_divisor,
-                config.final_divisor,
-            )
+            divisors = config.initial_divisor, config.final_divisor
+            return WarmupCosine(total_steps, config.warmup_fraction, *divisors)
         case ExponentialSchedule():
             return Exponential(config.factor_per_epoch)
         case PlateauSchedule():

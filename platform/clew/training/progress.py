@@ -12,11 +12,12 @@ import tempfile
 import threading
 import time
 import types
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -82,14 +83,9 @@ class History:
 
     def write(self, path: Path) -> None:
         """Write all entries as Parquet: key, value, step, epoch, elapsed_seconds."""
+        arrow = {str: pa.string(), int: pa.int64(), float: pa.float64()}
         schema = pa.schema(
-            [
-                ("key", pa.string()),
-                ("value", pa.float64()),
-                ("step", pa.int64()),
-                ("epoch", pa.int64()),
-                ("elapsed_seconds", pa.float64()),
-            ]
+            [(name, arrow[kind]) for name, kind in get_type_hints(MetricValue).items()]
         )
         pq.write_table(pa.Table.from_pylist(list(map(vars, self.entries)), schema), path)
 
@@ -249,7 +245,6 @@ class Watch:
 WARM_UP_STEPS = 3
 UNTRACED_STEPS = 5
 """Steps before the trace; the first steps allocate memory and are not typical of training."""
-TABLE_ROWS = 40
 FOLDER = "profile"
 TRACE_FILE, TABLE_FILE = "trace.json.gz", "operators.txt"
 
@@ -263,7 +258,7 @@ class Throughput:
     peak_flops_per_second: float = 0.0
     steps_seen: int = 0
     timed_steps: int = 0
-    timed_units: dict[str, int] = field(default_factory=dict)
+    timed_units: Counter[str] = field(default_factory=Counter)
     timed_seconds: float = 0.0
     epoch_seconds: float = 0.0
     waited_seconds: float = 0.0
@@ -284,8 +279,7 @@ class Throughput:
             self.waited_seconds = 0.0
             return
         self.timed_steps += 1
-        for name, number in units.items():
-            self.timed_units[name] = self.timed_units.get(name, 0) + number
+        self.timed_units.update(units)
 
     def pause(self) -> None:
         """Stop timing; call this before anything that does not count."""
@@ -320,7 +314,7 @@ class Throughput:
             if self.flops_per_example and self.peak_flops_per_second:
                 flops = self.flops_per_example * self.timed_units.get("examples", 0)
                 values[names.MFU] = flops / self.timed_seconds / self.peak_flops_per_second
-        self.timed_steps, self.timed_units = 0, {}
+        self.timed_steps, self.timed_units = 0, Counter()
         self.timed_seconds = self.epoch_seconds = self.waited_seconds = 0.0
         return values
 
@@ -344,7 +338,10 @@ class StepProfiler:
             return
         self._seen += 1
         if self._seen == UNTRACED_STEPS:
-            self._begin()
+            gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+            activities = [ProfilerActivity.CPU, *gpu]
+            self._running = profile(activities=activities, profile_memory=True, acc_events=True)
+            self._running.start()
         elif self._seen == UNTRACED_STEPS + self._num_steps:
             self.close()
 
@@ -365,18 +362,11 @@ class StepProfiler:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             running.export_chrome_trace(str(folder / TRACE_FILE))
-            table = running.key_averages().table(sort_by=order, row_limit=TABLE_ROWS)
+            table = running.key_averages().table(sort_by=order, row_limit=40)
             (folder / TABLE_FILE).write_text(table, encoding="utf-8")
             for file in (TRACE_FILE, TABLE_FILE):
                 self._tracker.artifact(folder / file, FOLDER)
         logger.info("profiled %d steps: artifacts %s/", self._num_steps, FOLDER)
-
-    def _begin(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if self._device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        self._running = profile(activities=activities, profile_memory=True, acc_events=True)
-        self._running.start()
 
 
 def count_flops(task: Task[B], precision: Precision, batch: B) -> float:

@@ -111,14 +111,10 @@ class Replay(Generic[B]):
         """Return a copy of the current state of the replay."""
         trainer = self.trainer
         optimizer = optimizer_tensors(trainer.optimizer, trainer.model)
-        return State(
-            _copied(trainer.model.state_dict()),
-            _copied(optimizer),
-            _copied(trainer.average.tensors()),
-            capture_generators(),
-            dict(trainer.schedule.state()),
-            replace(trainer.progress),
-        )
+        every = trainer.model.state_dict(), optimizer, trainer.average.tensors()
+        model, moments, average = map(_copied, every)
+        schedule, progress = dict(trainer.schedule.state()), replace(trainer.progress)
+        return State(model, moments, average, capture_generators(), schedule, progress)
 
     @torch.no_grad()
     def restore(self, state: State) -> None:
@@ -196,20 +192,18 @@ class Replay(Generic[B]):
         self._moved = frozenset(name for name, p in named if p.grad is not None)
 
     def _windows(self, size: int) -> Iterator[list[np.ndarray]]:
-        progress = self.trainer.progress
-        left = self._indices(progress.epoch)[progress.cursor :]
+        left = self._indices()[self.trainer.progress.cursor :]
         for start in range(0, len(left), size):
             yield left[start : start + size]
 
-    def _indices(self, epoch: int) -> list[np.ndarray]:
-        num_examples = len(self.task.train_examples())
+    def _indices(self) -> list[np.ndarray]:
+        num_examples, epoch = len(self.task.train_examples()), self.trainer.progress.epoch
         return list(epoch_microbatches(num_examples, self.config.training, epoch))
 
     def _close_epoch(self) -> None:
         """After an epoch's last batch, start the next epoch and give the schedule its metric."""
         progress = self.trainer.progress
-        microbatches = len(self._indices(progress.epoch))
-        if progress.cursor >= microbatches:
+        if progress.cursor >= len(self._indices()):
             progress.epoch, progress.cursor = progress.epoch + 1, 0
             if self.config.evaluation.enabled and progress.step in self._validations:
                 self.trainer.schedule.observe(self._validations[progress.step])
@@ -220,7 +214,6 @@ def _copied(tensors: Tensors) -> Tensors:
 
 
 def _equal(expected: Tensor | None, found: Tensor | None) -> bool:
-    if expected is None or found is None:
+    if expected is None or found is None or expected.dtype != found.dtype:
         return False
-    same = expected.dtype == found.dtype and expected.shape == found.shape
-    return same and torch.equal(expected, found.cpu())
+    return torch.equal(expected, found.cpu())

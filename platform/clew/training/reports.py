@@ -85,8 +85,7 @@ class Reports:
             f"training {config.model.kind} ({parameters:,} parameters) on "
             f"{trainer.task.dataset}: {data}"
         )
-        epochs, steps = config.training.num_epochs, config.training.max_steps
-        length = counted(epochs, "epoch")
+        length, steps = counted(config.training.num_epochs, "epoch"), config.training.max_steps
         length = length if steps is None else f"at most {length}, {counted(steps, 'step')}"
         resumed = f", from step {progress.step}" if progress.step else ""
         evaluation = config.evaluation
@@ -102,12 +101,8 @@ class Reports:
         with ExitStack() as stack:
             # In Python, where nobody asked for lines, the bar alone is shown.
             is_quiet = logging.getLogger("clew").level > logging.INFO
-            bar = tqdm(
-                total=1.0,
-                bar_format=LAYOUT,
-                leave=False,
-                disable=True if is_quiet or self._is_part or not self._speaks else None,
-            )
+            is_hidden = is_quiet or self._is_part or not self._speaks
+            bar = tqdm(total=1.0, bar_format=LAYOUT, leave=False, disable=is_hidden or None)
             if not bar.disable:
                 stack.enter_context(logging_redirect_tqdm())
                 self._bar = stack.enter_context(bar)

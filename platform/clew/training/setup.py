@@ -65,11 +65,6 @@ def apply_compile(model: nn.Module, settings: OptimizationsConfig, device: torch
             parameter.register_hook(torch.clone)  # type: ignore[no-untyped-call]
 
 
-def undo_compile(model: nn.Module) -> None:
-    for module in model.modules():
-        module._compiled_call_impl = None
-
-
 def warm_up(task: Task[B], model: nn.Module, precision: Precision, batches: Sequence[B]) -> float:
     """Run forward and backward once for each batch, undo all effects and return the seconds.
 
@@ -161,34 +156,23 @@ def build_trainer(
     schedule = build_schedule(
         config.schedule, total_steps=total_steps(config, task, world), evaluation=config.evaluation
     )
-    half = half_precision_type(config.optimizations, device)
-    precision = Precision(half, device, compiled=config.optimizations.torch_compile)
-    history, progress = History(tracker), Progress()
+    options, steps = config.optimizations, config.tracking.profile_steps if world.is_main else 0
+    half = half_precision_type(options, device)
+    precision = Precision(half, device, compiled=options.torch_compile)
+    interval = options.memory_cleanup_interval_steps
     average = ParameterAverage(model, config.training.ema_decay)
+    history, progress = History(tracker), Progress()
     resumable = Resumable(model, average, optimizer, schedule, precision, world, history, progress)
     return Trainer(
+        **vars(resumable),
         config=config,
         task=task,
-        model=model,
-        average=average,
-        optimizer=optimizer,
-        schedule=schedule,
-        precision=precision,
-        world=world,
-        cleanup=MemoryCleanup(
-            config.optimizations.enable_memory_cleanup,
-            config.optimizations.memory_cleanup_interval_steps,
-            device,
-        ),
+        cleanup=MemoryCleanup(options.enable_memory_cleanup, interval, device),
         throughput=Throughput(device),
-        profiler=StepProfiler(
-            config.tracking.profile_steps if world.is_main else 0, tracker, device
-        ),
-        history=history,
+        profiler=StepProfiler(steps, tracker, device),
         checkpointer=Checkpointer(
             folder, origin, resumable, keep_all=keep_all_checkpoints, goes_on_with=goes_on_with
         ),
-        progress=progress,
         watch=watch or Watch(),
         reports=reports or Reports(speaks=False),
     )
@@ -208,16 +192,13 @@ def measure_before_training(trainer: Trainer[Any]) -> dict[str, float]:
     batches = _batches_of_each_size(trainer)
     config, task, precision = trainer.config, trainer.task, trainer.precision
     trainer.model.train()
-    values: dict[str, float] = {}
     peak = peak_flops_per_second(precision, tf32=config.optimizations.use_tf32)
     if config.tracking.log_mfu and batches and peak is not None:
         source = task.train_examples()
         few = source.batch(np.arange(min(len(source), 8)))  # many frames take long to count
         trainer.throughput.flops_per_example = count_flops(task, precision, few)
         trainer.throughput.peak_flops_per_second = peak * trainer.world.size
-    if config.optimizations.torch_compile:
-        values |= _compile(trainer, batches)
-    return values
+    return _compile(trainer, batches) if config.optimizations.torch_compile else {}
 
 
 def _compile(trainer: Trainer[Any], batches: list[Any]) -> dict[str, float]:
@@ -232,7 +213,8 @@ def _compile(trainer: Trainer[Any], batches: list[Any]) -> dict[str, float]:
             raise
         logger.warning("%s; training continues without compilation", error)
         trainer.history.tracker.tags({names.TAG_COMPILE_FAILED: str(error)})
-        undo_compile(model)
+        for module in model.modules():
+            module._compiled_call_impl = None
         precision.products = products_in(precision.dtype, precision.device)
         return {}
 

@@ -16,7 +16,7 @@ whole table.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -54,8 +54,7 @@ class Exchange:
         every = tensor.new_empty(self.size * most, *tensor.shape[1:])
         dist.all_gather_single(every, padded)
         self._count(purpose, padded, self.size - 1)
-        parts = [every[r * most : r * most + n] for r, n in enumerate(sizes)]
-        return torch.cat(parts)
+        return torch.cat([every[r * most : r * most + n] for r, n in enumerate(sizes)])
 
     def reduce_scatter(self, tensor: Tensor, sizes: Sequence[int], purpose: str) -> Tensor:
         """Return this process's rows of the sum over processes; the reverse of `gather`."""
@@ -130,16 +129,8 @@ class _LogSum(torch.autograd.Function):
         return upstream * ctx.size * (own - total).exp(), None
 
 
-def gathered(own: Tensor, exchange: Exchange, sizes: Sequence[int]) -> Tensor:
-    """Return the rows of all processes; this is differentiable."""
-    rows: Tensor = _Gathered.apply(own, exchange, sizes)  # type: ignore[no-untyped-call]
-    return rows
-
-
-def log_sum_of_all(own: Tensor, exchange: Exchange) -> Tensor:
-    """Return the differentiable log-sum-exp over W processes; each adds 1 / W to its loss."""
-    total: Tensor = _LogSum.apply(own, exchange)  # type: ignore[no-untyped-call]
-    return total
+gathered: Callable[[Tensor, Exchange, Sequence[int]], Tensor] = _Gathered.apply
+log_sum_of_all: Callable[[Tensor, Exchange], Tensor] = _LogSum.apply
 
 
 I = TypeVar("I", Tensor, np.ndarray)  # noqa: E741
@@ -311,10 +302,9 @@ def sharded_tables(exchange: Exchange | None) -> Iterator[None]:
 
 def entity_table(num_rows: int, dim: int) -> nn.Embedding:
     """Return a new table; inside `sharded_tables`, it has only the rows of this process."""
-    exchange = _EXCHANGE.get()
-    return (
-        nn.Embedding(num_rows, dim) if exchange is None else ShardedTable(num_rows, dim, exchange)
-    )
+    if (exchange := _EXCHANGE.get()) is None:
+        return nn.Embedding(num_rows, dim)
+    return ShardedTable(num_rows, dim, exchange)
 
 
 def row_bias(table: nn.Embedding) -> nn.Parameter:

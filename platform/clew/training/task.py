@@ -53,34 +53,27 @@ class Task(Protocol[B]):
 
     def describe(self) -> dict[str, str]:
         """Return tags for the choices that were made, for example the loss implementation."""
-        ...
 
     def build_model(self) -> nn.Module:
         """Build the network with random weights, on the CPU, in float32."""
-        ...
 
     def train_examples(self) -> ExampleSource[B]:
         """Return the training examples, which are read by index."""
-        ...
 
     def has_examples(self, split: str) -> bool:
         """Return whether a split (`valid` or `test`) has examples to evaluate."""
-        ...
 
     def loss(self, model: nn.Module, batch: B) -> LossSum:
         """Return the summed loss of the batch; it is differentiable."""
-        ...
 
     def example_losses(self, model: nn.Module, batch: B) -> Tensor:
         """Return one differentiable loss per example of the batch, `(example,)`."""
-        ...
 
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
         """Return the metrics on a split (`valid` or `test`), with names such as `valid/mrr`.
 
         The result is empty if the split has no examples.
         """
-        ...
 
     def example_values(
         self, model: nn.Module, split: str, name: str, device: torch.device
@@ -89,12 +82,9 @@ class Task(Protocol[B]):
 
         The result is None if the metric is not a mean over examples.
         """
-        ...
 
     def write_artifacts(self, folder: Path) -> None:
         """Write what users of the run need besides the weights, for example entity names."""
-        ...
 
     def write_report(self, split: str, folder: Path) -> None:
         """Write details of the last evaluation of a split, for example ranks by relation."""
-        ...

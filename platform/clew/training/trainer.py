@@ -14,28 +14,18 @@ from dataclasses import dataclass, field
 from typing import Generic, NoReturn
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from clew import names
 from clew.config.schema import RunConfig
 from clew.config.training import SGD, TrainingConfig
 from clew.errors import ConfigError, Interrupted, NonFiniteLossError
-from clew.training.checkpointing import Checkpointer
-from clew.training.distributed import World
+from clew.training.checkpointing import Checkpointer, Resumable
 from clew.training.loaders import BatchLoader, batches_per_epoch
 from clew.training.memory import MemoryCleanup, gpu_peaks
-from clew.training.optimizer import (
-    ParameterAverage,
-    Schedule,
-    clip_gradients,
-    gradient_norm,
-    is_better,
-)
-from clew.training.precision import Precision
+from clew.training.optimizer import clip_gradients, gradient_norm, is_better
 from clew.training.progress import (
     STEP_SECONDS,
-    History,
     Progress,
     StepProfiler,
     StopRequest,
@@ -59,23 +49,15 @@ class StepLoss:
 
 
 @dataclass
-class Trainer(Generic[B]):
-    """Trains a model on a task; the state that changes is in `progress` and the other parts."""
+class Trainer(Resumable, Generic[B]):
+    """Trains a model on a task; the state that changes is in the parts of `Resumable`."""
 
     config: RunConfig
     task: Task[B]
-    model: nn.Module
-    average: ParameterAverage
-    optimizer: Optimizer
-    schedule: Schedule
-    precision: Precision
-    world: World
     cleanup: MemoryCleanup
     throughput: Throughput
     profiler: StepProfiler
-    history: History
     checkpointer: Checkpointer
-    progress: Progress
     watch: Watch
     reports: Reports
 

@@ -70,15 +70,10 @@ class ConvETrunk(Trunk):
     model: ConvE
     layout = ParameterLayout(
         dense="projection.weight",
-        small=(
-            "convolution.weight",
-            "convolution.bias",
-            "feature_norm.weight",
-            "feature_norm.bias",
-            "projection_norm.weight",
-            "projection_norm.bias",
-            "input_norm.weight",
-            "input_norm.bias",
+        small=tuple(
+            f"{layer}.{kind}"
+            for layer in ("convolution", "feature_norm", "projection_norm", "input_norm")
+            for kind in ("weight", "bias")
         ),
         without_effect=("convolution.bias", "projection.bias"),
     )
@@ -183,16 +178,8 @@ class ConvETrunk(Trunk):
 
         On the CPU this takes a third of the time of a transposed convolution.
         """
-        rows, columns = self.model.image_shape
-        height, width = self.kernel.shape[2:]
-        across, along = rows - height + 1, columns - width + 1
         shares = torch.matmul(self._folded_kernel.flatten(1).T, grad_u)
-        image = grad_u.new_zeros(len(grad_u), rows, columns)
-        for weight in range(height * width):
-            top, left = divmod(weight, width)
-            share = shares[:, weight].view(-1, across, along)
-            image[:, top : top + across, left : left + along] += share
-        return image.flatten(1)
+        return F.fold(shares, self.model.image_shape, self.kernel.shape[2:]).flatten(1)
 
     def _others(
         self, image: Tensor, normal: Tensor, grad_m: Tensor, grad_u: Tensor, grad_x1: Tensor

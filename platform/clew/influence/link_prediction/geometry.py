@@ -45,13 +45,7 @@ from torch import Tensor
 from clew.config.training import Adam
 from clew.errors import CheckpointError
 from clew.influence.link_prediction.rows import FactoredRows
-from clew.influence.link_prediction.trunk import (
-    HEAD_TABLE,
-    SCORER_PARTS,
-    ParameterLayout,
-    Queries,
-    Trunk,
-)
+from clew.influence.link_prediction.trunk import HEAD_TABLE, SCORER_PARTS, ParameterLayout, Trunk
 from clew.training.checkpoints import OPTIMIZER_FILE, load_tensors
 from clew.training.manifest import CheckpointRecord
 
@@ -59,7 +53,6 @@ WHITENED = ("deflated", "kronecker")
 """Forms that replace the factors of a gradient."""
 COVERED_PARTS = (*SCORER_PARTS, "dense")
 """Parts that these forms include."""
-SECOND_MOMENT = "exp_avg_sq"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,40 +108,32 @@ class Geometry:
         `(query, entity)`, is the largest tensor, so the base of the given rows is changed in place.
         """
         queries, deltas, gradients = rows.queries, rows.rows, rows.gradients
-        queries = replace(
-            queries,
-            hidden=self.hidden(queries.hidden),
-            coordinates=self._coordinates(queries, trunk),
-        )
+        coordinates = None
+        if self.features is not None:
+            parts = (trunk.features(queries.activations, chunk) for chunk in queries.chunks())
+            coordinates = torch.cat([part @ self.features.vectors for part in parts])
+        queries = replace(queries, hidden=self.hidden(queries.hidden), coordinates=coordinates)
         if self.scored is not None:
             queries.base.mul_(self.scored)
             deltas = replace(deltas, beta=deltas.beta * self.scored[deltas.tail])
         gradients = replace(
             gradients,
-            projected=_changed(gradients.projected, self.projected, None),
-            head=_changed(gradients.head, self.head, _at(self.looked_up, deltas.head)),
-            relation=_changed(
-                gradients.relation, self.relation, _at(self.related, deltas.relation)
-            ),
+            projected=_changed(gradients.projected, self.projected),
+            head=_changed(gradients.head, self.head, self.looked_up, deltas.head),
+            relation=_changed(gradients.relation, self.relation, self.related, deltas.relation),
         )
         return replace(rows, rows=deltas, queries=queries, gradients=gradients)
 
-    def _coordinates(self, queries: Queries, trunk: Trunk) -> Tensor | None:
-        if self.features is None:
-            return None
-        directions = self.features.vectors
-        chunks = queries.chunks()
-        return torch.cat([trunk.features(queries.activations, i) @ directions for i in chunks])
 
-
-def _changed(values: Tensor | None, metric: Metric | None, factor: Tensor | None) -> Tensor | None:
+def _changed(
+    values: Tensor | None,
+    metric: Metric | None,
+    factors: Tensor | None = None,
+    index: Tensor | None = None,
+) -> Tensor | None:
     if values is not None and metric is not None:
         values = metric(values)
-    return values if values is None or factor is None else values * factor[:, None]
-
-
-def _at(factors: Tensor | None, index: Tensor) -> Tensor | None:
-    return None if factors is None else factors[index]
+    return values if values is None or factors is None else values * factors[index, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +197,7 @@ def read_preconditioner(record: CheckpointRecord, trunk: Trunk, optimizer: Adam)
     path, layout = record.path / OPTIMIZER_FILE, trunk.layout
     tensors = load_tensors(path)
     for name, parameter in trunk.model.named_parameters():
-        key = f"{name}/{SECOND_MOMENT}"
+        key = f"{name}/exp_avg_sq"
         if name in layout.without_effect:
             moments[name] = torch.zeros_like(parameter)
             continue

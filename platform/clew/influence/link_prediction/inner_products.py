@@ -143,12 +143,10 @@ class Aligned:
 
     def base_a_at(self, entity_b: Tensor) -> Tensor:
         queries = self.left.queries
-        place = queries.base_row[self.left.query]
-        return queries.base[place, entity_b]
+        return queries.base[queries.base_row[self.left.query], entity_b]
 
     def base_b_at(self, base_b: Tensor, entity_a: Tensor) -> Tensor:
-        place = self.right.queries.base_row[self.right.query]
-        return base_b[place, entity_a]
+        return base_b[self.right.queries.base_row[self.right.query], entity_a]
 
     def a(self, values: Tensor) -> Tensor:
         return values
@@ -169,12 +167,9 @@ def _dots(a: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
     starts_and_ends = torch.cat([ends.new_zeros(1), ends])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
+        size, values = (len(a), len(b)), a.new_zeros(len(pair))
         zeros = torch.sparse_csr_tensor(
-            starts_and_ends,
-            column,
-            a.new_zeros(len(pair)),
-            (len(a), len(b)),
-            check_invariants=False,
+            starts_and_ends, column, values, size, check_invariants=False
         )
     products: Tensor = torch.sparse.sampled_addmm(zeros, a, b.T, beta=0.0).values()
     return products[place]
@@ -217,16 +212,12 @@ class Kernel:
             products = _delta_dot(meet, self.scale.table.rows) * dot
             if has_bias:
                 products += _delta_dot(meet, self.scale.vectors["entity_bias"])
-        if self.trunk.model.squared_distance:
-            products += self._from_lengths(meet)
+        if self.trunk.model.squared_distance:  # what the bias -|W_e|^2 adds
+            rows = None if self.scale is None else self.scale.table.rows
+            weighted_a = replace(meet, left=self._weighted(meet.left, 0.0))
+            weighted_b = replace(meet, right=self._weighted(meet.right, 4.0))
+            products += _delta_dot(weighted_a, rows).add_(_delta_dot(weighted_b, rows))
         return products
-
-    def _from_lengths(self, meet: Meeting) -> Tensor:
-        """Return what the bias -|W_e|^2 of a squared distance adds to `entity_output`."""
-        rows = None if self.scale is None else self.scale.table.rows
-        products = _delta_dot(replace(meet, left=self._weighted(meet.left, 0.0)), rows)
-        weighted_b = replace(meet, right=self._weighted(meet.right, 4.0))
-        return products.add_(_delta_dot(weighted_b, rows))
 
     def _weighted(self, rows: FactoredRows, factor: float) -> FactoredRows:
         """Return rows whose delta of entity e is multiplied by factor |W_e|^2 - 2 h . W_e."""
@@ -239,11 +230,8 @@ class Kernel:
         base = queries.base * weights.mul_(-2.0).add_(factor * (table * scaled).sum(1))
         at_tail = factor * (tails * scaled_tails).sum(1)
         at_tail -= 2.0 * (queries.hidden[rows.query] * scaled_tails).sum(1)
-        return replace(
-            rows,
-            rows=replace(rows.rows, beta=rows.rows.beta * at_tail),
-            queries=replace(queries, base=base),
-        )
+        weighted = replace(rows.rows, beta=rows.rows.beta * at_tail)
+        return replace(rows, rows=weighted, queries=replace(queries, base=base))
 
     def _entity_cross(self, meet: Meeting) -> Tensor:
         a, b = meet.left, meet.right
@@ -254,31 +242,35 @@ class Kernel:
         products = meet.a(torch.zeros_like(a.rows.beta)) * meet.b(torch.zeros_like(b.rows.beta))
         for entity, values in self._entity_lookups(b):
             scaled = values if table is None else values * table.columns
-            delta = _delta_a_at(meet, entity)
-            delta = delta if table is None else delta * meet.b(table.rows[entity])
-            dot = meet.dot(hidden_a, scaled)
-            if self.trunk.model.squared_distance:
-                dot -= meet.b(self._curvature(entity, scaled))
-            products += delta.mul_(dot)
+            delta, dot = _delta_a_at(meet, entity), meet.dot(hidden_a, scaled)
+            products += self._crossed(delta, dot, meet.b, entity, scaled)
         for entity, values in self._entity_lookups(a):
             scaled = values if table is None else values * table.columns
-            delta = _delta_b_at(meet, entity)
-            delta = delta if table is None else delta * meet.a(table.rows[entity])
-            dot = meet.dot(values, hidden_b)
-            if self.trunk.model.squared_distance:
-                dot -= meet.a(self._curvature(entity, scaled))
-            products += delta.mul_(dot)
+            delta, dot = _delta_b_at(meet, entity), meet.dot(values, hidden_b)
+            products += self._crossed(delta, dot, meet.a, entity, scaled)
         return products
 
-    def _entity_lookups(self, rows: FactoredRows) -> list[Lookup]:
-        model, tail = self.trunk.model, rows.gradients.tail
-        found = [(rows.rows.head, _head(rows))] if model.head_table is model.entity else []
-        return found if tail is None else [*found, (rows.rows.tail, tail)]
+    def _crossed(
+        self,
+        delta: Tensor,
+        dot: Tensor,
+        side: Callable[[Tensor], Tensor],
+        entity: Tensor,
+        scaled: Tensor,
+    ) -> Tensor:
+        """Return delta . dot, both changed in place, for lookups of entities by one side."""
+        if self.scale is not None:
+            delta *= side(self.scale.table.rows[entity])
+        if self.trunk.model.squared_distance:  # it subtracts 2 W_e . value of each row
+            rows: Tensor = self.trunk.model.entity(entity).detach()
+            dot -= side(2.0 * (rows * scaled).sum(1))
+        return delta.mul_(dot)
 
-    def _curvature(self, entity: Tensor, values: Tensor) -> Tensor:
-        """Return 2 W_e . value of each row, which a squared distance subtracts from h . value."""
-        rows: Tensor = self.trunk.model.entity(entity).detach()
-        return 2.0 * (rows * values).sum(1)
+    def _entity_lookups(self, rows: FactoredRows) -> list[Lookup]:
+        model, head, tail = self.trunk.model, rows.gradients.head, rows.gradients.tail
+        assert head is not None
+        found = [(rows.rows.head, head)] if model.head_table is model.entity else []
+        return found if tail is None else [*found, (rows.rows.tail, tail)]
 
     def _entity_input(self, meet: Meeting) -> Tensor:
         a, b, model, scale = meet.left, meet.right, self.trunk.model, self.scale
@@ -286,8 +278,9 @@ class Kernel:
         pairs = product(self._entity_lookups(a), self._entity_lookups(b))
         products = [self._lookup_dot(meet, x, y, table) for x, y in pairs]
         if model.head_table is not model.entity:
-            heads = (a.rows.head, _head(a)), (b.rows.head, _head(b))
+            head_a, head_b = _both(meet, "head")
             table = None if scale is None else scale.head_table
+            heads = (a.rows.head, head_a), (b.rows.head, head_b)
             products.append(self._lookup_dot(meet, *heads, table))
         return torch.stack(products).sum(0)
 
@@ -300,9 +293,7 @@ class Kernel:
 
     def _relation(self, meet: Meeting) -> Tensor:
         a, b = meet.left, meet.right
-        relation_a, relation_b = a.gradients.relation, b.gradients.relation
-        assert relation_a is not None
-        assert relation_b is not None
+        relation_a, relation_b = _both(meet, "relation")
         if self.scale is not None:
             relation_b = relation_b * self.scale.relation[b.rows.relation]
         same = meet.a(a.rows.relation) == meet.b(b.rows.relation)
@@ -320,12 +311,10 @@ class Kernel:
         return products
 
     def _dense(self, meet: Meeting) -> Tensor:
-        projected_a, projected = meet.left.gradients.projected, meet.right.gradients.projected
-        assert projected_a is not None
-        assert projected is not None
+        projected_a, projected = _both(meet, "projected")
         has_bias = self.trunk.dense_bias is not None
         if self.scale is None:
-            dot = meet.feature_dot(self.features).add_(1.0 if has_bias else 0.0)
+            dot = meet.feature_dot(self.features).add_(float(has_bias))
             return meet.dot(projected_a, projected).mul_(dot)
         dense = self.scale.dense
         assert dense is not None
@@ -337,9 +326,7 @@ class Kernel:
         return products
 
     def _small(self, meet: Meeting) -> Tensor:
-        small_a, small_b = meet.left.gradients.small, meet.right.gradients.small
-        assert small_a is not None
-        assert small_b is not None
+        small_a, small_b = _both(meet, "small")
         if self.scale is not None:
             small_b = small_b * self.scale.small
         return meet.dot(small_a, small_b)
@@ -372,7 +359,9 @@ def _delta_b_at(meet: Meeting, entity_a: Tensor) -> Tensor:
     return base.sub_(meet.b(b.beta) * hit)
 
 
-def _head(rows: FactoredRows) -> Tensor:
-    head = rows.gradients.head
-    assert head is not None
-    return head
+def _both(meet: Meeting, gradient: str) -> tuple[Tensor, Tensor]:
+    """Return a gradient of the rows of both sides, which must be there."""
+    a, b = (getattr(rows.gradients, gradient) for rows in (meet.left, meet.right))
+    assert a is not None
+    assert b is not None
+    return a, b

@@ -68,7 +68,7 @@ class MomentSettings:
 
 def deflated(trunk: Trunk, rows: DeltaRows, settings: MomentSettings) -> Geometry:
     """Return the geometry of `deflated`: without the mean directions of h and f."""
-    queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
+    queries, query = _sampled(trunk, rows, settings.rows)
     share = torch.bincount(query).to(queries.hidden) / len(query)
     features = None
     if trunk.layout.dense is not None:
@@ -80,7 +80,7 @@ def kronecker(
     trunk: Trunk, scorer: Scorer, rows: DeltaRows, function: LossFunction, settings: MomentSettings
 ) -> Geometry:
     """Return the geometry of `kronecker`: every factor whitened."""
-    queries, query = _queries(trunk, _sample(trunk, rows, settings.rows))
+    queries, query = _sampled(trunk, rows, settings.rows)
     num_entities, num_rows = trunk.model.entity.num_embeddings, len(query)
     moments: dict[str, Tensor] = {}
     variance = torch.zeros(num_entities, dtype=torch.float64, device=query.device)
@@ -93,10 +93,8 @@ def kronecker(
         pulled = scorer.pull(delta, hidden)
         gradients = trunk.backward(queries, index, pulled, deep=True, small=False)
         for name in GRADIENTS:
-            values = getattr(gradients, name)
-            if values is not None:
-                total = _second_moment(values)
-                moments[name] = moments[name] + total if name in moments else total
+            if (values := getattr(gradients, name)) is not None:
+                moments[name] = moments.get(name, 0.0) + _second_moment(values)
     weight = (torch.bincount(query).to(queries.hidden) / num_rows).sqrt()[:, None]
     features = None
     if trunk.layout.dense is not None:
@@ -133,8 +131,7 @@ def drawn_delta(
     """
     if function == "binary_cross_entropy":
         chance = scores.sigmoid()
-        numbers = torch.rand(scores.shape, generator=generator)
-        drawn = numbers.to(scores.device) < chance
+        drawn = torch.rand(scores.shape, generator=generator).to(scores.device) < chance
         return chance - drawn.to(chance.dtype), chance * (1.0 - chance)
     chance = scores.softmax(1)
     place = torch.rand(len(scores), generator=generator).to(chance)[:, None]
@@ -219,15 +216,12 @@ def _share(ids: Int[Tensor, "row"], size: int) -> Tensor:
     return torch.bincount(ids, minlength=size).double() / len(ids)
 
 
-def _sample(trunk: Trunk, rows: DeltaRows, size: int) -> tuple[Tensor, Tensor]:
+def _sampled(trunk: Trunk, rows: DeltaRows, size: int) -> tuple[Queries, Int[Tensor, "row"]]:
+    """Return the distinct queries of some rows, without deltas, and the query of each row."""
     fitting = max(1, FEATURES_AT_ONCE // trunk.model.floats_per_query)
     count = min(size, len(rows), fitting)
     index = torch.arange(count, device=rows.head.device) * len(rows) // count
-    return rows.head[index], rows.relation[index]
-
-
-def _queries(trunk: Trunk, sample: tuple[Tensor, Tensor]) -> tuple[Queries, Int[Tensor, "row"]]:
-    """Return the distinct queries of rows without their deltas, and the query of each row."""
+    sample = rows.head[index], rows.relation[index]
     head, relation, query = distinct_queries(trunk.model, *sample)
     activations, hidden = trunk.forward(head, relation)
     base = hidden.new_empty(0, len(trunk.model.entity.weight))

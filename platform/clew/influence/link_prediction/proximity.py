@@ -42,10 +42,8 @@ class Neighbourhood:
         count = len(triples)
         ends = np.concatenate([triples[:, HEAD], triples[:, TAIL]])
         number = np.tile(np.arange(count, dtype=np.int32), 2)
-        incidence = csr_matrix(
-            (number, (ends, np.arange(2 * count, dtype=np.int32))),
-            shape=(num_entities, max(1, 2 * count)),
-        )
+        places = (ends, np.arange(2 * count, dtype=np.int32))
+        incidence = csr_matrix((number, places), shape=(num_entities, max(1, 2 * count)))
         others = np.concatenate([triples[:, TAIL], triples[:, HEAD]])
         self._offsets = incidence.indptr.astype(np.int64)
         self._neighbours, self._edges = others[incidence.indices], incidence.data

@@ -4,9 +4,9 @@ Names are joined once per training triple, not once per pair. So three million r
 30,000 triples) are written in seconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -69,42 +69,39 @@ class NameTable:
     """Names of a graph's triples, in the forms that the two files need."""
 
     def __init__(self, graph: KnowledgeGraph) -> None:
-        self._graph = graph
-        self._labels = {
-            vocabulary.kind: _labels(vocabulary) for vocabulary in (graph.entities, graph.relations)
+        entities, relations = graph.entities, graph.relations
+        self._kinds = {HEAD: entities.kind, RELATION: relations.kind, TAIL: entities.kind}
+        self._texts: dict[str, tuple[pa.Array, ...]] = {
+            each.kind: (each.name_array, _labels(each)) for each in (entities, relations)
         }
 
     def columns(self, triples: Triples) -> list[pa.Array]:
         """Return head, head label, relation, ... of triples, dictionary-encoded."""
-        columns = []
-        for column in (HEAD, RELATION, TAIL):
-            vocabulary = self._vocabulary(column)
-            index = pa.array(triples[:, column])
-            for texts in (vocabulary.name_array, self._labels[vocabulary.kind]):
-                columns.append(pa.DictionaryArray.from_arrays(index, texts))
-        return columns
+        return self._each(triples, self._texts, pa.DictionaryArray.from_arrays)
 
     def csv_fragments(self, triples: Triples) -> pa.Array:
         """Return `head,head_label,relation,...` of triples, ready to be joined into lines."""
-        pieces = []
-        for column in (HEAD, RELATION, TAIL):
-            names, labels = self._csv_cells[self._vocabulary(column).kind]
-            index = pa.array(triples[:, column])
-            pieces += [names.take(index), labels.take(index)]
-        return pc.binary_join_element_wise(*pieces, ",")
+        cells = self._each(triples, self._csv_cells, lambda index, texts: texts.take(index))
+        return pc.binary_join_element_wise(*cells, ",")
 
-    def _vocabulary(self, column: int) -> Vocabulary:
-        return self._graph.relations if column == RELATION else self._graph.entities
+    def _each(
+        self,
+        triples: Triples,
+        texts: Mapping[str, tuple[pa.Array, ...]],
+        make: Callable[[pa.Array, pa.Array], pa.Array],
+    ) -> list[pa.Array]:
+        return [
+            make(pa.array(triples[:, column]), each)
+            for column, kind in self._kinds.items()
+            for each in texts[kind]
+        ]
 
     @cached_property
-    def _csv_cells(self) -> dict[str, tuple[pa.Array, pa.Array]]:
+    def _csv_cells(self) -> dict[str, tuple[pa.Array, ...]]:
         """Return names and labels of each vocabulary as CSV cells that no spreadsheet runs."""
         return {
-            vocabulary.kind: (
-                _cells(changed(vocabulary.name_array, disarmed)),
-                _cells(changed(self._labels[vocabulary.kind], disarmed)),
-            )
-            for vocabulary in (self._graph.entities, self._graph.relations)
+            kind: tuple(_cells(changed(each, disarmed)) for each in texts)
+            for kind, texts in self._texts.items()
         }
 
 
@@ -275,22 +272,13 @@ class Findings:
 
     def only(self, test: int) -> "Findings":
         """Return the results for one test triple, with its share of the time."""
-        first = 0
-        for explanation in self.explanations:
-            size = len(explanation.self_influence)
-            if test < first + size:
-                part = slice(test, test + 1)
-                return Findings(
-                    self.tests[part],
-                    [explanation.only(test - first)],
-                    self.scores[part],
-                    self.ranks[part],
-                    self.candidates[part],
-                    self.seconds / len(self.tests),
-                    self.paths[part],
-                )
-            first += size
-        raise IndexError(f"test {test} given, but there are only {first}")
+        sizes = [len(explanation.self_influence) for explanation in self.explanations]
+        place = int(np.searchsorted(np.cumsum(sizes), test, side="right"))
+        explanation = self.explanations[place].only(test - sum(sizes[:place]))
+        part, share = slice(test, test + 1), self.seconds / len(self.tests)
+        every = (self.tests, self.scores, self.ranks, self.candidates)
+        tests, scores, ranks, candidates = (values[part] for values in every)
+        return Findings(tests, [explanation], scores, ranks, candidates, share, self.paths[part])
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,11 +308,8 @@ class ReportSource:
 
     def triple(self, triple: np.ndarray) -> TripleRecord:
         entities, relations = self.graph.entities, self.graph.relations
-        return TripleRecord(
-            self._term(entities, int(triple[HEAD])),
-            self._term(relations, int(triple[RELATION])),
-            self._term(entities, int(triple[TAIL])),
-        )
+        head, tail = (self._term(entities, int(triple[column])) for column in (HEAD, TAIL))
+        return TripleRecord(head, self._term(relations, int(triple[RELATION])), tail)
 
     def _term(self, vocabulary: Vocabulary, id: int) -> Term:
         key = (vocabulary.kind, id)
@@ -347,10 +332,7 @@ def write_report(folder: Path, source: ReportSource, findings: Findings) -> Infl
 def build_report(source: ReportSource, findings: Findings) -> InfluenceReport:
     """Turn findings into a report that is readable without any other file."""
     limit = max(1, JSON_ENTRIES // max(1, len(findings.tests)))
-    tests: list[ExplainedTriple] = []
-    for explanation in findings.explanations:
-        for row in range(len(explanation.self_influence)):
-            tests.append(_test(source, findings, explanation, row, len(tests), limit))
+    tests = [_test(source, findings.only(test), limit) for test in range(len(findings.tests))]
     return InfluenceReport(
         model=source.model,
         settings=dict(source.settings),
@@ -373,45 +355,28 @@ def pair_rows(source: ReportSource, findings: Findings) -> list[PairRows]:
             both = side_by_side(explanation.proponents, explanation.opponents)
             signed = np.where(both.train < 0, -np.inf, both.influence)
             scored = both.take(np.lexsort((both.train, -signed), axis=1))
-        rows.append(
-            PairRows(
-                first,
-                findings.tests[part],
-                scored,
-                findings.candidates[part],
-                explanation.parts,
-                steps,
-                source.pairs,
-            )
-        )
+        of_tests = findings.tests[part], scored, findings.candidates[part]
+        rows.append(PairRows(first, *of_tests, explanation.parts, steps, source.pairs))
         first = part.stop
     return rows
 
 
-def _test(  # noqa: PLR0917
-    source: ReportSource,
-    findings: Findings,
-    explanation: Explanation,
-    row: int,
-    index: int,
-    limit: int,
-) -> ExplainedTriple:
-    proponents, opponents = _places(explanation, row, limit)
-    candidates = int(findings.candidates[index])
-    own = float(explanation.self_influence[row])
-    test = findings.tests[index]
+def _test(source: ReportSource, found: Findings, limit: int) -> ExplainedTriple:
+    """Return the findings of one test triple."""
+    (test,), (explanation,) = found.tests, found.explanations
+    proponents, opponents = _places(explanation, limit)
+    candidates, own = int(found.candidates[0]), float(explanation.self_influence[0])
+    entries = partial(_entries, source, test, explanation.parts)
     return ExplainedTriple(
         test=source.triple(test),
-        score=float(findings.scores[index]),
-        rank=float(findings.ranks[index]),
+        score=float(found.scores[0]),
+        rank=float(found.ranks[0]),
         self_influence=None if np.isnan(own) else own,
         candidates=candidates,
         truncated=len(proponents) + len(opponents) < candidates,
-        proponents=_entries(
-            source, test, explanation.proponents, explanation.parts, row, proponents
-        ),
-        opponents=_entries(source, test, explanation.opponents, explanation.parts, row, opponents),
-        paths=_found_paths(source, findings.paths[index]) if findings.paths else None,
+        proponents=entries(explanation.proponents, proponents),
+        opponents=entries(explanation.opponents, opponents),
+        paths=_found_paths(source, found.paths[0]) if found.paths else None,
     )
 
 
@@ -430,37 +395,38 @@ def _found_paths(source: ReportSource, scored: ScoredPaths) -> FoundPaths:
     )
 
 
-def _places(explanation: Explanation, row: int, limit: int) -> tuple[np.ndarray, np.ndarray]:
+def _places(explanation: Explanation, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of a test's proponents and opponents in their lists, strongest first."""
     if not explanation.complete:
         lists = (explanation.proponents, explanation.opponents)
-        found = [np.flatnonzero(scored.train[row] >= 0) for scored in lists]
+        found = [np.flatnonzero(scored.train[0] >= 0) for scored in lists]
         return found[0], found[1]
     scored = explanation.proponents
-    influence = np.where(scored.train[row] < 0, 0.0, scored.influence[row])
+    influence = np.where(scored.train[0] < 0, 0.0, scored.influence[0])
     strongest = np.argsort(-np.abs(influence), kind="stable")[:limit]
     listed = np.zeros(len(influence), bool)
     listed[strongest] = True
     return np.flatnonzero(listed & (influence > 0)), np.flatnonzero(listed & (influence < 0))[::-1]
 
 
-def _entries(  # noqa: PLR0917
+def _entries(
     source: ReportSource,
     test: np.ndarray,
-    scored: Scored,
     parts: tuple[str, ...],
-    row: int,
+    scored: Scored,
     places: np.ndarray,
 ) -> tuple[InfluenceEntry, ...]:
-    by_checkpoint = _rounded(scored.by_checkpoint[:, row, places]).T.tolist()
-    by_part = _rounded(scored.by_part[:, row, places]).T.tolist()
-    shown = parts if len(scored.by_part) else ()
-    cosine = None if scored.cosine is None else _rounded(scored.cosine[row, places]).tolist()
-    spread, agreeing = scored.spread, scored.agreeing
-    spreads = None if spread is None else _rounded(spread[row, places]).tolist()
-    agree = None if agreeing is None else agreeing[row, places].tolist()
-    train = scored.train[row, places].tolist()
-    influence = scored.influence[row, places].tolist()
+    listed = scored.take(places[None])
+    by_checkpoint, by_part = (
+        _rounded(values[:, 0]).T.tolist() for values in (listed.by_checkpoint, listed.by_part)
+    )
+    shown, none = parts if len(listed.by_part) else (), [None] * len(places)
+    cosine, spread = (
+        none if values is None else _rounded(values[0]).tolist()
+        for values in (listed.cosine, listed.spread)
+    )
+    agreeing = none if listed.agreeing is None else listed.agreeing[0].tolist()
+    train, influence = listed.train[0].tolist(), listed.influence[0].tolist()
     counterpart = marks(test, source.graph.train[train], source.pairs).tolist()
     return tuple(
         InfluenceEntry(
@@ -469,10 +435,10 @@ def _entries(  # noqa: PLR0917
             influence=influence[place],
             by_checkpoint=tuple(by_checkpoint[place]) if by_checkpoint else (),
             by_part=dict(zip(shown, by_part[place], strict=True)) if by_part else {},
-            cosine=None if cosine is None else cosine[place],
+            cosine=cosine[place],
             train_index=index,
-            spread=None if spreads is None else spreads[place],
-            runs_agreeing=None if agree is None else agree[place],
+            spread=spread[place],
+            runs_agreeing=agreeing[place],
             counterpart=COUNTERPARTS[counterpart[place]] or None,
         )
         for place, index in enumerate(train)
@@ -485,5 +451,4 @@ def _rounded(values: np.ndarray) -> np.ndarray:
     size = np.abs(values)
     exponent = np.floor(np.log10(np.where(size > 0, size, 1.0)))
     scale = 10.0 ** (SIGNIFICANT_DIGITS - 1 - exponent)
-    rounded: np.ndarray = np.round(values * scale) / scale
-    return rounded
+    return np.asarray(np.round(values * scale) / scale)

@@ -161,8 +161,10 @@ def training_rows(triples: Triples, form: LossForm, kind: Directions) -> DeltaRo
     """Return the rows of training triples, as the loss that trained the model defines them."""
     if not form.one_query_a_row:
         return own_rows(triples, form, kind)
-    rows = kind.rows(triples)
-    count = _tails_of_query(rows, kind.num_model_relations)
+    rows, num_relations = kind.rows(triples), kind.num_model_relations
+    known = FilterIndex.from_triples(rows, num_relations)
+    keys = rows[:, HEAD].astype(np.int64) * num_relations + rows[:, RELATION]
+    count = np.diff(known.offsets)[np.searchsorted(known.keys, keys)]  # distinct tails of a query
     keep = 1.0 - form.label_smoothing
     alone = count == 1
     if form.function == "binary_cross_entropy":
@@ -183,14 +185,6 @@ def _rows(rows: Triples, alpha: np.ndarray, beta: np.ndarray, kind: Directions) 
     )
     coefficients = torch.from_numpy(alpha), torch.from_numpy(beta)
     return DeltaRows(head, relation, tail, *coefficients, kind.num_directions)
-
-
-def _tails_of_query(rows: Triples, num_relations: int) -> np.ndarray:
-    """Return the number of distinct tails of each row's query, `(row,)`."""
-    index = FilterIndex.from_triples(rows, num_relations)
-    keys = rows[:, HEAD].astype(np.int64) * num_relations + rows[:, RELATION]
-    counts: np.ndarray = np.diff(index.offsets)
-    return np.asarray(counts[np.searchsorted(index.keys, keys)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,10 +232,9 @@ class RowBuilder:
         """Compute each query once, then rows in chunks."""
         head, relation, query = distinct_queries(self.trunk.model, rows.head, rows.relation)
         queries, rows = self._queries(head, relation, query, rows)
-        chunks = [
-            self._gradients(queries, query[start : start + ROW_CHUNK], rows, start)
-            for start in range(0, len(rows) if self.depth > 1 else 0, ROW_CHUNK)
-        ]
+        starts = range(0, len(rows) if self.depth > 1 else 0, ROW_CHUNK)
+        parts = (slice(start, start + ROW_CHUNK) for start in starts)
+        chunks = [self._gradients(queries, query[part], rows, part) for part in parts]
         none = RowGradients(queries.hidden.new_empty(0, queries.hidden.shape[1]))
         return FactoredRows(rows, query, queries, RowGradients.joined(chunks) if chunks else none)
 
@@ -276,9 +269,8 @@ class RowBuilder:
         return base
 
     def _gradients(
-        self, queries: Queries, query: Tensor, rows: DeltaRows, start: int
+        self, queries: Queries, query: Tensor, rows: DeltaRows, part: slice
     ) -> RowGradients:
-        part = slice(start, start + len(query))
         pulled = rows.alpha[part, None] * queries.pulled[query]
         slope = self.scorer.slope(rows.tail[part], queries.hidden[query])
         grad_hidden = pulled.sub_(rows.beta[part, None] * slope)
@@ -286,14 +278,8 @@ class RowBuilder:
         found = self.trunk.backward(queries, query, grad_hidden, deep=deep, small=self.small)
         if self.terms is None or not deep:
             return found
-        return with_terms(
-            found,
-            self.trunk.model,
-            self.terms,
-            head_id=rows.head[part],
-            relation_id=rows.relation[part],
-            tail_id=rows.tail[part],
-        )
+        ids = rows.head[part], rows.relation[part], rows.tail[part]
+        return with_terms(found, self.trunk.model, self.terms, ids)
 
 
 def distinct_queries(

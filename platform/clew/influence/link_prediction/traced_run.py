@@ -168,10 +168,14 @@ class TracedRun:
         self.config, self.settings = config, settings
         self._data, self._cache = task.data_fingerprint, cache
         self.checkpoints, self.device = checkpoints, device
+        last_layers = settings.num_last_layers if settings.use_last_layers_only else EVERY_LAYER
+        self.depth = min(last_layers, EVERY_LAYER)
         self.weights = checked_weights(checkpoints)
         self.operand = half_precision_type(settings, device)
         """Half-precision type of the operands; None: float32."""
-        self.models = [self._load(task, record) for record in checkpoints]
+        self.models = [
+            read_model(record.path, task.build_model).to(device).eval() for record in checkpoints
+        ]
         self._forms: list[Preconditioner | Geometry | None] = []
         if settings.score == "preconditioned":
             assert isinstance(config.optimizer, Adam)
@@ -180,27 +184,15 @@ class TracedRun:
                 for model, record in zip(self.models, checkpoints, strict=True)
             ]
 
-    @property
-    def steps(self) -> list[int]:
-        return [record.step for record in self.checkpoints]
-
-    @property
-    def depth(self) -> int:
-        if not self.settings.use_last_layers_only:
-            return EVERY_LAYER
-        return min(self.settings.num_last_layers, EVERY_LAYER)
-
     def kernels(self, rows: TripleRows, *, half: bool = True) -> list[GraphModelCheckpoint]:
         """Return the inner products at each checkpoint; `half` allows half precision."""
         if not self._forms and self.settings.score in WHITENED:
             records = zip(self.models, self.checkpoints, strict=True)
             self._forms = [self._geometry(model, record, rows) for model, record in records]
         forms = self._forms or [None] * len(self.models)
-        options = KernelOptions(
-            self.depth,
-            MatrixProduct(self.operand if half else None),
-            keep_features=not self.settings.use_gradient_checkpointing,
-        )
+        products = MatrixProduct(self.operand if half else None)
+        recomputes = self.settings.use_gradient_checkpointing
+        options = KernelOptions(self.depth, products, keep_features=not recomputes)
         return [
             GraphModelCheckpoint(model, rows, options, form)
             for model, form in zip(self.models, forms, strict=True)
@@ -217,9 +209,6 @@ class TracedRun:
             part = slice(start, start + RANKED_ROWS)
             found[:, part] = _scores_and_ranks(self.models[-1], rows, part, known)
         return found.reshape(2, rows.num_directions, rows.num_triples)
-
-    def _load(self, task: LinkPrediction, record: CheckpointRecord) -> GraphModel:
-        return read_model(record.path, task.build_model).to(self.device).eval()
 
     @torch.no_grad()
     def _geometry(self, model: GraphModel, record: CheckpointRecord, rows: TripleRows) -> Geometry:
@@ -336,8 +325,12 @@ def verify_task(
             budget_mib,
         )
         return
-    rows = _own_rows(train, form)
-    ours = _kernel_products(model, rows, form, task.terms)
+    few = train.direction(0).of(torch.arange(min(NUM_ROWS, train.num_triples)).to(train.head))
+    beta = torch.full_like(few.beta, 1.0 - form.label_smoothing)
+    rows = replace(few, alpha=torch.ones_like(beta), beta=beta)
+    triples = TripleRows(form, rows, rows, terms=task.terms)
+    kernel = GraphModelCheckpoint(model, triples, KernelOptions())
+    ours = kernel.products(np.arange(len(rows)), norms=False).by_part.sum(0)
     expected = _autograd_products(task, model, rows)
     error = (ours - expected).abs().max() / expected.abs().max()
     if not bool(error <= TOLERANCE):
@@ -348,21 +341,6 @@ def verify_task(
         )
 
 
-def _own_rows(train: DeltaRows, form: LossForm) -> DeltaRows:
-    few = train.direction(0).of(torch.arange(min(NUM_ROWS, train.num_triples)).to(train.head))
-    beta = torch.full_like(few.beta, 1.0 - form.label_smoothing)
-    return DeltaRows(few.head, few.relation, few.tail, torch.ones_like(beta), beta, 1)
-
-
-def _kernel_products(
-    model: GraphModel, rows: DeltaRows, form: LossForm, terms: TripleTerms | None
-) -> Tensor:
-    triples = TripleRows(form, rows, rows, terms=terms)
-    checkpoint = GraphModelCheckpoint(model, triples, KernelOptions())
-    indices = torch.arange(len(rows)).numpy()
-    return checkpoint.products(indices, norms=False).by_part.sum(0)
-
-
 def _autograd_products(task: LinkPrediction, model: GraphModel, rows: DeltaRows) -> Tensor:
     index = torch.arange(len(rows), device=rows.head.device)
     batch = TripleBatch(rows.head, rows.relation, index, rows.tail, index)
@@ -370,10 +348,7 @@ def _autograd_products(task: LinkPrediction, model: GraphModel, rows: DeltaRows)
     with torch.enable_grad():
         train, test = (
             [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
-            for losses in (
-                task.example_losses(model, batch),
-                task.prediction_losses(model, batch),
-            )
+            for losses in (task.example_losses(model, batch), task.prediction_losses(model, batch))
         )
     return torch.stack([torch.stack([_dot(a, b) for a in train]) for b in test])
 

@@ -97,36 +97,20 @@ class Tracer:
             )
             for records in (checkpoints, *further_runs)
         ]
+        self.models, self.operand = self.runs[0].models, self.runs[0].operand
+        self._dtype = self.models[0].entity.weight.dtype
+        self.precision = str(self.operand or self._dtype).removeprefix("torch.")
         assert isinstance(config.loss, OneVsAllLoss | KvsAllLoss)  # the task refuses others
         self.form, self._terms = LossForm.from_config(config.loss), task.terms
         self._kind = Directions(task.graph.num_relations, task.inverse_relations)
         several = self.form.one_query_a_row and self.form.function == "softmax_cross_entropy"
         self._known = known_tails(self.graph.train, self._kind) if several else None
         self._train = training_rows(self.graph.train, self.form, self._kind).to(device, self._dtype)
+        self._num_parts = len(build_trunk(self.models[0]).parts(self.runs[0].depth))
         self._cleanup = MemoryCleanup(
             settings.enable_memory_cleanup, CLEANUP_INTERVAL_TILES, device
         )
         verify_task(task, self.models[-1], self._train, self.form, settings.memory_budget_mib)
-
-    @property
-    def models(self) -> list[GraphModel]:
-        return self.runs[0].models
-
-    @property
-    def precision(self) -> str:
-        return str(self.operand or self._dtype).removeprefix("torch.")
-
-    @property
-    def operand(self) -> torch.dtype | None:
-        return self.runs[0].operand
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.models[0].entity.weight.dtype
-
-    @property
-    def _num_parts(self) -> int:
-        return len(build_trunk(self.models[0]).parts(self.runs[0].depth))
 
     def plan(self, num_tests: int) -> Plan:
         """Choose the tile size and the tests per pass from the memory budget."""
@@ -201,18 +185,12 @@ class Tracer:
         If `half`, half precision is used when the settings ask for it.
         """
         assert not self.settings.goes_through_steps  # no sum over checkpoints: see `unrolled`
-        rows = self._rows(tests)
-        sums = [
-            Summation(
-                run.kernels(rows, half=half),
-                run.weights,
-                cosine=self.settings.with_cosine or self.settings.score == "cosine",
-                divided_by=DIVIDED_BY.get(self.settings.score, "none"),
-                candidates=candidates,
-            )
-            for run in self.runs
-        ]
-        return sums[0] if len(sums) == 1 else MeanOfRuns(sums, [run.steps for run in self.runs])
+        rows, score = self._rows(tests), self.settings.score
+        cosine = self.settings.with_cosine or score == "cosine"
+        form = (cosine, DIVIDED_BY.get(score, "none"), candidates)
+        sums = [Summation(run.kernels(rows, half=half), run.weights, *form) for run in self.runs]
+        steps = [[record.step for record in run.checkpoints] for run in self.runs]
+        return sums[0] if len(sums) == 1 else MeanOfRuns(sums, steps)
 
     def half_precision_deviation(self, tests: Triples) -> dict[str, float]:
         """Return the deviation of half precision from float32 on a sample of pairs.
@@ -246,9 +224,8 @@ class Tracer:
 
     def _tests(self, tests: Triples) -> DeltaRows:
         rows = own_rows(tests, self.form, self._kind).to(self.device, self._dtype)
-        if self.settings.direction == "both":
-            return rows
-        return rows.direction(0 if self.settings.direction == "tail" else 1)
+        asked = self.settings.direction
+        return rows if asked == "both" else rows.direction(("tail", "head").index(asked))
 
     def _rows(self, tests: Triples) -> TripleRows:
         answers = self._answers if self.settings.test_loss == "filtered" else None

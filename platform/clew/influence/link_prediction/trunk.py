@@ -164,9 +164,8 @@ class Trunk:
             hidden: Tensor = functional_call(self.model, network, (h[None], r[None]))
             return (hidden[0] * g).sum()
 
-        rows = vmap(grad(pulled), in_dims=(None, 0, 0, 0))(
-            self._network, head, relation, grad_hidden
-        )
+        of_rows = vmap(grad(pulled), in_dims=(None, 0, 0, 0))
+        rows = of_rows(self._network, head, relation, grad_hidden)
         return torch.cat([rows[name].flatten(1) for name in self._network], dim=1)
 
 
@@ -210,18 +209,18 @@ def with_terms(
     gradients: RowGradients,
     model: GraphModel,
     terms: TripleTerms,
-    *,
-    head_id: Int[Tensor, "row"],
-    relation_id: Int[Tensor, "row"],
-    tail_id: Int[Tensor, "row"],
+    ids: tuple[Int[Tensor, "row"], Int[Tensor, "row"], Int[Tensor, "row"]],
 ) -> RowGradients:
     """Add the gradients of the loss terms per triple to the gradients of training rows.
+
+    `ids` are the heads, relations and tails of the rows.
 
     The terms belong to the loss that trained the model, so they are part of a training triple's
     gradient. The gradient of a test triple does not include them, because it is that of the
     explained prediction.
     """
     assert isinstance(model, Factorization)
+    head_id, relation_id, tail_id = ids
     looked_up = model.head_table(head_id), model.relation(relation_id), model.entity(tail_id)
     leaves = [values.detach().requires_grad_() for values in looked_up]
     with torch.enable_grad():
@@ -237,9 +236,8 @@ def with_terms(
     query = model.relation_queries(leaves[0], leaves[2]).detach()
     delta = (query @ model.relation.weight.detach().T).softmax(1)
     delta[torch.arange(len(delta), device=delta.device), relation_id] -= 1.0
-    return replace(
-        found, relation_delta=terms.relation_prediction_weight * delta, relation_query=query
-    )
+    delta *= terms.relation_prediction_weight
+    return replace(found, relation_delta=delta, relation_query=query)
 
 
 class TuckERTrunk(Trunk):

@@ -20,9 +20,8 @@ from clew.files import cache_folder, working_folder
 from clew.image_sequences.errors import draw_windows
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import SequenceWindows
-from clew.influence.projections import FOLDER
 from clew.influence.scores import Scored
-from clew.influence.window_index import SearchSettings
+from clew.influence.window_index import FOLDER, SearchSettings
 from clew.influence.window_tracer import UnrolledWindowTracer, WindowExplanation, WindowTracer
 from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling, generate
