@@ -177,7 +177,7 @@ def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Tripl
         )
     if isinstance(weights, Path):
         return tests, read_weights(weights, len(tests))
-    return tests, np.array(weights or [1.0 / len(tests)] * len(tests))
+    return tests, np.full(len(tests), 1.0 / len(tests)) if weights is None else np.array(weights)
 
 
 def read_weights(path: Path, count: int) -> np.ndarray:
