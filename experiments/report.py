@@ -38,7 +38,9 @@ PAGES = {
     "retraining": ("Which scores predict retraining?", ("influence_validation",)),
     "retraining_dense": ("Which do, on dense parts?", ("influence_validation-dense",)),
     "retraining_models": (
-        "Which do, for three models?", ("influence_validation-models", "verify_recipe"),
+        "Which do, for three models?",
+        ("influence_validation-models", "influence_validation-wordnet", "verify_recipe",
+         "tuned_recipe"),
     ),
     "wrong_facts": (
         "Do scores find wrong facts, and mechanisms?",

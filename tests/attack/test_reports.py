@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -152,10 +151,12 @@ def test_results_of_tests_of_explanations(place: Path) -> None:
     path = place / "validation.json"
 
     def read() -> None:
-        with suppress(ValidationError):
+        try:
             record = ValidationRecord.model_validate_json(path.read_bytes())
-            list(record.markdown())
-            record.summary("raw", "0" * 32)
+        except ValidationError:
+            return
+        list(record.markdown())
+        record.summary("raw", "0" * 32)
 
     def case(draw: DrawFn) -> None:
         path.write_bytes(draw(damaged_json(draw(st.sampled_from([content, {}, draw(values)])))))

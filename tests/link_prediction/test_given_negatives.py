@@ -141,6 +141,13 @@ def test_ranks_are_those_of_ogb_s_evaluator(tmp_path, monkeypatch, at_once):
             assert ranks[i] == 0.5 * (optimistic + pessimistic) + 1
 
 
+def test_ids_of_another_byte_order_are_read(tmp_path):
+    ours = write_arrays(tmp_path / "ours.npz")
+    write_arrays(tmp_path / "other.npz", **{key: ids.astype(">i4") for key, ids in ours.items()})
+    found = read_given_negatives(tmp_path / "other.npz", *names())
+    np.testing.assert_array_equal(found.triples, TRIPLES)
+
+
 def test_types_are_part_of_a_name(tmp_path):
     types = np.array(["drug", "drug", "drug", "drug"])
     write_arrays(tmp_path / "test.npz", head_type=types, tail_type=types)
@@ -154,6 +161,7 @@ def test_types_are_part_of_a_name(tmp_path):
         ({"tail_neg": None}, "no array tail_neg; expected head, relation, tail"),
         ({"head_neg": np.zeros((3, 2), int)}, r"array head_neg: shape \(3, 2\); expected 4 rows"),
         ({"tail": np.array([0, 1, 2, 77])}, "array tail: .*'77'"),
+        ({"head": np.array(["0", "1\0a", "2", "3"])}, "array head: .*1"),
         ({"tail_neg": np.zeros((4, 0), int)}, "array tail_neg: no candidate; expected wrong names"),
         ({"head": np.zeros(0, int)}, "array head: no triple; expected at least one"),
     ],

@@ -20,7 +20,7 @@ from clew.link_prediction import tables, triple_files, triples
 from clew.link_prediction.packed import KEY, pack_graph, read_packed
 from clew.link_prediction.plausibility import report
 from clew.link_prediction.sources import BUNDLED, files_of_folder
-from clew.link_prediction.tables import TRIPLE, read_coded
+from clew.link_prediction.tables import TRIPLE, _coded_blocks, read_coded
 from clew.link_prediction.triple_files import GraphFiles, read_graph
 from clew.link_prediction.triples import SPLITS, FilterIndex
 
@@ -37,6 +37,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_streamed_codes_are_those_of_one_reading(tmp_path: Path) -> None:
     paths = [UMLS.train, UMLS.test or UMLS.train]
+    assert len(list(_coded_blocks(paths, TRIPLE, 999))) > 100
     streamed, values = read_coded(paths, TRIPLE, on_disk=tmp_path, block_bytes=999)
     tables_of_values, expected = read_coded(paths, TRIPLE)
     for found, table in zip(streamed, tables_of_values, strict=True):

@@ -26,6 +26,7 @@ from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence
 from clew.training.manifest import MANIFEST_FILE
 from clew.workflows.explaining import batch_tracin as batch_work
 from clew.workflows.explaining import tracin as tracing
+from clew.workflows.explaining.batch_results import OutputFolder
 from clew.workflows.explaining.batch_tracin import BatchRequest, BatchResult, batch_tracin
 from clew.workflows.explaining.trace_source import GivenFiles, open_trace_source
 from clew.workflows.explaining.tracin import tracin
@@ -407,6 +408,23 @@ def test_one_failing_triple_does_not_stop_the_rest(trained, tmp_path, monkeypatc
     assert result.outcomes[3].message == "something broke"
     assert "3 failed" in result.table()
     monkeypatch.undo()
+
+
+def test_a_triple_that_cannot_be_written_does_not_stop_the_rest(
+    trained, triples, tmp_path, monkeypatch
+):
+    real = OutputFolder.write
+
+    def failing(self, outcome, *arguments):
+        if outcome.text == LINES[1]:
+            raise MemoryError
+        real(self, outcome, *arguments)
+
+    monkeypatch.setattr(OutputFolder, "write", failing)
+    triples.write_text("\n".join(LINES[:3]) + "\n")
+    result = batch(trained, triples, tmp_path / "b")
+    assert [outcome.status for outcome in result.outcomes] == ["done", "failed", "done"]
+    assert result.outcomes[1].message == "MemoryError"
 
 
 def ids_of(source, line: str) -> list[int]:

@@ -71,7 +71,7 @@ class InfluenceConfig(Section):
     tuning_learning_rate: float | None = Field(default=None, gt=0)
     """`tuned`: learning rate of the fine-tuning; unset: 0.4 times the run's."""
     tuning_seeds: int | None = Field(default=None, ge=1)
-    """`tuned`: fine-tunings whose derivatives are averaged, with the next seeds; unset: 2."""
+    """`tuned`: fine-tunings whose derivatives are averaged; no check has their seeds; unset: 2."""
     direction: Annotated[Question, EXPLAIN_FLAG] = "tail"
     """Which answer is explained: the tail, the head (needs `data.inverse_relations`), or both, by
     the sum of their losses. The score and rank of the test triple are for the same answer."""

@@ -69,8 +69,10 @@ def scan(
     if initial is None:
         initial = inputs.new_zeros(inputs.shape[0], *inputs.shape[2:])
     keep = None if starts is None else (~starts).to(inputs.dtype)
-    if keep is not None and _varies(multipliers):
-        multipliers, keep = multipliers * keep[:, :, None, None], None
+    if _varies(multipliers):
+        multipliers = multipliers.expand_as(inputs)  # the kernels read one for each example
+        if keep is not None:
+            multipliers, keep = multipliers * keep[:, :, None, None], None
     states: Tensor = diagonal_scan(inputs, multipliers, initial, chunk_size, keep)
     return states
 

@@ -334,4 +334,8 @@ class AnswerSets:
         if not said.isdigit() or len(said) > 10 or any(c.null_count for c in table.columns):
             raise DataError(f"{path}: not a file of answer sets (a number is missing)")
         split, relation, surprise = (column.to_numpy() for column in table.columns)
+        if not np.isin(split, (VALID, TEST)).all():
+            raise DataError(
+                f"{path}: not a file of answer sets (a split is neither valid nor test)"
+            )
         return cls(max(int(said), 1), split == TEST, relation, surprise)

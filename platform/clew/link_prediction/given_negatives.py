@@ -173,10 +173,11 @@ def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabu
     for start in range(0, len(found), step):
         rows = slice(start, start + step)
         try:
-            names = pa.array(named[rows].ravel()).cast(pa.string())
+            # By way of Python: Arrow ends a text of NumPy at its first zero.
+            names = pa.array(named[rows].astype(str).ravel().tolist(), pa.string())
             if kinds is not None:
-                kind = pa.array(np.repeat(kinds[rows], named[:1].size)).cast(pa.string())
-                names = pc.binary_join_element_wise(kind, names, ":")
+                kind = np.repeat(kinds[rows].astype(str), named[:1].size).tolist()
+                names = pc.binary_join_element_wise(pa.array(kind, pa.string()), names, ":")
         except ValueError as error:
             raise DataError(f"{path}, array {key}: not text ({described(error)})") from None
         ids = vocabulary.find(names)

@@ -82,6 +82,7 @@ class ScoreSettings(_Record):
     tuning: Recipe | None = None
     """Of tuned scores, with the number of fine-tunings; None if the form is not tuned."""
     tuning_seeds: int | None = None
+    first_tuning_seed: int | None = None
 
     @classmethod
     def of_report(
@@ -98,6 +99,7 @@ class ScoreSettings(_Record):
                 checkpoints=tuple(checkpoints),
                 tuning=settings.get("tuning"),
                 tuning_seeds=settings["tuning_seeds"] if "tuning" in settings else None,
+                first_tuning_seed=settings.get("first_tuning_seed"),
             )
         except (KeyError, ValidationError):
             return None

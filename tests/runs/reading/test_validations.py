@@ -304,6 +304,7 @@ def test_a_test_of_tuned_scores_counts_for_its_fine_tuning_only(
     asked = head.settings | tuning | {"score": "tuned"}
     assert find_validation(head.model, asked) is not None
     assert find_validation(head.model, asked | {"tuning_seeds": 3}) is None
+    assert find_validation(head.model, asked | {"first_tuning_seed": 1}) is None
     other = {"tuning": {"epochs": 5, "learning_rate": 0.002}}
     assert find_validation(head.model, asked | other) is None
     assert find_validation(head.model, head.settings | {"score": "cosine"}) is not None

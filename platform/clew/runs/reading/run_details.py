@@ -290,7 +290,8 @@ def find_validation(model: ReportModel, settings: Mapping[str, Any]) -> Validati
             continue
         tested = record.settings
         if tested is not None and asked.tuning is None:
-            tested = tested.model_copy(update={"tuning": None, "tuning_seeds": None})
+            untuned = {"tuning": None, "tuning_seeds": None, "first_tuning_seed": None}
+            tested = tested.model_copy(update=untuned)
         if (tested, set(record.ensemble)) != (asked, set(model.runs)):
             continue
         summary = record.summary(str(settings["score"]), run.run_id)

@@ -139,10 +139,15 @@ class BatchTrace:
     def keep(self, explained: Iterable[Explained]) -> None:
         """Write the results of test triples, each all or nothing."""
         for outcome, findings in explained:
-            if findings is not None:
-                self.output.write(outcome, self.report, findings)
-                self.seconds += findings.seconds
             self.outcomes[outcome.index] = outcome
+            if findings is not None:
+                self.seconds += findings.seconds
+                try:
+                    self.output.write(outcome, self.report, findings)
+                except (ClewError, RuntimeError, MemoryError) as error:
+                    if isinstance(error, Interrupted):
+                        raise
+                    self.outcomes[outcome.index] = _refused(outcome.index, outcome.text, error)
 
 
 def explain_groups(source: TraceSource, waiting: Waiting) -> Iterator[list[Explained]]:
@@ -164,8 +169,7 @@ def explain_group(source: TraceSource, group: Waiting) -> list[Explained]:
     except (ClewError, RuntimeError, MemoryError) as error:
         if len(group) > 1:
             return [found for item in group for found in explain_group(source, [item])]
-        logger.warning("line %d (%s): %s", tests[0].index + 1, tests[0].text, error)
-        return [(failed(tests[0], described(error)), None)]
+        return [(_refused(tests[0].index, tests[0].text, error), None)]
     return [_done(test, findings.only(row)) for row, test in enumerate(tests)]
 
 
@@ -173,6 +177,11 @@ def _done(test: GivenTriple, findings: Findings) -> Explained:
     numbers = (findings.candidates, findings.scores, findings.ranks)
     candidates, score, rank = (values[0].item() for values in numbers)
     return Outcome(test.index, test.text, "done", "", candidates, score, rank), findings
+
+
+def _refused(index: int, text: str, error: Exception) -> Outcome:
+    logger.warning("line %d (%s): %s", index + 1, text, error)
+    return Outcome(index, text, "failed", described(error))
 
 
 def failed(test: GivenTriple, message: str) -> Outcome:

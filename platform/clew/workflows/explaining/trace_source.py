@@ -361,9 +361,7 @@ def prepare(source: TraceSource, form: str = "unrolled") -> UnrolledTracer:
     tuning = fine_tuning(model.config, tuning_of(model.config))
     start = source.tracer.models[-1]
     retrainer = Retrainer(source.task.graph, tuning, model.manifest, device, start)
-    count = model.config.influence.tuning_seeds or TUNING_SEEDS
-    first = model.config.training.seed + FIRST_TUNING_SEED
-    return TunedTracer(*of_run, retrainer, range(first, first + count))
+    return TunedTracer(*of_run, retrainer, tuning_seeds_of(model.config))
 
 
 def tuning_of(config: RunConfig) -> Recipe:
@@ -371,6 +369,11 @@ def tuning_of(config: RunConfig) -> Recipe:
     influence = config.influence
     rate = influence.tuning_learning_rate or TUNING_SHARE_OF_RATE * config.optimizer.learning_rate
     return recipe_of(config, influence.tuning_epochs, rate)
+
+
+def tuning_seeds_of(config: RunConfig) -> list[int]:
+    count, first = config.influence.tuning_seeds or TUNING_SEEDS, FIRST_TUNING_SEED
+    return [(config.training.seed + first + number) % 2**32 for number in range(count)]
 
 
 def seeds_of(source: TraceSource, count: int) -> tuple[int, ...]:
@@ -401,8 +404,8 @@ def unrolled_settings(source: TraceSource) -> dict[str, Any]:
 
 
 def tuned_settings(config: RunConfig) -> dict[str, Any]:
-    seeds = config.influence.tuning_seeds or TUNING_SEEDS
-    return {"tuning": tuning_of(config).model_dump(), "tuning_seeds": seeds}
+    seeds, tuning = tuning_seeds_of(config), tuning_of(config).model_dump()
+    return {"tuning": tuning, "tuning_seeds": len(seeds), "first_tuning_seed": seeds[0]}
 
 
 def replay_settings(config: RunConfig, steps: int) -> dict[str, Any]:
