@@ -289,19 +289,11 @@ def _response(explanation: SharedExplanation) -> Content:
     edges = {PREDICTION: _predicted(test, list(graphs))}
     meaning = f"{explanation.head.form.sentence} {POSITIVE}"
     edges |= {ids[triple_of(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
-    rank = float(test["rank"])
     question = {
         "subject": HEAD,
         "object": TAIL,
         "predicates": [edges[PREDICTION]["predicate"]],
         "knowledge_type": "inferred",
-    }
-    analysis = {
-        "resource_id": RESOURCE,
-        **({"score": 1 / rank} if rank >= 1 else {}),
-        "scoring_method": "reciprocal of the filtered rank",
-        "edge_bindings": {ANSWER: [_binding(PREDICTION)]},
-        "support_graphs": list(graphs),
     }
     missing = int(denied.sum())
     note = f" (without {counted(missing, 'denied fact')}, as TRAPI has no denials)" * bool(missing)
@@ -315,7 +307,7 @@ def _response(explanation: SharedExplanation) -> Content:
             "results": [
                 {
                     "node_bindings": {HEAD: [_binding(head)], TAIL: [_binding(tail)]},
-                    "analyses": [analysis],
+                    "analyses": [_analysis(float(test["rank"]), list(graphs))],
                 }
             ],
             "auxiliary_graphs": graphs,
@@ -325,6 +317,16 @@ def _response(explanation: SharedExplanation) -> Content:
         "status": "Success",
         "description": f"Clew: the training facts behind an answer, {explanation.title}{note}. "
         + explanation.head.label.sentence,
+    }
+
+
+def _analysis(rank: float, support_graphs: list[str]) -> Content:
+    return {
+        "resource_id": RESOURCE,
+        **({"score": 1 / rank} if rank >= 1 else {}),
+        "scoring_method": "reciprocal of the filtered rank",
+        "edge_bindings": {ANSWER: [_binding(PREDICTION)]},
+        "support_graphs": support_graphs,
     }
 
 
