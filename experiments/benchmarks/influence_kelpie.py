@@ -39,7 +39,6 @@ from clew.influence.retraining import (
     KeptRetrainings,
     Retrainer,
     Retraining,
-    train_missing,
 )
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
@@ -271,13 +270,14 @@ def retrained(
         for key, facts in chosen.items()
     }
     folder = KeptRetrainings(KEPT / data_set, identity(source, tests))
-    train_missing(
-        [retraining for plan in plans.values() for retraining in plan],
-        folder,
-        Retrainer(graph, config, source.model.manifest, source.tracer.device),
-        Examiner(graph, config, tests),
-        lambda done, total: print(f"{data_set}: {done} of {total} retrainings", flush=True),
-    )
+    retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
+    examiner = Examiner(graph, config, tests)
+    every = {one.key: one for plan in plans.values() for one in plan}
+    missing = [one for one in every.values() if one not in folder]
+    print(f"{data_set}: {len(missing)} of {len(every)} retrainings to do", flush=True)
+    for one, model in retrainer.train_each(missing):
+        folder.write(one, examiner.examine(model))
+        print(f"{data_set}: {one.key} done", flush=True)
     return {key: [folder.read(one).of("tail") for one in plan] for key, plan in plans.items()}
 
 
