@@ -102,6 +102,10 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
     def describe_data(self, task: TaskT) -> str:
         """Return the sizes of the data in a few words."""
 
+    def findings(self, task: TaskT) -> list[str]:
+        """Return what people should look at in the data, one sentence each."""
+        return []
+
     @abstractmethod
     def summary(self, task: TaskT, metrics: Mapping[str, float], split: str) -> list[str]:
         """Say in at most three lines how good a model is on a split.

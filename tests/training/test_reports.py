@@ -53,6 +53,16 @@ def test_other_processes_and_parts_of_a_study_say_nothing_of_validations(
     assert said(log) == []
 
 
+@pytest.mark.parametrize("is_part", [False, True])
+def test_only_a_run_of_its_own_says_what_to_look_at_in_the_data(
+    make_trainer: Any, log: pytest.LogCaptureFixture, is_part: bool
+) -> None:
+    reports = Reports(speaks=True, is_part=is_part)
+    reports.begin(make_trainer(), "90 triples", ["symmetric relations: 3"], "a dashboard")
+    assert [line for line in said(log) if "symmetric relations: 3" in line] == said(log)[1:2]
+    assert bool(said(log)) is not is_part
+
+
 @pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("is_part", [False, True])
 def test_a_silence_ends_even_during_a_long_step(

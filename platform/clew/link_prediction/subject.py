@@ -111,6 +111,9 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
             f"{len(graph.test):,} to test"
         )
 
+    def findings(self, task: LinkPrediction) -> list[str]:
+        return [str(finding) for finding in task.data_report.findings]
+
     def summary(self, task: LinkPrediction, metrics: Mapping[str, float], split: str) -> list[str]:
         shown = {"MRR": names.MRR, **{f"Hits@{k}": names.hits_at(k) for k in (1, 10)}}
         found = {title: metrics[names.metric(split, name)] for title, name in shown.items()}

@@ -1,6 +1,5 @@
 """Link prediction: a knowledge graph, a graph model, and a loss over all entities."""
 
-import logging
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,7 @@ from clew.link_prediction.losses.sampled import NegativeSampler, SampledScores, 
 from clew.link_prediction.losses.sharded import sharded_loss
 from clew.link_prediction.losses.triple_terms import TripleTerms
 from clew.link_prediction.models.base import GraphModel, Queries, build_graph_model
-from clew.link_prediction.plausibility import report
+from clew.link_prediction.plausibility import Report, report
 from clew.link_prediction.rank_metrics import RankingResult
 from clew.link_prediction.ranking import RankingSettings, rank_triples
 from clew.link_prediction.triple_batches import (
@@ -42,8 +41,6 @@ from clew.training.sharding import ShardedTable
 from clew.training.task import ExampleValues, LossSum
 
 Examples = OneVsAllExamples | KvsAllExamples
-
-logger = logging.getLogger(__name__)
 
 
 class LinkPrediction:
@@ -218,6 +215,10 @@ class LinkPrediction:
     def leakage(self) -> Leakage:
         return find_leakage(self.graph)
 
+    @cached_property
+    def data_report(self) -> Report:
+        return report(self.graph, leakage=self.leakage)
+
     def rank(self, model: nn.Module, split: str) -> RankingResult:
         """Rank the heads and tails of a split's triples among all entities."""
         triples = self.graph.split(split)
@@ -241,10 +242,7 @@ class LinkPrediction:
         target.mkdir(parents=True, exist_ok=True)
         self.graph.entities.write(target / "entities.parquet")
         self.graph.relations.write(target / "relations.parquet")
-        found = report(self.graph, leakage=self.leakage)
-        found.write(folder / names.ARTIFACT_DATA_REPORT)
-        for finding in found.findings:
-            logger.info("look at: %s", finding)
+        self.data_report.write(folder / names.ARTIFACT_DATA_REPORT)
 
     def write_report(self, split: str, folder: Path) -> None:
         """Write the ranks by relation and side of the last evaluation of a split, as Parquet."""

@@ -7,7 +7,7 @@ long step and a long validation are not silent either. It only looks at the trai
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -75,8 +75,10 @@ class Reports:
         self._said = time.monotonic()
         logger.info("%s", line)
 
-    def begin(self, trainer: "Trainer[Any]", data: str, watched: str) -> None:
-        """Say what is trained on what, and where to watch it."""
+    def begin(
+        self, trainer: "Trainer[Any]", data: str, findings: Sequence[str], watched: str
+    ) -> None:
+        """Say what is trained on what, what to look at in the data, and where to watch it."""
         if not self._speaks or self._is_part:
             return
         config, progress = trainer.config, trainer.progress
@@ -85,6 +87,8 @@ class Reports:
             f"training {config.model.kind} ({parameters:,} parameters) on "
             f"{trainer.task.dataset}: {data}"
         )
+        for finding in findings:
+            self.say(f"look at: {finding}")
         length, steps = counted(config.training.num_epochs, "epoch"), config.training.max_steps
         length = length if steps is None else f"at most {length}, {counted(steps, 'step')}"
         resumed = f", from step {progress.step}" if progress.step else ""

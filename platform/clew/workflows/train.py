@@ -292,8 +292,9 @@ def _run(
         if trainer.world.is_main:  # the new run also contains the earlier checkpoints
             point.put_aside()
             trainer.checkpointer.adopt([*point.earlier, point.checkpoint], point.best)
-    data = SUBJECTS[config.data.kind].describe_data(trainer.task)
-    trainer.reports.begin(trainer, data, watched_at(config, tracker))
+    subject, watched = SUBJECTS[config.data.kind], watched_at(config, tracker)
+    data, findings = subject.describe_data(trainer.task), subject.findings(trainer.task)
+    trainer.reports.begin(trainer, data, findings, watched)
     reset_gpu_peaks(trainer.precision.device)
     reset_process_peak()
     trainer.history.start()
