@@ -59,7 +59,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
             place + reach,
             colors="black",
             linestyles="dashed",
-            label="ceiling" if place == 0 else None,
+            label="ceiling" if place == 0 else "",
         )
     axis.axhline(0, color="black", linewidth=0.8)
     axis.set_xticks(range(len(trainings)), trainings)

@@ -16,6 +16,7 @@ import psutil
 from streamlit.proto.BackMsg_pb2 import BackMsg
 from streamlit.proto.ForwardMsg_pb2 import ForwardMsg
 from websockets.sync.client import connect
+from websockets.typing import Origin, Subprotocol
 
 from experiments.benchmarks.dashboard_speed import seed
 from experiments.benchmarks.harness import print_table, write_results
@@ -34,8 +35,8 @@ class Person:
     def __init__(self, address: str) -> None:
         self._socket = connect(
             f"{address.replace('http', 'ws')}/_stcore/stream",
-            origin=address,
-            subprotocols=["streamlit", "PLACEHOLDER_AUTH_TOKEN"],
+            origin=Origin(address),
+            subprotocols=[Subprotocol("streamlit"), Subprotocol("PLACEHOLDER_AUTH_TOKEN")],
             max_size=None,
         )
         self.pages: list[str] = []
@@ -71,7 +72,7 @@ def server_mib() -> float:
         if "clew.ui.serve" in " ".join(process.cmdline())
     ]
     every = [child for server in servers for child in (server, *server.children(recursive=True))]
-    return sum(process.memory_full_info().uss for process in every) / 2**20
+    return float(sum(process.memory_full_info().uss for process in every) / 2**20)
 
 
 def main(clicks: int) -> None:

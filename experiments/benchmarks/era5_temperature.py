@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import load, with_settings
 from clew.config.schema import RunConfig
 from clew.image_sequences.errors import (
@@ -81,8 +82,10 @@ KEPT = (
 def train_each_group(config: RunConfig) -> RegressionResult:
     """Train with each group as the test group in turn; return all predictions together."""
     parts = []
+    assert isinstance(config.data, ImageSequenceData)
     for group in group_names(load_table(config.data).group):
         run_id = train(with_settings(config, {"data.test_group": group})).run_id
+        assert run_id is not None
         with fetched(run_id, "evaluation/test_predictions.parquet") as path:
             parts.append(read_predictions(path))
     return together(parts)

@@ -146,7 +146,8 @@ def table_of_runs(sizes: tuple[int, ...]) -> Measured:
         search.search_runs(query)
         search.count_runs(query)
 
-    recorded, found = record(Path("recorded").resolve(), num_epochs=2), {}
+    recorded = record(Path("recorded").resolve(), num_epochs=2)
+    found: Measured = {}
     for size in sizes:
         folder = Path(f"{size} runs").resolve()
         if not folder.is_dir():

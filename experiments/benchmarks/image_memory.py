@@ -10,6 +10,7 @@ medians of steps with the frames kept and with the frames computed again, in tur
 
 import sys
 import time
+from functools import partial
 
 import torch
 
@@ -89,7 +90,7 @@ def measure_time(windows: int, frames: int, architecture: str) -> None:
         for name in ("kept", "again")
     }
     seconds = interleaved_seconds(
-        {name: lambda parts=parts: step(parts) for name, parts in forms.items()}, repeats=REPEATS
+        {name: partial(step, parts) for name, parts in forms.items()}, repeats=REPEATS
     )
     kept, again = median(seconds["kept"]), median(seconds["again"])
     report_child(

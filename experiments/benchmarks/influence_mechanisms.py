@@ -193,7 +193,7 @@ def main(run_id: str) -> None:
         print_table(rows)
     chosen = choose(tables["validation"], tables["test"])
     print_table(list(chosen.values()))
-    quality = {key: value for key, value in trained.items() if key.startswith("test/")}
+    quality: Row = {key: value for key, value in trained.items() if key.startswith("test/")}
     results = {
         **tables,
         "chosen on the validation split": chosen,

@@ -208,7 +208,8 @@ def copied(ours: ConvE) -> opponent_loop.ConvE:
     ]
     for own, other in pairs:
         other.load_state_dict(own.state_dict())
-    theirs.output.bias = None if ours.entity_bias is None else nn.Parameter(ours.entity_bias.data)
+    bias = None if ours.entity_bias is None else nn.Parameter(ours.entity_bias.data)
+    theirs.output.register_parameter("bias", bias)
     return theirs.eval()
 
 
@@ -305,7 +306,7 @@ def run_dattri(question: Question) -> Scores:
     train, test = facts(case)
     model = copied(clew_network(case))
 
-    def loss(parameters: Mapping[str, Tensor], data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def loss(parameters: dict[str, Tensor], data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         head, relation, tail = (part.reshape(1) for part in data)
         return row_losses(torch.func.functional_call(model, parameters, (head, relation)), tail)[0]
 
@@ -329,7 +330,7 @@ def run_kronfluence(question: Question) -> Scores:
     from kronfluence.arguments import FactorArguments, ScoreArguments
     from kronfluence.task import Task
 
-    class Loss(Task):
+    class Loss(Task):  # type: ignore[misc,unused-ignore]
         """The same loss for training rows and tests."""
 
         def compute_train_loss(

@@ -72,6 +72,7 @@ def own_losses(source: TraceSource) -> np.ndarray:
     head, relation, tail = torch.from_numpy(rows.astype(np.int64)).T
     losses = []
     for model in source.tracer.models:
+        assert model.entity_bias is not None
         with torch.no_grad():
             scores = model.queries(head, relation) @ model.entity.weight.T + model.entity_bias
         each = scores.logsumexp(1) - scores.gather(1, tail[:, None])[:, 0]

@@ -15,8 +15,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -209,7 +210,7 @@ def run_dattri(train: np.ndarray, test: np.ndarray) -> tuple[float, np.ndarray]:
     products.onednn_is_faster = lambda: False  # type: ignore[assignment]
     model = Scorer(network())
 
-    def loss(parameters: Mapping[str, Tensor], data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def loss(parameters: dict[str, Tensor], data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         head, relation, tail = (part.reshape(1) for part in data)
         return row_losses(torch.func.functional_call(model, parameters, (head, relation)), tail)[0]
 
@@ -240,7 +241,7 @@ def child(engine: str, rows: str, tests: str, checkpoints: str, folder: str, opt
     network()
     before = resident_gib()
     if engine == "clew":
-        flags = {name: True for name in options.split("+") if name}
+        flags: dict[str, Any] = {name: True for name in options.split("+") if name}
         seconds, scores = run_clew(train, test, num_checkpoints=int(checkpoints), **flags)
     else:
         seconds, scores = RUNNERS[engine](train, test)

@@ -147,7 +147,7 @@ def train(cell: Cell, tokens: Tensor) -> tuple[Model, int, float]:
         factor = min(progress / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * progress))
         for group in optimizer.param_groups:
             group["lr"] = cell.rate * factor
-        losses(model, windows).mean().backward()  # type: ignore[no-untyped-call]
+        losses(model, windows).mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -54,7 +54,7 @@ CASES = (
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_linear_pointwise"}
 
 
-class RecordedProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class RecordedProducts(TorchDispatchMode):
     """Records the matrix products that torch computes, and repeats them on random numbers."""
 
     def __init__(self) -> None:

@@ -91,11 +91,11 @@ def edges_of(
 def write_graph(path: Path) -> int:
     """Write the graph as PrimeKG's `kg.csv`, and return its number of edges."""
     generator, tables = np.random.default_rng(0), []
-    for relation, *kinds, count in RELATIONS:
+    for relation, head, tail, count in RELATIONS:
         columns: dict[str, object] = {"relation": [relation] * count}
         columns["display_relation"] = columns["relation"]
-        ends = edges_of(*kinds, count, generator)
-        for end, kind, number in zip("xy", kinds, ends, strict=True):
+        ends = edges_of(head, tail, count, generator)
+        for end, kind, number in zip("xy", (head, tail), ends, strict=True):
             before = sum(list(KINDS.values())[: list(KINDS).index(kind)])
             index = pa.array(before + number).cast(pa.string())
             columns[f"{end}_index"] = columns[f"{end}_id"] = index

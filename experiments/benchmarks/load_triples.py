@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -58,7 +58,7 @@ def generate(folder: Path, num_triples: int, num_entities: int) -> None:
     _compress(folder / "names.txt", zstandard.open)
 
 
-def _compress(path: Path, opened: Callable[..., BinaryIO]) -> None:
+def _compress(path: Path, opened: Callable[..., Any]) -> None:
     suffix, options = (".gz", {"compresslevel": 6}) if opened is gzip.open else (".zst", {})
     target_path = path.with_name(path.name + suffix)
     with path.open("rb") as source, opened(target_path, "wb", **options) as target:
@@ -77,7 +77,7 @@ def load_with_clew(path: Path) -> float:
     )
     graph = read_graph("benchmark", files)
     names = graph.entities.name_array.nbytes + graph.relations.name_array.nbytes
-    return (graph.train.nbytes + names) / GIB
+    return float((graph.train.nbytes + names) / GIB)
 
 
 def load_with_pandas(path: Path) -> float:
@@ -97,7 +97,7 @@ def load_with_pykeen(path: Path) -> float:
     from pykeen.triples import TriplesFactory
 
     factory = TriplesFactory.from_path(path)
-    return factory.mapped_triples.nbytes / GIB
+    return float(factory.mapped_triples.nbytes / GIB)
 
 
 LOADERS: dict[str, Callable[[Path], float]] = {

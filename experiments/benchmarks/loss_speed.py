@@ -90,7 +90,7 @@ def alternatives(
 
     def loss(compute: Callable[..., torch.Tensor]) -> None:
         inputs = [leaf.clone().requires_grad_() for leaf in leaves]
-        compute(*inputs, row, entity, settings=OneVsAll(function, 0.1)).backward()  # type: ignore[no-untyped-call]
+        compute(*inputs, row, entity, settings=OneVsAll(function, 0.1)).backward()
 
     return {
         "products": products,
@@ -136,7 +136,7 @@ class Steps:
         """Run one training step for each batch."""
         for indices in self.batches:
             loss = self.task.loss(self.model, self.examples.batch(indices))
-            (loss.total / loss.count).backward()  # type: ignore[no-untyped-call]
+            (loss.total / loss.count).backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 

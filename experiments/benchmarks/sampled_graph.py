@@ -34,7 +34,7 @@ ENTITIES, TRIPLES, STEPS = 200_000, 2_000_000, 60
 RELATIONS, DIMENSIONS, BATCH, NEGATIVES = 1000, 100, 4096, 4096
 MOST_ENTITIES_FOR_ALL = 1_000_000
 BLOCK = 5_000_000
-CASES = {
+CASES: dict[str, dict[str, object]] = {
     "uniform": {"loss.negatives": NEGATIVES},
     "degree": {"loss.negatives": NEGATIVES, "loss.negative_sampling": "degree"},
     "all entities": {},
@@ -124,7 +124,7 @@ def main(entities: int, triples: int, steps: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["child"]:
-        child(*map(int, sys.argv[2:5]), sys.argv[5])
+        child(int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
     else:
         given = [int(text) for text in sys.argv[1:]]
         main(*(given + [ENTITIES, TRIPLES, STEPS][len(given) :]))

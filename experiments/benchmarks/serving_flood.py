@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -95,7 +96,7 @@ def bodies(model: str) -> tuple[bytes, bytes]:
         source = random.Random(0)
         small, large = ({"dataframe_records": random_rows(n, source)} for n in (1, 1000))
     else:
-        row = {"dataframe_records": [{"prompt": "What is it, my lord"}]}
+        row: dict[str, Any] = {"dataframe_records": [{"prompt": "What is it, my lord"}]}
         small, large = (row | {"params": {"max_tokens": n}} for n in (8, 2000))
     return json.dumps(small).encode(), json.dumps(large).encode()
 
@@ -195,7 +196,8 @@ def main() -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else SECONDS
     os.environ |= VARIABLES
-    rows, figures = [], {}
+    rows: list[dict[str, object]] = []
+    figures: dict[str, list[float]] = {}
     for model in ("graph", "language"):
         with (
             tempfile.TemporaryDirectory(prefix="clew-flood-") as folder,

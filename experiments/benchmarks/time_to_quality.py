@@ -285,7 +285,8 @@ def train_with_pykeen(recipe: str, data: str) -> None:
     def ids_of(split: str) -> Tensor:
         path, names_of = folder / f"{split}.txt", (train.entity_to_id, train.relation_to_id)
         read = TriplesFactory.from_path(path, entity_to_id=names_of[0], relation_to_id=names_of[1])
-        return read.mapped_triples
+        ids: Tensor = read.mapped_triples
+        return ids
 
     valid, test = ids_of("valid"), ids_of("test")
     evaluator = RankBasedEvaluator(filtered=True)
@@ -297,7 +298,7 @@ def train_with_pykeen(recipe: str, data: str) -> None:
         )
         return float(found.get_metric("both.realistic.inverse_harmonic_mean_rank"))
 
-    class Validation(TrainingCallback):
+    class Validation(TrainingCallback):  # type: ignore[misc,unused-ignore]
         """Validates like the other curves, filtered by all known triples."""
 
         clocks, began = Clocks(), 0.0

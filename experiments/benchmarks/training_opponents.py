@@ -32,6 +32,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -197,17 +198,31 @@ def train_with_pykeen(case: Case) -> Measured:
         ).mapped_triples
         for split in ("valid", "test")
     )
-    common = {"triples_factory": train, "loss": "bcewithlogits", "random_seed": case.seed}
+    common: dict[str, Any] = {
+        "triples_factory": train,
+        "loss": "bcewithlogits",
+        "random_seed": case.seed,
+    }
     if case.model == "conve":
-        shape = {"output_channels": 32, "embedding_height": 10, "embedding_width": DIM // 10}
-        model = ConvE(embedding_dim=DIM, **shape, **common)
+        model: ConvE | ComplEx = ConvE(
+            embedding_dim=DIM,
+            output_channels=32,
+            embedding_height=10,
+            embedding_width=DIM // 10,
+            **common,
+        )
     else:
         small = partial(torch.nn.init.normal_, std=0.1)
-        start = {"entity_initializer": small, "relation_initializer": small, "regularizer": None}
-        model = ComplEx(embedding_dim=DIM, **start, **common)
+        model = ComplEx(
+            embedding_dim=DIM,
+            entity_initializer=small,
+            relation_initializer=small,
+            regularizer=None,
+            **common,
+        )
     ends = [time.perf_counter()]
 
-    class Clock(TrainingCallback):
+    class Clock(TrainingCallback):  # type: ignore[misc,unused-ignore]
         """Notes when an epoch starts and ends."""
 
         def pre_step(self, **others: object) -> None:

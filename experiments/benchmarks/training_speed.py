@@ -79,7 +79,8 @@ class Case:
         """Return the case for the arguments that `arguments` returned."""
         variant, precision, batch_size, steps, keep = words
         assert precision in ("float32", "bfloat16")
-        return cls(variant, precision, int(batch_size), int(steps), bool(int(keep)))
+        known: Precision = "float32" if precision == "float32" else "bfloat16"
+        return cls(variant, known, int(batch_size), int(steps), bool(int(keep)))
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context of a forward pass."""
@@ -128,9 +129,11 @@ def trainer_loop(case: Case) -> list[float]:
 
     Data handling, logging, heartbeats and memory clean-up are included, as in `clew train`.
     """
-    names = [Vocabulary.from_names("entity", [f"e{i:05}" for i in range(NUM_ENTITIES)])]
-    names += [Vocabulary.from_names("relation", [f"r{i:03}" for i in range(NUM_RELATIONS)])]
-    graph = KnowledgeGraph("generated", *names, generated_triples(), no_triples(), no_triples())
+    entities = Vocabulary.from_names("entity", [f"e{i:05}" for i in range(NUM_ENTITIES)])
+    relations = Vocabulary.from_names("relation", [f"r{i:03}" for i in range(NUM_RELATIONS)])
+    graph = KnowledgeGraph(
+        "generated", entities, relations, generated_triples(), no_triples(), no_triples()
+    )
     config = from_mapping(
         {"data": {"name": "generated"}},
         {
@@ -174,7 +177,7 @@ def pykeen_loop(case: Case) -> list[float]:
     )
     ends = [time.perf_counter()]
 
-    class Clock(TrainingCallback):
+    class Clock(TrainingCallback):  # type: ignore[misc,unused-ignore]
         def on_batch(self, *args: object, **kwargs: object) -> None:
             ends.append(time.perf_counter())
             if len(ends) > case.steps:
@@ -259,7 +262,9 @@ def child(case: Case) -> None:
 
 def main(rounds: int) -> None:
     """Measure all cases in turn in each round, and print and write the medians."""
-    has_bfloat16 = any("bf16" in name for name in processor().get("instruction_sets", []))
+    instruction_sets = processor().get("instruction_sets", [])
+    assert isinstance(instruction_sets, list)
+    has_bfloat16 = any("bf16" in name for name in instruction_sets)
     cases = [case for case in CASES if case.precision == "float32" or has_bfloat16]
     measured: dict[Case, list[dict]] = {case: [] for case in cases}
     for _ in range(rounds):

@@ -109,7 +109,8 @@ class Alternative(Retrainer):
 
     def _change(self, trainer: Trainer) -> None:
         model = trainer.model
-        assert self.start is not None and isinstance(model, GraphModel)
+        assert self.start is not None
+        assert isinstance(model, GraphModel)
         drawn = model.entity.weight.detach().clone()
         model.load_state_dict(self.start.state_dict())
         if self.kind == "state kept":
@@ -139,7 +140,7 @@ def _keep_but(model: GraphModel, places: Tensor) -> None:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
             # The trainer's call of `train` reaches every module, and shall not change this one.
-            module.train = lambda mode=True, module=module: module  # type: ignore[method-assign]
+            module.train = lambda mode=True, module=module: module  # type: ignore[method-assign,misc]
 
 
 def alternative(source: TraceSource, kind: str, test: np.ndarray, groups: list[Group]) -> Retrainer:

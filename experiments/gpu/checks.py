@@ -55,14 +55,16 @@ def fused_losses(bench: Bench) -> Iterator[tuple[str, float, float]]:
     for function in FUNCTIONS:
         settings = OneVsAll(function, 0.1)
         exact = _with_gradients(
-            lambda *x: one_vs_all_loss(*x, row, entity, settings=settings),  # noqa: B023
+            lambda x, w, b: one_vs_all_loss(x, w, b, row, entity, settings=settings),  # noqa: B023
             [x.double() for x in drawn],
         )
         for dtype in (torch.float32, *half):
             with torch.autocast(bench.device.type, dtype, enabled=dtype is not torch.float32):
                 found = _with_gradients(
-                    lambda *x: fused_one_vs_all_loss(
-                        *x,
+                    lambda x, w, b: fused_one_vs_all_loss(
+                        x,
+                        w,
+                        b,
                         row.to(bench.device),
                         entity.to(bench.device),
                         settings=settings,  # noqa: B023

@@ -3,7 +3,7 @@
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,11 +159,14 @@ def _graph(bench: Bench) -> KnowledgeGraph:
     drawn = np.stack([ends[0], kinds, ends[1]], axis=1)
     entities = [f"e{i:05}" for i in range(num_entities)]
     relations = [f"r{i:03}" for i in range(237)]
-    vocabularies = [
+    return KnowledgeGraph(
+        "generated",
         Vocabulary.from_names("entity", entities),
         Vocabulary.from_names("relation", relations),
-    ]
-    return KnowledgeGraph("generated", *vocabularies, drawn, no_triples(), no_triples())
+        drawn,
+        no_triples(),
+        no_triples(),
+    )
 
 
 def losses(bench: Bench) -> Iterator[Row]:
@@ -193,7 +196,7 @@ def _loss(bench: Bench, entities: int, dtype: torch.dtype | None) -> Row:
         with torch.autocast(bench.device.type, dtype or torch.bfloat16, enabled=dtype is not None):
             compute(*leaves, row, entity, settings=OneVsAll(label_smoothing=0.1)).backward()
 
-    ways = {
+    ways: dict[str, Callable[[], object]] = {
         "products": products,
         "plain": partial(loss, one_vs_all_loss),
         "fused": partial(loss, fused_one_vs_all_loss),
