@@ -20,6 +20,9 @@ FIRST_ANSWER_FILE = "first_answer.json"
 NUM_ASKED = 2000
 """How many new answers a model gives, and among how many of all it gives the known ones."""
 
+LEFT_OUT = "runs/left_out"
+"""The folder of the lists of facts marked wrong, relative to the folder that commands run in."""
+
 End = Literal["head", "tail"]
 
 

@@ -147,6 +147,8 @@ def _remove_lock_last(folder: Path) -> None:
 
 DATA_VARIABLE = "CLEW_DATA"
 """Environment variable that names the folder of named data sets."""
+ONLY_DATA_VARIABLE = "CLEW_ONLY_DATA_IN"
+"""Environment variable that names the only folders whose data a command may read."""
 
 
 def expanded(path: str | Path) -> Path:
@@ -163,6 +165,12 @@ def data_folder() -> Path | None:
     """Return the folder of named data sets; None if `CLEW_DATA` is not set."""
     root = os.environ.get(DATA_VARIABLE)
     return expanded(root) if root else None
+
+
+def is_in_one_of(path: str | Path, folders: str) -> bool:
+    """Whether a file is in one of the folders, which `os.pathsep` separates."""
+    found = Path(os.path.realpath(expanded(path)))
+    return any(found.is_relative_to(os.path.realpath(f)) for f in folders.split(os.pathsep) if f)
 
 
 def check_data_name(name: str) -> str:

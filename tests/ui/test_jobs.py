@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from clew.errors import UsageError
+from clew.runs import store
 from clew.ui import access
 from clew.ui.components import jobs as jobs_module
 from clew.ui.components.jobs import Job, Jobs
@@ -169,9 +170,11 @@ def test_a_job_knows_its_person_and_store(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    for person, known in (("ada@lovelace.org", "ada@lovelace.org"), ("", "None")):
+    monkeypatch.setenv("CLEW_DATA", "/data")
+    folders = f"/data:{store.project_root() / 'runs' / 'left_out'}"
+    for person, told in (("ada@lovelace.org", ["ada@lovelace.org", folders]), ("", [None, None])):
         monkeypatch.setattr(access, "authorize", lambda action, person=person: person)
-        assert finished(start(jobs, work_of_tests.who)).output() == f"{uri} {known}"
+        assert finished(start(jobs, work_of_tests.who)).output() == f"{uri} {told}"
 
 
 def test_the_run_of_an_explanation_is_found(jobs: Jobs) -> None:

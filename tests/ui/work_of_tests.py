@@ -40,7 +40,8 @@ def read(folder: Path, name: str) -> int:
 
 
 def who(folder: Path) -> int:
-    return say(folder, f"{os.environ['MLFLOW_TRACKING_URI']} {os.environ.get('CLEW_USER')}")
+    told = [os.environ.get(name) for name in ("CLEW_USER", "CLEW_ONLY_DATA_IN")]
+    return say(folder, f"{os.environ['MLFLOW_TRACKING_URI']} {told}")
 
 
 def wait(folder: Path, pipe: str, text: str, *, deaf: bool = False) -> int:

@@ -429,3 +429,22 @@ def test_a_checkpoint_without_names_and_data(trained: TrainedStore, tmp_path: Pa
 def test_a_model_is_needed(trained: TrainedStore) -> None:
     with pytest.raises((ConfigError, UsageError), match="no model given"):
         predict("", [asked(*QUERY)])
+
+
+def test_a_models_own_path_is_not_read_where_people_sign_in(
+    trained: TrainedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("hunter2-in-one-column\n", encoding="utf-8")
+    folder = download_artifact(trained.strong, "best", tmp_path / "model")
+    own = {"kind": "triples", "train": str(secret)}
+    edit_manifest(folder, lambda m: m["config"].update(data=own))
+    question = [asked("virus", "causes", "")]
+    monkeypatch.setenv("CLEW_ONLY_DATA_IN", str(tmp_path / "model"))
+    with open_model(str(folder)) as source:
+        with pytest.raises(ConfigError) as refused:
+            load_source(source)
+        noted = predict(str(folder), question).notes
+    said = [str(refused.value), *noted]
+    assert sum("CLEW_DATA" in each for each in said) == 2
+    assert "hunter2" not in str(said)

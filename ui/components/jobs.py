@@ -28,11 +28,12 @@ from typing import Any, Literal
 import streamlit as st
 
 from clew.errors import UsageError
+from clew.files import ONLY_DATA_VARIABLE, data_folder
 from clew.runs import store
 from clew.ui import access
 from clew.ui.components import basics
 from clew.ui.components.tables import seconds_text
-from clew.ui.work import EXIT_CODE_FILE, WORK, start_work
+from clew.ui.work import EXIT_CODE_FILE, LEFT_OUT, WORK, start_work
 
 MAX_RUNNING = 4
 """Commands of one person that run at once; answers count apart from what takes longer."""
@@ -145,6 +146,11 @@ class Job:
         self.ended.set()
 
 
+def folders_of_data() -> str:
+    """Return the folders whose data people who sign in may read, with `os.pathsep` between them."""
+    return os.pathsep.join([str(data_folder() or ""), str(store.project_root() / LEFT_OUT)])
+
+
 class Jobs:
     """The jobs of this server."""
 
@@ -190,7 +196,9 @@ class Jobs:
                 (job.folder / name).parent.mkdir(exist_ok=True)
                 (job.folder / name).write_bytes(content)
             environment = {"MLFLOW_TRACKING_URI": store.tracking_uri()}
-            environment |= {store.PERSON_VARIABLE: person} if person else {}
+            if person:
+                environment |= {store.PERSON_VARIABLE: person}
+                environment |= {ONLY_DATA_VARIABLE: folders_of_data()}
             given = (WORK, asked, job.folder, environment, store.project_root())
             process = self._context.Process(target=start_work, args=given)
             with _nothing_to_import():

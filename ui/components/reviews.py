@@ -13,7 +13,7 @@ from streamlit.column_config import CheckboxColumn, TextColumn
 
 from clew import names
 from clew.errors import DataError, described
-from clew.files import expanded, write_whole
+from clew.files import DATA_VARIABLE, expanded, is_in_one_of, write_whole
 from clew.runs import store
 from clew.runs.reading.disagreements import CHOICES, Disagreement, decision_on, find_disagreements
 from clew.runs.reading.facts import TRAIN_KEY
@@ -37,7 +37,7 @@ from clew.ui.components.jobs import Job
 from clew.ui.components.runs import every_run, name_of, runs_by_id, runs_page
 from clew.ui.components.tables import run_labels
 from clew.ui.components.training_graph import config_here
-from clew.ui.work import Training
+from clew.ui.work import LEFT_OUT, Training
 
 NUM_LATEST = 50
 MAX_CACHED = 1024
@@ -297,8 +297,6 @@ def triple_text(fact: Fact) -> str:
     return fact_text(*fact.labels)
 
 
-FOLDER = Path("runs/left_out")
-"""The folder of the lists, relative to the folder that commands run in."""
 SUFFIX = " without the facts marked wrong"
 """End of the names of such runs."""
 
@@ -339,8 +337,11 @@ def _kept(listed: str, earlier: str | None) -> Path:
     data without the earlier ones.
     """
     if earlier:
+        path = store.project_root() / expanded(earlier)
+        if access.is_configured() and not is_in_one_of(path, jobs.folders_of_data()):
+            raise DataError(f"data.exclude of this run is not in ${DATA_VARIABLE}; put it there")
         try:
-            text = (store.project_root() / expanded(earlier)).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(
                 f"{earlier}: the facts that this run left out cannot be read ({described(error)}); "
@@ -349,7 +350,7 @@ def _kept(listed: str, earlier: str | None) -> Path:
         before = FactList.parse(text)
         listed = replace(before, facts=before.facts + FactList.parse(listed).facts).text()
     digest = hashlib.sha256(listed.encode()).hexdigest()[:12]
-    path = store.project_root() / FOLDER / f"wrong_facts_{digest}.tsv"
+    path = store.project_root() / LEFT_OUT / f"wrong_facts_{digest}.tsv"
     write_whole(path, listed)
     return path
 

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 
 from clew.config.base import TRAIN_FLAG, Section
 from clew.config.image_sequences import ImageSequenceData
+from clew.errors import ConfigError
+from clew.files import DATA_VARIABLE, ONLY_DATA_VARIABLE, expanded, is_in_one_of
 
 
 class ImportSettings(Section):
@@ -173,6 +175,24 @@ def looked_up_in(folder: str, data: "DataConfig") -> "DataConfig":
         and os.path.exists(os.path.join(folder, given))
     }
     return data.model_copy(update=found)
+
+
+def require_shared(data: "DataConfig") -> None:
+    """Refuse files outside the folders that `CLEW_ONLY_DATA_IN` names, if it is set.
+
+    The dashboard sets it for people who sign in: a model names its data, so whoever made it could
+    let them read any file of the server.
+    """
+    allowed = os.environ.get(ONLY_DATA_VARIABLE)
+    if allowed is None:
+        return
+    for name in data.paths:
+        given = getattr(data, name)
+        if given and expanded(given).exists() and not is_in_one_of(given, allowed):
+            raise ConfigError(
+                f"data.{name} is not in ${DATA_VARIABLE}, and people who sign in read only data "
+                "there; put the data set into that folder, or use the command line"
+            )
 
 
 DataConfig = Annotated[TripleData | TokenData | ImageSequenceData, Field(discriminator="kind")]

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
-from clew.config.data import TripleData
+from clew.config.data import TripleData, require_shared
 from clew.errors import DataError, UsageError, described, quoted
 from clew.files import working_folder
 from clew.input_files import read_lines
@@ -212,6 +212,7 @@ def calibrate_answer_sets(predictor: Predictor, source: ModelSource) -> None:
 
 def _own_graph(source: ModelSource) -> KnowledgeGraph:
     assert isinstance(source.config.data, TripleData)
+    require_shared(source.config.data)
     graph = load_graph(source.config.data)
     check_fingerprint(source, graph.fingerprint)
     return graph

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from clew.config.data import require_shared
 from clew.config.schema import RunConfig
 from clew.image_sequences.subject import ImageSequences
 from clew.language_modeling.subject import Texts
@@ -19,6 +20,7 @@ SUBJECTS: dict[str, Subject[Any, Any, Any]] = {
 
 def build_task(config: RunConfig) -> Task[Any]:
     """Read the data, and return the task with the configuration's model and loss."""
+    require_shared(config.data)
     task: Task[Any] = SUBJECTS[config.data.kind].build_task(config)
     return task
 
