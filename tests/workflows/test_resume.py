@@ -1,7 +1,11 @@
 """Which runs can be resumed; the trainer's tests check the resumed training itself."""
 
+import errno
+import os
 import re
+import shlex
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,8 @@ from filelock import FileLock
 from mlflow import MlflowClient
 
 from clew import names
+from clew.__main__ import run as run_command
+from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ClewError, ConfigError, Interrupted, TrackingError
@@ -18,6 +24,7 @@ from clew.runs import store
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.spool import Spool
 from clew.training.checkpointing import Checkpointer
 from clew.training.manifest import read_manifest
 from clew.training.progress import Watch
@@ -172,6 +179,53 @@ def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
             ConfigError, match=rf"training\.{key} is .*, but epoch-0004 has \d+; give"
         ):
             find_in_folder(kept, None, changes)
+
+
+@pytest.mark.parametrize(
+    ("lost", "settings", "given"),
+    [
+        ("best", {}, ""),
+        ("epoch-0004", {}, ""),
+        ("epoch-0004", {"training__checkpoint_frequency": 1}, "kept"),
+        ("history.parquet", {"tracking__log_checkpoints": False}, ""),
+    ],
+)
+def test_a_checkpoint_that_the_full_disk_of_the_spool_does_not_take_is_kept(
+    tracking_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lost: str,
+    settings: dict[str, object],
+    given: str,
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    stage = Spool.stage
+    (tmp_path / "config.yaml").write_text(to_yaml(small_config(**settings)))
+
+    def stage_some(self: Spool, path: Path, *, link: bool = False) -> str:
+        if path.name == lost:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
+        return stage(self, path, link=link)
+
+    options = ["--checkpoint-dir", str(tmp_path / given)] if given else []
+    with pytest.MonkeyPatch.context() as full:
+        full.setattr(Spool, "stage", stage_some)
+        assert run_command(["train", "--config", str(tmp_path / "config.yaml"), *options]) == 3
+    stopped = find_run(newest_run())
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "/spool: No space left on device; free some space there. " in line
+    assert line.endswith(stopped.tags[names.TAG_STOPPED_BECAUSE].split("; ")[-1])
+    command = shlex.split(line.partition(", use clew ")[2])
+    kept = Path(command[-1])
+    assert list(work.iterdir()) == ([] if given else [kept])
+    assert run_command(command) == 0
+    resumed = find_run(newest_run())
+    assert (stopped.status, resumed.status) == ("FAILED", "FINISHED")
+    assert resumed.tags[names.TAG_RESUMED_FROM] == stopped.run_id
+    assert (kept / "checkpoints" / "epoch-0004").is_dir()
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(

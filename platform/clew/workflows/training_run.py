@@ -21,13 +21,14 @@ from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.files import as_typed, replacing
+from clew.files import as_typed, keep, replacing
 from clew.runs import hardware
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.spool import DataSet
 from clew.runs.store import in_use
 from clew.runs.tracker import write_events
+from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
@@ -130,6 +131,23 @@ def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | Non
     if checkpoint_dir is None:
         return ""
     return f"--resume --checkpoint-dir {as_typed(checkpoint_dir)}"
+
+
+@contextmanager
+def keeping_checkpoints(
+    checkpointer: Checkpointer, checkpoint_dir: Path | None, temporary: Path
+) -> Iterator[None]:
+    """After a failed file operation, keep the folder that alone has the newest checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        if (newest := checkpointer.only_here) is not None:
+            folder = as_typed(checkpoint_dir or keep(temporary))
+            error.add_note(
+                f"to continue this run from {newest.name}, which only this folder has, use clew "
+                f"train --resume --checkpoint-dir {folder}"
+            )
+        raise
 
 
 def variant_name(config: RunConfig, precision: str) -> str:
