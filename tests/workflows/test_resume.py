@@ -1,13 +1,16 @@
 """Which runs can be resumed; the trainer's tests check the resumed training itself."""
 
 import errno
+import fcntl
 import os
 import re
 import shlex
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -26,12 +29,14 @@ from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.spool import Spool
 from clew.training.checkpointing import Checkpointer
+from clew.training.distributed import World
 from clew.training.manifest import read_manifest
 from clew.training.progress import Watch
+from clew.workflows.outputs import check_new_folder
 from clew.workflows.resume import ResumePoint, find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import train
-from clew.workflows.training_run import lock_of
-from tests.workflows.trained import small_config
+from clew.workflows.training_run import lock_of, only_training_in
+from tests.workflows.trained import ROOT, small_config
 
 
 def run_of_elsewhere(*, kind: str = names.KIND_TRAIN, silent: float = 0.0) -> RunRecord:
@@ -254,6 +259,60 @@ def test_an_output_folder_that_another_process_will_fill_is_refused_at_the_start
     assert "train/loss" not in find_run(newest_run()).metrics
     train(config_of(training__num_epochs=1), output_dir=folder)
     assert (folder / "config.yaml").is_file()
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from clew.training.distributed import World
+from clew.workflows.training_run import only_training_in
+with only_training_in("--output-dir", Path(sys.argv[1]), World()):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_command_with_another_temporary_folder_is_refused(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    folder, other = tmp_path / "new" / "out", tmp_path / "other"
+    other.mkdir()
+    environment = os.environ | {"TMPDIR": str(other), "PYTHONPATH": str(ROOT / "platform")}
+    command = [sys.executable, "-c", HOLDS, str(folder)]
+    with Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigError, match=r"--output-dir .*out: another process trains there"):
+            train(config_of(), output_dir=folder)
+        holder.kill()
+    check_new_folder("--output-dir", folder.parent)  # though the killed process left its lock
+    train(config_of(training__num_epochs=1), output_dir=folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS])
+def test_a_folder_beside_which_nothing_can_be_locked_is_locked_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    flock, folder, temporary = fcntl.flock, tmp_path / "out", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def refuse(descriptor: int, operation: int) -> None:
+        lock = lock_of(folder)
+        if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat()):
+            raise OSError(number, os.strerror(number))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with only_training_in("--output-dir", folder, World()):
+        assert len(list(temporary.glob("clew-training-*.lock"))) == 1
+        second = only_training_in("--output-dir", folder, World())
+        with pytest.raises(ConfigError, match="another process trains there"), second:
+            pass
+    assert not list(temporary.glob("clew-training-*.lock"))
+    assert not lock_of(folder).exists()
 
 
 def test_one_folder_in_the_other(tracking_store: Path, tmp_path: Path) -> None:
