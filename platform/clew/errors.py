@@ -212,12 +212,16 @@ _PLACE = {
 }
 _MOVED_BY = (
     "The folders are set by --checkpoint-dir, --output-dir, MLFLOW_TRACKING_URI, CLEW_SPOOL, "
-    "XDG_CACHE_HOME and TMPDIR; to continue a run, use clew train --resume"
+    "XDG_CACHE_HOME and TMPDIR"
 )
+_TO_CONTINUE = "to continue a run, use clew train --resume"
 
 
 def of_the_system(error: OSError) -> ClewError | None:
-    """Return a readable error for a failed file operation, or None if `error` is something else."""
+    """Return a readable error for a failed file operation, or None if `error` is something else.
+
+    A note on the error says how to continue; without one, the newest run is continued.
+    """
     if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
         _, path, reason = error.args[0][0]  # the first file that could not be copied
         number = next((n for n in (*_DISK, *_PLACE) if f"[Errno {n}]" in str(reason)), None)
@@ -233,7 +237,8 @@ def of_the_system(error: OSError) -> ClewError | None:
         while kind is DiskError and name and not os.path.lexists(name):
             name = os.path.dirname(name)  # a temporary folder does not exist any more
         where = f"{name[-200:] or '.'}: "
-    return kind(f"{where}{os.strerror(number)}; {advice[number]}. {_MOVED_BY}")
+    to_continue = "; ".join(getattr(error, "__notes__", [_TO_CONTINUE]))
+    return kind(f"{where}{os.strerror(number)}; {advice[number]}. {_MOVED_BY}; {to_continue}")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from filelock import FileLock
 from clew.errors import ClewError, ConfigError
 
 WORK_PREFIX = "clew-work-"
+KEPT_PREFIX = "clew-kept-"
 WORK_LOCK = ".lock"
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Arguments of Linux's renameat2: paths relative to the current folder; exchange the two."""
@@ -119,6 +120,14 @@ def working_folder(purpose: str, *, holds: str = "") -> Iterator[Path]:
     finally:
         _remove_lock_last(folder)
         os.close(lock)
+
+
+def keep(folder: Path) -> Path:
+    """Rename a working folder, so that it is not removed at the end; return its new path."""
+    kept = folder.with_name(folder.name.replace(WORK_PREFIX, KEPT_PREFIX))
+    folder.rename(kept)
+    (kept / WORK_LOCK).unlink()
+    return kept
 
 
 def _sweep(root: Path) -> None:

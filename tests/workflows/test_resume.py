@@ -1,9 +1,16 @@
 """Which runs can be resumed; the trainer's tests check the resumed training itself."""
 
+import errno
+import fcntl
+import os
 import re
+import shlex
 import signal
+import sys
+import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -11,6 +18,8 @@ from filelock import FileLock
 from mlflow import MlflowClient
 
 from clew import names
+from clew.__main__ import run as run_command
+from clew.config.load import to_yaml
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ClewError, ConfigError, Interrupted, TrackingError
@@ -18,13 +27,16 @@ from clew.runs import store
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.spool import Spool
 from clew.training.checkpointing import Checkpointer
+from clew.training.distributed import World
 from clew.training.manifest import read_manifest
 from clew.training.progress import Watch
+from clew.workflows.outputs import check_new_folder
 from clew.workflows.resume import ResumePoint, find_in_folder, find_newest, find_resume_point
 from clew.workflows.train import train
-from clew.workflows.training_run import lock_of
-from tests.workflows.trained import small_config
+from clew.workflows.training_run import lock_of, only_training_in
+from tests.workflows.trained import ROOT, small_config
 
 
 def run_of_elsewhere(*, kind: str = names.KIND_TRAIN, silent: float = 0.0) -> RunRecord:
@@ -174,6 +186,53 @@ def test_a_folder_of_checkpoints_equals_the_uninterrupted_run(
             find_in_folder(kept, None, changes)
 
 
+@pytest.mark.parametrize(
+    ("lost", "settings", "given"),
+    [
+        ("best", {}, ""),
+        ("epoch-0004", {}, ""),
+        ("epoch-0004", {"training__checkpoint_frequency": 1}, "kept"),
+        ("history.parquet", {"tracking__log_checkpoints": False}, ""),
+    ],
+)
+def test_a_checkpoint_that_the_full_disk_of_the_spool_does_not_take_is_kept(
+    tracking_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lost: str,
+    settings: dict[str, object],
+    given: str,
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(work))
+    stage = Spool.stage
+    (tmp_path / "config.yaml").write_text(to_yaml(small_config(**settings)))
+
+    def stage_some(self: Spool, path: Path, *, link: bool = False) -> str:
+        if path.name == lost:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
+        return stage(self, path, link=link)
+
+    options = ["--checkpoint-dir", str(tmp_path / given)] if given else []
+    with pytest.MonkeyPatch.context() as full:
+        full.setattr(Spool, "stage", stage_some)
+        assert run_command(["train", "--config", str(tmp_path / "config.yaml"), *options]) == 3
+    stopped = find_run(newest_run())
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "/spool: No space left on device; free some space there. " in line
+    assert line.endswith(stopped.tags[names.TAG_STOPPED_BECAUSE].split("; ")[-1])
+    command = shlex.split(line.partition(", use clew ")[2])
+    kept = Path(command[-1])
+    assert list(work.iterdir()) == ([] if given else [kept])
+    assert run_command(command) == 0
+    resumed = find_run(newest_run())
+    assert (stopped.status, resumed.status) == ("FAILED", "FINISHED")
+    assert resumed.tags[names.TAG_RESUMED_FROM] == stopped.run_id
+    assert (kept / "checkpoints" / "epoch-0004").is_dir()
+
+
 def test_a_folder_in_which_another_process_trains_is_refused(
     tracking_store: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +259,60 @@ def test_an_output_folder_that_another_process_will_fill_is_refused_at_the_start
     assert "train/loss" not in find_run(newest_run()).metrics
     train(config_of(training__num_epochs=1), output_dir=folder)
     assert (folder / "config.yaml").is_file()
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from clew.training.distributed import World
+from clew.workflows.training_run import only_training_in
+with only_training_in("--output-dir", Path(sys.argv[1]), World()):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_command_with_another_temporary_folder_is_refused(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    folder, other = tmp_path / "new" / "out", tmp_path / "other"
+    other.mkdir()
+    environment = os.environ | {"TMPDIR": str(other), "PYTHONPATH": str(ROOT / "platform")}
+    command = [sys.executable, "-c", HOLDS, str(folder)]
+    with Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigError, match=r"--output-dir .*out: another process trains there"):
+            train(config_of(), output_dir=folder)
+        holder.kill()
+    check_new_folder("--output-dir", folder.parent)  # though the killed process left its lock
+    train(config_of(training__num_epochs=1), output_dir=folder)
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS])
+def test_a_folder_beside_which_nothing_can_be_locked_is_locked_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    flock, folder, temporary = fcntl.flock, tmp_path / "out", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
+    def refuse(descriptor: int, operation: int) -> None:
+        lock = lock_of(folder)
+        if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat()):
+            raise OSError(number, os.strerror(number))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with only_training_in("--output-dir", folder, World()):
+        assert len(list(temporary.glob("clew-training-*.lock"))) == 1
+        second = only_training_in("--output-dir", folder, World())
+        with pytest.raises(ConfigError, match="another process trains there"), second:
+            pass
+    assert not list(temporary.glob("clew-training-*.lock"))
+    assert not lock_of(folder).exists()
 
 
 def test_one_folder_in_the_other(tracking_store: Path, tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ OPEN: set["Tracker"] = set()
 
 def outcome_of(error: BaseException) -> tuple[Status, str]:
     """Return the status of a run that ended with an error, and the reason in one line."""
-    said = " ".join(f"{type(error).__name__}: {error}".split())
+    lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    said = " ".join("; ".join(lines).split())
     if isinstance(error, KeyboardInterrupt):
         return "KILLED", "stopped by the user"
     return ("KILLED" if isinstance(error, Interrupted) else "FAILED"), said

@@ -121,6 +121,8 @@ class Checkpointer:
     keep_all: bool = False
     goes_on_with: str = ""
     newest: Path | None = None
+    _untaken: Path | None = None
+    """The checkpoint that was written last, as long as the tracker has not taken it."""
     _best_unsent: bool = False
 
     def write(self, name: str, metrics: Mapping[str, float] | None = None) -> None:
@@ -129,11 +131,12 @@ class Checkpointer:
         self.resumable.progress.checkpoint_step = self.resumable.progress.step
         manifest = self._manifest(metrics or {})
         state = self.resumable.capture()
-        if self.resumable.world.is_main:
-            self.send_best()
         path = self.folder / names.ARTIFACT_CHECKPOINTS / name
         if self._write_files(path, manifest, state):
+            self._untaken = path
+            self.send_best()
             self._store(path, manifest)
+            self._untaken = None
 
     def _write_files(self, path: Path, manifest: Manifest, state: TrainingState | None) -> bool:
         """Write a checkpoint; all processes write their rows if a table is sharded.
@@ -173,6 +176,11 @@ class Checkpointer:
     @property
     def best(self) -> Path:
         return self.folder / names.ARTIFACT_BEST
+
+    @property
+    def only_here(self) -> Path | None:
+        """The newest checkpoint, if only the folder has it."""
+        return self._untaken or (None if self.goes_on_with else self.newest)
 
     def last_good(self) -> str:
         """Return a phrase for error messages that names the checkpoint to continue from."""

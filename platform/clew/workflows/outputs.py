@@ -9,6 +9,9 @@ from clew.errors import ConfigError
 RESERVE = 24
 """Extra bytes of a temporary name. Paths inside an output folder can be 8 times this longer."""
 
+LOCK_SUFFIX = ".clew-lock"
+"""End of the hidden file that locks the folder beside it; a killed training leaves it behind."""
+
 
 def check_folder(option: str, path: Path | None) -> None:
     """Refuse a folder that is a file, or that cannot be created or written."""
@@ -17,9 +20,10 @@ def check_folder(option: str, path: Path | None) -> None:
 
 
 def check_new_folder(option: str, path: Path | None) -> None:
-    """Refuse what `check_folder` refuses, and a folder that is not empty."""
+    """Refuse what `check_folder` refuses, and a folder that contains more than locks."""
     check_folder(option, path)
-    if path is not None and path.exists() and any(path.iterdir()):
+    inside = path.iterdir() if path is not None and path.exists() else ()
+    if any(not found.name.endswith(LOCK_SUFFIX) for found in inside):
         raise ConfigError(
             f"{option} {path}: exists and is not empty; name a new folder, nothing is overwritten"
         )

@@ -60,6 +60,7 @@ from clew.workflows.training_run import (
     copy_outputs,
     free_output_dir,
     goes_on_with,
+    keeping_checkpoints,
     only_training_in,
     open_training_run,
     origin_of,
@@ -167,9 +168,10 @@ def train(
                 watch=watch,
                 reports=reports,
             )
-            return _run(
-                trainer, point, output_dir, imported, predicted=predicted, used_gib=used_gib
-            )
+            with keeping_checkpoints(trainer.checkpointer, checkpoint_dir, temporary):
+                return _run(
+                    trainer, point, output_dir, imported, predicted=predicted, used_gib=used_gib
+                )
 
 
 @contextmanager

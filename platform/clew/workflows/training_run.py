@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,21 @@ from clew.config.load import flatten
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError
-from clew.files import as_typed, replacing
+from clew.files import as_typed, keep, replacing
 from clew.runs import hardware
 from clew.runs.base import Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.spool import DataSet
 from clew.runs.store import in_use
 from clew.runs.tracker import write_events
+from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
 from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type
 from clew.training.task import Task
 from clew.workflows.model_source import LoadedModel, ModelSource
-from clew.workflows.outputs import check_folder, check_new_folder
+from clew.workflows.outputs import LOCK_SUFFIX, check_folder, check_new_folder
 from clew.workflows.resume import ResumePoint
 from clew.workflows.subjects import SUBJECTS
 
@@ -132,6 +133,23 @@ def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | Non
     return f"--resume --checkpoint-dir {as_typed(checkpoint_dir)}"
 
 
+@contextmanager
+def keeping_checkpoints(
+    checkpointer: Checkpointer, checkpoint_dir: Path | None, temporary: Path
+) -> Iterator[None]:
+    """After a failed file operation, keep the folder that alone has the newest checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        if (newest := checkpointer.only_here) is not None:
+            folder = as_typed(checkpoint_dir or keep(temporary))
+            error.add_note(
+                f"to continue this run from {newest.name}, which only this folder has, use clew "
+                f"train --resume --checkpoint-dir {folder}"
+            )
+        raise
+
+
 def variant_name(config: RunConfig, precision: str) -> str:
     """Return the run's variant: the precision, and the optimizations that are not the default."""
     optimizations = config.optimizations
@@ -204,19 +222,48 @@ def _holds_begin(folder: Path, point: ResumePoint) -> bool:
 
 
 def lock_of(folder: Path) -> Path:
-    place = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"clew-training-{os.getuid()}-{place}.lock"
+    """Return the lock of a folder: a hidden file beside it, as only the run's files are in it.
+
+    So it is the same for commands with different temporary folders.
+    """
+    place = folder.resolve()
+    return place.parent / f".{place.name}{LOCK_SUFFIX}"
+
+
+def _held_lock(folder: Path) -> FileLock:
+    """Lock a folder.
+
+    Where nothing can be locked beside it, as on some network drives or without the permission,
+    the lock lies with temporary files.
+
+    Raises:
+        Timeout: Another process holds the lock.
+    """
+    try:
+        lock = FileLock(lock_of(folder), timeout=0, fallback_to_soft=False)
+        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise
+    except OSError as error:
+        if not isinstance(error, PermissionError):  # otherwise, the file can be somebody else's
+            with suppress(OSError):
+                lock_of(folder).unlink()
+        place = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        name = f"clew-training-{os.getuid()}-{place}.lock"
+        lock = FileLock(Path(tempfile.gettempdir()) / name, timeout=0, mode=0o600)
+        lock.acquire()
+    return lock
 
 
 @contextmanager
 def only_training_in(option: str, folder: Path | None, world: World) -> Iterator[None]:
-    """Lock a folder, so that no second training on this machine writes into it."""
+    """Lock a folder, so that no second training writes into it."""
     if folder is None or not world.is_main:
         yield
         return
-    lock = FileLock(lock_of(folder), timeout=0, mode=0o600)
     try:
-        lock.acquire()
+        lock = _held_lock(folder)
     except Timeout:
         raise ConfigError(
             f"{option} {folder}: another process trains there; wait until it ends, or name another "
@@ -225,7 +272,7 @@ def only_training_in(option: str, folder: Path | None, world: World) -> Iterator
     try:
         yield
     finally:
-        lock_of(folder).unlink(missing_ok=True)
+        Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 
