@@ -23,6 +23,7 @@ A message is one line. It says what was given, what was expected and what to do.
 import difflib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -158,6 +159,16 @@ def printable(text: str) -> str:
     if text.isprintable():  # nearly always; millions of names come here
         return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+# Control characters except line feed and tab, characters that turn the direction of writing, and
+# halves of characters, which cannot be encoded.
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """Return a text of several lines with the characters escaped that a terminal would obey."""
+    return _OBEYED.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 SHOWN_CHARACTERS = 120

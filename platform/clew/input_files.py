@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from clew.errors import DataError, described
+from clew.errors import DataError, described, printable
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 BLOCK_BYTES = 16 * 2**20
@@ -131,7 +131,7 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     check_is_file(path)
     bar = tqdm(
         total=path.stat().st_size,
-        desc=path.name,
+        desc=printable(path.name),
         unit="B",
         unit_scale=True,
         delay=PROGRESS_AFTER_SECONDS,

@@ -278,6 +278,13 @@ def test_another_file_of_torch_is_refused_and_runs_nothing(tmp_path: Path) -> No
     assert not mark.exists()
 
 
+def test_an_array_that_is_not_in_its_file_is_refused(tmp_path: Path) -> None:
+    many = torch.zeros(1, dtype=torch.int64).expand(10_000_000)
+    saved_by_torch(tmp_path / "train.pt", dict.fromkeys(("head", "relation", "tail"), many))
+    with pytest.raises(DataError):
+        import_graph("g", [tmp_path / "train.pt"], ImportSettings())
+
+
 def test_columns_are_named_or_numbered(tmp_path: Path) -> None:
     rows = [("x_id", "what", "y_id", "relation"), *((h, "no", t, r) for h, r, t in FACTS)]
     named = read(tmp_path / "a", {"t.csv": lines(rows, ",")},

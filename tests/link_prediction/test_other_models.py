@@ -2,6 +2,7 @@
 
 import math
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from clew.config.load import from_mapping
 from clew.errors import ConfigError, DataError
 from clew.link_prediction.models.base import GraphModel, build_graph_model
+from clew.link_prediction.other_formats import read_torch
 from clew.link_prediction.other_models import OtherModel, read_other_model
 
 FACTS = np.array([["b", "likes", "a"], ["a", "knows", "c"], ["c", "likes", "b"], ["d", "is", "a"]])
@@ -175,6 +177,44 @@ def test_no_code_of_a_file_runs(tmp_path):
     with pytest.raises(DataError):
         read_other_model(tmp_path / "weights.pt", tmp_path, {})
     assert not (tmp_path / "made").exists()
+
+
+def deflated(path: Path, state: object) -> None:
+    """Write what `torch.save` would, with its parts compressed."""
+    torch.save(state, path.with_name("plain.pt"))
+    with (
+        zipfile.ZipFile(path.with_name("plain.pt")) as plain,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in plain.namelist():
+            archive.writestr(name, plain.read(name))
+
+
+def expanded(path: Path, state: dict[str, Tensor]) -> None:
+    one = torch.zeros(1)
+    torch.save({name: one.expand(table.shape) for name, table in state.items()}, path)
+
+
+def on_meta(path: Path, state: dict[str, Tensor]) -> None:
+    torch.save({name: table.to("meta") for name, table in state.items()}, path)
+
+
+@pytest.mark.parametrize("write", [deflated, expanded, on_meta])
+def test_a_small_file_of_huge_tables_is_refused(write, tmp_path):
+    names, rows = ("entity", "relation"), torch.zeros(4, 2_500_000)
+    state = {f"{name}_representations.0._embeddings.weight": rows for name in names}
+    write(tmp_path / "weights.pt", state)
+    for name in names:
+        lines = "".join(f"{i}\t{i}\n" for i in range(4))
+        (tmp_path / f"{name}_ids.del").write_text(lines)
+    with pytest.raises(DataError):
+        read_other_model(tmp_path / "weights.pt", tmp_path, {"model.kind": "distmult"})
+
+
+def test_one_long_name_that_is_used_many_times_is_refused(tmp_path):
+    torch.save({"entity_ids": ["long" * 10_000] * 1_000}, tmp_path / "model.pt")
+    with pytest.raises(DataError):
+        read_torch(tmp_path / "model.pt", {})
 
 
 def test_other_norms_and_other_dictionaries_are_refused(tmp_path, monkeypatch):

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from clew.errors import CheckpointError
 from clew.training import manifest
 from clew.training.checkpoints import (
     load_model,
     load_training_state,
+    read_model,
     require_whole,
     write_checkpoint,
 )
@@ -113,6 +115,21 @@ def test_a_model_that_the_manifest_does_not_name_is_refused(written: Path) -> No
     edit_manifest(written, lambda m: m["sha256"].pop("model.safetensors"))
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         require_whole(written)
+
+
+def test_a_model_larger_than_its_file_is_refused_before_it_takes_memory(written: Path) -> None:
+    with pytest.raises(CheckpointError):
+        read_model(written, lambda: nn.Embedding(10**12, 1000))
+    built: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        while len(built) < 8:
+            built.append(nn.Linear(2048, 2048))
+        return nn.ModuleList(built)
+
+    with pytest.raises(CheckpointError):
+        read_model(written, build)
+    assert len(built) < 8
 
 
 def test_each_file_is_hashed_once_for_a_load(

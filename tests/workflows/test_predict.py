@@ -73,6 +73,16 @@ def test_run_folder_and_registry_give_the_same_answers(
     assert all(p is not None and 0 < p < 1 for p in probabilities)
 
 
+def test_a_manifest_of_a_larger_model_than_the_weights_is_refused(
+    trained: TrainedStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = download_artifact(trained.strong, "best", tmp_path)
+    edit_manifest(folder, lambda m: m["config"]["model"].update(embedding_dim=1_000_000))
+    head, relation, _ = QUERY
+    assert run_command(["predict", str(folder), "--head", head, "--relation", relation]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
 def test_without_its_data_set_a_run_still_answers_by_recorded_names(
     trained: TrainedStore, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ import logging
 from pathlib import Path
 from typing import Annotated, Literal
 
-import click
 from pydantic import Field
 
 from clew.cli.options import (
@@ -17,6 +16,7 @@ from clew.cli.options import (
     Spoken,
     command,
     progress_bar,
+    tell,
 )
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, ValidationRequest, ValueRequest
@@ -61,12 +61,17 @@ def tracin(options: TracinOptions) -> None:
         progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
         trained=progress_bar("training runs", as_json=options.as_json),
     )
-    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table(grey=grey))
+    if options.as_json:
+        tell(json.dumps(result.as_dict()))
+        return
+    disputed: set[str] = set()
 
+    def noted(line: str) -> str:
+        disputed.add(line)
+        return line
 
-def grey(line: str) -> str:
-    """Return a line that a terminal shows in grey."""
-    return click.style(line, fg="bright_black")
+    for line in result.table(grey=noted).split("\n"):
+        tell(line, grey=line in disputed)
 
 
 class BatchTracinOptions(ExplainOptions, ClusterRequest):
@@ -105,7 +110,7 @@ def batch_tracin(options: BatchTracinOptions) -> None:
     )
     bars = [progress_bar(unit, as_json=options.as_json) for unit in ("tests", "training runs")]
     result = workflow.batch_tracin(request, cluster=options, progress=bars[0], trained=bars[1])
-    click.echo(json.dumps(result.as_dict()) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
 
 
 def _unit(options: Configured, facts: str) -> str:
@@ -142,7 +147,7 @@ def trace_sequence(options: TraceSequenceOptions) -> None:
         output=options.output,
         progress=progress_bar(_unit(options, "windows"), as_json=False),
     )
-    click.echo("\n\n".join(result.table() for result in results))
+    tell("\n\n".join(result.table() for result in results))
 
 
 class TraceTextOptions(TraceWindowsOptions):
@@ -176,7 +181,7 @@ def trace_text(options: TraceTextOptions) -> None:
         output=options.output,
         progress=progress_bar(_unit(options, "windows"), as_json=False),
     )
-    click.echo("\n\n".join(result.table() for result in results))
+    tell("\n\n".join(result.table() for result in results))
 
 
 class ValidateInfluenceOptions(Options, ValidationRequest):
@@ -190,8 +195,8 @@ def validate_influence(options: ValidateInfluenceOptions) -> None:
     from clew.workflows.explaining.validate_influence import validate_influence as workflow
 
     progress = progress_bar("retrainings", as_json=False)
-    result = workflow(options, say=click.echo, progress=progress)
-    click.echo(result.table())
+    result = workflow(options, say=tell, progress=progress)
+    tell(result.table())
 
 
 class VerifyOptions(Printed):
@@ -219,14 +224,14 @@ def verify(options: VerifyOptions) -> int:
     from clew.workflows import verify as workflow
 
     request = workflow.VerifyRequest(**options.model_dump(exclude={"as_json"}))
-    say = logger.info if options.as_json else click.echo
+    say = logger.info if options.as_json else tell
     progress = progress_bar("training runs", as_json=options.as_json)
     found = workflow.verify(request, say=say, progress=progress)
     following = f"verify {found.run_id} --whole --seeds 3"
     if found.is_whole:
         following = f"report --explanation {found.run_id} --output why.html"
     said = f"run {found.run_id}\n\n{found}\nnext: clew {following}"
-    click.echo(found.model_dump_json() if options.as_json else said)
+    tell(json.dumps(json.loads(found.model_dump_json())) if options.as_json else said)
     return 0
 
 
@@ -245,7 +250,7 @@ def value_facts(options: ValueFactsOptions) -> None:
 
     bars = [progress_bar(unit, as_json=False) for unit in ("steps", "retrainings")]
     result = workflow(options, progress=bars[0], retrained=bars[1])
-    click.echo(result.table())
+    tell(result.table())
 
 
 class ReportOptions(Options):
@@ -272,4 +277,4 @@ def report(options: ReportOptions) -> None:
     rank = place_text(float(found.test["rank"]))
     shown = html_report if options.format == "html" else trapi_json
     write_whole(options.output, shown(found))
-    click.echo(f"{options.output}: the training facts behind {found.title} ({rank})")
+    tell(f"{options.output}: the training facts behind {found.title} ({rank})")

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import click
 from pydantic import Field, model_validator
 
 from clew.cli.options import (
@@ -18,6 +17,7 @@ from clew.cli.options import (
     command,
     dashed,
     progress_bar,
+    tell,
 )
 
 if TYPE_CHECKING:
@@ -163,10 +163,10 @@ def _answer(options: PredictOptions) -> None:
         rows = result.rows()
         write_table(options.output, rows)
         for note in result.notes:
-            click.echo(f"note: {note}")
-        click.echo(f"{options.output}: {rows.num_rows:,} rows")
+            tell(f"note: {note}")
+        tell(f"{options.output}: {rows.num_rows:,} rows")
         return
-    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 def _list(options: PredictOptions) -> None:
@@ -181,7 +181,7 @@ def _list(options: PredictOptions) -> None:
         limits=options.limits(),
         output=options.output,
     )
-    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 def _continue(options: PredictOptions) -> None:
@@ -201,11 +201,11 @@ def _continue(options: PredictOptions) -> None:
     pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
     if options.as_json:
         content = {"model": options.model, "prompt": prompt, "text": "".join(pieces)}
-        click.echo(json.dumps(content, indent=1))
+        tell(json.dumps(content, indent=1))
         return
     for piece in pieces:
-        click.echo(piece, nl=False)
-    click.echo()
+        tell(piece, nl=False)
+    tell()
 
 
 def _predict_frames(options: PredictOptions) -> None:
@@ -220,7 +220,7 @@ def _predict_frames(options: PredictOptions) -> None:
         confidence=options.confidence,
         progress=progress_bar("windows", as_json=False),
     )
-    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 class PromoteOptions(Spoken, Printed):
@@ -258,14 +258,14 @@ def promote(options: PromoteOptions) -> None:
     from clew.workflows import promote as workflow
 
     def show(check: Any) -> None:
-        click.echo(json.dumps(dataclasses.asdict(check)) if options.as_json else check.line())
+        tell(json.dumps(dataclasses.asdict(check)) if options.as_json else check.line())
 
     if options.rollback:
         result = workflow.rollback(options.name, options.alias, dry_run=options.dry_run)
     else:
         chosen = options.model_dump(exclude={"rollback", "as_json", "quiet", "verbose"})
         result = workflow.promote(workflow.PromotionRequest(**chosen), show)
-    click.echo(json.dumps({"result": result.as_dict()}) if options.as_json else result.table())
+    tell(json.dumps({"result": result.as_dict()}) if options.as_json else result.table())
 
 
 class ExportOptions(Options):
@@ -295,4 +295,4 @@ def export(options: ExportOptions) -> None:
 
     embeddings = options.embeddings or None
     result = run_export(options.model, options.output_dir, embeddings, onnx=options.onnx)
-    click.echo(result.table())
+    tell(result.table())

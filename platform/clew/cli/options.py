@@ -27,7 +27,7 @@ from clew.cli import help
 from clew.config.base import Flag, Section
 from clew.config.load import SHORT_KEYS, from_mapping, full_settings, load, parse_assignments
 from clew.config.schema import RunConfig, section_classes, task_of
-from clew.errors import ConfigError, quoted, reason_of, valid_names
+from clew.errors import ConfigError, harmless, quoted, reason_of, valid_names
 from clew.names import KIND_TRAIN, NEWEST
 from clew.processes import typed_command
 
@@ -435,7 +435,7 @@ def _is_no_value(option: DeclaredOption, following: str) -> bool:
 def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:
     if is_given:
         context.meta[str(option.name)] = True
-        click.echo(context.get_help())
+        tell(context.get_help())
         context.exit()
 
 
@@ -486,6 +486,12 @@ def is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def tell(text: str = "", *, grey: bool = False, nl: bool = True) -> None:
+    """Print a result; a name in it, from data or from a store, cannot control the terminal."""
+    shown = harmless(text)
+    click.echo(click.style(shown, fg="bright_black") if grey else shown, nl=nl)
+
+
 def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
     """Return a function that shows progress.
 
@@ -504,7 +510,7 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
         began = began or (now, done)
         seconds, gained = now - began[0], done - began[1]
         if as_json:
-            click.echo(json.dumps({"done": done, "total": total}))
+            tell(json.dumps({"done": done, "total": total}))
         left = f", {seconds * (total - done) / gained:.0f} s left" if gained else ""
         for beat in BEATING[-1:]:
             if as_json or not bar.disable:

@@ -10,10 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-import click
 from pydantic import Field, model_validator
 
-from clew.cli.options import Configured, Option, Options, Printed, command, dashed
+from clew.cli.options import Configured, Option, Options, Printed, command, dashed, tell
 from clew.config.data import ImportSettings
 from clew.errors import UsageError, counted, described
 
@@ -85,14 +84,12 @@ def data(options: DataOptions) -> None:
             files, sources = {"kind": "image_sequences", "path": only}, []
             said = f"\ntrain on it: clew train colab_optimized data.path={shlex.quote(only)}"
     if sources:
-        click.echo(workflow.import_data(sources, options, options.output_dir))
+        tell(workflow.import_data(sources, options, options.output_dir))
         return
 
     settings = workflow.data_settings(config, options.name, files, options.overrides)
     pack = options.pack
-    click.echo(
-        workflow.pack_data(settings, pack) if pack else workflow.describe_data(settings) + said
-    )
+    tell(workflow.pack_data(settings, pack) if pack else workflow.describe_data(settings) + said)
 
 
 class PretokenizeOptions(Options):
@@ -127,7 +124,7 @@ def pretokenize(options: PretokenizeOptions) -> None:
 
     settings = PackSettings(**options.model_dump(exclude={"output", "num_proc", "force"}))
     output, num_proc = options.output, options.num_proc
-    click.echo(pretokenize_corpus(settings, output, num_proc=num_proc, force=options.force))
+    tell(pretokenize_corpus(settings, output, num_proc=num_proc, force=options.force))
 
 
 class RunsOptions(Printed):
@@ -147,9 +144,9 @@ def runs(options: RunsOptions) -> None:
     found = list_runs(kind=options.kind or "", experiment=options.experiment, limit=options.limit)
     if options.as_json:
         for run in found.runs:
-            click.echo(json.dumps(asdict(run)))
+            tell(json.dumps(asdict(run)))
     else:
-        click.echo(found.table())
+        tell(found.table())
 
 
 @command(Options)
@@ -160,9 +157,9 @@ def sync(options: Options) -> int:
     results = sync_spool()
     for result in results:
         left = f", the rest is still waiting: {result.problem}" if result.problem else ""
-        click.echo(f"run {result.run_id}: {counted(result.num_sent, 'record')} sent{left}")
+        tell(f"run {result.run_id}: {counted(result.num_sent, 'record')} sent{left}")
     if not results:
-        click.echo("nothing is waiting")
+        tell("nothing is waiting")
     return 2 if any(result.problem and not result.is_alive for result in results) else 0
 
 
@@ -178,7 +175,7 @@ def demo(options: DemoOptions) -> None:
     from clew.workflows.demo import run_demo
 
     for line in run_demo(quick=options.quick):
-        click.echo(line)
+        tell(line)
 
 
 class UiOptions(Options):

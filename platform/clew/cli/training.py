@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import click
 from pydantic import Field, field_validator
 
 from clew.cli.options import (
@@ -22,10 +21,11 @@ from clew.cli.options import (
     Spoken,
     command,
     is_main_process,
+    tell,
 )
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, SearchBudget
-from clew.errors import ConfigError, ProtectedStop
+from clew.errors import ConfigError, ProtectedStop, harmless
 from clew.names import NEWEST
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def train(options: TrainOptions) -> int:
     if options.result_file:
         content = json.dumps(dataclasses.asdict(result))
         options.result_file.write_text(content, encoding="utf-8")
-    click.echo(result.table(everything=options.all))
+    tell(result.table(everything=options.all))
     is_unsent = result.run_id is not None and (spool_root() / result.run_id).exists()
     # A study that reads the file goes on with the result.
     return ProtectedStop.exit_code if is_unsent and not options.result_file else 0
@@ -105,7 +105,7 @@ def import_(options: ImportOptions) -> None:
     settings = other.settings | {"training.num_epochs": 1} | given
     config = options.model_copy(update={"overrides": settings}).configuration()
     result = train(config, output_dir=options.output_dir, imported=other)
-    click.echo(result.table())
+    tell(result.table())
 
 
 def _resumed(options: TrainOptions) -> "FindPoint":
@@ -169,7 +169,7 @@ def plan(options: PlanOptions) -> None:
             frame_shape=(channels, height, width) if options.frame_shape else None,
         ),
     )
-    click.echo(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
 
 
 class TuneOptions(ConfigOptions, Spoken, ClusterRequest, SearchBudget):
@@ -199,7 +199,7 @@ def tune(options: TuneOptions) -> None:
     ):
 
         def say(line: str) -> None:
-            tqdm.write(line)
+            tqdm.write(harmless(line))
             BEATING[-1].heard()
 
         def show(seconds: float, found: str) -> None:
@@ -207,7 +207,7 @@ def tune(options: TuneOptions) -> None:
             bar.update(min(seconds / 60, options.minutes) - bar.n)
 
         result = workflow(request, cluster=options, say=say, progress=show)
-    click.echo(result.table())
+    tell(result.table())
 
 
 class EvaluateOptions(Spoken, Printed):
@@ -229,7 +229,7 @@ def evaluate(options: EvaluateOptions) -> None:
     from clew.workflows.evaluate import evaluate as run_evaluation
 
     result = run_evaluation(options.model, options.split, negatives=options.negatives)
-    click.echo(
+    tell(
         json.dumps(result.metrics, indent=1)
         if options.as_json
         else result.table(everything=options.all)
@@ -260,4 +260,4 @@ def compare(options: CompareOptions) -> None:
     for line in run_study(
         study, typed=typed, output=options.output, everything=options.all, cluster=options
     ):
-        click.echo(line)
+        tell(line)

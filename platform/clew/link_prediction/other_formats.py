@@ -2,10 +2,11 @@
 
 import json
 import re
+import warnings
 import zipfile
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -133,8 +134,45 @@ def npz_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def _check_parts(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
-        parts = archive.infolist()
-    check_ratio(path, sum(p.compress_size for p in parts), sum(p.file_size for p in parts))
+        check_ratio(path, path.stat().st_size, sum(p.file_size for p in archive.infolist()))
+
+
+def read_torch(path: Path, stand_ins: Mapping[str, type]) -> Any:
+    """Return the tensors and plain values that `torch.save` wrote; nothing in the file is run.
+
+    Args:
+        path: The file.
+        stand_ins: Other types that the file may name, and what stands for each of them here.
+
+    Raises:
+        DataError: The file unpacks to a huge one, or a tensor has more numbers than the file holds
+            for it. For a file that it does not read, torch raises many types of error.
+    """
+    import torch
+
+    check_is_file(path)
+    if zipfile.is_zipfile(path):
+        _check_parts(path)
+    with (
+        warnings.catch_warnings(),
+        torch.serialization.safe_globals([(kind, name) for name, kind in stand_ins.items()]),
+    ):
+        warnings.simplefilter("ignore")
+        content = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
+    waiting, seen, num_characters = [content], set[int](), 0
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, torch.Tensor):
+            held = 0 if part.is_meta else part.untyped_storage().nbytes()
+            if part.numel() * part.element_size() > held:
+                raise DataError(f"{path}: a tensor of shape {tuple(part.shape)} is not in the file")
+        elif isinstance(part, str):  # one text can be in a list many times
+            num_characters += len(part)
+        elif isinstance(part, dict | list | tuple) and id(part) not in seen:
+            seen.add(id(part))
+            waiting += part.values() if isinstance(part, dict) else part
+    check_ratio(path, path.stat().st_size, num_characters)
+    return content
 
 
 class _Given:
@@ -163,19 +201,15 @@ NUMPY_TYPES = (
 
 def _torch_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return those of some arrays that a file of torch holds; nothing in it is run."""
-    import torch
-
-    check_is_file(path)
-    if zipfile.is_zipfile(path):
-        _check_parts(path)
     try:
-        with torch.serialization.safe_globals([(_Given, name) for name in NUMPY_TYPES]):
-            content = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
+        content = read_torch(path, dict.fromkeys(NUMPY_TYPES, _Given))
         found = {name: content[name] for name in names if name in content}
         return {
             name: value.values() if isinstance(value, _Given) else np.asarray(value)
             for name, value in found.items()
         }
+    except DataError:
+        raise
     except Exception:  # torch raises many types of error for a file that it does not read
         raise DataError(
             f"{path}: not one of OGB's splits, or it holds objects whose reading could run code; "

@@ -5,7 +5,6 @@ attributes of an empty object. A model without inverse relations gets rows with 
 triple has the score of the triple itself.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from clew.errors import ConfigError, DataError, described, quoted
 from clew.link_prediction.descriptions import read_dictionary
+from clew.link_prediction.other_formats import read_torch
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 PYKEEN, LIBKGE = "{}_representations.0._embeddings.weight", "_{}_embedder._embeddings.weight"
@@ -123,12 +123,9 @@ def _content(path: Path) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return dict(load_file(path))
-        with (
-            warnings.catch_warnings(),
-            torch.serialization.safe_globals([(_Attributes, "kge.config.Config")]),
-        ):
-            warnings.simplefilter("ignore")
-            return dict(torch.load(path, map_location="cpu", weights_only=True))  # noqa: TID251
+        return dict(read_torch(path, {"kge.config.Config": _Attributes}))
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({described(error)})") from None
     except Exception:  # torch raises many types of error for a file that it does not read

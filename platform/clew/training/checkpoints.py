@@ -18,6 +18,7 @@ The module `manifest` describes the manifest and how files are checked against i
 
 import hashlib
 import logging
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +54,8 @@ from clew.training.sharding import RowShard, row_shards
 M = TypeVar("M", bound=nn.Module)
 
 SHOWN_NAMES = 5
+SPARE_NUMBERS = 2**24
+"""Numbers that building a model may need besides its weights."""
 MAX_TRAINING_STATE_BYTES = 2**29  # the file contains the history of every metric
 OPTIMIZER_FILE = "optimizer.safetensors"
 TRAINING_TENSORS_FILE = "training.safetensors"
@@ -148,9 +151,21 @@ def copy_weights(checkpoint: Path, folder: Path) -> None:
 
 
 def read_model(folder: Path, build: Callable[[], M]) -> M:
-    """Return a model with the weights of a checkpoint; the state of torch's generator is kept."""
-    with DrawingApart():
-        model = build()
+    """Return a model with the weights of a checkpoint; the state of torch's generator is kept.
+
+    A model with more numbers than the files have bytes is refused before it takes memory.
+    """
+    path = folder / MODEL_FILE
+    files = [path, *(folder / name for name in rows_files(read_manifest(folder).sha256))]
+    num_bytes = sum(file.stat().st_size if file.is_file() else math.inf for file in files)
+    try:
+        with DrawingApart(num_bytes + SPARE_NUMBERS):
+            model = build()
+    except MemoryError:
+        raise CheckpointError(
+            f"{path}: {num_bytes:,} bytes of weights, but {MANIFEST_FILE} describes a larger "
+            "model; the checkpoint belongs to another model"
+        ) from None
     load_model(folder, model)
     return model
 

@@ -1,5 +1,6 @@
 """Seeds, captures and restores all random generators."""
 
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,15 +71,18 @@ class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
     A model draws initial weights even if weights from a file replace them. With torch's global
     generator, this would change the random numbers of a run in another thread, and no seed
     could reproduce that training.
+
+    Args:
+        most_numbers: Most numbers for the tensors that are made inside; `MemoryError` if exceeded.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # else torch imports its compiler, which takes longer than torch itself
 
-    def __init__(self) -> None:
+    def __init__(self, most_numbers: float = math.inf) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._generator = torch.Generator()
+        self._generator, self._left = torch.Generator(), most_numbers
 
     def __torch_dispatch__(
         self,
@@ -87,7 +91,11 @@ class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        given = dict(kwargs or {})
+        given, size = dict(kwargs or {}), args[0] if args else None
+        if isinstance(size, list) and all(isinstance(length, int) for length in size):
+            self._left -= math.prod(size)  # those of a new tensor, which is not made yet
+            if self._left < 0:
+                raise MemoryError
         if torch.Tag.nondeterministic_seeded in func.tags:
             takes_one = any(argument.name == "generator" for argument in func._schema.arguments)
             func = func if takes_one else func.overloadpacket.generator
