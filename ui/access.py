@@ -107,8 +107,10 @@ def _folded(text: str) -> str:
     return text.lower() if text.isascii() else text
 
 
-def authorize(action: Action) -> str:
+def authorize(action: Action, claims: Mapping[str, Any] | None = None) -> str:
     """Return who does something now, empty if nobody has to sign in.
+
+    Outside of a page, `claims` must say what is known of the person.
 
     Raises:
         AccessError: The person is not signed in, or has a lower role than the action needs.
@@ -117,7 +119,8 @@ def authorize(action: Action) -> str:
     allowed = settings()
     if allowed is None:
         return ""
-    claims = st.user.to_dict()
+    if claims is None:
+        claims = st.user.to_dict()
     role = role_of(claims, allowed) if claims.get("is_logged_in") is True else None
     if role is None or ROLES.index(role) < ROLES.index(ACTIONS[action]):
         who = f"{claims.get('email')} is a {role}" if role else "you are not signed in"

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from io import BytesIO
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,16 @@ def test_too_much_work_is_refused_before_it_begins() -> None:
         assert (await ask(door(), app, TOO_LARGE[1:]))[0] == 200
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_rows_of_csv_are_counted_as_pandas_reads_them(end: str) -> None:
+    scope = {"headers": [(b"content-type", b"text/csv")]}
+    body = end.join(["name", *["a"] * 99]).encode()
+    assert len(pd.read_csv(BytesIO(body))) == 99
+    assert door()._work(scope, body) == 100, "with the names of the columns"
+    with pytest.raises(request_door.Unanswered):
+        door()._work(scope, body + f"{end}a".encode())
 
 
 def test_large_requests_wait_for_each_other_and_small_ones_do_not() -> None:

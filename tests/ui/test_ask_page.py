@@ -18,7 +18,7 @@ from clew.runs.reading.models import (
     read_vocabulary,
 )
 from clew.ui import access
-from clew.ui.components import answers, jobs, runs
+from clew.ui.components import answers, basics, jobs, runs
 from clew.ui.views import ask
 from clew.ui.work import NUM_ASKED, Question, Why
 from clew.workflows.predict import asked, predict
@@ -335,9 +335,10 @@ def large_box() -> None:
     from clew.runs.reading.models import ModelNames
     from clew.ui.views.ask import entity_box
 
-    terms = (*((f"Q{i}", f"thing {i}") for i in range(12_000)), ("Q1a", "Thing 7"))
+    terms = [*((f"Q{i}", f"thing {i}") for i in range(12_000)), ("Q1a", "Thing 7")]
+    terms += [(f"H{i}", f"[hostile](//x.org) :{i}:") for i in range(2)]
     synonyms = {"Q8": ("gadget", "Apparatus"), "Q9": ("old gadget",)}
-    known = ModelNames(terms, (), {"Q8": "Tool", "Q9": "Antique"}, synonyms)
+    known = ModelNames(tuple(terms), (), {"Q8": "Tool", "Q9": "Antique"}, synonyms)
     chosen = entity_box("Head", "box", known, start="Q11500", placeholder="")
     st.code(chosen or "nothing")
 
@@ -377,14 +378,18 @@ def test_a_chosen_name_beyond_the_listed_ones_stays_chosen() -> None:
 
 def test_one_of_several_matches_is_chosen() -> None:
     (choice,) = typing("thing 7").button_group
-    assert choice.options == ["thing 7  (Q7)", "Thing 7  (Q1a)"]
+    assert choice.options == [r"thing 7 \(Q7\)", r"Thing 7 \(Q1a\)"]
     assert typing("thing 7").code[0].value == "nothing"
     assert typing("thing 7", **{"box-which": "Q1a"}).code[0].value == "Q1a"
 
 
 def test_matches_stand_by_kind_with_the_synonym_that_matched() -> None:
     (choice,) = typing("dget").button_group
-    assert choice.options == [
-        "Antique: old gadget = thing 9  (Q9)",
-        "Tool: gadget = thing 8  (Q8)",
-    ]
+    texts = ["Antique: old gadget = thing 9  (Q9)", "Tool: gadget = thing 8  (Q8)"]
+    assert choice.options == list(map(basics.markdown, texts))
+
+
+def test_matches_are_not_markdown() -> None:
+    (choice,) = typing("hostile").button_group
+    texts = [f"[hostile](//x.org) :{number}:  (H{number})" for number in range(2)]
+    assert choice.options == list(map(basics.markdown, texts))

@@ -9,11 +9,11 @@ from clew import names
 from clew.config.load import load
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.validation_record import DeletionEffect, Measured
-from clew.ui.components import charts
+from clew.ui.components import basics, charts
 from clew.ui.components.results import trials_of
 from clew.workflows.trials import TrialRecord
 from clew.workflows.tune import write_best, write_trials
-from tests.recorded import Recorded
+from tests.recorded import HOSTILE, Recorded
 from tests.runs.reading.test_validations import record
 from tests.ui.conftest import Open, shown
 
@@ -28,12 +28,18 @@ def store(recorded: Recorded, use: Callable[[str], None], tmp_path: Path) -> Rec
     return store
 
 
-def add_run(store: Recorded, kind: str, folder: Path, tags: Mapping[str, str] | None = None) -> str:
+def add_run(
+    store: Recorded,
+    kind: str,
+    folder: Path,
+    tags: Mapping[str, str] | None = None,
+    metric: str = METRIC,
+) -> str:
     """Record a run with files in a folder of its own, as its command does."""
     run_id = str(
         store.client.create_run("1", tags={names.TAG_KIND: kind} | dict(tags or {})).info.run_id
     )
-    store.client.log_param(run_id, "cfg.evaluation.metric", METRIC)
+    store.client.log_param(run_id, "cfg.evaluation.metric", metric)
     store.client.log_artifacts(run_id, str(folder), folder.name)
     store.client.set_terminated(run_id, "FINISHED")
     return run_id
@@ -94,10 +100,11 @@ def test_a_search_shows_what_mattered(page: Open, store: Recorded, tmp_path: Pat
     folder.mkdir()
     write_trials(folder / names.TRIALS_CSV, trials)
     write_best(folder / names.BEST_YAML, load("umls"), trials[2], len(trials))
-    run_id = add_run(store, names.KIND_TUNE, folder, {names.TAG_BEST_RUN: "r3"})
+    run_id = add_run(store, names.KIND_TUNE, folder, {names.TAG_BEST_RUN: "r3"}, HOSTILE[1])
     store.client.log_metric(run_id, f"importance/{RATE}", 0.75)
     app = page("run", store.uri, id=run_id)
     assert not app.error
+    assert any(f": {basics.markdown(HOSTILE[1])} 0.3" in text.value for text in app.markdown)
     settings = app.dataframe[0].value.set_index("Setting")
     assert settings["Importance"][RATE] == 0.75
     lines = charts.trials(trials_of(run_id), [RATE, "loss.kind"], "MRR")["layer"][0]["data"]

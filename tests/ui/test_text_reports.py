@@ -11,7 +11,13 @@ from clew import names
 from clew.errors import DataError
 from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import basics
-from clew.ui.components.explanations import SIDES, FactFilter, filter_rows, report_of_upload
+from clew.ui.components.explanations import (
+    SIDES,
+    FactFilter,
+    _copies,
+    filter_rows,
+    report_of_upload,
+)
 from clew.ui.components.windows import shared_passages, summary, text_windows
 from tests.recorded import CONTINUATION, HOSTILE, PROMPT, Recorded
 from tests.ui.conftest import Open, shown
@@ -160,9 +166,12 @@ def test_a_text_from_the_disk_is_recognised(
 
 
 @pytest.mark.parametrize("content", [b"5", b"null", b'"prompt"', b"[" * 100_000, b"{"])
-def test_a_file_that_is_no_report_is_refused_in_words(content: bytes) -> None:
-    with pytest.raises(DataError):
-        report_of_upload({"mine.json": content})
+def test_a_file_that_is_no_report_is_refused_in_words_and_not_kept(content: bytes) -> None:
+    kept = set(Path(_copies().name).iterdir())
+    for name in ("mine.json", "mine.parquet"):
+        with pytest.raises(DataError):
+            report_of_upload({name: content})
+    assert set(Path(_copies().name).iterdir()) == kept
 
 
 def test_the_summary_names_no_side_that_has_no_window() -> None:

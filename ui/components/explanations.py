@@ -85,8 +85,12 @@ def report_of_upload(content: Mapping[str, bytes]) -> reports.ReportFiles:
 @st.cache_data(max_entries=64, show_spinner="Reading the files …")
 def _admitted(_data: bytes, digest: str, kind: str, name: str) -> tuple[str, Path]:
     path = Path(_copies().name) / f"{digest}.{kind}"
-    path.write_bytes(_data)
-    return reports.admitted(path, name)
+    try:
+        path.write_bytes(_data)
+        return reports.admitted(path, name)
+    except BaseException:  # also one that is not written whole is not kept
+        path.unlink(missing_ok=True)
+        raise
 
 
 @st.cache_resource(show_spinner=False)

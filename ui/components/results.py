@@ -79,8 +79,9 @@ def search(run: RunRecord) -> None:
     found = trials[trials["run_id"] == run.tags.get(names.TAG_BEST_RUN, "")]
     if is_best and len(found):
         row, best = found.iloc[0], text_of(run.run_id, names.ARTIFACT_TUNE, names.BEST_YAML)
+        called = basics.markdown(glossary.label(metric))
         st.markdown(
-            f"**Best settings**: {glossary.label(metric)} {number_text(row['value'])} after epoch "
+            f"**Best settings**: {called} {number_text(row['value'])} after epoch "
             f"{row['epoch']:.0f}, in trial {row['trial']:.0f}"
         )
         shares = [run.metrics.get(names.IMPORTANCE.format(setting=name)) for name in settings]

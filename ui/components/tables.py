@@ -300,7 +300,7 @@ def run_table(
         columns["Trend"] = (trends, LineChartColumn(width="small", help=about))
     for key in chosen:
         found = values_of(runs, key)
-        number = NumberColumn(format="%.4g", help=glossary.words(key).help)
+        number = NumberColumn(format="%.4g", help=basics.markdown(glossary.words(key).help))
         columns[column_name(key)] = (found, number if float in map(type, found) else None)
     times = [utc(run.started_ms) if run.started_ms else None for run in runs]
     columns["Started (UTC)"] = (
@@ -355,7 +355,8 @@ def group_table(
             for group in groups
         ]
         shown = means if by_run else values_of(firsts, key)
-        columns[column_name(key)] = (shown, TextColumn(help=glossary.words(key).help))
+        about = basics.markdown(glossary.words(key).help)
+        columns[column_name(key)] = (shown, TextColumn(help=about))
     return with_values(columns)
 
 

@@ -344,7 +344,7 @@ def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
         [name for kind in kinds for name, entry in found.items() if entry.kind == kind],
         key=f"{key}-which",
         on_change=_changed,
-        format_func=lambda name: entry_text(found[name]) if name in found else str(name),
+        format_func=lambda name: basics.markdown(entry_text(found.get(name) or Entry(name, name))),
     )
     return chosen or ""
 

@@ -172,7 +172,8 @@ class Door:
 
     def _work(self, scope: Scope, body: bytes | bytearray) -> int:
         """Return how much work a request is; refuse too much, and an invalid form."""
-        num_rows, params = body.count(b"\n") + 1, dict[str, Any]()
+        num_rows = 1 + body.count(b"\n") + body.count(b"\r") - body.count(b"\r\n")  # as in pandas
+        params = dict[str, Any]()
         kind = dict(scope["headers"]).get(b"content-type")
         if kind is None:
             raise self._wrong("the request has no content type")
