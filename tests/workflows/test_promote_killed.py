@@ -78,6 +78,9 @@ def test_a_promotion_that_was_cut_off_is_whole_when_repeated(
         assert aliases(name) == {"champion": result.number, "previous": "1"}
         version = Registry.connect().version(name, result.number or "")
         assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_PASSED
+        for number in range(2, int(version.number)):
+            left = Registry.connect().version(name, str(number))
+            assert left.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
         step += 1
     assert step > len(WRITES)
 

@@ -4,8 +4,8 @@ The order of steps ensures that no promotion is left half done, and that a comma
 interrupted can be repeated:
 
 1. All checks run on local files.
-2. The servable model is uploaded and registered as a version without an alias.
-3. The version is loaded from the registry, and its answers are compared with the checkpoint's.
+2. The servable model is written, uploaded and registered as a new version without an alias.
+3. The written model answers as on a server; the version's files must be those that were written.
 4. The aliases move: `previous` first, then the alias that decides, which is read back.
 
 A candidate that the gate refuses is kept as a version with the alias `challenger`, and the reason
@@ -300,34 +300,18 @@ class Challenge:
         tags = self.gate.describe_candidate()
         if promote_run is not None:
             tags[names.TAG_PROMOTE_RUN] = promote_run
-        aliases = self.registry.aliases(self.name)
-        in_use = {number for alias, number in aliases.items() if alias != self.challenger}
-        same = (names.TAG_WEIGHTS, names.TAG_VERSION, names.TAG_PACKAGE_COMMIT)
-        for version in self.registry.versions_of_run(self.name, self.run_id):
-            is_same = all(version.tags.get(key) == tags[key] for key in same)
-            if is_same and version.number not in in_use:
-                self.registry.tag(version, tags)
-                return version
-        with working_folder("register") as folder:
-            package = self.gate.save_servable(folder)
-            return self.registry.register(self.name, package, run_id=self.run_id, tags=tags)
+        return self.registry.register(self.name, self.gate.package, run_id=self.run_id, tags=tags)
 
     def _move(self, version: RegisteredVersion, former: str | None) -> None:
         if former is not None:
             self.registry.require_alias(self.name, self.alias, former)
             self.registry.set_alias(self.name, self.previous, former)
         self.registry.move_alias(self.name, self.alias, version.number, expected=former)
-        if self.before.get(self.challenger) == version.number:
-            self.registry.set_alias(self.name, self.challenger, None)
 
     def _refuse(
         self, version: RegisteredVersion, checks: list[Check], reason: str
     ) -> PromotionResult:
         """Keep the refused version as challenger, with the reason."""
-        if self.registry.aliases(self.name).get(self.alias) == version.number:
-            outcome = f"nothing to do: version {version.number} of {self.name} is {self.alias}"
-            outcome += ", another process promoted it in the meantime"
-            return self._result(version.number, checks, outcome)
         verdict = {names.TAG_VALIDATION: names.VALIDATION_FAILED}
         self.registry.tag(version, verdict | {names.TAG_REFUSED_BECAUSE: reason})
         self.registry.set_alias(self.name, self.challenger, version.number)
