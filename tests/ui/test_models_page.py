@@ -46,6 +46,17 @@ def test_the_champion_and_its_versions(page: Open, registered: Recorded) -> None
     assert FORCED not in text
 
 
+@pytest.mark.parametrize(("tag", "shown_tag"), [("1", True), ("[x](javascript:1)", False)])
+def test_the_version_to_go_back_to_after_a_promotion_was_killed(
+    page: Open, registered: Recorded, tag: str, shown_tag: bool
+) -> None:
+    registered.client.set_registered_model_alias("clew <i>x", names.ALIAS_PREVIOUS, "2")
+    registered.client.set_model_version_tag("clew <i>x", "2", names.TAG_FORMER, tag)
+    app = page("models", registered.uri)
+    assert ("rollback" in {button.key for button in app.button}) is shown_tag
+    assert (f"Version {tag} answers questions again" in shown(app)) is shown_tag
+
+
 def test_numbers_are_those_of_the_promotion_where_there_are_some() -> None:
     tags = TAGS | {f"{names.TAG_METRIC_PREFIX}valid/mae": "not a number"}
     assert measured(Version("m", 2, "a" * 32, 0, tags=tags)) == {"test/mrr": 0.337}

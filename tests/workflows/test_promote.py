@@ -218,10 +218,9 @@ def test_force_overrules_and_records_the_reason(trained: TrainedStore, champion:
     with pytest.raises(PromotionRefused):
         promoted("forced", trained.weak)
     result = promote(PromotionRequest(trained.weak, name="forced", force="half the size"))
-    # The version that was refused before is used again, not registered twice.
-    assert result.number == "2"
-    assert aliases("forced") == {"champion": "2", "previous": "1"}
-    version = Registry.connect().version("forced", "2")
+    assert result.number == "3"
+    assert aliases("forced") == {"champion": "3", "previous": "1", "challenger": "2"}
+    version = Registry.connect().version("forced", "3")
     assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_FORCED
     assert version.tags[names.TAG_FORCED_BECAUSE] == "half the size"
     assert "valid/mrr" in version.tags[names.TAG_REFUSED_BECAUSE]
@@ -314,7 +313,7 @@ def test_a_champion_of_other_data_is_not_compared_with(
         promoted("data", trained.other)
     assert aliases("data") == {"champion": "1", "challenger": "2"}
     promoted("data", trained.other, force="the new release of the graph")
-    assert aliases("data") == {"champion": "2", "previous": "1"}
+    assert aliases("data") == {"champion": "3", "previous": "1", "challenger": "2"}
 
 
 def test_another_alias_has_its_own_previous_and_challenger(trained: TrainedStore) -> None:
@@ -556,7 +555,7 @@ def test_a_champion_that_cannot_be_read_is_replaced_by_force_only(
     with pytest.raises(PromotionRefused, match=r"version 1 .* cannot be evaluated"):
         promoted("broken", trained.strong)
     promoted("broken", trained.strong, force="the champion's file is gone")
-    assert aliases("broken")["champion"] == "2"
+    assert aliases("broken")["champion"] == "3"
 
 
 @pytest.mark.parametrize("lost", ["champion", "previous"])
@@ -577,9 +576,10 @@ def test_a_registry_that_goes_away_is_put_right_by_the_next_command(
         with pytest.raises(TrackingError):
             promoted(name, trained.strong)
     assert aliases(name)["champion"] == "1"
-    # When the registry is back, the same command uses the existing version.
-    assert promoted(name, trained.strong) == "2"
-    assert aliases(name) == {"champion": "2", "previous": "1"}
+    assert promoted(name, trained.strong) == "3"
+    assert aliases(name) == {"champion": "3", "previous": "1"}
+    left = Registry.connect().version(name, "2")
+    assert left.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
 
 
 def test_an_alias_that_somebody_moves_at_the_same_time_is_noticed(

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from clew import names
 from clew.runs.registry import Registry
 from clew.workflows.gate import Check, Gate
-from clew.workflows.promote import PromotionRequest, promote
+from clew.workflows.promote import PromotionRequest, promote, rollback
 from tests.workflows.test_promote import Crown, aliases, champion
 from tests.workflows.trained import TrainedStore
 
@@ -78,6 +78,9 @@ def test_a_promotion_that_was_cut_off_is_whole_when_repeated(
         assert aliases(name) == {"champion": result.number, "previous": "1"}
         version = Registry.connect().version(name, result.number or "")
         assert version.tags[names.TAG_VALIDATION] == names.VALIDATION_PASSED
+        for number in range(2, int(version.number)):
+            left = Registry.connect().version(name, str(number))
+            assert left.tags[names.TAG_VALIDATION] == names.VALIDATION_FAILED
         step += 1
     assert step > len(WRITES)
 
@@ -100,3 +103,71 @@ def test_another_promotion_ends_what_one_left_that_was_cut_off(
     run = client.get_run(version.tags[names.TAG_PROMOTE_RUN])
     assert run.info.status == "KILLED"
     assert names.TAG_DECISION in run.data.tags
+
+
+@pytest.fixture
+def three(trained: TrainedStore, champion: Crown) -> Callable[[str], None]:
+    """Return a function that makes a model with a former version, a champion and a third one."""
+
+    def make(name: str) -> None:
+        champion(name, trained.weak)
+        client = MlflowClient(trained.uri)
+        first = client.get_model_version(name, "1")
+        for _ in range(2):
+            client.create_model_version(
+                name, first.source, first.run_id, dict(first.tags), model_id=first.model_id
+            )
+        client.set_registered_model_alias(name, "champion", "2")
+        client.set_registered_model_alias(name, "previous", "1")
+
+    return make
+
+
+def test_a_promotion_that_was_cut_off_can_be_rolled_back(
+    trained: TrainedStore, three: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Gate, "checks", lambda gate: iter([gate._checkpoint(), gate._weights()]))
+    monkeypatch.setattr(Gate, "served", lambda *arguments: Check("served", True, ""))
+    step, done, seen = 0, False, set()
+    while not done:
+        name = f"undone {step}"
+        three(name)
+        with monkeypatch.context() as patch:
+            before_each(patch, cut_off_after(step))
+            try:
+                promote(PromotionRequest(trained.strong, name=name))
+                done = True
+            except CutOff:
+                pass
+        now = aliases(name)["champion"]
+        seen.add((now, aliases(name)["previous"]))
+        former = {"2": "1", "4": "2"}[now]
+        for number, other in ((former, now), (now, former)):
+            assert rollback(name).number == number
+            assert aliases(name) == {"champion": number, "previous": other}
+        step += 1
+    assert seen == {("2", "1"), ("2", "2"), ("4", "2")}
+
+
+def test_a_rollback_that_was_cut_off_goes_on_when_repeated(
+    three: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, done, seen = 0, False, set()
+    while not done:
+        name = f"back {step}"
+        three(name)
+        with monkeypatch.context() as patch:
+            before_each(patch, cut_off_after(step))
+            try:
+                rollback(name)
+                done = True
+            except CutOff:
+                pass
+        now = aliases(name)["champion"]
+        seen.add((now, aliases(name)["previous"]))
+        former = {"2": "1", "1": "2"}[now]
+        for number, other in ((former, now), (now, former)):
+            assert rollback(name).number == number
+            assert aliases(name) == {"champion": number, "previous": other}
+        step += 1
+    assert seen == {("2", "1"), ("2", "2"), ("1", "2")}

@@ -51,8 +51,10 @@ def _model(model: RegisteredModel) -> None:
             with st.container(horizontal=True):
                 basics.link("compare", "Its training run", runs=ticked.run_id)
                 basics.link("ask", "Ask the champion", model=ticked.model)
-    previous = model.aliases.get(names.ALIAS_PREVIOUS)
-    if previous is None or model.champion is None:
+    previous = str(model.aliases.get(names.ALIAS_PREVIOUS))
+    if current is not None and previous == str(current.version):  # a promotion was killed
+        previous = current.tags.get(names.TAG_FORMER, "")
+    if not previous.isdecimal() or model.champion is None:
         return
     with st.popover(f"Roll back to version {previous}"):
         st.markdown(

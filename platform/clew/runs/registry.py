@@ -110,16 +110,8 @@ class Registry:
             f"model {name!r} has no alias {alias!r}; it has {', '.join(sorted(aliases)) or 'none'}"
         )
 
-    def versions_of_run(self, name: str, run_id: str) -> list[RegisteredVersion]:
-        """Return the model's versions that were registered from a run, the newest first."""
-        query = f"name = '{name}' AND run_id = '{run_id}'"
-        with store.using(f"listing versions of model {name!r}"):
-            found = self.client.search_model_versions(query)
-        versions = [_version_of(v) for v in found if v.status == "READY"]
-        return sorted(versions, key=lambda version: int(version.number), reverse=True)
-
     def abandon(self, promote_run: str, source_run: str, reason: str) -> None:
-        """Mark as failed what a dead promotion left: unfinished uploads and unchecked versions."""
+        """Mark as failed what a dead promotion left: unfinished uploads, versions without alias."""
         mine = f"tags.`{names.TAG_PROMOTE_RUN}` = '{promote_run}'"
         with store.using(f"ending what promotion {promote_run} began"):
             for model in self._uploads_of(source_run, mine):
@@ -128,7 +120,7 @@ class Registry:
             found = [_version_of(v) for v in self.client.search_model_versions(mine)]
         for version in found:
             in_use = version.number in self.aliases(version.name).values()
-            if version.tags.get(names.TAG_VALIDATION) == names.VALIDATION_PENDING and not in_use:
+            if version.tags.get(names.TAG_VALIDATION) != names.VALIDATION_FAILED and not in_use:
                 verdict = {names.TAG_REFUSED_BECAUSE: reason}
                 self.tag(version, verdict | {names.TAG_VALIDATION: names.VALIDATION_FAILED})
 

@@ -7,6 +7,7 @@ be overruled ends them. The gate does not change the registry or the tracking st
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -16,12 +17,14 @@ from scipy.special import stdtrit
 
 from clew import __version__, names
 from clew.errors import CheckpointError, DataError, TrackingError
+from clew.files import working_folder
 from clew.runs.base import RegisteredVersion
 from clew.runs.hardware import git_commit
 from clew.runs.reading.metrics import HEADLINES
 from clew.runs.registry import Registry, ask_servable, save_servable
 from clew.subject import Calibrated
 from clew.training.checkpoints import weights_digest
+from clew.training.manifest import sha256
 from clew.training.task import ExampleValues
 from clew.workflows.model_source import LoadedModel, ModelSource, load_source, open_version
 from clew.workflows.open_run import SERVED_FOLDER
@@ -165,17 +168,21 @@ class Gate:
                 return
 
     def served(self, registry: Registry, version: RegisteredVersion) -> Check:
-        """Load a version from the registry as a server does, and compare its answers.
+        """Load the package as a server does, and compare its answers with the checkpoint's.
 
-        They must agree with the answers of the checkpoint.
+        The version's files must be those of the package, but they are not run: somebody else who
+        may write to the registry could have changed them.
         """
         subject = self.candidate.subject
         rows = subject.example_rows(self.model.task)
-        folder = registry.download(version, self.work / "served")
-        loaded = subject.load(folder / SERVED_FOLDER)
+        stored = _digests(registry.download(version, self.work / "served"))
+        if changed := sorted(name for name, _ in stored ^ _digests(self.package)):
+            detail = f"{changed[0]} of {version.uri} differs from what was uploaded"
+            return Check("served", False, detail, final=True)
+        loaded = subject.load(self.package / SERVED_FOLDER)
         expected = subject.answer(loaded, rows, subject.settings())
         try:
-            answered = ask_servable(folder, rows)
+            answered = ask_servable(self.package, rows)
         except TrackingError as error:
             return Check("served", False, str(error), final=True)
         for row, one, other in zip(rows, answered, expected, strict=True):
@@ -232,18 +239,20 @@ class Gate:
     def weights_digest(self) -> str:
         return weights_digest(self.candidate.checkpoint)
 
-    def save_servable(self, work: Path) -> Path:
-        """Save the candidate in the empty folder `work` as a model that MLflow can serve."""
+    @cached_property
+    def package(self) -> Path:
+        """Folder of the candidate as a model that MLflow can serve; written on first use."""
         subject, task = self.candidate.subject, self.model.task
-        subject.write_folder(task, work / "model", self.candidate.checkpoint, self.calibration)
-        return save_servable(
-            work / "servable",
-            subject=subject,
-            code=Path(__file__).with_name("serving.py"),
-            model_folder=work / "model",
-            work=work / "copies",
-            example=subject.example_rows(task)[0],
-        )
+        with working_folder("register") as work:
+            subject.write_folder(task, work / "model", self.candidate.checkpoint, self.calibration)
+            return save_servable(
+                self.work / "servable",
+                subject=subject,
+                code=Path(__file__).with_name("serving.py"),
+                model_folder=work / "model",
+                work=work / "copies",
+                example=subject.example_rows(task)[0],
+            )
 
     @property
     def model(self) -> LoadedModel:
@@ -363,6 +372,12 @@ class Gate:
     def _said(self, error: Exception) -> str:
         """Return an error's message without the working folder, which is deleted afterwards."""
         return str(error).replace(f"{self.work}/", "")
+
+
+def _digests(folder: Path) -> set[tuple[str, str]]:
+    """Return the path and the digest of each file."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {(str(path.relative_to(folder)), sha256(path)) for path in files}
 
 
 def _differs(how: str) -> Check:

@@ -4,8 +4,8 @@ The order of steps ensures that no promotion is left half done, and that a comma
 interrupted can be repeated:
 
 1. All checks run on local files.
-2. The servable model is uploaded and registered as a version without an alias.
-3. The version is loaded from the registry, and its answers are compared with the checkpoint's.
+2. The servable model is written, uploaded and registered as a new version without an alias.
+3. The written model answers as on a server; the version's files must be those that were written.
 4. The aliases move: `previous` first, then the alias that decides, which is read back.
 
 A candidate that the gate refuses is kept as a version with the alias `challenger`, and the reason
@@ -125,10 +125,10 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
         name = request.name or names.default_model_name(run.tags.get(names.TAG_DATASET, "model"))
         if not request.dry_run:
             _end_dead_promotions(registry)
-        before = registry.aliases(name)
-        champion = registry.version(name, before[alias]) if alias in before else None
+        number = registry.aliases(name).get(alias)
+        champion = registry.version(name, number) if number else None
         gate = Gate(candidate, champion, metric, maximize, folder, tries)
-        challenge = Challenge(registry, name, alias, before, gate, report, request.force)
+        challenge = Challenge(registry, name, alias, gate, report, request.force)
         tags = {key: run.tags[key] for key in TRAINING_TAGS if key in run.tags}
         result = challenge.run(tags, dry_run=request.dry_run)
     if result.refused:
@@ -150,17 +150,17 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
     check_name(name)
     previous, registry = alias_beside(alias, names.ALIAS_PREVIOUS), Registry.connect()
     now = registry.version_at(name, alias)
-    if previous not in registry.aliases(name):
+    number = registry.aliases(name).get(previous)
+    if number == now.number:  # a process died in `_hand_over`
+        number = now.tags.get(names.TAG_FORMER)
+    if number is None:
         raise TrackingError(
             f"version {now.number} is the first {alias} of {name!r}: there is no earlier one to go "
             "back to"
         )
-    former = registry.version_at(name, previous)
-    if now.number == former.number:
-        raise TrackingError(f"{alias!r} and {previous!r} of {name!r} are the same version")
+    former = registry.version(name, number)
     if not dry_run:
-        registry.move_alias(name, alias, former.number, expected=now.number)
-        registry.set_alias(name, previous, now.number)
+        _hand_over(registry, former, alias, now)
         registry.tag(former, {names.TAG_ROLLED_BACK_BY: acting_person()})
     done, becomes = ("dry run, nothing written", "would be") if dry_run else ("rolled back", "is")
     outcome = (
@@ -214,18 +214,36 @@ def _end_dead_promotions(registry: Registry) -> None:
         left.finish("KILLED")
 
 
+def _hand_over(
+    registry: Registry, version: RegisteredVersion, alias: str, former: RegisteredVersion | None
+) -> None:
+    """Give a version an alias; the version that had it becomes `previous`.
+
+    A process that dies between the two leaves `former` with both aliases, so a tag of `former` says
+    which version was `previous` until then.
+    """
+    if former is not None:
+        registry.require_alias(version.name, alias, former.number)
+        previous = alias_beside(alias, names.ALIAS_PREVIOUS)
+        before = registry.aliases(version.name).get(previous, former.number)
+        if before != former.number:
+            registry.tag(former, {names.TAG_FORMER: before})
+        registry.set_alias(version.name, previous, former.number)
+    expected = former.number if former else None
+    registry.move_alias(version.name, alias, version.number, expected=expected)
+
+
 def alias_beside(alias: str, role: str) -> str:
     return role if alias == names.ALIAS_CHAMPION else f"{alias}-{role}"
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """One candidate against the champion; `before` has the aliases at the start."""
+    """One candidate against the champion."""
 
     registry: Registry
     name: str
     alias: str
-    before: Mapping[str, str]
     gate: Gate
     report: Report
     force: str
@@ -279,14 +297,15 @@ class Challenge:
             }
             tracker.tags({names.TAG_FORCED_BECAUSE: self.force})
         self.registry.tag(version, verdict | {names.TAG_PROMOTED_BY: acting_person()})
-        former = self.before.get(self.alias)
         try:
-            self._move(version, former)
+            _hand_over(self.registry, version, self.alias, self.gate.champion)
         except PromotionRefused as error:
             return self._refuse(version, checks, str(error))
         outcome = f"{'forced' if failed else 'promoted'}: version {version.number} of {self.name} "
         outcome += f"is {self.alias}"
-        outcome += f", version {former} is {self.previous}" if former else ""
+        if former := self.gate.champion:
+            previous = alias_beside(self.alias, names.ALIAS_PREVIOUS)
+            outcome += f", version {former.number} is {previous}"
         return self._result(version.number, checks, outcome)
 
     def _checks(self) -> list[Check]:
@@ -300,40 +319,19 @@ class Challenge:
         tags = self.gate.describe_candidate()
         if promote_run is not None:
             tags[names.TAG_PROMOTE_RUN] = promote_run
-        aliases = self.registry.aliases(self.name)
-        in_use = {number for alias, number in aliases.items() if alias != self.challenger}
-        same = (names.TAG_WEIGHTS, names.TAG_VERSION, names.TAG_PACKAGE_COMMIT)
-        for version in self.registry.versions_of_run(self.name, self.run_id):
-            is_same = all(version.tags.get(key) == tags[key] for key in same)
-            if is_same and version.number not in in_use:
-                self.registry.tag(version, tags)
-                return version
-        with working_folder("register") as folder:
-            package = self.gate.save_servable(folder)
-            return self.registry.register(self.name, package, run_id=self.run_id, tags=tags)
-
-    def _move(self, version: RegisteredVersion, former: str | None) -> None:
-        if former is not None:
-            self.registry.require_alias(self.name, self.alias, former)
-            self.registry.set_alias(self.name, self.previous, former)
-        self.registry.move_alias(self.name, self.alias, version.number, expected=former)
-        if self.before.get(self.challenger) == version.number:
-            self.registry.set_alias(self.name, self.challenger, None)
+        return self.registry.register(self.name, self.gate.package, run_id=self.run_id, tags=tags)
 
     def _refuse(
         self, version: RegisteredVersion, checks: list[Check], reason: str
     ) -> PromotionResult:
         """Keep the refused version as challenger, with the reason."""
-        if self.registry.aliases(self.name).get(self.alias) == version.number:
-            outcome = f"nothing to do: version {version.number} of {self.name} is {self.alias}"
-            outcome += ", another process promoted it in the meantime"
-            return self._result(version.number, checks, outcome)
         verdict = {names.TAG_VALIDATION: names.VALIDATION_FAILED}
         self.registry.tag(version, verdict | {names.TAG_REFUSED_BECAUSE: reason})
-        self.registry.set_alias(self.name, self.challenger, version.number)
+        challenger = alias_beside(self.alias, names.ALIAS_CHALLENGER)
+        self.registry.set_alias(self.name, challenger, version.number)
         outcome = (
             f"run {self.run_id} is not promoted: {reason} (kept as version "
-            f"{version.number} of {self.name}, alias {self.challenger})"
+            f"{version.number} of {self.name}, alias {challenger})"
         )
         return self._result(version.number, checks, outcome, refused=True)
 
@@ -358,27 +356,18 @@ class Challenge:
             tracker.artifact(path)
 
     @property
-    def previous(self) -> str:
-        """Alias for the version that had the alias before."""
-        return alias_beside(self.alias, names.ALIAS_PREVIOUS)
-
-    @property
-    def challenger(self) -> str:
-        """Alias for the last version that was refused."""
-        return alias_beside(self.alias, names.ALIAS_CHALLENGER)
-
-    @property
     def run_id(self) -> str:
         return self.gate.candidate.run_id or ""
 
     def _result(
         self, number: str | None, checks: Sequence[Check], outcome: str, *, refused: bool = False
     ) -> PromotionResult:
+        champion = self.gate.champion
         return PromotionResult(
             self.name,
             self.alias,
             number,
-            former=self.before.get(self.alias),
+            former=champion.number if champion else None,
             run_id=self.run_id,
             outcome=outcome,
             refused=refused,
