@@ -24,7 +24,7 @@ from clew.runs.reading.models import Learned, ModelNames
 from clew.runs.reading.reports import ReportFiles
 from clew.ui import access, work
 from clew.ui.components import basics, charts, explanations, jobs, tables
-from clew.ui.components.facts import trust
+from clew.ui.components.facts import notes, trust
 from clew.ui.components.jobs import Job
 
 
@@ -273,6 +273,7 @@ def explanation(job: Job) -> None:
         )
         _strongest(facts)
         trust(head, run_id, test)
+        notes(head.settings)
     basics.link("influence", "Read the explanation", run=run_id)
 
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.biolink import is_denied
-from clew.names import average_notes
+from clew.names import model_notes
 from clew.runs.influence_forms import (
     CHECKPOINT_PREFIX,
     DISPUTED_COLUMN,
@@ -234,8 +234,8 @@ def share(shown: SharedExplanation, explanation: Callable[[], SharedExplanation]
 
 
 def notes(settings: Mapping[str, Any]) -> None:
-    """Show a note if the numbers of an explanation are not those of the averaged parameters."""
-    for note in average_notes(settings):
+    """Show notes if the numbers of an explanation are not of the parameters that predict."""
+    for note in model_notes(settings):
         basics.note(note)
 
 

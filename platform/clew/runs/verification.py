@@ -150,6 +150,8 @@ class Verification(_Record):
     runs: int = 1
     """Number of members of an ensemble, over which effects are means."""
     tests: tuple[VerifiedTriple, ...]
+    notes: tuple[str, ...] = ()
+    """Whether predictions come from other parameters; a report says it of itself."""
     agreement: Agreement | None = None
     earlier: tuple["Verification", ...] = ()
     """Checks of other triples of the report, each with its own seeds and recipe."""
@@ -251,15 +253,16 @@ class Verification(_Record):
             asked = "both ends have" if test.direction == "both" else f"the {test.direction} has"
             rank, percent = test.model.rank, _percent(test.model.log_probability)
             head = f"{test.title}: {asked} rank {rank:.3g} and probability {percent} % in the model"
-            return "\n".join([head, *self.lines(test)])
+            return "\n".join([head, *self.lines(test), *self.notes])
         shown = [f"{test.title}: {self.verdict(test)}" for test in self.tests[:MOST_SHOWN]]
         outcomes = [self.verdict(test).partition(":")[0] for test in self.tests]
         counts = ", ".join(f"{outcomes.count(o)} {o.lower()}" for o in dict.fromkeys(outcomes))
-        return "\n".join([*shown, f"Of {len(self.tests)} explanations: {counts}.", self.method])
+        said = [*shown, f"Of {len(self.tests)} explanations: {counts}.", self.method]
+        return "\n".join([*said, *self.notes])
 
     def _repr_html_(self) -> str:
-        said = "\n\n".join("\n".join([test.title, *self.lines(test)]) for test in self.tests)
-        return html.escape(said).replace("\n", "<br>")
+        said = ["\n".join([test.title, *self.lines(test)]) for test in self.tests]
+        return html.escape("\n\n".join([*said, *self.notes])).replace("\n", "<br>")
 
 
 def marked_in(checked: Verification | None, drawn: Iterable[int]) -> tuple[set[int], str]:

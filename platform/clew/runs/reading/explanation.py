@@ -216,7 +216,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
             ("Made it less likely", "against", "▼", opposing.to_dict("records")),
         ),
         summary=summary(facts, scored(test, facts), head.train_size),
-        trust=[NO_PROOF, head.label.sentence, *agreed, *names.average_notes(head.settings)],
+        trust=[NO_PROOF, head.label.sentence, *agreed, *head.notes()],
         origin=_origin(explanation),
         now=f"{now or datetime.now(UTC):%Y-%m-%d %H:%M}",
         page_of=biolink.page_of,
@@ -316,7 +316,7 @@ def _response(explanation: SharedExplanation) -> Content:
         "biolink_version": biolink.terms().version,
         "status": "Success",
         "description": f"Clew: the training facts behind an answer, {explanation.title}{note}. "
-        + explanation.head.label.sentence,
+        + " ".join([explanation.head.label.sentence, *explanation.head.notes()]),
     }
 
 

@@ -57,6 +57,7 @@ WITHOUT_EFFECT = frozenset(
         "batch_size",
         "enable_memory_cleanup",
         "half_precision_deviation",
+        names.SETTING_BEST,
         "memory_budget_mib",
         "seeds",  # the report names the runs
         "tests_per_group",
@@ -168,7 +169,7 @@ class TraceResult:
                 found = test.paths.paths[:SHOWN_PROPONENTS]
                 lines.append(f"  {test.paths.sentence}")
                 lines += [f"    {path.chain(test.test.head)}" for path in found]
-        notes = names.average_notes(self.report.settings) + self.report.agreement
+        notes = self.report.notes() + self.report.agreement
         said = [self.report.sign, form.sentence, *notes, self.report.label.sentence]
         if self.run_id:
             said.append(f"next: clew report --explanation {self.run_id} --output why.html")
@@ -388,6 +389,7 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
         "inverse_relations": source.task.inverse_relations,
         "data_fingerprint": source.task.data_fingerprint,
         "config_hash": source.model.manifest.config_hash,
+        **source.best,
     }
     if tracer.settings.goes_through_steps:
         return settings | unrolled_settings(source)
