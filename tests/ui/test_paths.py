@@ -122,8 +122,8 @@ def test_evidence(triples: list[Triple], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("rank", "end"),
     [
-        (1.0, "neuralgia</b> first, not counting other known answers."),
-        (2.5, "neuralgia</b> at rank 2.5 (tied), not counting other known answers."),
+        (1.0, "neuralgia</b> first, not counting other answers known in any split."),
+        (2.5, "neuralgia</b> at rank 2.5 (tied), not counting other answers known in any split."),
         (float("nan"), "neuralgia</b> at an unknown rank."),
     ],
 )

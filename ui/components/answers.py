@@ -40,11 +40,12 @@ def prepare_reasons(model: str, run_id: str) -> Job:
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4
 PROBABILITY = (
-    "Probability that this is the answer, if no known answer is; fitted on the validation data. "
-    "Known answers have none."
+    "Probability that this is the answer, if none known from training is; fitted on the "
+    "validation data. Known answers have none."
 )
 ABOUT = (
-    "{name} is {place} of {candidates:,} candidates (entities except other known answers)"
+    "{name} is {place} of {candidates:,} candidates (entities except other answers "
+    "known from training)"
     "{probability}{in_set}; {known}."
 )
 COLUMNS = {

@@ -93,6 +93,8 @@ class Answer:
 class Place(Answer):
     """The rank of an entity that a query is about, which is a candidate even if it is known.
 
+    Other answers known from training are not candidates; those of other splits are.
+
     `rank` and `probability` are those of `Places`.
     """
 

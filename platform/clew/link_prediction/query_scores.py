@@ -38,9 +38,9 @@ Candidates = Int64[np.ndarray, " candidate"]
 class Places:
     """Where an answer to each question is among its candidates.
 
-    The candidates are the allowed entities except other known answers; the answer itself is always
-    one. `rank` is 1 + the number of candidates with a higher score + half the number of other
-    candidates with the same score.
+    The candidates are the allowed entities except other answers known from training; the answer
+    itself is always one. `rank` is 1 + the number of candidates with a higher score + half the
+    number of other candidates with the same score.
     """
 
     score: Float32[np.ndarray, " query"]

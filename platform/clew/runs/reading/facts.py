@@ -217,7 +217,7 @@ def answer(test: pd.Series, settings: Mapping[str, Any]) -> Markup:
     rank = float(test["rank"])
     place = place_text(rank)
     if math.isfinite(rank):  # a list of all answers, as on the page Ask, shows a larger rank
-        place += ", not counting other known answers"
+        place += ", not counting other answers known in any split"
     return said.format(**ends, place=place)
 
 
