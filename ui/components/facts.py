@@ -194,7 +194,7 @@ def card(explanation: SharedExplanation) -> None:
         numbers=basics.join(spans[:2], " · "),
         details=basics.join(spans[2:], " · "),
         ids=identifiers(test, explanation.kinds),
-        answer=answer(test, head.settings),
+        answer=answer(test, head.settings, len(head.model.runs)),
         evidence=evidence(test, facts, explanation.paths),
         why=summary(facts, scored(test, facts), head.train_size),
         form=f"{head.form.named}, an estimate.",

@@ -16,6 +16,7 @@ from clew.config.services import Question
 from clew.errors import counted
 from clew.files import write_whole
 from clew.runs.influence_report import TripleRecord
+from clew.runs.reading.facts import rank_text
 from clew.runs.reading.runs import keep_folder, list_artifacts, read_record
 from clew.runs.validation_record import Measured, Recipe
 
@@ -169,6 +170,12 @@ class Verification(_Record):
     def is_whole(self) -> bool:
         return any(removal.whole for test in self.tests for removal in test.removals)
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether what happens without facts is a mean over seeds, runs or ends."""
+        both = any(test.direction == "both" for test in self.tests)
+        return both or self.seeds > 1 or (self.runs > 1 and not self.is_whole)
+
     def fall(self, removal: Removal) -> tuple[Effect, Measured]:
         """Return the best known effect: whole, or fine-tuned with its size corrected."""
         effect, scale = removal.whole or removal.tuned, self.agreement
@@ -192,10 +199,12 @@ class Verification(_Record):
     def sentence(self, removal: Removal, named: str = "") -> str:
         """Return what happened without a group of facts, which can be `named` differently."""
         effect, fall = self.fall(removal)
-        rank, later, log = effect.before.rank, effect.after.rank, effect.before.log_probability
-        moved = f"{'falls' if later > rank else 'rises'} from rank {rank:.3g} to {later:.3g}"
+        ranks, log = [effect.before.rank, effect.after.rank], effect.before.log_probability
+        rank, later = map(rank_text, ranks)
+        moved = f"{'falls' if ranks[1] > ranks[0] else 'rises'} from rank {rank} to {later}"
         if rank == later:
-            moved = f"stays at rank {rank:.3g}"
+            moved = f"stays at rank {rank}"
+        moved += " on average" * self.is_mean
         between, width = "", fall.half_width
         if width is not None:
             low, high = (_percent(log - fall.mean + change) for change in (-width, width))
@@ -242,6 +251,16 @@ class Verification(_Record):
         """What happened to the first triple in sentences, the verdict first."""
         return tuple(self.lines(self.tests[0]))
 
+    def heading(self, test: VerifiedTriple) -> str:
+        """Return what the model answers, of several runs or of both ends on average."""
+        asked = "the ends have" if test.direction == "both" else f"the {test.direction} has"
+        rank, percent = rank_text(test.model.rank), _percent(test.model.log_probability)
+        mean = " on average" * (test.direction == "both" or self.runs > 1)
+        kind = " (geometric mean)" * bool(mean)
+        of = f"{self.runs} models" if self.runs > 1 else "model"
+        answer = f"rank {rank}{mean} and probability {percent} %{kind}"
+        return f"{test.title}: {asked} {answer} in the {of}"
+
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
         yield self.verdict(test)
         yield from (self.sentence(removal) for removal in test.removals)
@@ -250,10 +269,7 @@ class Verification(_Record):
     def __str__(self) -> str:
         if len(self.tests) == 1:
             (test,) = self.tests
-            asked = "both ends have" if test.direction == "both" else f"the {test.direction} has"
-            rank, percent = test.model.rank, _percent(test.model.log_probability)
-            head = f"{test.title}: {asked} rank {rank:.3g} and probability {percent} % in the model"
-            return "\n".join([head, *self.lines(test), *self.notes])
+            return "\n".join([self.heading(test), *self.lines(test), *self.notes])
         shown = [f"{test.title}: {self.verdict(test)}" for test in self.tests[:MOST_SHOWN]]
         outcomes = [self.verdict(test).partition(":")[0] for test in self.tests]
         counts = ", ".join(f"{outcomes.count(o)} {o.lower()}" for o in dict.fromkeys(outcomes))

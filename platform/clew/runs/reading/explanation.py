@@ -202,7 +202,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
     return template.render(
         shown=explanation,
         test=test,
-        answer=answer(test, head.settings),
+        answer=answer(test, head.settings, len(head.model.runs)),
         evidence=evidence(test, facts, paths),
         picture=picture_of(explanation),
         looks=looks(explanation.kinds, entities),

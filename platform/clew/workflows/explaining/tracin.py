@@ -34,6 +34,7 @@ from clew.runs.influence_report import (
     write_influence_json,
 )
 from clew.runs.reading.explanation import open_explanation, picture_of
+from clew.runs.reading.facts import averaged, rank_text
 from clew.runs.reading.run_details import find_validation
 from clew.runs.verification import Names
 from clew.training.precision import PRECISION_NAMES, device_name
@@ -150,9 +151,10 @@ class TraceResult:
         shared, form = shared_labels(self.report), form_of(self.report.settings)
         fall = self.report.label.fall
         expected = " (expected fall of the log-probability without it)" if fall else ""
+        over = averaged(self.report.settings, len(self.report.model.runs))
         for test in self.report.tests:
-            triple = in_words(test.test, shared)
-            lines += ["", f"{triple}   model's score {test.score:.4f}, rank {test.rank:g}"]
+            rank = f"rank {rank_text(test.rank)}{over}"
+            lines += ["", f"{in_words(test.test, shared)}   model's score {test.score:.4f}, {rank}"]
             strongest = f"the strongest of {test.candidates:,} training facts:"
             lines.append(f"  {form.heading}{expected}, {strongest}")
             for sign, entries in (("+", test.proponents), ("-", test.opponents)):
