@@ -26,6 +26,10 @@ MIN_TESTS = 3
 """Number of explained triples from which on the size of effects is corrected."""
 MOST_SHOWN = 4
 NOT_COMPARED = "On this model it was not compared with whole retraining"
+SCALE = (
+    "Ranks leave out other answers known in any split; probabilities are among all entities, not "
+    "calibrated."
+)
 CALLED: dict[Kind, tuple[str, str]] = {
     "strongest": ("its strongest fact", "its {} strongest facts"),
     "siblings": ("its only sibling", "{} siblings (same relation and head or tail)"),
@@ -244,7 +248,8 @@ class Verification(_Record):
             about = f"{'this run' if self.runs == 1 else 'these runs'}; intervals are over {over}"
         of_each = f" for each of {self.runs} runs" * (self.runs > 1 and not self.is_whole)
         said = f"{how} without the facts, and compared with the same on all facts: "
-        return f"{said}{counted(self.seeds, 'seed')}{of_each}. This is about {about}. {known}."
+        said += f"{counted(self.seeds, 'seed')}{of_each}. {SCALE}"
+        return f"{said} This is about {about}. {known}."
 
     @property
     def said(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from clew.runs.verification import Answer, Removal, Verification
+from clew.runs.verification import SCALE, Answer, Removal, Verification
 from tests.runs.reading.test_checked_pictures import check_of
 
 
@@ -53,3 +53,10 @@ def test_a_mean_is_called_one(changes: dict[str, Any], in_model: bool, without: 
     assert ("on average" in found.sentence(removal)) == without
     assert heading in str(found)
     assert "both ends have" not in heading
+
+
+@pytest.mark.parametrize("direction", ["tail", "both"])
+def test_what_a_probability_is_among_is_said_once(direction: str) -> None:
+    found, _ = check(1, 2, direction=direction)
+    assert str(found).count(SCALE) == "\n".join(found.said).count(SCALE) == 1
+    assert "calibrated" in SCALE
