@@ -110,6 +110,14 @@ class QueryScores:
             row, answer = row[inside], np.searchsorted(among, answer[inside])
         return torch.from_numpy(row), torch.from_numpy(answer)
 
+    def have_facts(self, entities: Ids) -> Bool[np.ndarray, " query"]:
+        """Return whether any training triple has each entity; true without training triples."""
+        if self.known is None:
+            return np.ones(len(entities), bool)
+        ends = [(entities + end) * self.known.num_relations for end in (0, 1)]
+        first, last = (np.searchsorted(self.known.keys, each) for each in ends)
+        return np.asarray(last > first)
+
     def places(
         self,
         entities: Ids,

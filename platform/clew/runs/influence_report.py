@@ -98,6 +98,8 @@ class ScoredTriple:
     self_influence: float | None = field(default=None, kw_only=True)
     candidates: int
     truncated: bool
+    untrained: tuple[str, ...] | None = field(default=None, kw_only=True)
+    """Labels of the ends that no training triple has, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)

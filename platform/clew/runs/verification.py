@@ -240,8 +240,8 @@ class Verification(_Record):
         if self.is_whole:
             how, about = "Each model was trained again", "the data; intervals are over seeds alone"
         else:
-            how = f"The finished model was trained for {self.recipe.epochs} more epochs at a rate "
-            how += f"of {self.recipe.learning_rate:.2g}"
+            epochs, rate = counted(self.recipe.epochs, "more epoch"), self.recipe.learning_rate
+            how = f"The finished model was trained for {epochs} at a rate of {rate:.2g}"
             corrected = self.agreement is not None and self.agreement.corrects
             known += f"; sizes are {'corrected by it, ranks not' if corrected else 'not corrected'}"
             over = "seeds and the factor below" if corrected else "seeds alone"

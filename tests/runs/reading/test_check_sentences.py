@@ -60,3 +60,11 @@ def test_what_a_probability_is_among_is_said_once(direction: str) -> None:
     found, _ = check(1, 2, direction=direction)
     assert str(found).count(SCALE) == "\n".join(found.said).count(SCALE) == 1
     assert "calibrated" in SCALE
+
+
+def test_epochs_are_counted() -> None:
+    found, _ = check(1, 2)
+    assert found.recipe.epochs == 1
+    assert "for 1 more epoch at" in found.method
+    recipe = found.recipe.model_copy(update={"epochs": 20})
+    assert "for 20 more epochs at" in found.model_copy(update={"recipe": recipe}).method

@@ -226,14 +226,15 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
 def _origin(explanation: SharedExplanation) -> dict[str, str]:
     head, run, model = explanation.head, explanation.run, explanation.model
     tags = (model.tags if model else {}) or (run.tags if run else {})
+    asked = head.settings.get("direction", "tail")
     return {
         "Model": model.name if model else head.model.run_id,
         "Run of the model": head.model.run_id,
         "Run of the explanation": run.run_id if run else "",
         "Data": tags.get(names.TAG_DATASET, ""),
         "Fingerprint of the data": tags.get(names.TAG_DATA_FINGERPRINT, ""),
-        "Form of the influence": f"{head.form.key or 'unknown'}, of the "
-        f"{head.settings.get('direction', 'tail')}",
+        "Form of the influence": f"{head.form.key or 'unknown'}, of "
+        + ("both ends" if asked == "both" else f"the {asked}"),
         "Version of Clew": tags.get(names.TAG_VERSION, ""),
         "Checkpoints": ", ".join(str(c.step) for c in head.model.checkpoints),
     }

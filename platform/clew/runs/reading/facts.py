@@ -230,7 +230,13 @@ def answer(test: pd.Series, settings: Mapping[str, Any], runs: int = 0) -> Marku
     place = place_text(rank, averaged(settings, runs))
     if math.isfinite(rank):  # a list of all answers, as on the page Ask, shows a larger rank
         place += ", not counting other answers known in any split"
-    return said.format(**ends, place=place)
+    shown = said.format(**ends, place=place)
+    untrained = test.get("untrained")
+    return shown + (f" {untrained_sentence(untrained)}" if untrained else "")
+
+
+def untrained_sentence(labels: Sequence[str]) -> str:
+    return f"No training fact mentions {' or '.join(map(spaced, dict.fromkeys(labels)))}."
 
 
 def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> str:

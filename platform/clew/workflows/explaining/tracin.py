@@ -34,7 +34,7 @@ from clew.runs.influence_report import (
     write_influence_json,
 )
 from clew.runs.reading.explanation import open_explanation, picture_of
-from clew.runs.reading.facts import averaged, rank_text
+from clew.runs.reading.facts import averaged, rank_text, untrained_sentence
 from clew.runs.reading.run_details import find_validation
 from clew.runs.verification import Names
 from clew.training.precision import PRECISION_NAMES, device_name
@@ -155,6 +155,8 @@ class TraceResult:
         for test in self.report.tests:
             rank = f"rank {rank_text(test.rank)}{over}"
             lines += ["", f"{in_words(test.test, shared)}   model's score {test.score:.4f}, {rank}"]
+            if test.untrained:
+                lines.append(f"  {untrained_sentence(test.untrained)}")
             strongest = f"the strongest of {test.candidates:,} training facts:"
             lines.append(f"  {form.heading}{expected}, {strongest}")
             for sign, entries in (("+", test.proponents), ("-", test.opponents)):
