@@ -7,7 +7,7 @@ cannot differ.
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from clew.errors import ConfigError, quoted
 
@@ -222,11 +222,18 @@ INFLUENCE_DELETION_DROP = "influence/deletion_log_probability_drop"
 # Settings that an explanation records in addition to those of `influence`
 SETTING_EMA_DECAY = "ema_decay"
 """Recorded only if the run keeps an average of its parameters."""
+SETTING_BEST = "best_checkpoint"
+"""Whether checkpoints are known by `epoch` or `step`, and that of the `last` and of the `best` one
+of each explained run; recorded only if they are not the same."""
 SETTING_SEARCH = "search_by_index"
 """Description of the search, recorded only if an index chose the windows to score."""
 NOT_OF_THE_AVERAGE = (
     "The run keeps an average of its parameters. This explanation, scores and ranks included, is "
     "of the parameters themselves; predict, evaluate and Ask use the average."
+)
+NOT_OF_THE_BEST = (
+    "The model's score, rank, loss and probability are those of the last checkpoint, after {last}; "
+    "predict, evaluate and Ask use the best one, after {best}."
 )
 
 # Artifacts
@@ -258,12 +265,16 @@ WORST_FACTS = "worst_facts.tsv"
 VALIDATION_JSON = "validation.json"
 
 
-def average_notes(settings: Mapping[str, object]) -> list[str]:
-    """Return the notes about averaged parameters to show with an explanation's scores.
-
-    The list is empty if the run does not keep an average.
-    """
-    return [NOT_OF_THE_AVERAGE] if SETTING_EMA_DECAY in settings else []
+def model_notes(settings: Mapping[str, Any]) -> list[str]:
+    """Return notes to show with an explanation if predictions come from other parameters."""
+    found = [NOT_OF_THE_AVERAGE] if SETTING_EMA_DECAY in settings else []
+    if best := settings.get(SETTING_BEST):
+        last, first = (
+            f"{best['unit']}{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
+            for places in (list(dict.fromkeys(best[key])) for key in ("last", "best"))
+        )
+        found.append(NOT_OF_THE_BEST.format(last=last, best=first))
+    return found
 
 
 def default_model_name(dataset: str) -> str:

@@ -24,7 +24,7 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, read_influence_json
-from clew.runs.reading.facts import evidence, paths_of
+from clew.runs.reading.facts import answer, evidence, paths_of, untrained_sentence
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.spreadsheets import restored
 from clew.training.manifest import CheckpointRecord
@@ -102,6 +102,23 @@ def test_three_files_say_the_same(tmp_path, complete):
         assert entry.by_part["dense"] == pytest.approx(row["part_dense"], rel=1e-6)
         assert entry.by_checkpoint[1] == pytest.approx(row["checkpoint_20"], rel=1e-6)
         assert entry.cosine == pytest.approx(row["cosine"], rel=1e-6)
+
+
+def test_an_end_that_no_training_fact_mentions_is_told(tmp_path):
+    every = write_report(tmp_path, source(tmp_path), findings(complete=True))
+    assert [test.untrained for test in every.tests] == [None, None]
+    rest = graph().train[1:7]  # none of them has `plain`
+    asked = replace(findings(complete=True), tests=np.array([[0, 1, 4], [6, 0, 0]], np.int32))
+    fewer = replace(source(tmp_path), graph=replace(graph(), train=rest[:6]))
+    facts = scored(np.array([[3, 1, 0, 2], [5, 4, 3, -1]]), np.array([[2.0, 1, 1, 1]] * 2))
+    explanation = replace(asked.explanations[0], proponents=facts, opponents=facts)
+    report = write_report(tmp_path, fewer, replace(asked, explanations=[explanation]))
+    assert [test.untrained for test in report.tests] == [(NAMES[0],), (NAMES[0],)]
+    assert read_influence_json(tmp_path / "influence.json") == report
+    head = read_head(ReportFiles(tmp_path / "influence.json"))
+    said = untrained_sentence([NAMES[0]])
+    assert answer(head.tests.loc[1], head.settings).endswith(said)
+    assert said in TraceResult(report, None, None).table()
 
 
 def test_paths_are_kept_with_the_scores_of_their_facts(tmp_path):

@@ -194,6 +194,18 @@ def test_an_end_that_never_occurs_with_the_relation_is_told() -> None:
     assert (untold.num_known, untold.warning) == (None, None)
 
 
+def test_an_entity_without_training_facts_is_told() -> None:
+    queries = [Query("causes", head=name) for name in ("e04", "e07", "e22", "e05")]
+    found = predictor().predict([*queries, Query("treats", tail="e07")])
+    assert [each.has_facts for each in found] == [True, False, False, True, False]
+    for each in found:
+        assert each.warning is not None
+        assert ("no training fact" in each.warning) != each.has_facts
+        assert ("other facts about the entity" in each.warning) == each.has_facts
+    (untold,) = predictor(known=None).predict(queries[1:2])
+    assert untold.has_facts
+
+
 def test_labels_are_understood_and_shown() -> None:
     by_name, by_label = (
         predictor().predict([query], top_k=NUM_ENTITIES)[0]

@@ -335,17 +335,22 @@ def test_an_explanation_with_every_fact(page: Open, many: Recorded) -> None:
     assert "made the prediction more likely" in text
 
 
-def numbers_of(settings: dict[str, float]) -> None:
+def numbers_of(settings: dict[str, object]) -> None:
     from clew.ui.components import facts
 
     facts.notes(settings)
 
 
-@pytest.mark.parametrize("kept", [{}, {"ema_decay": 0.99}])
-def test_scores_that_are_not_of_the_average_say_so(kept: dict[str, float]) -> None:
+BEST = {"best_checkpoint": {"unit": "epoch", "last": [20], "best": [5]}}
+
+
+@pytest.mark.parametrize("kept", [{}, {"ema_decay": 0.99}, BEST, {"ema_decay": 0.99, **BEST}])
+def test_numbers_that_are_not_of_what_predicts_say_so(kept: dict[str, object]) -> None:
     app = AppTest.from_function(numbers_of, args=(kept,), default_timeout=TIMEOUT_SECONDS).run()
     assert not app.exception
-    assert (names.NOT_OF_THE_AVERAGE in shown(app)) == bool(kept)
+    assert (names.NOT_OF_THE_AVERAGE in shown(app)) == ("ema_decay" in kept)
+    of_the_best = names.NOT_OF_THE_BEST.format(last="epoch 20", best="epoch 5")
+    assert (of_the_best in shown(app)) == ("best_checkpoint" in kept)
 
 
 def test_a_report_of_the_strongest_facts_says_so() -> None:

@@ -122,13 +122,31 @@ def test_evidence(triples: list[Triple], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("rank", "end"),
     [
-        (1.0, "neuralgia</b> first, not counting other known answers."),
-        (2.5, "neuralgia</b> at rank 2.5 (tied), not counting other known answers."),
+        (1.0, "neuralgia</b> first, not counting other answers known in any split."),
+        (2.5, "neuralgia</b> at rank 2.5 (tied), not counting other answers known in any split."),
         (float("nan"), "neuralgia</b> at an unknown rank."),
     ],
 )
 def test_a_rank_says_what_it_leaves_out(rank: float, end: str) -> None:
     assert reading.answer(explained(rank=rank), {"direction": "tail"}).endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("rank", "direction", "runs", "place"),
+    [
+        (1234.5, "tail", 0, "at rank 1,234.5 (tied)"),
+        (2.0, "head", 0, "at rank 2"),
+        (1.5, "both", 0, "at rank 1.5 on average over both ends"),
+        (2.0, "both", 0, "at rank 2 on average over both ends"),
+        (2.5, "tail", 3, "at rank 2.5 on average over 3 runs"),
+        (7 / 3, "both", 3, "at rank 2.3 on average over both ends and 3 runs"),
+        (1.0, "both", 3, "first"),
+    ],
+)
+def test_a_mean_of_ranks_is_called_one(rank: float, direction: str, runs: int, place: str) -> None:
+    settings = {"direction": direction}
+    assert reading.place_text(rank, reading.averaged(settings, runs)) == place
+    assert f" {place}, " in reading.answer(explained(rank=rank), settings, runs)
 
 
 def test_without_a_helping_fact_there_is_no_evidence() -> None:

@@ -3,13 +3,14 @@
 import json
 
 import pytest
+from mlflow import MlflowClient
 
 import clew
 from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import TrackingError
 from clew.runs.reading.runs import find_run
-from clew.runs.reading.search import RunQuery, run_meant, search_runs
+from clew.runs.reading.search import RunQuery, run_meant, search_runs, value_at_best
 from clew.workflows.list_runs import list_runs
 from tests.workflows.trained import TrainedStore
 
@@ -33,9 +34,19 @@ def test_runs_are_listed_the_latest_first(trained: TrainedStore) -> None:
         (run.started for run in found.runs), reverse=True
     )
     strong = next(run for run in found.runs if run.run_id == trained.strong)
-    quality = find_run(trained.strong).metrics["valid/mrr"]
+    quality = value_at_best(find_run(trained.strong), "valid/mrr")
     assert (strong.kind, strong.state, strong.data) == ("train", "finished", "umls")
     assert strong.quality == f"valid/mrr {quality:.4f}"
+
+
+def test_the_listed_quality_is_that_of_the_best_checkpoint(trained: TrainedStore) -> None:
+    client = MlflowClient(trained.uri)
+    run = client.create_run(client.create_experiment("peaked"), tags={names.TAG_BEST_STEP: "5"})
+    for step, value in {5: 0.9, 20: 0.2}.items():
+        client.log_metric(run.info.run_id, "valid/mrr", value, step=step)
+    client.set_terminated(run.info.run_id)
+    (listed,) = list_runs(experiment="peaked").runs
+    assert listed.quality == "valid/mrr 0.9000"
 
 
 def test_a_list_is_cut_and_says_so(trained: TrainedStore) -> None:

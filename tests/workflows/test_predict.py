@@ -328,7 +328,9 @@ def test_a_whole_triple_is_placed_at_both_ends(
     assert for_heads["asked"]["head"] == named[0]
     assert (for_heads["tail"], len(for_heads["answers"])) == (named[2], 10)
     assert run_command(["predict", f"--model={registered}", *question]) == 0
-    assert "rank of this triple among" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "rank of this triple among" in said
+    assert "known from training" in said
 
 
 def test_a_guess_is_called_one(trained: TrainedStore, capsys: pytest.CaptureFixture[str]) -> None:

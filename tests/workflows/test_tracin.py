@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from markupsafe import escape
 from mlflow import MlflowClient
 
 from clew import names
@@ -23,13 +24,16 @@ from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence_json
-from clew.training.manifest import MANIFEST_FILE
+from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
+from clew.runs.reading.runs import find_run
+from clew.training.manifest import MANIFEST_FILE, read_manifest
 from clew.workflows.explaining import batch_tracin as batch_work
 from clew.workflows.explaining import tracin as tracing
 from clew.workflows.explaining.batch_results import OutputFolder
 from clew.workflows.explaining.batch_tracin import BatchRequest, BatchResult, batch_tracin
 from clew.workflows.explaining.trace_source import GivenFiles, open_trace_source
 from clew.workflows.explaining.tracin import tracin
+from clew.workflows.open_run import open_run
 from tests.edited import edit_manifest
 from tests.workflows.trained import TrainedStore
 
@@ -194,6 +198,46 @@ def test_model_by_folder_of_checkpoints(trained: TrainedStore, tmp_path: Path):
     (last,) = sorted(folder.iterdir())[-1:]
     single = tracin(str(last), LINES[0].replace("\t", ","), {})
     assert len(single.report.model.checkpoints) == 1
+
+
+def test_an_explanation_says_that_another_checkpoint_predicts(
+    trained: TrainedStore, tmp_path: Path
+) -> None:
+    checkpoints, test = download(trained, tmp_path), LINES[0].replace("\t", ",")
+    (last,) = sorted(checkpoints.iterdir())
+    best = tmp_path / names.ARTIFACT_BEST
+    shutil.copytree(last, best)
+    epoch = read_manifest(last).epoch
+    assert not tracin(str(tmp_path), test, {}).report.notes(), "the best one is the last one"
+    for changes, unit in (({"step": 7, "epoch": 2}, "epoch"), ({"step": 7}, "step")):
+        shutil.rmtree(best)
+        shutil.copytree(last, best)
+        edit_manifest(best, lambda manifest, changes=changes: manifest.update(changes))
+        result = tracin(str(checkpoints), test, {}, output=tmp_path / f"out-{unit}")
+        found = result.report.settings[names.SETTING_BEST]
+        assert found["unit"] == unit
+        assert (found["last"], found["best"]) == (
+            ([epoch], [2]) if unit == "epoch" else ([read_manifest(last).step], [7])
+        )
+        (note,) = result.report.notes()
+        shown = open_explanation(str(tmp_path / f"out-{unit}"), 0)
+        assert note in result.table()
+        assert escape(note) in html_report(shown)
+        assert note in json.loads(trapi_json(shown))["description"]
+    lines = tmp_path / "lines.txt"
+    lines.write_text(LINES[0] + "\n")
+    request = BatchRequest(str(checkpoints), str(lines), tmp_path / "many")
+    assert note in batch_tracin(request).table()
+    assert not tracin(str(last), test, {}).report.notes(), "the folder predicts by itself"
+
+
+def test_the_best_checkpoint_of_a_recorded_run_is_known(trained: TrainedStore) -> None:
+    with open_run(trained.strong, "test") as run:
+        best = run.best_manifest()
+        assert best is not None
+        assert str(best.step) == find_run(trained.strong).tags[names.TAG_BEST_STEP]
+    with open_run(trained.unvalidated, "test") as run:
+        assert run.best_manifest() is None
 
 
 def download(trained: TrainedStore, tmp_path: Path) -> Path:

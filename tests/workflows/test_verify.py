@@ -1,6 +1,7 @@
 """`clew verify` end to end: what is kept where, resumption, small explanations, refusals."""
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import clew
+from clew import names
 from clew.cli import cli
 from clew.errors import ConfigError, DataError, Interrupted
 from clew.influence.outcomes import Examiner
@@ -16,6 +18,7 @@ from clew.runs.reading import explanation as explaining
 from clew.runs.reading.explanation import html_report, open_explanation, picture_of, triple_of
 from clew.runs.reading.runs import download_artifact
 from clew.runs.verification import Agreement, Verification, names_of, read_kept
+from clew.workflows.explaining import trace_source
 from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.validate_influence import identity
 from clew.workflows.train import train
@@ -155,9 +158,17 @@ def test_a_stopped_check_goes_on_where_it_was(
     assert all(r.tuned.fall.half_width is None for r in found.tests[0].removals)
 
 
-def test_python_and_a_triple_that_is_explained_first(trained: TrainedStore) -> None:
+def test_python_and_a_triple_that_is_explained_first(
+    trained: TrainedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = {names.SETTING_BEST: {"unit": "epoch", "last": [2], "best": [1]}}
+    monkeypatch.setattr(trace_source, "best_setting", lambda models: best)
     why = clew.attribute(trained.weak, [tuple(TRIPLE.split(","))])
     found = why.verify(seeds=1)
+    assert found.notes == tuple(names.model_notes(best))
+    assert {*found.notes} <= {*str(found).splitlines()} & {*repr(why).splitlines()}
+    for page in (found._repr_html_(), why._repr_html_()):
+        assert found.notes[0] in unescape(page)
     assert found == read_kept(Verification, why.run_id or "")
     assert found.verdict(found.tests[0]) in found._repr_html_().replace("&#x27;", "'")
     made = verify(VerifyRequest(test=TRIPLE, model=trained.weak, seeds=1))

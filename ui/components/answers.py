@@ -24,7 +24,7 @@ from clew.runs.reading.models import Learned, ModelNames
 from clew.runs.reading.reports import ReportFiles
 from clew.ui import access, work
 from clew.ui.components import basics, charts, explanations, jobs, tables
-from clew.ui.components.facts import trust
+from clew.ui.components.facts import notes, trust
 from clew.ui.components.jobs import Job
 
 
@@ -40,11 +40,12 @@ def prepare_reasons(model: str, run_id: str) -> Job:
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4
 PROBABILITY = (
-    "Probability that this is the answer, if no known answer is; fitted on the validation data. "
-    "Known answers have none."
+    "Probability that this is the answer, if none known from training is; fitted on the "
+    "validation data. Known answers have none."
 )
 ABOUT = (
-    "{name} is {place} of {candidates:,} candidates (entities except other known answers)"
+    "{name} is {place} of {candidates:,} candidates (entities except other answers "
+    "known from training)"
     "{probability}{in_set}; {known}."
 )
 COLUMNS = {
@@ -273,6 +274,7 @@ def explanation(job: Job) -> None:
         )
         _strongest(facts)
         trust(head, run_id, test)
+        notes(head.settings)
     basics.link("influence", "Read the explanation", run=run_id)
 
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.biolink import is_denied
-from clew.names import average_notes
+from clew.names import model_notes
 from clew.runs.influence_forms import (
     CHECKPOINT_PREFIX,
     DISPUTED_COLUMN,
@@ -194,7 +194,7 @@ def card(explanation: SharedExplanation) -> None:
         numbers=basics.join(spans[:2], " · "),
         details=basics.join(spans[2:], " · "),
         ids=identifiers(test, explanation.kinds),
-        answer=answer(test, head.settings),
+        answer=answer(test, head.settings, len(head.model.runs)),
         evidence=evidence(test, facts, explanation.paths),
         why=summary(facts, scored(test, facts), head.train_size),
         form=f"{head.form.named}, an estimate.",
@@ -234,8 +234,8 @@ def share(shown: SharedExplanation, explanation: Callable[[], SharedExplanation]
 
 
 def notes(settings: Mapping[str, Any]) -> None:
-    """Show a note if the numbers of an explanation are not those of the averaged parameters."""
-    for note in average_notes(settings):
+    """Show notes if the numbers of an explanation are not of the parameters that predict."""
+    for note in model_notes(settings):
         basics.note(note)
 
 

@@ -170,8 +170,8 @@ COSINE = (
 SCORE = "The model's own score for the triple (a logit, no unit): larger is more likely."
 RANK = (
     "Place of the true answer (the tail, unless the explanation asks for the head or for both) "
-    "among all entities, other known answers left out; 1 means the model puts it first. Equal "
-    "scores share their mean place."
+    "among all entities, other answers known in any split left out; 1 means the model puts it "
+    "first. Equal scores share their mean place."
 )
 COUNTERPART = "The fact is the triple's inverse or duplicate, in a relation that says the same."
 FALL = (

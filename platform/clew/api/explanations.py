@@ -142,7 +142,7 @@ class Attribution:
 
     def __repr__(self) -> str:
         titles = [f"{title}: {self.form.named}" for title in self._titles()]
-        said = [*self._agreement, self.report.label.sentence]
+        said = [*self.report.notes(), *self._agreement, self.report.label.sentence]
         return "\n".join([f"Attribution, run {self.run_id}", *titles, *said])
 
     @property
@@ -158,7 +158,8 @@ class Attribution:
                 rows = table[table[TEST] == number].drop(columns=TEST).head(SHOWN_ROWS)
                 shown = rows.to_html(index=False, border=0) if len(rows) else "<p>none</p>"
                 parts.append(f"<h5>{name}</h5>{self._greyed(shown, rows)}")
-        said = (self.report.sign, self.form.sentence, *self._agreement, self.report.label.sentence)
+        said = [self.report.sign, self.form.sentence, *self.report.notes(), *self._agreement]
+        said.append(self.report.label.sentence)
         return f"{''.join(parts)}{''.join(f'<p>{html.escape(text)}</p>' for text in said)}"
 
     def _greyed(self, shown: str, rows: pd.DataFrame) -> str:

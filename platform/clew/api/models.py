@@ -212,10 +212,10 @@ class TripleModel(Model):
 
         A row is an `end` of the triple. `tail` is first; it is the only row if the model was
         trained without inverse relations. `rank` is the position among `num_candidates` entities,
-        which are all entities except the other known answers; equal scores count half. The other
-        columns are `name`, `label`, `score`, `probability` and `known` (whether the triple is in
-        the training data). `probability` is the probability that the answer is this entity, given
-        that the answer is none of the other known answers.
+        which are all entities except the other answers in the training data; equal scores count
+        half. The other columns are `name`, `label`, `score`, `probability` and `known` (whether the
+        triple is in the training data). `probability` is the probability that the answer is this
+        entity, given that it is none of those other answers.
 
         Raises:
             ConfigError: If a part of the triple is empty.

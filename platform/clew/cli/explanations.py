@@ -269,12 +269,13 @@ def report(options: ReportOptions) -> None:
     """Write an explanation to a file. It is an HTML page to mail, or a TRAPI message."""
     from clew.files import write_whole
     from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
-    from clew.runs.reading.facts import place_text
+    from clew.runs.reading.facts import averaged, place_text
     from clew.workflows.outputs import check_file
 
     check_file("--output", options.output)
     found = open_explanation(options.explanation, options.test)
-    rank = place_text(float(found.test["rank"]))
+    over = averaged(found.head.settings, len(found.head.model.runs))
+    rank = place_text(float(found.test["rank"]), over)
     shown = html_report if options.format == "html" else trapi_json
     write_whole(options.output, shown(found))
     tell(f"{options.output}: the training facts behind {found.title} ({rank})")

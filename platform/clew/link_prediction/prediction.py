@@ -93,6 +93,8 @@ class Answer:
 class Place(Answer):
     """The rank of an entity that a query is about, which is a candidate even if it is known.
 
+    Other answers known from training are not candidates; those of other splits are.
+
     `rank` and `probability` are those of `Places`.
     """
 
@@ -112,6 +114,8 @@ class Prediction:
     """The rank of the entity that the query is about, if there is one."""
     answer_set: AnswerSet | None = None
     """The answer set, if one was requested."""
+    has_facts: bool = True
+    """Whether any training triple has the given entity; true if they are not available."""
 
     @property
     def warning(self) -> str | None:
@@ -119,6 +123,8 @@ class Prediction:
         if self.num_known != 0:
             return None
         side, entity = self.query.given
+        if not self.has_facts:
+            return f"{entity!r} is in no training fact; the answers come from no fact about it"
         return (
             f"{entity!r} is never the {side} of {self.query.relation!r} in training; the answers "
             "come only from other facts about the entity and the relation"
@@ -278,13 +284,14 @@ class Predictor(QueryScores):
                 (*new, *(answer for answer in best if answer.known))
                 for new, best in zip(answers, of_all, strict=True)
             ]
-        counts, found = known.sum(1).tolist(), []
+        counts, found, have_facts = known.sum(1).tolist(), [], self.have_facts(entities).tolist()
         for row, question in enumerate(questions):
             prediction = Prediction(
                 question.query,
                 answers[row],
                 num_known=None if self.known is None else counts[row],
                 place=self._place(question, limits),
+                has_facts=have_facts[row],
             )
             if level is not None:
                 prediction = self._with_set(prediction, candidates[[row]], question, level)

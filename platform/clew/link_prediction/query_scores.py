@@ -38,9 +38,9 @@ Candidates = Int64[np.ndarray, " candidate"]
 class Places:
     """Where an answer to each question is among its candidates.
 
-    The candidates are the allowed entities except other known answers; the answer itself is always
-    one. `rank` is 1 + the number of candidates with a higher score + half the number of other
-    candidates with the same score.
+    The candidates are the allowed entities except other answers known from training; the answer
+    itself is always one. `rank` is 1 + the number of candidates with a higher score + half the
+    number of other candidates with the same score.
     """
 
     score: Float32[np.ndarray, " query"]
@@ -109,6 +109,14 @@ class QueryScores:
             inside = np.isin(answer, among)
             row, answer = row[inside], np.searchsorted(among, answer[inside])
         return torch.from_numpy(row), torch.from_numpy(answer)
+
+    def have_facts(self, entities: Ids) -> Bool[np.ndarray, " query"]:
+        """Return whether any training triple has each entity; true without training triples."""
+        if self.known is None:
+            return np.ones(len(entities), bool)
+        ends = [(entities + end) * self.known.num_relations for end in (0, 1)]
+        first, last = (np.searchsorted(self.known.keys, each) for each in ends)
+        return np.asarray(last > first)
 
     def places(
         self,

@@ -22,7 +22,7 @@ from pydantic_core import core_schema
 
 from clew.errors import DataError, counted, described, quoted
 from clew.files import replacing, write_whole
-from clew.names import SETTING_SEARCH, average_notes
+from clew.names import SETTING_SEARCH, model_notes
 from clew.runs import influence_forms as forms
 from clew.runs.validation_record import Label, ValidationSummary, label_of
 
@@ -98,6 +98,8 @@ class ScoredTriple:
     self_influence: float | None = field(default=None, kw_only=True)
     candidates: int
     truncated: bool
+    untrained: tuple[str, ...] | None = field(default=None, kw_only=True)
+    """Labels of the ends that no training triple has, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,10 @@ class ReportFrame:
     @property
     def form(self) -> forms.Form:
         return forms.form_of(self.settings)
+
+    def notes(self) -> list[str]:
+        """Return notes on the scores: what they do not describe."""
+        return model_notes(self.settings)
 
     @property
     def label(self) -> Label:
@@ -431,7 +437,7 @@ class WindowReport(ABC, Generic[W]):
 
     def notes(self) -> list[str]:
         """Return notes on the scores: what they leave out or do not describe."""
-        found = average_notes(self.settings)
+        found = model_notes(self.settings)
         if search := self.settings.get(SETTING_SEARCH):
             kinds = "proponents and opponents" if search.get("opponents", True) else "proponents"
             found += [

@@ -16,6 +16,7 @@ from clew.config.services import Question
 from clew.errors import counted
 from clew.files import write_whole
 from clew.runs.influence_report import TripleRecord
+from clew.runs.reading.facts import rank_text
 from clew.runs.reading.runs import keep_folder, list_artifacts, read_record
 from clew.runs.validation_record import Measured, Recipe
 
@@ -25,6 +26,10 @@ MIN_TESTS = 3
 """Number of explained triples from which on the size of effects is corrected."""
 MOST_SHOWN = 4
 NOT_COMPARED = "On this model it was not compared with whole retraining"
+SCALE = (
+    "Ranks leave out other answers known in any split; probabilities are among all entities, not "
+    "calibrated."
+)
 CALLED: dict[Kind, tuple[str, str]] = {
     "strongest": ("its strongest fact", "its {} strongest facts"),
     "siblings": ("its only sibling", "{} siblings (same relation and head or tail)"),
@@ -150,6 +155,8 @@ class Verification(_Record):
     runs: int = 1
     """Number of members of an ensemble, over which effects are means."""
     tests: tuple[VerifiedTriple, ...]
+    notes: tuple[str, ...] = ()
+    """Whether predictions come from other parameters; a report says it of itself."""
     agreement: Agreement | None = None
     earlier: tuple["Verification", ...] = ()
     """Checks of other triples of the report, each with its own seeds and recipe."""
@@ -166,6 +173,12 @@ class Verification(_Record):
     @property
     def is_whole(self) -> bool:
         return any(removal.whole for test in self.tests for removal in test.removals)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether what happens without facts is a mean over seeds, runs or ends."""
+        both = any(test.direction == "both" for test in self.tests)
+        return both or self.seeds > 1 or (self.runs > 1 and not self.is_whole)
 
     def fall(self, removal: Removal) -> tuple[Effect, Measured]:
         """Return the best known effect: whole, or fine-tuned with its size corrected."""
@@ -190,10 +203,12 @@ class Verification(_Record):
     def sentence(self, removal: Removal, named: str = "") -> str:
         """Return what happened without a group of facts, which can be `named` differently."""
         effect, fall = self.fall(removal)
-        rank, later, log = effect.before.rank, effect.after.rank, effect.before.log_probability
-        moved = f"{'falls' if later > rank else 'rises'} from rank {rank:.3g} to {later:.3g}"
+        ranks, log = [effect.before.rank, effect.after.rank], effect.before.log_probability
+        rank, later = map(rank_text, ranks)
+        moved = f"{'falls' if ranks[1] > ranks[0] else 'rises'} from rank {rank} to {later}"
         if rank == later:
-            moved = f"stays at rank {rank:.3g}"
+            moved = f"stays at rank {rank}"
+        moved += " on average" * self.is_mean
         between, width = "", fall.half_width
         if width is not None:
             low, high = (_percent(log - fall.mean + change) for change in (-width, width))
@@ -225,20 +240,31 @@ class Verification(_Record):
         if self.is_whole:
             how, about = "Each model was trained again", "the data; intervals are over seeds alone"
         else:
-            how = f"The finished model was trained for {self.recipe.epochs} more epochs at a rate "
-            how += f"of {self.recipe.learning_rate:.2g}"
+            epochs, rate = counted(self.recipe.epochs, "more epoch"), self.recipe.learning_rate
+            how = f"The finished model was trained for {epochs} at a rate of {rate:.2g}"
             corrected = self.agreement is not None and self.agreement.corrects
             known += f"; sizes are {'corrected by it, ranks not' if corrected else 'not corrected'}"
             over = "seeds and the factor below" if corrected else "seeds alone"
             about = f"{'this run' if self.runs == 1 else 'these runs'}; intervals are over {over}"
         of_each = f" for each of {self.runs} runs" * (self.runs > 1 and not self.is_whole)
         said = f"{how} without the facts, and compared with the same on all facts: "
-        return f"{said}{counted(self.seeds, 'seed')}{of_each}. This is about {about}. {known}."
+        said += f"{counted(self.seeds, 'seed')}{of_each}. {SCALE}"
+        return f"{said} This is about {about}. {known}."
 
     @property
     def said(self) -> tuple[str, ...]:
         """What happened to the first triple in sentences, the verdict first."""
         return tuple(self.lines(self.tests[0]))
+
+    def heading(self, test: VerifiedTriple) -> str:
+        """Return what the model answers, of several runs or of both ends on average."""
+        asked = "the ends have" if test.direction == "both" else f"the {test.direction} has"
+        rank, percent = rank_text(test.model.rank), _percent(test.model.log_probability)
+        mean = " on average" * (test.direction == "both" or self.runs > 1)
+        kind = " (geometric mean)" * bool(mean)
+        of = f"{self.runs} models" if self.runs > 1 else "model"
+        answer = f"rank {rank}{mean} and probability {percent} %{kind}"
+        return f"{test.title}: {asked} {answer} in the {of}"
 
     def lines(self, test: VerifiedTriple) -> Iterator[str]:
         yield self.verdict(test)
@@ -248,18 +274,16 @@ class Verification(_Record):
     def __str__(self) -> str:
         if len(self.tests) == 1:
             (test,) = self.tests
-            asked = "both ends have" if test.direction == "both" else f"the {test.direction} has"
-            rank, percent = test.model.rank, _percent(test.model.log_probability)
-            head = f"{test.title}: {asked} rank {rank:.3g} and probability {percent} % in the model"
-            return "\n".join([head, *self.lines(test)])
+            return "\n".join([self.heading(test), *self.lines(test), *self.notes])
         shown = [f"{test.title}: {self.verdict(test)}" for test in self.tests[:MOST_SHOWN]]
         outcomes = [self.verdict(test).partition(":")[0] for test in self.tests]
         counts = ", ".join(f"{outcomes.count(o)} {o.lower()}" for o in dict.fromkeys(outcomes))
-        return "\n".join([*shown, f"Of {len(self.tests)} explanations: {counts}.", self.method])
+        said = [*shown, f"Of {len(self.tests)} explanations: {counts}.", self.method]
+        return "\n".join([*said, *self.notes])
 
     def _repr_html_(self) -> str:
-        said = "\n\n".join("\n".join([test.title, *self.lines(test)]) for test in self.tests)
-        return html.escape(said).replace("\n", "<br>")
+        said = ["\n".join([test.title, *self.lines(test)]) for test in self.tests]
+        return html.escape("\n\n".join([*said, *self.notes])).replace("\n", "<br>")
 
 
 def marked_in(checked: Verification | None, drawn: Iterable[int]) -> tuple[set[int], str]:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from clew import names
 from clew.runs.reading.metrics import headline_key, number_text
 from clew.runs.reading.runs import RunRecord, state_of
-from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs
+from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs, value_at_best
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ListedRun:
     data: str
     variant: str
     quality: str
-    """Name and last value of the task's main metric."""
+    """Name of the task's main metric, and its value at the best checkpoint."""
     started: str
     """In UTC."""
     name: str
@@ -53,7 +53,7 @@ def list_runs(*, kind: str = "", experiment: str = "", limit: int = 20) -> RunLi
 
 def _listed(run: RunRecord) -> ListedRun:
     key = headline_key(run)
-    value = run.metrics.get(key)
+    value = value_at_best(run, key) if key in run.metrics else None
     return ListedRun(
         run.run_id,
         run.tags.get(names.TAG_KIND, ""),

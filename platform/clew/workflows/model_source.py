@@ -41,6 +41,8 @@ class ModelSource:
     config: RunConfig
     run_id: str | None = None
     version: RegisteredVersion | None = None
+    best: Manifest | None = None
+    """Of the run's best checkpoint, if it is known that `checkpoint` is the last one."""
 
     @property
     def subject(self) -> Subject[Any, Any, Any]:

@@ -25,7 +25,9 @@ from clew.training.manifest import (
     MANIFEST_FILE,
     MODEL_FILE,
     CheckpointRecord,
+    Manifest,
     list_checkpoints,
+    read_manifest,
     read_record,
 )
 
@@ -88,6 +90,21 @@ class OpenedRun:
                 "validation split",
             )
         return found
+
+    def best_manifest(self) -> Manifest | None:
+        """Return what is said of the best checkpoint, without reading its model, if there is one.
+
+        A folder that is one checkpoint is its own best.
+        """
+        if self.folder is not None:
+            is_checkpoint = (self.folder / MANIFEST_FILE).is_file()
+            found = None if is_checkpoint else self.kept(names.ARTIFACT_BEST)
+        elif MANIFEST_FILE in list_artifacts(self.run_id or "", names.ARTIFACT_BEST):
+            path = f"{names.ARTIFACT_BEST}/{MANIFEST_FILE}"
+            found = download_artifact(self.run_id or "", path, self.work).parent
+        else:
+            found = None
+        return read_manifest(found) if found and (found / MANIFEST_FILE).is_file() else None
 
     def checkpoints(self) -> list[CheckpointRecord]:
         """Return the checkpoints in order of their steps; only one if the folder is one."""

@@ -233,7 +233,8 @@ def _table_of(prediction: Prediction | Unanswered) -> Iterator[str]:
     yield f"{'rank':>6}  {'score':>9}  {'probability':>11}  {'known':5}  {in_set}{query.asks_for}"
     yield from map(_line, prediction.answers)
     if (place := prediction.place) is not None:
-        yield f"rank of this triple among {place.num_candidates:,} (all but other known answers):"
+        but = "" if place.known is None else " (all but other answers known from training)"
+        yield f"rank of this triple among {place.num_candidates:,}{but}:"
         yield _line(place)
 
 

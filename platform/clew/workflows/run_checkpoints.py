@@ -1,6 +1,6 @@
 """Finds the checkpoints that influence is summed over: of a run, a registered model or a folder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,7 +44,15 @@ def open_checkpoints(
         records = _complete(records, run)
         manifest = read_manifest(records[-1].path)
         run_id = run.run_id or manifest.run_id or None
-        model = ModelSource(reference, records[-1].path, manifest, config, run_id, run.version)
+        model = ModelSource(
+            reference,
+            records[-1].path,
+            manifest,
+            config,
+            run_id,
+            run.version,
+            best=run.best_manifest(),
+        )
         yield model, tuple(records)
 
 
@@ -116,3 +124,17 @@ def average_setting(config: RunConfig) -> dict[str, float]:
     """Return the setting that records the decay of the run's average; empty without an average."""
     decay = config.training.ema_decay
     return {} if decay is None else {names.SETTING_EMA_DECAY: decay}
+
+
+def best_setting(models: Sequence[ModelSource]) -> dict[str, Any]:
+    """Return the setting that records the best checkpoints of runs at their last checkpoints.
+
+    It is empty if the best checkpoint of each run is its last one, or is not known.
+    """
+    pairs = [(model.manifest, model.best or model.manifest) for model in models]
+    other = [(last, best) for last, best in pairs if last.step != best.step]
+    if not other:
+        return {}
+    unit = "step" if any(last.epoch == best.epoch for last, best in other) else "epoch"
+    last, best = ([getattr(each, unit) for each in of] for of in zip(*pairs, strict=True))
+    return {names.SETTING_BEST: {"unit": unit, "last": last, "best": best}}

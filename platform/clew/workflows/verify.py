@@ -50,6 +50,7 @@ from clew.workflows.explaining.trace_source import (
 )
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import identity
+from clew.workflows.run_checkpoints import average_setting
 
 logger = logging.getLogger(__name__)
 SCORES = {"score", "direction", "test_loss", *ONLY_TESTED, "num_last_layers"}
@@ -111,6 +112,7 @@ def verify(
             tuned, whole = _queues(request, source, explained)
             _train(tuned, whole, say, progress)
             tests = _effects(source, explained, tuned, whole)
+            of_model = {**average_setting(source.model.config), **source.best}
         found = Verification(
             run_id=run_id,
             source_run=report.model.run_id,
@@ -118,6 +120,7 @@ def verify(
             seeds=request.seeds,
             runs=max(1, len(report.model.runs)),
             tests=tests,
+            notes=tuple(names.model_notes(of_model)),
         )
         ensemble = bool(report.model.runs)
         agreement = _agreement(found, None if ensemble else read_kept(Agreement, found.source_run))

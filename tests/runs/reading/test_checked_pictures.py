@@ -1,5 +1,6 @@
 """A picture marks the drawn facts that a check took away, and says what happened without them."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -159,6 +160,20 @@ def test_facts_and_paths_know_their_place_in_training(recorded: Recorded, table:
         step.train_index: (step.train.head.id, step.train.relation.id, step.train.tail.id)
         for step in steps
     }
+
+
+@pytest.mark.parametrize(
+    ("direction", "said"),
+    [("tail", "of the tail"), ("head", "of the head"), ("both", "of both ends")],
+)
+def test_a_report_names_the_ends_that_it_explains(
+    explained: str, direction: str, said: str
+) -> None:
+    shown = open_explanation(explained, 0)
+    settings = shown.head.settings | {"direction": direction}
+    page = html_report(replace(shown, head=replace(shown.head, settings=settings)))
+    (origin,) = re.findall("Form of the influence</th><td>(.*?)</td>", page)
+    assert origin.endswith(f", {said}")
 
 
 def test_the_report_to_mail_says_it_and_marks_only_what_it_draws(explained: str) -> None:

@@ -367,13 +367,17 @@ def _test(source: ReportSource, found: Findings, limit: int) -> ExplainedTriple:
     proponents, opponents = _places(explanation, limit)
     candidates, own = int(found.candidates[0]), float(explanation.self_influence[0])
     entries = partial(_entries, source, test, explanation.parts)
+    record, ends = source.triple(test), source.graph.train[:, [HEAD, TAIL]]
+    sides = ((record.head.label, test[HEAD]), (record.tail.label, test[TAIL]))
+    untrained = tuple(label for label, entity in sides if not (ends == entity).any())
     return ExplainedTriple(
-        test=source.triple(test),
+        test=record,
         score=float(found.scores[0]),
         rank=float(found.ranks[0]),
         self_influence=None if np.isnan(own) else own,
         candidates=candidates,
         truncated=len(proponents) + len(opponents) < candidates,
+        untrained=untrained or None,
         proponents=entries(explanation.proponents, proponents),
         opponents=entries(explanation.opponents, opponents),
         paths=_found_paths(source, found.paths[0]) if found.paths else None,

@@ -202,7 +202,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
     return template.render(
         shown=explanation,
         test=test,
-        answer=answer(test, head.settings),
+        answer=answer(test, head.settings, len(head.model.runs)),
         evidence=evidence(test, facts, paths),
         picture=picture_of(explanation),
         looks=looks(explanation.kinds, entities),
@@ -216,7 +216,7 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
             ("Made it less likely", "against", "▼", opposing.to_dict("records")),
         ),
         summary=summary(facts, scored(test, facts), head.train_size),
-        trust=[NO_PROOF, head.label.sentence, *agreed, *names.average_notes(head.settings)],
+        trust=[NO_PROOF, head.label.sentence, *agreed, *head.notes()],
         origin=_origin(explanation),
         now=f"{now or datetime.now(UTC):%Y-%m-%d %H:%M}",
         page_of=biolink.page_of,
@@ -226,14 +226,15 @@ def html_report(explanation: SharedExplanation, *, now: datetime | None = None) 
 def _origin(explanation: SharedExplanation) -> dict[str, str]:
     head, run, model = explanation.head, explanation.run, explanation.model
     tags = (model.tags if model else {}) or (run.tags if run else {})
+    asked = head.settings.get("direction", "tail")
     return {
         "Model": model.name if model else head.model.run_id,
         "Run of the model": head.model.run_id,
         "Run of the explanation": run.run_id if run else "",
         "Data": tags.get(names.TAG_DATASET, ""),
         "Fingerprint of the data": tags.get(names.TAG_DATA_FINGERPRINT, ""),
-        "Form of the influence": f"{head.form.key or 'unknown'}, of the "
-        f"{head.settings.get('direction', 'tail')}",
+        "Form of the influence": f"{head.form.key or 'unknown'}, of "
+        + ("both ends" if asked == "both" else f"the {asked}"),
         "Version of Clew": tags.get(names.TAG_VERSION, ""),
         "Checkpoints": ", ".join(str(c.step) for c in head.model.checkpoints),
     }
@@ -316,7 +317,7 @@ def _response(explanation: SharedExplanation) -> Content:
         "biolink_version": biolink.terms().version,
         "status": "Success",
         "description": f"Clew: the training facts behind an answer, {explanation.title}{note}. "
-        + explanation.head.label.sentence,
+        + " ".join([explanation.head.label.sentence, *explanation.head.notes()]),
     }
 
 

@@ -41,7 +41,7 @@ _ANSWERS = {
     ),
     "both": Markup(
         "Asked for the head and for the tail of <b>{head}</b> {relation} <b>{tail}</b>, the model "
-        "on average puts the right answer {place}."
+        "puts the right answer {place}."
     ),
 }
 """Sentences for each value of `influence.direction`; a rank belongs to one question or to both."""
@@ -195,30 +195,48 @@ def scored(test: pd.Series, facts: pd.DataFrame) -> int:
     return max(len(facts), 0 if pd.isna(candidates) else int(candidates))
 
 
-def place_text(rank: float) -> str:
-    """Return a rank as words."""
+def rank_text(rank: float) -> str:
+    """Return a rank, or a mean of ranks, as a number."""
+    return f"{rank:,.0f}" if rank == int(rank) else f"{rank:,.1f}"
+
+
+def averaged(settings: Mapping[str, Any], runs: int) -> str:
+    """Return what the ranks of an explanation are means over; empty if they are no means."""
+    over = ["both ends"] * (settings.get("direction") == "both") + [f"{runs} runs"] * (runs > 1)
+    return f" on average over {' and '.join(over)}" if over else ""
+
+
+def place_text(rank: float, over: str = "") -> str:
+    """Return a rank as words; of a mean, `over` is what `averaged` returns."""
     if not math.isfinite(rank):
         return "at an unknown rank"
     if rank == 1:
         return "first"
-    shown = f"{rank:.0f}" if rank == int(rank) else f"{rank:.1f} (tied)"
-    return f"at rank {shown}"
+    tied = " (tied)" * (rank != int(rank) and not over)
+    return f"at rank {rank_text(rank)}{tied}{over}"
 
 
-def answer(test: pd.Series, settings: Mapping[str, Any]) -> Markup:
+def answer(test: pd.Series, settings: Mapping[str, Any], runs: int = 0) -> Markup:
     """Return the question of an explanation and the model's answer, as HTML.
 
     Args:
         test: A row of the report's tests.
         settings: Settings of the report; the oldest reports have no direction and rank the tail.
+        runs: Number of runs of an ensemble.
     """
     said = _ANSWERS.get(str(settings.get("direction")), _ANSWERS["tail"])
     ends = {key: spaced(test[key]) for key in ("head", "relation", "tail")}
     rank = float(test["rank"])
-    place = place_text(rank)
+    place = place_text(rank, averaged(settings, runs))
     if math.isfinite(rank):  # a list of all answers, as on the page Ask, shows a larger rank
-        place += ", not counting other known answers"
-    return said.format(**ends, place=place)
+        place += ", not counting other answers known in any split"
+    shown = said.format(**ends, place=place)
+    untrained = test.get("untrained")
+    return shown + (f" {untrained_sentence(untrained)}" if untrained else "")
+
+
+def untrained_sentence(labels: Sequence[str]) -> str:
+    return f"No training fact mentions {' or '.join(map(spaced, dict.fromkeys(labels)))}."
 
 
 def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> str:

@@ -25,7 +25,8 @@ from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, tex
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.untrusted import MAX_ANSWER_MIB, read_limited
 
-TEST_COLUMNS = (*TRIPLE_COLUMNS, "score", "rank", "self_influence", "candidates", "truncated")
+OF_TEST = ("score", "rank", "self_influence", "candidates", "truncated", "untrained")
+TEST_COLUMNS = (*TRIPLE_COLUMNS, *OF_TEST)
 FURTHER_COLUMNS = (forms.COSINE_COLUMN, forms.SPREAD_COLUMN, forms.AGREEING_COLUMN)
 """Optional columns with further numbers about a score."""
 INFLUENCE_TABLE = "an influence table"
@@ -76,10 +77,7 @@ def read_head(files: ReportFiles) -> ReportHead:
             "influence.json is missing; expected it, with influence.parquet if you like"
         )
     report = influence_report.read_influence_outline(files.json)
-    rows = [
-        (*texts_of(t.test), t.score, t.rank, t.self_influence, t.candidates, t.truncated)
-        for t in report.tests
-    ]
+    rows = [(*texts_of(t.test), *(getattr(t, name) for name in OF_TEST)) for t in report.tests]
     tests = pd.DataFrame(rows, columns=list(TEST_COLUMNS))
     frame = {each.name: getattr(report, each.name) for each in fields(influence_report.ReportFrame)}
     return ReportHead(**frame, tests=tests)

@@ -283,7 +283,7 @@ def batch_tracin(
         outcomes = [batch.outcomes[test.index] for test in tests]
         _record(tracker, request, batch, outcomes)
         label = label_of(report.validation, settings, report.model.reference)
-        notes = (*names.average_notes(settings), label.sentence)
+        notes = (*names.model_notes(settings), label.sentence)
         return BatchResult(tuple(outcomes), tracker.run_id, output.root, batch.seconds, notes)
 
 

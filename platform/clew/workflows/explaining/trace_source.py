@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from clew.workflows.model_source import (
     own_task,
 )
 from clew.workflows.open_run import references_in
-from clew.workflows.run_checkpoints import open_checkpoints
+from clew.workflows.run_checkpoints import best_setting, open_checkpoints
 
 TUNING_SEEDS, TUNING_SHARE_OF_RATE = 2, 0.4
 FIRST_TUNING_SEED = 1000
@@ -202,6 +202,8 @@ class TraceSource:
     tracer: Tracer
     runs: tuple[str, ...] = ()
     """For an ensemble: the names of all its runs; empty for a single run."""
+    best: Mapping[str, Any] = field(default_factory=dict)
+    """What `best_setting` returns for the runs."""
 
     @cached_property
     def paths(self) -> PathFinder:
@@ -261,7 +263,8 @@ def _load(
         cache=cache_folder("moments"),
     )
     names_of_runs = tuple(m.run_id or m.reference for m in models) if len(models) > 1 else ()
-    return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs)
+    best = best_setting(models)
+    return TraceSource(model, mean_checkpoints(runs), task, tracer, names_of_runs, best)
 
 
 def over_all_entities(config: RunConfig) -> RunConfig:

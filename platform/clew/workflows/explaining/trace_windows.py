@@ -49,7 +49,7 @@ from clew.workflows.explaining.tracin import deviation as deviation_metrics
 from clew.workflows.model_source import LoadedModel, ModelSource, device_of, own_task
 from clew.workflows.open_run import folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
-from clew.workflows.run_checkpoints import average_setting, open_checkpoints
+from clew.workflows.run_checkpoints import average_setting, best_setting, open_checkpoints
 from clew.workflows.training_run import trace_run
 
 T = TypeVar("T", bound=Task[Any])
@@ -162,6 +162,7 @@ def explain(
         **({} if deviation is None else {"half_precision_deviation": deviation}),
         "data_fingerprint": tracer.task.data_fingerprint,
         "config_hash": source.manifest.config_hash,
+        **best_setting([source]),
         **form,
     }
     said = {

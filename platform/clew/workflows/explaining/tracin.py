@@ -34,6 +34,7 @@ from clew.runs.influence_report import (
     write_influence_json,
 )
 from clew.runs.reading.explanation import open_explanation, picture_of
+from clew.runs.reading.facts import averaged, rank_text, untrained_sentence
 from clew.runs.reading.run_details import find_validation
 from clew.runs.verification import Names
 from clew.training.precision import PRECISION_NAMES, device_name
@@ -57,6 +58,7 @@ WITHOUT_EFFECT = frozenset(
         "batch_size",
         "enable_memory_cleanup",
         "half_precision_deviation",
+        names.SETTING_BEST,
         "memory_budget_mib",
         "seeds",  # the report names the runs
         "tests_per_group",
@@ -149,9 +151,12 @@ class TraceResult:
         shared, form = shared_labels(self.report), form_of(self.report.settings)
         fall = self.report.label.fall
         expected = " (expected fall of the log-probability without it)" if fall else ""
+        over = averaged(self.report.settings, len(self.report.model.runs))
         for test in self.report.tests:
-            triple = in_words(test.test, shared)
-            lines += ["", f"{triple}   model's score {test.score:.4f}, rank {test.rank:g}"]
+            rank = f"rank {rank_text(test.rank)}{over}"
+            lines += ["", f"{in_words(test.test, shared)}   model's score {test.score:.4f}, {rank}"]
+            if test.untrained:
+                lines.append(f"  {untrained_sentence(test.untrained)}")
             strongest = f"the strongest of {test.candidates:,} training facts:"
             lines.append(f"  {form.heading}{expected}, {strongest}")
             for sign, entries in (("+", test.proponents), ("-", test.opponents)):
@@ -168,7 +173,7 @@ class TraceResult:
                 found = test.paths.paths[:SHOWN_PROPONENTS]
                 lines.append(f"  {test.paths.sentence}")
                 lines += [f"    {path.chain(test.test.head)}" for path in found]
-        notes = names.average_notes(self.report.settings) + self.report.agreement
+        notes = self.report.notes() + self.report.agreement
         said = [self.report.sign, form.sentence, *notes, self.report.label.sentence]
         if self.run_id:
             said.append(f"next: clew report --explanation {self.run_id} --output why.html")
@@ -388,6 +393,7 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
         "inverse_relations": source.task.inverse_relations,
         "data_fingerprint": source.task.data_fingerprint,
         "config_hash": source.model.manifest.config_hash,
+        **source.best,
     }
     if tracer.settings.goes_through_steps:
         return settings | unrolled_settings(source)
