@@ -45,7 +45,8 @@ class PathFinder:
     def find(self, test: Int[np.ndarray, "3"], most: int = MAX_PATHS) -> list[EntityPath]:
         """Return the cheapest paths of at most `MAX_STEPS` steps, the cheapest first.
 
-        The test triple itself is no path, even if it is a training fact.
+        The test triple itself is no path, even if it is a training fact. Paths are between two
+        different entities, so a test triple of an entity with itself has none.
         """
         head, _, tail = map(int, test)
         if head == tail:
@@ -106,8 +107,8 @@ class PathFinder:
                     search.add(cost, (head, first, middle, second, tail))
 
     def _steps(self, entities: tuple[int, ...], test: np.ndarray) -> tuple[tuple[int, ...], ...]:
-        return tuple(
         every = (self._graph.between(one, other) for one, other in pairwise(entities))
+        return tuple(
             tuple(edges[(self._train[edges] != test).any(axis=1)].tolist()) for edges in every
         )
 
