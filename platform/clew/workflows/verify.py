@@ -216,7 +216,16 @@ def _effects(
     own = [tuned[0].examiner.examine(model).of(direction) for model in members]
     again = effects_of(whole, direction) if whole else [None] * len(groups)
     removals = [
-        (group.test, Removal(kind=group.kind, facts=group.facts.tolist(), tuned=t, whole=w))
+        (
+            group.test,
+            Removal(
+                kind=group.kind,
+                facts=group.facts.tolist(),
+                tuned=t,
+                whole=w,
+                drawn_from=group.drawn_from,
+            ),
+        )
         for group, t, w in zip(groups, effects_of(tuned, direction), again, strict=True)
     ]
     return tuple(
@@ -228,6 +237,7 @@ def _effects(
                 log_probability=np.mean([each.log_probability[:, place] for each in own]),
             ),
             removals=tuple(removal for test, removal in removals if test == place),
+            scored=one.candidates,
         )
         for place, one in enumerate(explained)
     )
