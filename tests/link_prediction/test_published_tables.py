@@ -31,3 +31,39 @@ def test_a_stray_quote_in_any_column_swallows_no_row(tmp_path):
 def test_a_value_may_have_several_lines_and_a_mark_of_inches(tmp_path):
     notes = {3: '"two\nlines, ""here"""', 5: '5"', 9: '7" or "8', 11: '"a, b"'}
     assert facts(read(tmp_path, {"kg.csv": with_notes(",", notes)})) == DISTINCT
+
+
+KINDS = [row.split() for row in ("0 drug p 0 gene", "1 drug q 0 gene", "D2 drug p 1 gene")]
+
+
+def test_one_number_of_two_kinds_is_two_entities(tmp_path):
+    names = ("source_id", "source_type", "relation", "target_id", "target_type")
+    nodes = lines([("id", "name", "kind"), ("0", "zero", "drug"), ("0", "null", "gene")])
+    content = {"train.tsv": lines([names, *KINDS[:2]]), "test.tsv": lines([names, KINDS[2]])}
+    found = read(tmp_path / "numbers", content | {"nodes.tsv": nodes})
+    entities = found.graph.entities
+    assert list(entities) == ["drug:0", "drug:1", "drug:D2", "gene:0", "gene:1"]
+    assert entities.label(entities.id("gene:0")) == "null"
+    assert {"identifiers"} <= found.notes.keys()
+    # A name has one meaning; numbers that no two kinds share stay as they are.
+    rows = ("x_type x_id relation y_type y_id", "Gene X:1 p Protein X:1", "Gene 7 p Protein 8")
+    found = read(tmp_path / "names", {"kg.csv": lines(map(str.split, rows), ",")})
+    assert list(found.graph.entities) == ["7", "8", "X:1"]
+
+
+@pytest.mark.parametrize("form", ["CUI", "identifier", "iri", "idx", "accession", "ID"])
+def test_an_identifier_is_preferred_to_a_name(tmp_path, form):
+    names = ("PREDICATE", f"SUBJECT_{form}", "SUBJECT_NAME", f"OBJECT_{form}", "OBJECT_NAME")
+    rows = [names, ("p", "C1", "cold", "D1", "x"), ("p", "C2", "cold", "D1", "x")]
+    entities = read(tmp_path, {"kg.csv": lines(rows, ",")}).graph.entities
+    assert list(entities) == ["C1", "C2", "D1"]
+    assert entities.label(1) == "cold"
+
+
+def test_blank_nodes_of_two_files_stay_apart(tmp_path):
+    triple = "_:b0 <http://x/p> <http://x/e0> .\n"
+    found = read(tmp_path, {"a.nt": triple, "b.nt": triple + "_:b0 <http://x/p> _:b1 .\n"})
+    assert found.graph.num_entities == 4
+    assert len(facts(found)) == 3
+    alone = read(tmp_path / "alone", {"a.nt": triple}).graph.entities
+    assert list(alone) == ["_:b0", "http://x/e0"]

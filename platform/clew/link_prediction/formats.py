@@ -46,7 +46,11 @@ ENDS = [
     ("sub", "obj"), ("subj", "obj"), ("head_entity", "tail_entity"),
     ("entity", "value"), ("start_node", "end_node"),
 ]  # fmt: skip
-END_FORMS = ("_id", "_curie", "id", "", "_index", "_name")
+END_FORMS = (
+    "_id", "_curie", "_cui", "id", "_identifier", "_iri", "_uri", "", "_accession", "_index",
+    "_idx", "_name",
+)  # fmt: skip
+"""How names of the columns of both ends go on; an identifier is preferred to a name."""
 OF_AN_END = {"name": ("name", "label"), "kind": ("type", "kind", "category"), "source": ("source",)}
 CHOICES = (
     "head", "relation", "tail", "weight", "time", "split", "negated", "stated", "head_name",

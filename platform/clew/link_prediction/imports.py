@@ -24,7 +24,8 @@ from clew.input_files import archive_of, check_is_file, unpacked_name
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import facts_of
 from clew.link_prediction.formats import Part, read_file, roles_of
-from clew.link_prediction.tables import single, sniff
+from clew.link_prediction.other_formats import RDF
+from clew.link_prediction.tables import Texts, single, sniff
 from clew.link_prediction.triples import (
     SPLITS,
     KnowledgeGraph,
@@ -166,7 +167,20 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Noticed) -> 
                 found.note(key, text)
                 found.examples.setdefault(key, []).extend(part.examples.get(key, []))
         parts += read
+    _keep_blank_nodes_apart(parts)
     return parts
+
+
+def _keep_blank_nodes_apart(parts: Sequence[Part]) -> None:
+    """Give blank nodes the number of their file of RDF: the same label is another node there."""
+    is_rdf = [Path(unpacked_name(part.path)).suffix.lower() in RDF for part in parts]
+    of_rdf = [part for part, found in zip(parts, is_rdf, strict=True) if found]
+    numbers = {path: i for i, path in enumerate(dict.fromkeys(part.path for part in of_rdf), 1)}
+    for part in of_rdf if len(numbers) > 1 else ():
+        for end in part.columns.keys() & {"id", "head", "tail"}:
+            column = part.columns[end]
+            new = pc.replace_substring_regex(column.dictionary, "^_:", f"_:{numbers[part.path]}.")
+            part.columns[end] = Texts.from_arrays(column.indices, new)
 
 
 def _named(
