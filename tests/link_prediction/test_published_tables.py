@@ -1,5 +1,7 @@
 """Tables as they are published: stray quotes, ids of several kinds, other files beside them."""
 
+import json
+
 import pytest
 
 from clew.errors import DataError
@@ -67,3 +69,61 @@ def test_blank_nodes_of_two_files_stay_apart(tmp_path):
     assert len(facts(found)) == 3
     alone = read(tmp_path / "alone", {"a.nt": triple}).graph.entities
     assert list(alone) == ["_:b0", "http://x/e0"]
+
+
+def of_kgx(rows):
+    edges = [dict(zip(("subject", "predicate", "object"), row, strict=True)) for row in rows]
+    nodes = [{"id": "e0", "name": "zero", "category": ["biolink:Gene", "biolink:NamedThing"]}]
+    return {"nodes": nodes, "edges": [{**edges[0], "negated": True}, *edges[1:]]}
+
+
+def of_hetionet(rows):
+    ids = ([["Gene", int(e[1:])] for e in (h, t)] for h, _, t in rows)
+    edges = [
+        {"source_id": h, "target_id": t, "kind": row[1], "direction": "both", "data": {}}
+        for row, (h, t) in zip(rows, ids, strict=True)
+    ]
+    nodes = [{"kind": "Gene", "identifier": 0, "name": "zero", "data": {"source": "x"}}]
+    return {"kind_to_abbrev": {}, "metaedge_tuples": [], "nodes": nodes, "edges": edges}
+
+
+def test_graphs_in_json_are_read(tmp_path):
+    kgx, hetionet = json.dumps(of_kgx(DISTINCT)), json.dumps(of_hetionet(DISTINCT))
+    found = read(tmp_path / "kgx", {"kg.json": kgx, "LICENSE.txt": "free"})
+    assert facts(found) == DISTINCT[1:]
+    assert found.graph.entities.label(0) == "zero"
+    assert "LICENSE.txt" in found.notes["files not read"]
+    edges = json.dumps(of_kgx(DISTINCT)["edges"])
+    assert facts(read(tmp_path / "array", {"kg.json": edges})) == DISTINCT[1:]
+    found = read(tmp_path / "hetionet", {"kg.json": hetionet})
+    expected = sorted(
+        (f"Gene::{h[1:]}", f"Gene {r} Gene", f"Gene::{t[1:]}") for h, r, t in DISTINCT
+    )
+    assert facts(found) == expected
+    assert found.graph.entities.label(0) == "zero"
+    found = read(tmp_path / "beside", {"kg.tsv": lines(DISTINCT), "kg.json": kgx, "x.owl": "<"})
+    assert facts(found) == DISTINCT
+    assert found.notes["files not read"] == "kg.json, x.owl"
+    with pytest.raises(DataError, match=r"a\.pdf"):
+        read(tmp_path / "none", {"a.pdf": "", "nodes.tsv": "id\tname\na\tb\n"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("kg.json", '{"name": "x", "version": 1}'),
+        ("kg.json", '[["a", "p", "b"], ["a", "p", "c"]]'),
+        ("kg.json", '{"nodes": [1], "edges": []}'),
+        ("kg.json", '{"nodes": [], "edges": [}'),
+        ("kg.json", "[" * 100_000),
+        ("kg.txt", '[{"subject": "a", "predicate": "p", "object": "b"},\n{"subject": "a"}]'),
+        ("kg.rdf", "<rdf:RDF>\n"),
+        ("kg.tsv", '<?xml version="1.0"?>\n<a b="c">\n'),
+        ("kg.owl", "Prefix(:=<http://x/>)\n"),
+        ("kg.jsonld", '[{"@id": "http://x/a", "http://x/p": [{"@id": "http://x/b"}]}]'),
+        ("kg.n3", "<a> <b> <c> .\n"),
+    ],
+)
+def test_what_is_no_table_is_not_read_as_one(tmp_path, name, content):
+    with pytest.raises(DataError, match=rf"{name}: .*(expected|convert|not JSON)"):
+        read(tmp_path, {name: content})

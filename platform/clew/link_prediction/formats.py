@@ -23,7 +23,9 @@ from clew.link_prediction.other_formats import (
     FLAGS,
     QUALIFIERS,
     RDF,
+    check_is_read,
     read_arrays,
+    read_json,
     read_json_lines,
     read_parquet,
     read_rdf,
@@ -132,6 +134,7 @@ def read_file(
         names: Names of the columns, from another file.
     """
     suffix = Path(unpacked_name(path)).suffix.lower()
+    check_is_read(path, suffix)
     if suffix in RDF:
         facts, nodes, notes = read_rdf(path, RDF[suffix])
         parts = [
@@ -147,6 +150,11 @@ def read_file(
         return _by_name(path, *read_parquet(path), columns, "Parquet")
     if suffix in (".jsonl", ".ndjson"):
         return _by_name(path, *read_json_lines(path), columns, "JSON Lines")
+    if suffix == ".json":
+        tables = read_json(path)
+        said = [""] * (len(tables) - 1) + [columns]
+        of_each = [_by_name(path, *t, c, "JSON") for t, c in zip(tables, said, strict=True)]
+        return [part for parts in of_each for part in parts]
     chosen = {name.strip() for name in re.findall(r"=\s*([^\d\s,][^,]*)", columns)}
 
     def are_names(words: Sequence[str]) -> bool:

@@ -65,6 +65,11 @@ def sniff(
     if b"\0" in block[:1000] or block[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{path}: not UTF-8 text; save it as UTF-8, or as Parquet")
     text = block.decode("utf-8", "replace")
+    if re.match(r'\s*(<\?xml|<!DOCTYPE|<rdf:RDF|\{\s*"|\[\s*[{\[])', text):
+        raise DataError(
+            f"{path}: JSON or XML; expected a table, JSON Lines (.jsonl), KGX's JSON (.json), or "
+            "RDF as N-Triples (.nt)"
+        )
     lines = text.split("\n")[:-1][:SAMPLE_LINES] or [text]
     comments = next((i for i, s in enumerate(lines) if s.strip() and s[0] not in "#%"), len(lines))
     rest = [line for line in lines[comments:] if line.strip()]
