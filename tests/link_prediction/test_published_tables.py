@@ -127,3 +127,33 @@ def test_graphs_in_json_are_read(tmp_path):
 def test_what_is_no_table_is_not_read_as_one(tmp_path, name, content):
     with pytest.raises(DataError, match=rf"{name}: .*(expected|convert|not JSON)"):
         read(tmp_path, {name: content})
+
+
+def test_words_in_the_names_of_files_are_whole_words(tmp_path):
+    names = [("e0", "Drug"), ("e1", "Drug"), ("r0", "Drug")]
+    content = {
+        "licensed_drugs.tsv": lines(DISTINCT[:20]),
+        "other.tsv": lines(DISTINCT[20:]),
+        "LICENSE": "be kind",
+        "nodes_release_2024.tsv": lines(
+            [("id", "name", "kind"), *((a, a * 2, b) for a, b in names)]
+        ),
+        "relation_labels.tsv": lines([("id", "name", "kind"), ("r1", "is known", "")]),
+    }
+    found = read(tmp_path, content)
+    assert facts(found) == DISTINCT
+    assert found.graph.entities.label(0) == "e0e0"
+    assert found.graph.relations.label(1) == "is known"
+    assert found.notes["files not read"] == "LICENSE"
+
+
+@pytest.mark.parametrize(
+    ("separator", "start"), [("\t", ""), (",", "# by: me\n"), ("\t", "#x y\n")]
+)
+def test_rows_whose_first_name_begins_with_a_hash_are_kept(tmp_path, separator, start):
+    rows = sorted([(f"#tag{i}", "r0", "e0") for i in range(6)] + DISTINCT)
+    assert facts(read(tmp_path / "plain", {"kg.txt": start + lines(rows, separator)})) == rows
+    named = start + lines([("#head", "relation", "tail"), *rows], separator)
+    assert facts(read(tmp_path / "named", {"kg.txt": named})) == rows
+    named = start + lines([("subject", "predicate", "object"), *rows], separator)
+    assert facts(read(tmp_path / "above", {"kg.txt": named})) == rows

@@ -86,6 +86,10 @@ NODE_ROLES = ("id", "name", "kind", "synonyms", "source")
 NEO4J = re.compile(r"(?s)(.*):(START_ID|END_ID|TYPE|ID|LABEL|IGNORE)(?:\((.*)\))?(?:\{.*\})?")
 NEO4J_ROLES = {"START_ID": "head", "END_ID": "tail", "TYPE": "relation", "LABEL": "kind"}
 
+OF_RELATIONS = re.compile(
+    r"(?i)(?:^|[^a-z])rel(?:ation[a-z]*|idx|ids?|names?|types?|s)?(?:[^a-z]|$)"
+)
+"""Word in the name of a file of relations; not `release`."""
 OGB_KIND = re.compile(r"(.+)_entidx2name\.")
 """Name of OGB's file of the names of one kind, whose numbers begin at 0 as those of each kind."""
 
@@ -161,7 +165,7 @@ def read_file(
         return bool(roles_of(words)) or (bool(chosen) and chosen <= set(words))
 
     form = sniff(path, are_names, header=header or bool(chosen))
-    if form.header and not (columns or names or roles_of(form.header)):  # as without --header
+    if header and not (columns or names or roles_of(form.header)):  # as without --header
         columns = "head,relation,tail"
     table, lines = read_table(path, form)
     if names or form.header:
@@ -207,7 +211,7 @@ def _by_name(  # noqa: PLR0917
             taken["id"] = Texts.from_arrays(ids.indices, named)
             taken["kind"] = Texts.from_arrays(zeros, pa.array([kind[1]]))
         dictionary = _dictionary(path, taken, numbers) if set(taken) == {"id", "name"} else None
-        holds: Holds = "relations" if re.search("rel", path.name.lower()) and not neo4j else "nodes"
+        holds: Holds = "relations" if OF_RELATIONS.search(path.name) and not neo4j else "nodes"
         what = f"{known or what}, {'names of relations' if holds == 'relations' else 'nodes'}"
         parts.append(dictionary or Part(path, what, holds, taken, numbers, groups=neo4j))
     for part, end in zip(parts, ("head", "id"), strict=False) if len(parts) > 1 else ():
@@ -253,7 +257,7 @@ def _by_number(
     if width == 2:
         pair = {"id": table[0], "name": table[1]}
         ids = _dictionary(path, pair, lines, has_count=form.count is not None)
-        holds: Holds = "relations" if "rel" in name.lower() else "nodes"
+        holds: Holds = "relations" if OF_RELATIONS.search(name) else "nodes"
         return ids or part(f"{form} names of {holds}", holds, {"id": 0, "name": 1})
     if name.startswith("entity_names"):
         roles = dict(zip(("id", "name", "kind", "synonyms"), range(width), strict=False))
@@ -331,7 +335,7 @@ def _dictionary(
             continue
         if repeated := repeated_in(names, lines):
             raise DataError(f"{path}, {repeated}; each name must be there once")
-        kind: Holds = "relation ids" if "rel" in path.name.lower() else "entity ids"
+        kind: Holds = "relation ids" if OF_RELATIONS.search(path.name) else "entity ids"
         places = np.argsort(np.asarray(ids.cast(pa.int64())))
         columns = {"name": names.take(pa.array(places)).dictionary_encode()}
         what = f"{'OpenKE' * has_count} dictionary: {kind}".strip()

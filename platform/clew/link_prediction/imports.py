@@ -37,7 +37,10 @@ from clew.link_prediction.triples import (
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 EDGE_MAPS = ("edge_map.json", "relations.en.json")
-IGNORED = re.compile(r"(?i)readme|licen[cs]e|\.(md|pdf|py|html|yaml|yml|log|png|npy|pckl|del)$|^\.")
+IGNORED = re.compile(
+    r"(?i)(?:^|[^a-z])(?:readme|licen[cs]e)(?:[^a-z]|$)|"
+    r"\.(md|pdf|py|html|yaml|yml|log|png|npy|pckl|del)$|^\."
+)
 LAST_CHOICE = re.compile(r"(?i)\.(json|jsonld|rdf|owl|xml|n3)$")
 """Files that are read, or refused, only where a folder has no others: often they say no facts."""
 MAX_NAMED = 10

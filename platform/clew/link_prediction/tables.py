@@ -81,16 +81,13 @@ def sniff(
     rest = rest[has_count:]
     plain = [line for line in rest if not line.startswith(("#", "%"))]
     delimiter, rows = _delimiter(path, plain or rest)
-    last = _fields(lines[comments - 1].lstrip("#% "), delimiter) if comments else []
-    said = (_fields(line.lstrip("#% "), delimiter) for line in reversed(lines[:comments]))
-    names: Sequence[str] = next(
-        (f for f in said if len(f) == len(rows[0]) and names_columns(f)), ()
-    )
+    first_rows = lines[comments:comments] if has_count else lines[:comments]
+    names, num_left = _leading(first_rows, delimiter, len(rows[0]), names_columns, header=header)
     is_named = bool(names)
-    if not is_named and len(last) == len(rows[0]):  # a first name that begins with #
-        skip, comments = skip - 1, comments - 1
-    elif not is_named and not has_count and (header or names_columns(rows[0])):
+    if not is_named and not has_count and (header or names_columns(rows[0])):
         names, rows, skip = rows[0], rows[1:], skip + 1
+    elif not has_count:
+        skip = comments = num_left
     if len(names or rows[0]) > MAX_COLUMNS:
         raise DataError(f"{path}: more than {MAX_COLUMNS:,} columns; expected a table of facts")
     return Form(
@@ -98,6 +95,28 @@ def sniff(
         count, bool(rows),
         comments > bool(is_named),
     )  # fmt: skip
+
+
+def _leading(
+    lines: Sequence[str],
+    delimiter: str,
+    width: int,
+    names_columns: Callable[[Sequence[str]], object],
+    *,
+    header: bool,
+) -> tuple[Sequence[str], int]:
+    """Return names of columns in lines that begin with #, and how many are no rows.
+
+    A line with as many columns as a row is a row, whose first name begins with #; or the names of
+    the columns, if it says known ones, or follows `# ` in a table of more than three columns (CTD).
+    """
+    said = [_fields(line.lstrip("#% "), delimiter) for line in lines]
+    fitting = [i for i, fields in enumerate(said) if len(fields) == width]
+    titles = [i for i in fitting if header or (width > 3 and lines[i][1:2] == " " != delimiter)]
+    named = [i for i in fitting if names_columns(said[i])] or titles
+    rows = [i for i in fitting if delimiter == "\t" or lines[i][1:2].strip()]
+    start = named[-1] + 1 if named else 0
+    return said[start - 1] if named else (), next((i for i in rows if i >= start), len(lines))
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
