@@ -157,3 +157,54 @@ def test_rows_whose_first_name_begins_with_a_hash_are_kept(tmp_path, separator, 
     assert facts(read(tmp_path / "named", {"kg.txt": named})) == rows
     named = start + lines([("subject", "predicate", "object"), *rows], separator)
     assert facts(read(tmp_path / "above", {"kg.txt": named})) == rows
+
+
+def test_quotes_of_r_are_removed_from_every_column(tmp_path):
+    names = ("subject", "predicate", "object", "negated")
+    quoted = [
+        [f'"{value}"' for value in row] for row in [names, *((*r, "FALSE") for r in DISTINCT)]
+    ]
+    quoted[1][3] = '"TRUE"'
+    plain = lines([names[:3], *DISTINCT[1:]])
+    found = read(tmp_path, {"a.tsv": lines(quoted), "b.tsv": plain})
+    assert facts(found) == DISTINCT[1:]
+    assert found.counts["denied"] == 1
+    assert "quotes" in found.notes
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "protein1 protein2 combined_score",
+        "gene1 gene2 weight",
+        "node1 node2 score",
+        "source target",
+        "Gene_A Gene_B experimental combined_score",
+    ],
+)
+def test_two_ends_and_a_score_are_facts_of_one_relation(tmp_path, names):
+    width = len(names.split())
+    rows = [(h, t, "5", "7")[:width] for h, _, t in DISTINCT]
+    found = read(tmp_path, {"string.links.v12.txt": lines([names.split(), *rows], " ")})
+    assert facts(found) == sorted({(h, "string", t) for h, _, t in DISTINCT})
+
+
+@pytest.mark.parametrize("start", ["", "molecule other strength\n"])
+def test_a_column_of_numbers_is_no_tail_in_silence(tmp_path, start):
+    rows = lines([(h, t, str(i / 9)) for i, (h, _, t) in enumerate(DISTINCT)], " ")
+    with pytest.raises(DataError, match="weight=3"):
+        read(tmp_path, {"kg.txt": start + rows})
+    found = read(tmp_path, {"kg.txt": rows}, columns="head=1,tail=2,weight=3")
+    assert facts(found) == sorted({(h, "kg", t) for h, _, t in DISTINCT})
+    found = read(tmp_path, {"kg.txt": rows}, columns="head=1,relation=2,tail=3")
+    assert len(facts(found)) == len(rows.splitlines())
+
+
+def test_a_comment_names_the_columns_of_a_wide_table(tmp_path):
+    rows = [(h, h, "50-00-27", t, t, "human, mostly") for h, _, t in DISTINCT]
+    titles = "# Report: today\n#\n# Fields:\n# Chemical,ChemicalID,Cas,Symbol,GeneID,Organism\n#\n"
+    table = lines([[f'"{value}"' for value in row] for row in rows], ",")
+    with pytest.raises(DataError, match="ChemicalID"):
+        read(tmp_path, {"ctd.csv": titles + table})
+    found = read(tmp_path, {"ctd.csv": titles + table}, columns="head=ChemicalID,tail=GeneID")
+    assert facts(found) == sorted({(h, "ctd", t) for h, _, t in DISTINCT})
