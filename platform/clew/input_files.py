@@ -67,6 +67,16 @@ def line_blocks(path: Path, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
         yield last if last.endswith(b"\n") else last + b"\n"
 
 
+def read_bytes(path: Path, most_bytes: int, expected: str) -> bytes:
+    """Return the content of a file, unpacked; `expected` is what a larger one should be."""
+    content = b""
+    for block in _raw_blocks(path, BLOCK_BYTES):
+        content += block
+        if len(content) > most_bytes:
+            raise DataError(f"{path}: more than {most_bytes / 2**20:,.0f} MiB; expected {expected}")
+    return content.removeprefix(BYTE_ORDER_MARK)
+
+
 def _with_line_feeds(block: bytes) -> bytes:
     return block.replace(b"\r\n", b"\n") if b"\r" in block else block
 

@@ -30,6 +30,7 @@ SPLIT_OF: dict[str, Split] = {
 }  # fmt: skip
 ROLES = ("head", "relation", "tail")
 TRUE, FALSE = ("true", "t", "yes", "y", "1", "on"), ("false", "f", "no", "n", "0", "off")
+NUMBER_OF_A_KIND = re.compile(r"(?s)\d+(\.0)?\t.+")
 CONTROLS = r"[\x00-\x1f\x7f]"
 
 
@@ -41,7 +42,9 @@ def facts_of(
         part.holds: part.columns["name"].cast(pa.string()) for part in parts if "ids" in part.holds
     }
     for role in ("source", "group"):
-        _tell_apart(parts, role)
+        _tell_apart(parts, role, found)
+    if not dictionaries and _only_kinds_say(parts):
+        _tell_apart(parts, "kind", found)
     columns: dict[str, list[Texts]] = {role: [] for role in ROLES}
     given, times, weights = [], [], []
     for part in (part for part in parts if part.holds == "facts"):
@@ -70,10 +73,19 @@ def _joined(columns: Sequence[Texts], name: Callable[[Sequence[str]], str]) -> T
     return as_texts([name(row) for row in zip(*rows, strict=True)]).take(pa.array(keys))
 
 
-def _tell_apart(parts: Sequence[Part], by: str) -> None:
+def _only_kinds_say(parts: Sequence[Part]) -> bool:
+    """Return whether facts name the kinds of both ends, and not where identifiers are from."""
+    ends = [(p, end) for p in parts if p.holds == "facts" for end in ("head", "tail")]
+    return all(f"{end}_kind" in p.columns for p, end in ends) and not any(
+        f"{end}_source" in p.columns or p.groups.get(end) for p, end in ends
+    )
+
+
+def _tell_apart(parts: Sequence[Part], by: str, found: Noticed) -> None:
     """Prefix identifiers with their source, if two sources use the same identifier.
 
-    `by` is `source` (PrimeKG's `x_source`) or `group` (Neo4j's `:ID(Group)`).
+    `by` is `source` (PrimeKG's `x_source`), `group` (Neo4j's `:ID(Group)`) or `kind`: one number
+    is two entities if it has two kinds (TxGNN). A name of two kinds is one entity.
     """
     places = []
     for part in parts:
@@ -81,17 +93,21 @@ def _tell_apart(parts: Sequence[Part], by: str) -> None:
             if by == "group" and part.groups.get(end) and end in part.columns:
                 group = pa.array([part.groups[end]]).dictionary_encode()
                 places.append((part, end, group.take(pa.array(np.zeros(part.num_rows, np.int32)))))
-            name = "source" if end == "id" else f"{end}_source"
-            if by == "source" and name in part.columns and end in part.columns:
+            name = by if end == "id" else f"{end}_{by}"
+            if by != "group" and name in part.columns and end in part.columns:
                 places.append((part, end, part.columns[name]))
     pairs = {
         pair
         for part, end, sources in places
+        if by != "kind" or end != "id"  # facts decide: files of nodes say kinds in other words
         for pair in _joined([part.columns[end], sources], "\t".join).dictionary.to_pylist()
+        if by != "kind" or NUMBER_OF_A_KIND.fullmatch(pair)
     }
     if len({pair.partition("\t")[0] for pair in pairs}) < len(pairs):
+        found.note("identifiers", f"several {by}s use the same ones; each begins with its {by}")
         for part, end, sources in places:
-            part.columns[end] = _joined([sources, part.columns[end]], ":".join)
+            columns = [sources, part.columns[end]]
+            part.columns[end] = _joined(columns, lambda row: ":".join(filter(None, row)))
 
 
 def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:

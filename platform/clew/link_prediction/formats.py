@@ -23,7 +23,9 @@ from clew.link_prediction.other_formats import (
     FLAGS,
     QUALIFIERS,
     RDF,
+    check_is_read,
     read_arrays,
+    read_json,
     read_json_lines,
     read_parquet,
     read_rdf,
@@ -44,9 +46,15 @@ ENDS = [
     ("source", "target"), ("src", "dst"), ("from", "to"), ("node1", "node2"), ("node_1", "node_2"),
     ("entity1", "entity2"), ("entity_1", "entity_2"), ("e1", "e2"), ("id1", "id2"), ("s", "o"),
     ("sub", "obj"), ("subj", "obj"), ("head_entity", "tail_entity"),
-    ("entity", "value"), ("start_node", "end_node"),
+    ("entity", "value"), ("start_node", "end_node"), ("protein1", "protein2"),
+    ("protein_1", "protein_2"), ("protein_a", "protein_b"), ("gene1", "gene2"),
+    ("gene_1", "gene_2"), ("gene_a", "gene_b"), ("interactor_a", "interactor_b"),
 ]  # fmt: skip
-END_FORMS = ("_id", "_curie", "id", "", "_index", "_name")
+END_FORMS = (
+    "_id", "_curie", "_cui", "id", "_identifier", "_iri", "_uri", "", "_accession", "_index",
+    "_idx", "_name",
+)  # fmt: skip
+"""How names of the columns of both ends go on; an identifier is preferred to a name."""
 OF_AN_END = {"name": ("name", "label"), "kind": ("type", "kind", "category"), "source": ("source",)}
 CHOICES = (
     "head", "relation", "tail", "weight", "time", "split", "negated", "stated", "head_name",
@@ -80,6 +88,10 @@ NODE_ROLES = ("id", "name", "kind", "synonyms", "source")
 NEO4J = re.compile(r"(?s)(.*):(START_ID|END_ID|TYPE|ID|LABEL|IGNORE)(?:\((.*)\))?(?:\{.*\})?")
 NEO4J_ROLES = {"START_ID": "head", "END_ID": "tail", "TYPE": "relation", "LABEL": "kind"}
 
+OF_RELATIONS = re.compile(
+    r"(?i)(?:^|[^a-z])rel(?:ation[a-z]*|idx|ids?|names?|types?|s)?(?:[^a-z]|$)"
+)
+"""Word in the name of a file of relations; not `release`."""
 OGB_KIND = re.compile(r"(.+)_entidx2name\.")
 """Name of OGB's file of the names of one kind, whose numbers begin at 0 as those of each kind."""
 
@@ -128,6 +140,7 @@ def read_file(
         names: Names of the columns, from another file.
     """
     suffix = Path(unpacked_name(path)).suffix.lower()
+    check_is_read(path, suffix)
     if suffix in RDF:
         facts, nodes, notes = read_rdf(path, RDF[suffix])
         parts = [
@@ -143,15 +156,23 @@ def read_file(
         return _by_name(path, *read_parquet(path), columns, "Parquet")
     if suffix in (".jsonl", ".ndjson"):
         return _by_name(path, *read_json_lines(path), columns, "JSON Lines")
+    if suffix == ".json":
+        tables = read_json(path)
+        said = [""] * (len(tables) - 1) + [columns]
+        of_each = [_by_name(path, *t, c, "JSON") for t, c in zip(tables, said, strict=True)]
+        return [part for parts in of_each for part in parts]
     chosen = {name.strip() for name in re.findall(r"=\s*([^\d\s,][^,]*)", columns)}
 
     def are_names(words: Sequence[str]) -> bool:
         return bool(roles_of(words)) or (bool(chosen) and chosen <= set(words))
 
     form = sniff(path, are_names, header=header or bool(chosen))
-    if form.header and not (columns or names or roles_of(form.header)):  # as without --header
+    if header and not (columns or names or roles_of(form.header)):  # as without --header
         columns = "head,relation,tail"
     table, lines = read_table(path, form)
+    quotes: list[str] = []
+    if not form.is_quoted:
+        table = [_unquoted(column, quotes) for column in table]
     if names or form.header:
         parts = _by_name(path, list(names or form.header), table, columns, str(form), lines)
     else:
@@ -161,6 +182,9 @@ def read_file(
                 f"{path}, line 1: {form.count:,} rows are promised, but there are "
                 f"{len(table[0]):,}; is the file complete?"
             )
+    if quotes:
+        parts[0].notes["quotes"] = "around values, as R and spreadsheets write them, are removed"
+        parts[0].examples["quotes"] = quotes
     if form.has_comments or (len(lines) and lines[-1] - form.skip > len(lines)):
         parts[0].notes["comments"] = "blank lines, and lines that begin with #, are left out"
     return parts
@@ -195,7 +219,7 @@ def _by_name(  # noqa: PLR0917
             taken["id"] = Texts.from_arrays(ids.indices, named)
             taken["kind"] = Texts.from_arrays(zeros, pa.array([kind[1]]))
         dictionary = _dictionary(path, taken, numbers) if set(taken) == {"id", "name"} else None
-        holds: Holds = "relations" if re.search("rel", path.name.lower()) and not neo4j else "nodes"
+        holds: Holds = "relations" if OF_RELATIONS.search(path.name) and not neo4j else "nodes"
         what = f"{known or what}, {'names of relations' if holds == 'relations' else 'nodes'}"
         parts.append(dictionary or Part(path, what, holds, taken, numbers, groups=neo4j))
     for part, end in zip(parts, ("head", "id"), strict=False) if len(parts) > 1 else ():
@@ -212,11 +236,7 @@ def _finish_facts(
     part: Part, names: Sequence[str], table: Sequence[Texts], roles: Mapping[str, int]
 ) -> None:
     """Take along qualifiers, and count what the other columns say."""
-    if "relation" not in roles:
-        stem = unpacked_name(part.path).partition(".")[0]
-        part.notes["relation"] = f"no column names it; it is {stem!r}, the name of the file"
-        zeros = pa.array(np.zeros(part.num_rows, np.int32))
-        part.columns["relation"] = Texts.from_arrays(zeros, pa.array([stem]))
+    _name_relation(part)
     others = []
     for index, name in enumerate(names):
         if name in MEANINGS or name == QUALIFIERS or name.endswith(QUALIFIER_ENDS):
@@ -225,6 +245,15 @@ def _finish_facts(
             others.append(f"{printable(name)} ({int(filled(table[index]).sum()):,})")
     if others:
         part.notes["other columns"] = f"not used (edges with a value): {', '.join(others)}"
+
+
+def _name_relation(part: Part) -> None:
+    """Name the relation after the file, if no column names it."""
+    if "relation" not in part.columns:
+        stem = unpacked_name(part.path).partition(".")[0]
+        part.notes["relation"] = f"no column names it; it is {stem!r}, the name of the file"
+        zeros = pa.array(np.zeros(part.num_rows, np.int32))
+        part.columns["relation"] = Texts.from_arrays(zeros, pa.array([stem]))
 
 
 def _by_number(
@@ -237,11 +266,13 @@ def _by_number(
         return Part(path, what, holds, {k: table[i] for k, i in roles.items()}, lines, **more)
 
     if columns:
-        return part(f"{form} triples", "facts", _chosen(path, columns, [""] * width))
+        found = part(f"{form} triples", "facts", _chosen(path, columns, [""] * width))
+        _name_relation(found)
+        return found
     if width == 2:
         pair = {"id": table[0], "name": table[1]}
         ids = _dictionary(path, pair, lines, has_count=form.count is not None)
-        holds: Holds = "relations" if "rel" in name.lower() else "nodes"
+        holds: Holds = "relations" if OF_RELATIONS.search(name) else "nodes"
         return ids or part(f"{form} names of {holds}", holds, {"id": 0, "name": 1})
     if name.startswith("entity_names"):
         roles = dict(zip(("id", "name", "kind", "synonyms"), range(width), strict=False))
@@ -249,6 +280,12 @@ def _by_number(
     if form.count is not None:
         said = "OpenKE: a count, then head tail relation"
         return part(said, "facts", {"head": 0, "tail": 1, "relation": 2}, are_ids=True)
+    first, third = (_are_numbers(table[i])[1:] for i in (0, 2))  # the first row can name columns
+    if third.size and third.all() and not first.any():
+        raise DataError(
+            f"{path}: column 3 holds only numbers, which can be weights; say by role and number "
+            "what the columns hold: --columns head=1,tail=2,weight=3, or head=1,relation=2,tail=3"
+        )
     roles, others = {"head": 0, "relation": 1, "tail": 2}, []
     for index in range(3, width):
         role = _looks_like(path, index, table[index].dictionary, len(lines))
@@ -269,8 +306,12 @@ def _by_number(
             found.notes[role] = f"taken from column {roles[role] + 1}"
     if others:
         found.notes["other columns"] = f"not used: column {', '.join(others)}"
-    if not form.is_quoted:
-        _unquote(found)
+    return found
+
+
+def _are_numbers(column: Texts) -> np.ndarray:
+    is_number = pc.match_substring_regex(column.dictionary, f"^(?:{NUMBER.pattern})$")
+    found: np.ndarray = is_number.to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
     return found
 
 
@@ -292,17 +333,15 @@ def _looks_like(path: Path, index: int, texts: pa.StringArray, num_lines: int) -
     return "time" if all(map(DATE.fullmatch, distinct)) else ""
 
 
-def _unquote(part: Part) -> None:
+def _unquoted(column: Texts, examples: list[str]) -> Texts:
     """Remove quotes around whole values of a table in which they do not protect separators."""
-    for role in ("head", "relation", "tail"):
-        texts = part.columns[role].dictionary
-        is_whole = pc.match_substring_regex(texts, '^"([^"]|"")+"$')
-        if pc.any(is_whole).as_py():
-            part.examples.setdefault("quotes", []).extend(texts.filter(is_whole).to_pylist())
-            part.notes["quotes"] = "around values, as R and spreadsheets write them, are removed"
-            inner = pc.replace_substring(pc.utf8_slice_codeunits(texts, 1, -1), '""', '"')
-            texts = pc.if_else(is_whole, inner, texts)
-            part.columns[role] = Texts.from_arrays(part.columns[role].indices, texts)
+    texts = column.dictionary
+    is_whole = pc.match_substring_regex(texts, '^"([^"]|"")*"$')
+    if not pc.any(is_whole).as_py():
+        return column
+    examples += texts.filter(is_whole).to_pylist()
+    inner = pc.replace_substring(pc.utf8_slice_codeunits(texts, 1, -1), '""', '"')
+    return Texts.from_arrays(column.indices, pc.if_else(is_whole, inner, texts))
 
 
 def _dictionary(
@@ -319,7 +358,7 @@ def _dictionary(
             continue
         if repeated := repeated_in(names, lines):
             raise DataError(f"{path}, {repeated}; each name must be there once")
-        kind: Holds = "relation ids" if "rel" in path.name.lower() else "entity ids"
+        kind: Holds = "relation ids" if OF_RELATIONS.search(path.name) else "entity ids"
         places = np.argsort(np.asarray(ids.cast(pa.int64())))
         columns = {"name": names.take(pa.array(places)).dictionary_encode()}
         what = f"{'OpenKE' * has_count} dictionary: {kind}".strip()
@@ -364,6 +403,9 @@ def roles_of(names: Sequence[str], *, are_names: bool = False) -> dict[str, int]
             if role not in found and name in places and places[name] not in found.values():
                 found[role] = places[name]
     is_facts = "head" in found and ("relation" in found or bool(neo4j))
+    if "head" in found and not is_facts:  # two ends and a score (STRING), or nothing else
+        is_known = "weight" in found or len(found) == len(names)
+        is_facts = is_known and all(len(plain[found[end]]) > 2 for end in ("head", "tail"))
     is_nodes = "id" in found and len(found) > 1
     return found if is_facts or is_nodes or neo4j or are_names else {}
 

@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.config.data import ImportSettings
-from clew.errors import ConfigError, DataError, counted, described
+from clew.errors import ConfigError, DataError, counted, described, printable
 from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import facts_of
 from clew.link_prediction.formats import Part, read_file, roles_of
-from clew.link_prediction.tables import single, sniff
+from clew.link_prediction.other_formats import RDF
+from clew.link_prediction.tables import Texts, single, sniff
 from clew.link_prediction.triples import (
     SPLITS,
     KnowledgeGraph,
@@ -37,8 +38,12 @@ from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 EDGE_MAPS = ("edge_map.json", "relations.en.json")
 IGNORED = re.compile(
-    r"(?i)readme|licen[cs]e|\.(md|json|pdf|py|html|yaml|yml|log|png|npy|pckl|del)$|^\."
+    r"(?i)(?:^|[^a-z])(?:readme|licen[cs]e)(?:[^a-z]|$)|"
+    r"\.(md|pdf|py|html|yaml|yml|log|png|npy|pckl|del)$|^\."
 )
+LAST_CHOICE = re.compile(r"(?i)\.(json|jsonld|rdf|owl|xml|n3)$")
+"""Files that are read, or refused, only where a folder has no others: often they say no facts."""
+MAX_NAMED = 10
 INVISIBLE = re.compile("[\u200b\u200c\u200d\u2060\ufeff]")
 
 
@@ -68,13 +73,18 @@ def import_graph(
             f"valid_fraction {settings.valid_fraction} + test_fraction {settings.test_fraction} "
             "leave nothing to train on; their sum must be below 1"
         )
-    files = [file for path in paths for file in _files(path)]
+    ignored: list[Path] = []
+    files = [file for path in paths for file in _files(path, ignored)]
     edge_maps = [file for file in files if file.name in EDGE_MAPS]
     found = Noticed()
+    if not_read := [path.name for path in ignored if path.name[0] != "."]:
+        more = f", … ({len(not_read):,})" if len(not_read) > MAX_NAMED else ""
+        found.note("files not read", ", ".join(map(printable, not_read[:MAX_NAMED])) + more)
     parts = _read_parts([file for file in files if file not in edge_maps], settings, found)
     if not any(part.holds == "facts" for part in parts):
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
-        raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts")
+        left = f"; not read: {found.notes['files not read']}" if not_read else ""
+        raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts{left}")
     columns, given, times, weights = facts_of(parts, settings, splits or {}, found)
     entities, relations, triples = _named(columns, settings, found)
     relations = _with_labels(relations, [p for p in parts if p.holds in ("relations", "nodes")])
@@ -123,25 +133,34 @@ def _lines(graph: KnowledgeGraph, rows: Triples, weights: np.ndarray | None) -> 
     return ("\t".join(fields) + "\n" for fields in zip(*columns, strict=True))
 
 
-def _files(path: Path) -> Iterator[Path]:
-    """Yield the files of a folder or zip file that can hold a table."""
+def _files(path: Path, ignored: list[Path]) -> Iterator[Path]:
+    """Yield the files of a folder or zip file that can hold a table; add the others to a list."""
     if path.is_dir():  # of OGB's folders, raw/ repeats the facts of split/
         of_ogb = [split.parents[2] for split in sorted(path.rglob("split/*/train.pt"))]
         roots = [root / name for root in of_ogb for name in ("split", "mapping")] or [path]
-        for inner in sorted(inner for root in roots for inner in root.rglob("*")):
-            if inner.is_file() and (inner.name in EDGE_MAPS or not IGNORED.search(inner.name)):
-                yield from _files(inner)
+        inner = sorted(inner for root in roots for inner in root.rglob("*"))
+        for file in _chosen([file for file in inner if file.is_file()], ignored):
+            yield from _files(file, ignored)
     elif path.suffix == ".zip" and path.is_file():
         try:
             with zipfile.ZipFile(path) as archive:
                 members = sorted(n for n in archive.namelist() if not n.endswith("/"))
         except (OSError, zipfile.BadZipFile) as error:
             raise DataError(f"{path}: not a zip file ({described(error)})") from None
-        yield from (path / name for name in members if not IGNORED.search(Path(name).name))
+        yield from _chosen([path / name for name in members], ignored)
     else:
         if archive_of(path) is None:
             check_is_file(path)
         yield path
+
+
+def _chosen(files: Sequence[Path], ignored: list[Path]) -> list[Path]:
+    """Return the files of a folder that are read; add the others to a list."""
+    tables = [f for f in files if f.name not in EDGE_MAPS and not IGNORED.search(unpacked_name(f))]
+    first = [file for file in tables if not LAST_CHOICE.search(unpacked_name(file))]
+    chosen = {*(first or tables), *(file for file in files if file.name in EDGE_MAPS)}
+    ignored += [file for file in files if file not in chosen]
+    return [file for file in files if file in chosen]
 
 
 def _read_parts(files: list[Path], settings: ImportSettings, found: Noticed) -> list[Part]:
@@ -166,7 +185,20 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Noticed) -> 
                 found.note(key, text)
                 found.examples.setdefault(key, []).extend(part.examples.get(key, []))
         parts += read
+    _keep_blank_nodes_apart(parts)
     return parts
+
+
+def _keep_blank_nodes_apart(parts: Sequence[Part]) -> None:
+    """Give blank nodes the number of their file of RDF: the same label is another node there."""
+    is_rdf = [Path(unpacked_name(part.path)).suffix.lower() in RDF for part in parts]
+    of_rdf = [part for part, found in zip(parts, is_rdf, strict=True) if found]
+    numbers = {path: i for i, path in enumerate(dict.fromkeys(part.path for part in of_rdf), 1)}
+    for part in of_rdf if len(numbers) > 1 else ():
+        for end in part.columns.keys() & {"id", "head", "tail"}:
+            column = part.columns[end]
+            new = pc.replace_substring_regex(column.dictionary, "^_:", f"_:{numbers[part.path]}.")
+            part.columns[end] = Texts.from_arrays(column.indices, new)
 
 
 def _named(

@@ -1,4 +1,4 @@
-"""Reads Parquet, JSON Lines, OGB's arrays and RDF as columns of text."""
+"""Reads Parquet, JSON, JSON Lines, OGB's arrays and RDF as columns of text."""
 
 import json
 import re
@@ -17,13 +17,21 @@ import pyarrow.parquet as pq
 import pyoxigraph
 
 from clew.errors import DataError, described, quoted
-from clew.input_files import FREE_BYTES, BlockStream, check_is_file, check_ratio, line_blocks
+from clew.input_files import (
+    FREE_BYTES,
+    BlockStream,
+    check_is_file,
+    check_ratio,
+    line_blocks,
+    read_bytes,
+)
 from clew.link_prediction.tables import MAX_COLUMNS, Texts, as_texts, single
 
 LIST_SEPARATOR = "|"
 QUALIFIERS, FLAGS = "qualifiers", ("negated", "deprecated")
 TEXTS_OF_JSON = {"subject", "predicate", "object", "id", "name"}
 MAX_NAMES_RATIO = 20
+MAX_JSON_BYTES = 2**28
 RDF_NAMES = (
     "http://www.w3.org/2000/01/rdf-schema#label",
     "http://www.w3.org/2004/02/skos/core#prefLabel",
@@ -38,6 +46,10 @@ RDF = {
     ".ttl": pyoxigraph.RdfFormat.TURTLE,
     ".trig": pyoxigraph.RdfFormat.TRIG,
 }
+NOT_READ = {
+    ".rdf": "RDF/XML", ".owl": "RDF/XML", ".xml": "XML", ".jsonld": "JSON-LD", ".n3": "Notation3",
+}  # fmt: skip
+"""Formats that are refused by name; entities of XML can fill the memory."""
 
 
 def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
@@ -62,20 +74,78 @@ def _as_text(column: pa.ChunkedArray) -> Texts:
     return single(column)
 
 
+def check_is_read(path: Path, suffix: str) -> None:
+    if suffix in NOT_READ:
+        raise DataError(
+            f"{path}: {NOT_READ[suffix]} is not read; convert it to N-Triples (.nt), for example "
+            "riot --output=nt of Apache Jena"
+        )
+
+
+def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
+    """Read a whole JSON file as tables: an array of objects, or KGX's or Hetionet's graph."""
+    try:
+        content = json.loads(read_bytes(path, MAX_JSON_BYTES, "JSON Lines (.jsonl) or tables"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({described(error)})") from None
+    tables = [content]
+    if isinstance(content, dict):
+        tables = [content.get("nodes"), content.get("edges")]
+    if not all(isinstance(t, list) and all(isinstance(r, dict) for r in t) for t in tables):
+        raise DataError(
+            f'{path}: this JSON is not read; expected KGX\'s {{"nodes": [...], "edges": [...]}}, '
+            "Hetionet's, an array of objects, or JSON Lines (.jsonl)"
+        )
+    if isinstance(content, dict) and "metaedge_tuples" in content:
+        tables = _of_hetionet(path, *tables)
+    return [
+        _as_table(path, ((f"{path}, object {i}", record) for i, record in enumerate(table, 1)))
+        for table in tables
+        if table
+    ]
+
+
+def _of_hetionet(path: Path, nodes: Any, edges: Any) -> list[list[dict[str, Any]]]:
+    """Return the records of Hetionet's JSON under the names of its tables."""
+    try:
+        named = [{**n, "id": f"{n['kind']}::{n['identifier']}", "data": None} for n in nodes]
+        ends = [[edge[end] for end in ("source_id", "target_id")] for edge in edges]
+        return [
+            [{"id": n["id"], "name": n.get("name"), "kind": n["kind"]} for n in named],
+            [
+                {
+                    "source": "::".join(map(str, source)),
+                    "metaedge": f"{source[0]} {edge['kind']} {target[0]}",
+                    "target": "::".join(map(str, target)),
+                }
+                for edge, (source, target) in zip(edges, ends, strict=True)
+            ],
+        ]
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise DataError(f"{path}: not Hetionet's JSON ({described(error)})") from None
+
+
 def read_json_lines(path: Path) -> tuple[list[str], list[Texts]]:
     """Read objects, one on each line, as a table of text; lists are joined by `|`."""
+    lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
+    return _as_table(path, ((f"{path}, line {i}", line) for i, line in enumerate(lines, 1)))
+
+
+def _as_table(
+    path: Path, records: Iterable[tuple[str, bytes | dict[str, Any]]]
+) -> tuple[list[str], list[Texts]]:
+    """Return the columns of records or of their JSON, which come with their place."""
     codes: dict[str, dict[str, int]] = {}
     columns: dict[str, array[int]] = {}
     number = 0
-    for block in line_blocks(path):
-        for line in block.split(b"\n")[:-1]:
-            for key, text in _record(path, number + 1, line).items():
-                known, column = codes.setdefault(key, {"": 0}), columns.setdefault(key, array("i"))
-                column.extend([0] * (number - len(column)))
-                column.append(known.setdefault(text, len(known)))
-            if len(columns) > MAX_COLUMNS:
-                raise DataError(f"{path}, line {number + 1}: more than {MAX_COLUMNS:,} keys")
-            number += 1
+    for place, record in records:
+        for key, text in _record(place, record).items():
+            known, column = codes.setdefault(key, {"": 0}), columns.setdefault(key, array("i"))
+            column.extend([0] * (number - len(column)))
+            column.append(known.setdefault(text, len(known)))
+        if len(columns) > MAX_COLUMNS:
+            raise DataError(f"{place}: more than {MAX_COLUMNS:,} keys")
+        number += 1
     for column in columns.values():
         column.extend([0] * (number - len(column)))
     return list(columns), [
@@ -84,9 +154,9 @@ def read_json_lines(path: Path) -> tuple[list[str], list[Texts]]:
     ]
 
 
-def _record(path: Path, number: int, line: bytes) -> dict[str, str]:
+def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
     try:
-        record = json.loads(line)
+        record = json.loads(given) if isinstance(given, bytes) else given
         if not isinstance(record, dict):
             raise ValueError("not an object")
         if record.get("type") in ("node", "relationship"):
@@ -104,7 +174,7 @@ def _record(path: Path, number: int, line: bytes) -> dict[str, str]:
         }
         "".join(texts.values()).encode()  # fails for a lone surrogate
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {number}: not JSON Lines ({described(error)})") from None
+        raise DataError(f"{place}: not a record of JSON ({described(error)})") from None
     return texts
 
 

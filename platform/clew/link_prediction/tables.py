@@ -50,7 +50,7 @@ class Form:
 
     @property
     def is_quoted(self) -> bool:
-        return self.delimiter in ",;|"
+        return self.delimiter in ",;"
 
     def __str__(self) -> str:
         names = {"\t": "tab", ",": "comma", ";": "semicolon", "|": "bar", " ": "space"}
@@ -65,6 +65,11 @@ def sniff(
     if b"\0" in block[:1000] or block[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise DataError(f"{path}: not UTF-8 text; save it as UTF-8, or as Parquet")
     text = block.decode("utf-8", "replace")
+    if re.match(r'\s*(<\?xml|<!DOCTYPE|<rdf:RDF|\{\s*"|\[\s*[{\[])', text):
+        raise DataError(
+            f"{path}: JSON or XML; expected a table, JSON Lines (.jsonl), KGX's JSON (.json), or "
+            "RDF as N-Triples (.nt)"
+        )
     lines = text.split("\n")[:-1][:SAMPLE_LINES] or [text]
     comments = next((i for i, s in enumerate(lines) if s.strip() and s[0] not in "#%"), len(lines))
     rest = [line for line in lines[comments:] if line.strip()]
@@ -76,16 +81,13 @@ def sniff(
     rest = rest[has_count:]
     plain = [line for line in rest if not line.startswith(("#", "%"))]
     delimiter, rows = _delimiter(path, plain or rest)
-    last = _fields(lines[comments - 1].lstrip("#% "), delimiter) if comments else []
-    said = (_fields(line.lstrip("#% "), delimiter) for line in reversed(lines[:comments]))
-    names: Sequence[str] = next(
-        (f for f in said if len(f) == len(rows[0]) and names_columns(f)), ()
-    )
+    first_rows = lines[comments:comments] if has_count else lines[:comments]
+    names, num_left = _leading(first_rows, delimiter, len(rows[0]), names_columns, header=header)
     is_named = bool(names)
-    if not is_named and len(last) == len(rows[0]):  # a first name that begins with #
-        skip, comments = skip - 1, comments - 1
-    elif not is_named and not has_count and (header or names_columns(rows[0])):
+    if not is_named and not has_count and (header or names_columns(rows[0])):
         names, rows, skip = rows[0], rows[1:], skip + 1
+    elif not has_count:
+        skip = comments = num_left
     if len(names or rows[0]) > MAX_COLUMNS:
         raise DataError(f"{path}: more than {MAX_COLUMNS:,} columns; expected a table of facts")
     return Form(
@@ -95,11 +97,33 @@ def sniff(
     )  # fmt: skip
 
 
+def _leading(
+    lines: Sequence[str],
+    delimiter: str,
+    width: int,
+    names_columns: Callable[[Sequence[str]], object],
+    *,
+    header: bool,
+) -> tuple[Sequence[str], int]:
+    """Return names of columns in lines that begin with #, and how many are no rows.
+
+    A line with as many columns as a row is a row, whose first name begins with #; or the names of
+    the columns, if it says known ones, or follows `# ` in a table of more than three columns (CTD).
+    """
+    said = [_fields(line.lstrip("#% "), delimiter) for line in lines]
+    fitting = [i for i, fields in enumerate(said) if len(fields) == width]
+    titles = [i for i in fitting if header or (width > 3 and lines[i][1:2] == " " != delimiter)]
+    named = [i for i in fitting if names_columns(said[i])] or titles
+    rows = [i for i in fitting if delimiter == "\t" or lines[i][1:2].strip()]
+    start = named[-1] + 1 if named else 0
+    return said[start - 1] if named else (), next((i for i in rows if i >= start), len(lines))
+
+
 def _fields(line: str, delimiter: str) -> list[str]:
     if delimiter == " ":
         return line.split()
-    if delimiter == "\t":
-        return [part.strip('"') for part in line.split("\t")]
+    if delimiter in "\t|":
+        return [part.strip('"') for part in line.split(delimiter)]
     return next(csv.reader([line], delimiter=delimiter), [])
 
 
@@ -109,7 +133,7 @@ def _delimiter(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
     for delimiter in "\t,;| ":
         try:
             rows = [_fields(line, delimiter) for line in lines]
-            if delimiter in ",;|":
+            if delimiter in ",;":
                 rows = list(csv.reader([f"{line}\n" for line in lines], delimiter=delimiter))
         except csv.Error:
             continue
@@ -160,6 +184,7 @@ def _batches(
     `skipped`. If this is None, they are refused, as are carriage returns.
     """
     faults: list[pa_csv.InvalidRow] = []
+    num_rows, ends = form.skip, [0]
 
     def other(row: pa_csv.InvalidRow) -> str:
         if skipped is not None and row.text.startswith(("#", "%")):
@@ -169,37 +194,40 @@ def _batches(
         return "error"
 
     names = [str(number) for number in range(form.num_columns)]
-    blocks = _checked(path, block_bytes, may_have_returns=skipped is not None)
+    blocks = _checked(path, block_bytes, ends, may_have_returns=skipped is not None)
     if form.delimiter == " ":
         blocks = (
             re.sub(rb"[ \t]+", b"\t", re.sub(rb"(?m)^[ \t]+|[ \t]+$", b"", b)) for b in blocks
         )
     try:
-        yield from (
-            batch.columns
-            for batch in pa_csv.open_csv(
-                pa.PythonFile(BlockStream(blocks), "r"),
-                pa_csv.ReadOptions(
-                    column_names=names,
-                    skip_rows=form.skip,
-                    block_size=2 * block_bytes,
-                    use_threads=False,  # else rows have no numbers
-                ),
-                pa_csv.ParseOptions(
-                    delimiter="\t" if form.delimiter == " " else form.delimiter,
-                    quote_char='"' if form.is_quoted else False,
-                    newlines_in_values=form.is_quoted,
-                    ignore_empty_lines=False,
-                    invalid_row_handler=other,
-                ),
-                pa_csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, TEXT),
-                    null_values=[],
-                    strings_can_be_null=False,
-                ),
-            )
-        )
+        for batch in pa_csv.open_csv(
+            pa.PythonFile(BlockStream(blocks), "r"),
+            pa_csv.ReadOptions(
+                column_names=names,
+                skip_rows=form.skip,
+                block_size=2 * block_bytes,
+                use_threads=False,  # else rows have no numbers
+            ),
+            pa_csv.ParseOptions(
+                delimiter="\t" if form.delimiter == " " else form.delimiter,
+                quote_char='"' if form.is_quoted else False,
+                newlines_in_values=form.is_quoted,
+                ignore_empty_lines=False,
+                invalid_row_handler=other,
+            ),
+            pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, TEXT),
+                null_values=[],
+                strings_can_be_null=False,
+            ),
+        ):
+            num_rows += batch.num_rows
+            yield batch.columns
+        if form.is_quoted and num_rows + len(skipped or ()) < ends[0]:
+            _check_quotes(path, form)
     except pa.ArrowException as error:
+        if form.is_quoted:
+            _check_quotes(path, form)
         if faults:
             row = faults[0]
             raise DataError(
@@ -210,8 +238,42 @@ def _batches(
             raise DataError(f"{path}: not a table in UTF-8 ({described(error)})") from None
 
 
-def _checked(path: Path, block_bytes: int, *, may_have_returns: bool) -> Iterator[bytes]:
-    """Yield a file's blocks, which are UTF-8: Arrow cannot show a row that is not."""
+def _check_quotes(path: Path, form: Form) -> None:
+    """Refuse a quote that stays open at the end of its line and takes in the rows below.
+
+    A value may have several lines if none of them has as many columns as a row, and the closing
+    quote ends it.
+    """
+    mark = form.delimiter.encode()
+    quoted_value, rest_of_value = rb'"(?:[^"]|"")*+"', rb"[^%s]*+" % mark
+    value = rb'(?:%s%s|(?:[^"%s]%s)?+)' % (quoted_value, rest_of_value, mark, rest_of_value)
+    opens = re.compile(rb'(?:%s%s)*+"(?:[^"]|"")*+' % (value, mark))
+    first = 0
+    lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
+    for number, line in enumerate(lines, 1):
+        if first:
+            closed = re.match(rb'(?:[^"]|"")*+"', line)
+            after = line[closed.end() :] if closed else b""
+            if line.count(mark) == form.num_columns - 1 or after[:1] not in (b"", mark):
+                break
+            if closed:
+                first = number if opens.fullmatch(b"-" + after) else 0
+        elif number > form.skip and b'"' in line and opens.fullmatch(line):
+            first = number
+    if first:
+        raise DataError(
+            f"{path}, line {first}: a quote that begins a value does not end on this line, and "
+            "rows follow; expected a second quote, or no quotes"
+        )
+
+
+def _checked(
+    path: Path, block_bytes: int, ends: list[int], *, may_have_returns: bool
+) -> Iterator[bytes]:
+    """Yield a file's blocks, which are UTF-8: Arrow cannot show a row that is not.
+
+    The number of lines is added to `ends`.
+    """
     num_lines = 0
     for block in line_blocks(path, block_bytes):
         place, wrong = block.find(b"\r"), "a carriage return that ends no line"
@@ -223,6 +285,7 @@ def _checked(path: Path, block_bytes: int, *, may_have_returns: bool) -> Iterato
             line = num_lines + block.count(b"\n", 0, place) + 1
             raise DataError(f"{path}, line {line}: {wrong}; save the file as UTF-8 with line feeds")
         num_lines += block.count(b"\n")
+        ends[0] = num_lines
         yield block
 
 

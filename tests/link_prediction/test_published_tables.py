@@ -1,0 +1,210 @@
+"""Tables as they are published: stray quotes, ids of several kinds, other files beside them."""
+
+import json
+
+import pytest
+
+from clew.errors import DataError
+from tests.link_prediction.test_imports import facts, lines, read
+
+ROWS = [(f"e{i % 7}", f"r{i % 2}", f"e{(i * 3 + 1) % 11}") for i in range(40)]
+DISTINCT = sorted(set(ROWS))
+
+
+def with_notes(separator, notes, names=("head", "relation", "tail", "note")):
+    rows = [(*row, notes.get(i, f"note {i}")) for i, row in enumerate(DISTINCT)]
+    return lines([names, *rows], separator)
+
+
+def test_a_stray_quote_in_any_column_swallows_no_row(tmp_path):
+    strays = {5: '"abc', 20: '"abc'}
+    assert facts(read(tmp_path / "bars", {"kg.txt": with_notes("|", strays)})) == DISTINCT
+    cases = (
+        *(("," if i % 2 else ";", {5: '"abc', 20: end}) for i, end in enumerate(('"a', 'b"'))),
+        (",", {5: '"abc'}),
+        (",", {0: '"abc', 1: 'd"'}),
+        (",", {5: '"5 ""inch"" x', 20: '"a, b"'}),
+    )
+    for i, (separator, notes) in enumerate(cases):
+        with pytest.raises(DataError, match=rf"line {min(notes) + 2}\b"):
+            read(tmp_path / str(i), {"kg.csv": with_notes(separator, notes)})
+
+
+def test_a_value_may_have_several_lines_and_a_mark_of_inches(tmp_path):
+    notes = {3: '"two\nlines, ""here"""', 5: '5"', 9: '7" or "8', 11: '"a, b"'}
+    assert facts(read(tmp_path, {"kg.csv": with_notes(",", notes)})) == DISTINCT
+
+
+KINDS = [row.split() for row in ("0 drug p 0 gene", "1 drug q 0 gene", "D2 drug p 1 gene")]
+
+
+def test_one_number_of_two_kinds_is_two_entities(tmp_path):
+    names = ("source_id", "source_type", "relation", "target_id", "target_type")
+    nodes = lines([("id", "name", "kind"), ("0", "zero", "drug"), ("0", "null", "gene")])
+    content = {"train.tsv": lines([names, *KINDS[:2]]), "test.tsv": lines([names, KINDS[2]])}
+    found = read(tmp_path / "numbers", content | {"nodes.tsv": nodes})
+    entities = found.graph.entities
+    assert list(entities) == ["drug:0", "drug:1", "drug:D2", "gene:0", "gene:1"]
+    assert entities.label(entities.id("gene:0")) == "null"
+    assert {"identifiers"} <= found.notes.keys()
+    # A name has one meaning; numbers that no two kinds share stay as they are.
+    rows = ("x_type x_id relation y_type y_id", "Gene X:1 p Protein X:1", "Gene 7 p Protein 8")
+    found = read(tmp_path / "names", {"kg.csv": lines(map(str.split, rows), ",")})
+    assert list(found.graph.entities) == ["7", "8", "X:1"]
+
+
+@pytest.mark.parametrize("form", ["CUI", "identifier", "iri", "idx", "accession", "ID"])
+def test_an_identifier_is_preferred_to_a_name(tmp_path, form):
+    names = ("PREDICATE", f"SUBJECT_{form}", "SUBJECT_NAME", f"OBJECT_{form}", "OBJECT_NAME")
+    rows = [names, ("p", "C1", "cold", "D1", "x"), ("p", "C2", "cold", "D1", "x")]
+    entities = read(tmp_path, {"kg.csv": lines(rows, ",")}).graph.entities
+    assert list(entities) == ["C1", "C2", "D1"]
+    assert entities.label(1) == "cold"
+
+
+def test_blank_nodes_of_two_files_stay_apart(tmp_path):
+    triple = "_:b0 <http://x/p> <http://x/e0> .\n"
+    found = read(tmp_path, {"a.nt": triple, "b.nt": triple + "_:b0 <http://x/p> _:b1 .\n"})
+    assert found.graph.num_entities == 4
+    assert len(facts(found)) == 3
+    alone = read(tmp_path / "alone", {"a.nt": triple}).graph.entities
+    assert list(alone) == ["_:b0", "http://x/e0"]
+
+
+def of_kgx(rows):
+    edges = [dict(zip(("subject", "predicate", "object"), row, strict=True)) for row in rows]
+    nodes = [{"id": "e0", "name": "zero", "category": ["biolink:Gene", "biolink:NamedThing"]}]
+    return {"nodes": nodes, "edges": [{**edges[0], "negated": True}, *edges[1:]]}
+
+
+def of_hetionet(rows):
+    ids = ([["Gene", int(e[1:])] for e in (h, t)] for h, _, t in rows)
+    edges = [
+        {"source_id": h, "target_id": t, "kind": row[1], "direction": "both", "data": {}}
+        for row, (h, t) in zip(rows, ids, strict=True)
+    ]
+    nodes = [{"kind": "Gene", "identifier": 0, "name": "zero", "data": {"source": "x"}}]
+    return {"kind_to_abbrev": {}, "metaedge_tuples": [], "nodes": nodes, "edges": edges}
+
+
+def test_graphs_in_json_are_read(tmp_path):
+    kgx, hetionet = json.dumps(of_kgx(DISTINCT)), json.dumps(of_hetionet(DISTINCT))
+    found = read(tmp_path / "kgx", {"kg.json": kgx, "LICENSE.txt": "free"})
+    assert facts(found) == DISTINCT[1:]
+    assert found.graph.entities.label(0) == "zero"
+    assert "LICENSE.txt" in found.notes["files not read"]
+    edges = json.dumps(of_kgx(DISTINCT)["edges"])
+    assert facts(read(tmp_path / "array", {"kg.json": edges})) == DISTINCT[1:]
+    found = read(tmp_path / "hetionet", {"kg.json": hetionet})
+    expected = sorted(
+        (f"Gene::{h[1:]}", f"Gene {r} Gene", f"Gene::{t[1:]}") for h, r, t in DISTINCT
+    )
+    assert facts(found) == expected
+    assert found.graph.entities.label(0) == "zero"
+    found = read(tmp_path / "beside", {"kg.tsv": lines(DISTINCT), "kg.json": kgx, "x.owl": "<"})
+    assert facts(found) == DISTINCT
+    assert found.notes["files not read"] == "kg.json, x.owl"
+    with pytest.raises(DataError, match=r"a\.pdf"):
+        read(tmp_path / "none", {"a.pdf": "", "nodes.tsv": "id\tname\na\tb\n"})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("kg.json", '{"name": "x", "version": 1}'),
+        ("kg.json", '[["a", "p", "b"], ["a", "p", "c"]]'),
+        ("kg.json", '{"nodes": [1], "edges": []}'),
+        ("kg.json", '{"nodes": [], "edges": [}'),
+        ("kg.json", "[" * 100_000),
+        ("kg.txt", '[{"subject": "a", "predicate": "p", "object": "b"},\n{"subject": "a"}]'),
+        ("kg.rdf", "<rdf:RDF>\n"),
+        ("kg.tsv", '<?xml version="1.0"?>\n<a b="c">\n'),
+        ("kg.owl", "Prefix(:=<http://x/>)\n"),
+        ("kg.jsonld", '[{"@id": "http://x/a", "http://x/p": [{"@id": "http://x/b"}]}]'),
+        ("kg.n3", "<a> <b> <c> .\n"),
+    ],
+)
+def test_what_is_no_table_is_not_read_as_one(tmp_path, name, content):
+    with pytest.raises(DataError, match=rf"{name}: .*(expected|convert|not JSON)"):
+        read(tmp_path, {name: content})
+
+
+def test_words_in_the_names_of_files_are_whole_words(tmp_path):
+    names = [("e0", "Drug"), ("e1", "Drug"), ("r0", "Drug")]
+    content = {
+        "licensed_drugs.tsv": lines(DISTINCT[:20]),
+        "other.tsv": lines(DISTINCT[20:]),
+        "LICENSE": "be kind",
+        "nodes_release_2024.tsv": lines(
+            [("id", "name", "kind"), *((a, a * 2, b) for a, b in names)]
+        ),
+        "relation_labels.tsv": lines([("id", "name", "kind"), ("r1", "is known", "")]),
+    }
+    found = read(tmp_path, content)
+    assert facts(found) == DISTINCT
+    assert found.graph.entities.label(0) == "e0e0"
+    assert found.graph.relations.label(1) == "is known"
+    assert found.notes["files not read"] == "LICENSE"
+
+
+@pytest.mark.parametrize(
+    ("separator", "start"), [("\t", ""), (",", "# by: me\n"), ("\t", "#x y\n")]
+)
+def test_rows_whose_first_name_begins_with_a_hash_are_kept(tmp_path, separator, start):
+    rows = sorted([(f"#tag{i}", "r0", "e0") for i in range(6)] + DISTINCT)
+    assert facts(read(tmp_path / "plain", {"kg.txt": start + lines(rows, separator)})) == rows
+    named = start + lines([("#head", "relation", "tail"), *rows], separator)
+    assert facts(read(tmp_path / "named", {"kg.txt": named})) == rows
+    named = start + lines([("subject", "predicate", "object"), *rows], separator)
+    assert facts(read(tmp_path / "above", {"kg.txt": named})) == rows
+
+
+def test_quotes_of_r_are_removed_from_every_column(tmp_path):
+    names = ("subject", "predicate", "object", "negated")
+    quoted = [
+        [f'"{value}"' for value in row] for row in [names, *((*r, "FALSE") for r in DISTINCT)]
+    ]
+    quoted[1][3] = '"TRUE"'
+    plain = lines([names[:3], *DISTINCT[1:]])
+    found = read(tmp_path, {"a.tsv": lines(quoted), "b.tsv": plain})
+    assert facts(found) == DISTINCT[1:]
+    assert found.counts["denied"] == 1
+    assert "quotes" in found.notes
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "protein1 protein2 combined_score",
+        "gene1 gene2 weight",
+        "node1 node2 score",
+        "source target",
+        "Gene_A Gene_B experimental combined_score",
+    ],
+)
+def test_two_ends_and_a_score_are_facts_of_one_relation(tmp_path, names):
+    width = len(names.split())
+    rows = [(h, t, "5", "7")[:width] for h, _, t in DISTINCT]
+    found = read(tmp_path, {"string.links.v12.txt": lines([names.split(), *rows], " ")})
+    assert facts(found) == sorted({(h, "string", t) for h, _, t in DISTINCT})
+
+
+@pytest.mark.parametrize("start", ["", "molecule other strength\n"])
+def test_a_column_of_numbers_is_no_tail_in_silence(tmp_path, start):
+    rows = lines([(h, t, str(i / 9)) for i, (h, _, t) in enumerate(DISTINCT)], " ")
+    with pytest.raises(DataError, match="weight=3"):
+        read(tmp_path, {"kg.txt": start + rows})
+    found = read(tmp_path, {"kg.txt": rows}, columns="head=1,tail=2,weight=3")
+    assert facts(found) == sorted({(h, "kg", t) for h, _, t in DISTINCT})
+    found = read(tmp_path, {"kg.txt": rows}, columns="head=1,relation=2,tail=3")
+    assert len(facts(found)) == len(rows.splitlines())
+
+
+def test_a_comment_names_the_columns_of_a_wide_table(tmp_path):
+    rows = [(h, h, "50-00-27", t, t, "human, mostly") for h, _, t in DISTINCT]
+    titles = "# Report: today\n#\n# Fields:\n# Chemical,ChemicalID,Cas,Symbol,GeneID,Organism\n#\n"
+    table = lines([[f'"{value}"' for value in row] for row in rows], ",")
+    with pytest.raises(DataError, match="ChemicalID"):
+        read(tmp_path, {"ctd.csv": titles + table})
+    found = read(tmp_path, {"ctd.csv": titles + table}, columns="head=ChemicalID,tail=GeneID")
+    assert facts(found) == sorted({(h, "ctd", t) for h, _, t in DISTINCT})
