@@ -16,10 +16,11 @@ from clew.biolink import DENIED
 from clew.config.data import ImportSettings
 from clew.errors import DataError, quoted
 from clew.input_files import unpacked_name
-from clew.link_prediction.descriptions import NO_VALUE, Noticed
+from clew.link_prediction.denials import MEANS, truth_of
+from clew.link_prediction.descriptions import Noticed
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
 from clew.link_prediction.formats import MEANINGS, QUALIFIER_ENDS, Part
-from clew.link_prediction.other_formats import FLAGS, QUALIFIERS
+from clew.link_prediction.other_formats import QUALIFIERS
 from clew.link_prediction.tables import Texts, as_texts
 from clew.link_prediction.triples import SPLITS, Split
 from clew.link_prediction.vocabulary import Kind, Vocabulary
@@ -29,7 +30,6 @@ SPLIT_OF: dict[str, Split] = {
     "train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test",
 }  # fmt: skip
 ROLES = ("head", "relation", "tail")
-TRUE, FALSE = ("true", "t", "yes", "y", "1", "on"), ("false", "f", "no", "n", "0", "off")
 CONTROLS = r"[\x00-\x1f\x7f]"
 
 
@@ -44,7 +44,8 @@ def facts_of(
         _tell_apart(parts, role)
     columns: dict[str, list[Texts]] = {role: [] for role in ROLES}
     given, times, weights = [], [], []
-    for part in (part for part in parts if part.holds == "facts"):
+    facts = [part for part in parts if part.holds == "facts"]
+    for part in facts:
         _replace_ids(part, dictionaries)
         _check_names(part)
         _use_flags(part, settings, found)
@@ -55,8 +56,19 @@ def facts_of(
         is_timed = settings.split == "time"
         times.append(_numbers_of(part, "time") if is_timed else np.zeros(part.num_rows))
         weights.append(_weights_of(part, settings, found, given[-1]))
+    if not sum(map(len, given)):
+        raise DataError(_none_left(facts, found))
     joined = [pa.chunked_array(c) for c in columns.values()]
     return joined, np.concatenate(given), np.concatenate(times), np.concatenate(weights)
+
+
+def _none_left(parts: Sequence[Part], found: Noticed) -> str:
+    more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+    edges, denied, old = (found.counts[key] for key in ("edges", "denied", "deprecated"))
+    return (
+        f"{parts[0].path}{more}: no edge that is neither denied nor deprecated ({edges:,} "
+        f"edges, {denied:,} denied, {old:,} deprecated); expected at least one"
+    )
 
 
 def _joined(columns: Sequence[Texts], name: Callable[[Sequence[str]], str]) -> Texts:
@@ -134,14 +146,9 @@ def _check_names(part: Part) -> None:
 def _use_flags(part: Part, settings: ImportSettings, found: Noticed) -> None:
     """Drop edges that are denied or not valid any more, or give denied ones their own relation."""
     found.counts["edges"] += part.num_rows
-    flags = {flag: _flags(part, flag) for flag in FLAGS if flag in part.columns}
-    if "stated" in part.columns:
-        stated = part.columns["stated"]
-        flags["negated"] = np.isin(
-            stated.indices, np.flatnonzero(pc.not_equal(stated.dictionary, "1"))
-        )
+    flags = _flags(part)
     for flag, word in (("deprecated", "deprecated"), ("negated", "denied")):
-        if flag not in flags or not flags[flag].any():
+        if not flags[flag].any():
             continue
         found.counts[word] += int(flags[flag].sum())
         rows = np.flatnonzero(flags[flag])[:3]
@@ -158,20 +165,23 @@ def _use_flags(part: Part, settings: ImportSettings, found: Noticed) -> None:
             flags = {name: values[~flags[flag]] for name, values in flags.items()}
 
 
-def _flags(part: Part, flag: str) -> np.ndarray:
-    """Return which rows a column of flags is true in; no value is false."""
-    column = part.columns[flag]
-    texts = [text.strip().lower() for text in column.dictionary.to_pylist()]
-    codes = column.indices.to_numpy()
-    wrong = [i for i, text in enumerate(texts) if text not in (*TRUE, *FALSE, *NO_VALUE)]
-    if wrong and (rows := np.flatnonzero(np.isin(codes, wrong))).size:
-        row = int(rows[0])
-        raise DataError(
-            f"{part.path}, line {part.lines[row]}: {flag} is {quoted(column[row].as_py())}; "
-            "expected true or false"
-        )
-    found: np.ndarray = np.array([text in TRUE for text in texts], bool)[codes]
-    return found
+def _flags(part: Part) -> dict[str, np.ndarray]:
+    """Return which rows are denied or deprecated, and take the columns that say so away.
+
+    Such a column's role is a flag, or a flag and the column's own name: `stated is_true`.
+    """
+    flags = {flag: np.zeros(part.num_rows, bool) for flag in ("negated", "deprecated")}
+    for role in [role for role in part.columns if role.partition(" ")[0] in MEANS]:
+        flag, _, name = role.partition(" ")
+        column = part.columns.pop(role)
+        is_true, wrong = truth_of(flag, column)
+        if wrong is not None:
+            raise DataError(
+                f"{part.path}, line {part.lines[wrong]}: {name or flag} is "
+                f"{quoted(column[wrong].as_py())}; expected true or false"
+            )
+        flags["negated" if flag == "stated" else flag] |= is_true ^ (flag == "stated")
+    return flags
 
 
 def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> None:

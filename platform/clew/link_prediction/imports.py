@@ -175,11 +175,6 @@ def _named(
     """Return names in code point order, and triples of their ids."""
     heads, relations, tails = columns
     size = len(heads)
-    if not size:
-        raise DataError(
-            f"contain no edge that is neither denied nor deprecated ({found.counts['edges']} edges "
-            "in all); expected at least one"
-        )
     ends = pa.chunked_array([*heads.chunks, *tails.chunks])
     entities, ids = _vocabulary("entity", ends, settings, found)
     kinds, relation_ids = _vocabulary("relation", relations, settings, found)
