@@ -11,6 +11,7 @@ from clew.link_prediction.imports import Imported, import_graph
 
 FACTS = [(f"e{i % 7}", f"r{i % 3}", f"e{7 + i % 11}") for i in range(24)]
 KEPT = [row for i, row in enumerate(FACTS) if i % 3]
+ALL = {"valid_fraction": 0.0, "test_fraction": 0.0}
 BY_NUMBER = "head=1,relation=2,tail=3"
 
 
@@ -40,6 +41,57 @@ def facts(found: Imported) -> list[tuple[str, str, str]]:
 
 def sizes(found: Imported) -> tuple[int, int, int]:
     return len(found.graph.train), len(found.graph.valid), len(found.graph.test)
+
+
+SAMPLES = {
+    "train_sample.csv": table([(*row, "1") for row in FACTS[:12]]),
+    "negative_train_sample.csv": table([(*row, "0") for row in FACTS[12:18]]),
+    "test_sample.csv": table([(*row, "1") for row in FACTS[18:22]]),
+    "negative_test_sample.csv": table([(*row, "0") for row in FACTS[22:]]),
+}
+CODEX = {
+    "train.txt": table(FACTS[:12]),
+    "valid.txt": table(FACTS[12:15]),
+    "valid_negatives.txt": table(FACTS[15:18]),
+    "test.txt": table(FACTS[18:21]),
+    "test_negatives.txt": table(FACTS[21:]),
+}
+SCORED = table([(*row, "700", "SOURCE") for row in FACTS])
+
+
+@pytest.mark.parametrize(
+    ("content", "expected", "denied"),
+    [
+        (CODEX, (12, 3, 3), 6),
+        (SAMPLES, (12, 0, 4), 8),
+        ({"edges.csv": SCORED, "TN_edges.csv": table([("x", "r0", "y", "9", "S")])}, (24, 0, 0), 1),
+        ({"a.tsv": table(FACTS), "hardNegatives.tsv": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
+        ({"a.tsv": table(FACTS), "negatives/a.tsv": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
+        ({"a.tsv": table(FACTS[1:]), "negative_regulation.tsv": table(FACTS[:1])}, (24, 0, 0), 0),
+        ({"negative_edges.tsv": marked("no", "yes", "head\trelation\ttail\ttruth")}, (16, 0, 0), 8),
+    ],
+)
+def test_facts_of_files_that_are_called_negative_are_denied(
+    tmp_path: Path, content: dict[str, str], expected: tuple[int, int, int], denied: int
+) -> None:
+    found = read(tmp_path / "in", content, **ALL)
+    assert (sizes(found), found.counts["denied"]) == (expected, denied)
+    assert "weight" not in found.notes or "edges.csv" in content
+    silent = [path for path, said in found.read.items() if "egatives" in path and "den" not in said]
+    assert not silent
+
+
+def test_denied_facts_of_a_file_can_be_relations_of_their_own(tmp_path: Path) -> None:
+    found = read(tmp_path / "in", CODEX, negated="relation")
+    assert sizes(found) == (12, 6, 6)
+    assert {name.partition(";")[2] for name in found.graph.relations} == {"", "negated=true"}
+
+
+def test_negatives_need_no_weights(tmp_path: Path) -> None:
+    content = {"train.tsv": marked("0.5", "2.5"), "negatives.tsv": table(FACTS[:2])}
+    found = read(tmp_path / "in", content, weights="use", **ALL)
+    assert sizes(found) == (24, 0, 0)
+    assert found.graph.weights is not None
 
 
 NEGATED_NAMES = [

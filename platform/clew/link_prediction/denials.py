@@ -41,10 +41,22 @@ QUALIFIER_NAME = re.compile("qualifier|modifier")
 NOT_IN_A_LIST = r"(?i)(^|[|;,])\s*not\s*([|;,]|$)"
 ONLY_NOT = r"^\s*NOT\s*(\||$)"
 
+NEGATIVE_WORDS = {
+    "negative", "negatives", "neg", "negs", "tn", "negated", "denied", "false", "corrupted",
+}  # fmt: skip
+OTHER_NEGATIVES = {"gram", "regulation", "regulations", "regulates", "correlation", "correlations"}
+"""Words beside which `negative` is a word of the subject: `negative_regulation.tsv`."""
+
 
 def words_of(text: str) -> list[str]:
     """Return the words of a name, in lower case: `is`, `negated` of `isNegated`."""
     return [word.lower() for word in WORD.findall(text)]
+
+
+def says_negative(name: str) -> bool:
+    """Return whether the name of a file or folder says that its facts are denied."""
+    words = {*words_of(name)}
+    return bool(words & NEGATIVE_WORDS) and not words & OTHER_NEGATIVES
 
 
 def flag_of(name: str, column: Texts) -> tuple[Flag, Texts] | None:
@@ -88,7 +100,7 @@ def is_stated(path: Path, index: int, values: list[str]) -> bool:
     """
     words = {value.strip().lower() for value in values}
     is_sample = "sample" in path.name.lower() and words <= {"0", "1"}
-    if is_sample:
+    if is_sample or (words == {"0"} and says_negative(path.name)):
         return True
     if {"-1", "-1.0"} & words and words <= {"1", "1.0", "-1", "-1.0"}:
         return True

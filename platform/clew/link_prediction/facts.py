@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +18,7 @@ from clew.input_files import unpacked_name
 from clew.link_prediction.denials import MEANS, truth_of
 from clew.link_prediction.descriptions import Noticed
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
+from clew.link_prediction.file_names import FileNames
 from clew.link_prediction.formats import MEANINGS, QUALIFIER_ENDS, Part
 from clew.link_prediction.other_formats import QUALIFIERS
 from clew.link_prediction.tables import Texts, as_texts
@@ -34,7 +34,7 @@ CONTROLS = r"[\x00-\x1f\x7f]"
 
 
 def facts_of(
-    parts: Sequence[Part], settings: ImportSettings, splits: Mapping[Path, Split], found: Noticed
+    parts: Sequence[Part], settings: ImportSettings, names: FileNames, found: Noticed
 ) -> tuple[list[pa.ChunkedArray], np.ndarray, np.ndarray, np.ndarray]:
     """Return head, relation and tail of all facts, their split (-1: none), time and weight."""
     dictionaries: dict[str, pa.StringArray] = {
@@ -48,26 +48,31 @@ def facts_of(
     for part in facts:
         _replace_ids(part, dictionaries)
         _check_names(part)
-        _use_flags(part, settings, found)
+        _use_flags(part, settings, found, is_negative=part.path in names.negative)
         _use_qualifiers(part, settings, found)
         for role, column in columns.items():
             column.append(part.columns[role])
-        given.append(_splits_of(part, splits))
+        given.append(_splits_of(part, names))
         is_timed = settings.split == "time"
         times.append(_numbers_of(part, "time") if is_timed else np.zeros(part.num_rows))
         weights.append(_weights_of(part, settings, found, given[-1]))
     if not sum(map(len, given)):
-        raise DataError(_none_left(facts, found))
+        raise DataError(_none_left(facts, names, found))
     joined = [pa.chunked_array(c) for c in columns.values()]
     return joined, np.concatenate(given), np.concatenate(times), np.concatenate(weights)
 
 
-def _none_left(parts: Sequence[Part], found: Noticed) -> str:
+def _none_left(parts: Sequence[Part], names: FileNames, found: Noticed) -> str:
     more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
     edges, denied, old = (found.counts[key] for key in ("edges", "denied", "deprecated"))
+    why = (
+        ", as the name says (else rename the file)"
+        if any(p.path in names.negative for p in parts)
+        else ""
+    )
     return (
         f"{parts[0].path}{more}: no edge that is neither denied nor deprecated ({edges:,} "
-        f"edges, {denied:,} denied, {old:,} deprecated); expected at least one"
+        f"edges, {denied:,} denied{why}, {old:,} deprecated); expected at least one"
     )
 
 
@@ -143,10 +148,15 @@ def _check_names(part: Part) -> None:
             )
 
 
-def _use_flags(part: Part, settings: ImportSettings, found: Noticed) -> None:
+def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negative: bool) -> None:
     """Drop edges that are denied or not valid any more, or give denied ones their own relation."""
     found.counts["edges"] += part.num_rows
     flags = _flags(part)
+    if is_negative and not flags["negated"].any():
+        flags["negated"][:] = True
+    if is_negative and flags["negated"].all():
+        found.note("negative files", f"{part.num_rows:,} facts of {part.path.name}, all denied")
+        found.read[str(part.path)] += "; denied, as its name says"
     for flag, word in (("deprecated", "deprecated"), ("negated", "denied")):
         if not flags[flag].any():
             continue
@@ -206,7 +216,7 @@ def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> Non
             found.note(name, f"not used, on {values.total():,} edges: {listed}{more}{end}")
 
 
-def _splits_of(part: Part, splits: Mapping[Path, Split]) -> np.ndarray:
+def _splits_of(part: Part, names: FileNames) -> np.ndarray:
     """Return the number of each fact's split; -1 if nothing says it."""
     if "split" in part.columns:
         column = part.columns["split"]
@@ -214,7 +224,7 @@ def _splits_of(part: Part, splits: Mapping[Path, Split]) -> np.ndarray:
         numbers = np.array([SPLITS.index(s) if s else -1 for s in known], np.int8)
         return numbers[column.indices.to_numpy()] if len(numbers) else np.empty(0, np.int8)
     match = SPLIT_NAME.search(unpacked_name(part.path).lower())
-    split = splits.get(part.path) or (SPLIT_OF[match[1]] if match else None)
+    split = names.splits.get(part.path) or (SPLIT_OF[match[1]] if match else None)
     return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
 
 
@@ -222,7 +232,7 @@ def _weights_of(
     part: Part, settings: ImportSettings, found: Noticed, split: np.ndarray
 ) -> np.ndarray:
     """Return how often each fact counts; only training facts need a weight."""
-    if "weight" in part.columns and settings.weights == "ignore":
+    if "weight" in part.columns and settings.weights == "ignore" and part.num_rows:
         found.note("weight", f"{part.num_rows:,} facts have one; not used: --weights use")
     if settings.weights == "ignore" or ("weight" not in part.columns and (split > 0).all()):
         return np.ones(part.num_rows)
@@ -230,6 +240,8 @@ def _weights_of(
 
 
 def _numbers_of(part: Part, role: Literal["weight", "time"]) -> np.ndarray:
+    if not part.num_rows:
+        return np.zeros(0)
     if role not in part.columns:
         raise DataError(
             f"{part.path}: no column of {role}s; name it, for example --columns "

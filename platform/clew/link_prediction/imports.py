@@ -1,7 +1,8 @@
 """Makes one graph of files in published formats: names, kinds, splits, and what was noticed.
 
 Where several sources describe an entity, what is known is never lost to a blank or a vaguer word.
-Files whose names say `train`, `valid` or `test` keep their splits; other facts are split.
+Files whose names say `train`, `valid` or `test` keep their splits; other facts are split. Facts of
+files whose names say `negative` are denied.
 """
 
 import json
@@ -23,6 +24,7 @@ from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import facts_of
+from clew.link_prediction.file_names import FileNames, file_names
 from clew.link_prediction.formats import Part, read_file, roles_of
 from clew.link_prediction.tables import single, sniff
 from clew.link_prediction.triples import (
@@ -75,7 +77,8 @@ def import_graph(
     if not any(part.holds == "facts" for part in parts):
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts")
-    columns, given, times, weights = facts_of(parts, settings, splits or {}, found)
+    names = FileNames(splits) if splits else file_names(parts, paths)
+    columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)
     relations = _with_labels(relations, [p for p in parts if p.holds in ("relations", "nodes")])
     for path in edge_maps:
