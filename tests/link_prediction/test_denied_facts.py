@@ -110,7 +110,7 @@ def test_a_column_of_any_name_for_it_denies(tmp_path: Path, name: str, chosen: s
 def test_chosen_columns_drop_nothing_that_others_say(tmp_path: Path) -> None:
     keys = ("drug", "action", "disease")
     records = [
-        dict(zip(keys, row, strict=True)) | {"negated": not i % 3, "split": "train"}
+        dict(zip(keys, row, strict=True)) | {"negated": not i % 3, "split": "training"}
         for i, row in enumerate(FACTS)
     ]
     records[1]["split"] = "dev"

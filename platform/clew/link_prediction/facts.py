@@ -1,6 +1,5 @@
 """Facts of the parts that files hold: flags, qualifiers, identifiers, splits, times, weights."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,21 +13,16 @@ import pyarrow.compute as pc
 from clew.biolink import DENIED
 from clew.config.data import ImportSettings
 from clew.errors import DataError, quoted
-from clew.input_files import unpacked_name
-from clew.link_prediction.denials import MEANS, truth_of
+from clew.link_prediction.denials import MEANS, NO_VALUE, truth_of
 from clew.link_prediction.descriptions import Noticed
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
-from clew.link_prediction.file_names import FileNames
+from clew.link_prediction.file_names import FileNames, note_splits, split_of
 from clew.link_prediction.formats import MEANINGS, QUALIFIER_ENDS, Part
 from clew.link_prediction.other_formats import QUALIFIERS
 from clew.link_prediction.tables import Texts, as_texts
-from clew.link_prediction.triples import SPLITS, Split
+from clew.link_prediction.triples import SPLITS
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
-SPLIT_NAME = re.compile(r"(?:^|[^a-z])(train|valid|val|dev|test)(?:ing|ation)?(?:[^a-z]|$)")
-SPLIT_OF: dict[str, Split] = {
-    "train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test",
-}  # fmt: skip
 ROLES = ("head", "relation", "tail")
 CONTROLS = r"[\x00-\x1f\x7f]"
 
@@ -58,6 +52,8 @@ def facts_of(
         weights.append(_weights_of(part, settings, found, given[-1]))
     if not sum(map(len, given)):
         raise DataError(_none_left(facts, names, found))
+    if not names.are_given:
+        note_splits(facts, given, found)
     joined = [pa.chunked_array(c) for c in columns.values()]
     return joined, np.concatenate(given), np.concatenate(times), np.concatenate(weights)
 
@@ -218,14 +214,21 @@ def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> Non
 
 def _splits_of(part: Part, names: FileNames) -> np.ndarray:
     """Return the number of each fact's split; -1 if nothing says it."""
-    if "split" in part.columns:
-        column = part.columns["split"]
-        known = [SPLIT_OF.get(text.strip().lower(), "") for text in column.dictionary.to_pylist()]
-        numbers = np.array([SPLITS.index(s) if s else -1 for s in known], np.int8)
-        return numbers[column.indices.to_numpy()] if len(numbers) else np.empty(0, np.int8)
-    match = SPLIT_NAME.search(unpacked_name(part.path).lower())
-    split = names.splits.get(part.path) or (SPLIT_OF[match[1]] if match else None)
-    return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
+    if "split" not in part.columns:
+        split = names.splits.get(part.path)
+        return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
+    column = part.columns["split"]
+    texts, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
+    numbers = np.array([SPLITS.index(s) if (s := split_of(t)) else -1 for t in texts], np.int8)
+    is_wrong = np.array([not (split_of(t) or t.strip().lower() in NO_VALUE) for t in texts], bool)
+    if (rows := np.flatnonzero(is_wrong[codes])).size:
+        row = int(rows[0])
+        raise DataError(
+            f"{part.path}, line {part.lines[row]}: the split is {quoted(column[row].as_py())}; "
+            "expected a word for train, valid or test; without the column: --columns unused=NAME"
+        )
+    found: np.ndarray = numbers[codes]
+    return found
 
 
 def _weights_of(

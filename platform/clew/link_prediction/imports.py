@@ -1,8 +1,8 @@
 """Makes one graph of files in published formats: names, kinds, splits, and what was noticed.
 
 Where several sources describe an entity, what is known is never lost to a blank or a vaguer word.
-Files whose names say `train`, `valid` or `test` keep their splits; other facts are split. Facts of
-files whose names say `negative` are denied.
+Files whose names say `train`, `valid` or `test` keep their splits; other facts are split. Facts
+of files whose names say `negative` are denied.
 """
 
 import json
@@ -77,14 +77,14 @@ def import_graph(
     if not any(part.holds == "facts" for part in parts):
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts")
-    names = FileNames(splits) if splits else file_names(parts, paths)
+    names = FileNames(splits, are_given=True) if splits else file_names(parts, paths, found)
     columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)
     relations = _with_labels(relations, [p for p in parts if p.holds in ("relations", "nodes")])
     for path in edge_maps:
         relations = read_edge_map(path, relations)
     entities = describe_names(entities, [p for p in parts if p.holds in ("facts", "nodes")], found)
-    chosen = np.maximum(given, 0) if splits else _split(triples, given, times, settings, found)
+    chosen = np.maximum(given, 0) if splits else _split(triples, given, times, settings)
     rows = [_distinct(triples[chosen == i], weights[chosen == i], found) for i in range(3)]
     used = rows[0][1] if settings.weights == "use" else None
     train, valid, test = (triples for triples, _ in rows)
@@ -232,7 +232,6 @@ def _split(
     given: np.ndarray,
     times: np.ndarray,
     settings: ImportSettings,
-    found: Noticed,
 ) -> np.ndarray:
     """Return the number of each triple's split: the given one, or a share for validation and test.
 
@@ -241,10 +240,8 @@ def _split(
     triple.
     """
     if (given > 0).any():
-        if unsaid := int((given < 0).sum()):
-            found.note("split", f"{unsaid:,} facts go to training: no split is given")
-        given = np.maximum(given, 0)
-        return given
+        chosen: np.ndarray = np.maximum(given, 0)
+        return chosen
     wanted = [
         round(share * len(triples)) for share in (settings.valid_fraction, settings.test_fraction)
     ]
