@@ -72,6 +72,27 @@ def test_facts_without_a_split_beside_others_are_named(tmp_path: Path) -> None:
     assert "more.txt" in found.notes["split"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"gene_edges.tsv": FACTS[:14], "lab_test_edges.tsv": FACTS[14:]},
+        {"test.txt": FACTS},
+        {"valid.txt": FACTS},
+        {
+            "test.txt": FACTS[:14],
+            "negative_train.txt": [("n0", "r0", "n1")],
+            "valid.txt": FACTS[14:],
+        },
+    ],
+)
+def test_a_name_gives_no_split_without_one_for_training(
+    tmp_path: Path, content: dict[str, list[tuple[str, ...]]]
+) -> None:
+    found = read(tmp_path / "in", content)
+    assert sizes(found) == (22, 1, 1)
+    assert "split" in found.notes
+
+
 WORDS = [("training", "validation", "testing"), ("TRAIN", "dev", "held-out"), ("train", "eval", "Test set")]  # fmt: skip  # noqa: E501
 
 
@@ -89,3 +110,9 @@ def test_another_word_in_a_column_of_splits_is_refused(tmp_path: Path, word: str
         read(tmp_path / "in", {"a.tsv": rows})
     assert "a.tsv, line 3" in str(raised.value)
     assert repr(word) in str(raised.value)
+
+
+def test_without_a_fact_for_training_there_is_no_graph(tmp_path: Path) -> None:
+    rows = [("head", "relation", "tail", "split"), *((*row, "test") for row in FACTS)]
+    with pytest.raises(DataError):
+        read(tmp_path / "in", {"a.tsv": rows})

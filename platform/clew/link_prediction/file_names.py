@@ -1,6 +1,7 @@
 """What the names of files and folders say of their facts: the split, or that they are denied.
 
-A folder's name counts where the file's says nothing.
+A folder's name counts where the file's says nothing. A name gives a split only if another one says
+that its facts are for training.
 """
 
 import re
@@ -61,6 +62,11 @@ def file_names(parts: Sequence[Part], roots: Sequence[Path], found: Noticed) -> 
         named = [split for split in map(split_of, said) if split]
         if named and path not in in_columns:
             splits[path] = named[0]
+    has_train = any(split == "train" and path not in negative for path, split in splits.items())
+    if splits and not has_train:
+        shown = ", ".join(f"{path.name} ({split})" for path, split in splits.items())
+        found.note("split", f"not that of {shown}: no name says which facts are for training")
+        return FileNames({}, negative)
     for path, split in splits.items():
         found.read[str(path)] += f"; {split}, by its name"
     return FileNames(splits, negative)

@@ -1,8 +1,8 @@
 """Makes one graph of files in published formats: names, kinds, splits, and what was noticed.
 
 Where several sources describe an entity, what is known is never lost to a blank or a vaguer word.
-Files whose names say `train`, `valid` or `test` keep their splits; other facts are split. Facts
-of files whose names say `negative` are denied.
+Files whose names say `train`, `valid` or `test` keep their splits, if one says `train`; other facts
+are split. Facts of files whose names say `negative` are denied.
 """
 
 import json
@@ -85,6 +85,8 @@ def import_graph(
         relations = read_edge_map(path, relations)
     entities = describe_names(entities, [p for p in parts if p.holds in ("facts", "nodes")], found)
     chosen = np.maximum(given, 0) if splits else _split(triples, given, times, settings)
+    if not (chosen == 0).any():
+        raise DataError(f"{paths[0]}: no fact is left for training; expected at least one")
     rows = [_distinct(triples[chosen == i], weights[chosen == i], found) for i in range(3)]
     used = rows[0][1] if settings.weights == "use" else None
     train, valid, test = (triples for triples, _ in rows)
