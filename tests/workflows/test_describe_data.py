@@ -36,6 +36,18 @@ def test_files_are_described_and_packed(
     assert (tmp_path / "packed").is_file()
 
 
+@pytest.mark.parametrize("name", ["test.txt", "valid.tsv"])
+def test_a_file_of_another_split_alone_is_described(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / name).write_text("".join(f"a{i % 7}\tr{i % 3}\tb{i % 11}\n" for i in range(40)))
+    assert run(["data", str(tmp_path / name)]) == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (said["num_train"], said["num_valid"], said["num_test"]) == ("36", "2", "2")
+    assert name in said["split"]
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

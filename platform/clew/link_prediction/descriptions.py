@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from clew.biolink import DENIED, PREFIX, most_specific, terms
 from clew.errors import DataError, described, printable, quoted
 from clew.input_files import line_blocks
+from clew.link_prediction.denials import NO_VALUE
 from clew.link_prediction.dictionaries import WHOLE_NUMBER, fault_of_ids, fields_to_ids, may_be_ids
 from clew.link_prediction.formats import Part, read_file
 from clew.link_prediction.other_formats import LIST_SEPARATOR
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 
 MAX_EDGE_MAP_BYTES = 2**26
 COLUMNS = ("id", "name", "kind", "synonyms")
-NO_VALUE = ("", "none", "null", "nan", "na", "n/a", "-", "unknown")
 
 
 @dataclass

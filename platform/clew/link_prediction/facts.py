@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,27 +14,23 @@ import pyarrow.compute as pc
 from clew.biolink import DENIED
 from clew.config.data import ImportSettings
 from clew.errors import DataError, quoted
-from clew.input_files import unpacked_name
-from clew.link_prediction.descriptions import NO_VALUE, Noticed
+from clew.link_prediction.denials import MEANS, NO_VALUE, truth_of
+from clew.link_prediction.descriptions import Noticed
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
+from clew.link_prediction.file_names import FileNames, note_splits, split_of
 from clew.link_prediction.formats import MEANINGS, QUALIFIER_ENDS, Part
-from clew.link_prediction.other_formats import FLAGS, QUALIFIERS
+from clew.link_prediction.other_formats import QUALIFIERS
 from clew.link_prediction.tables import Texts, as_texts
-from clew.link_prediction.triples import SPLITS, Split
+from clew.link_prediction.triples import SPLITS
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
-SPLIT_NAME = re.compile(r"(?:^|[^a-z])(train|valid|val|dev|test)(?:ing|ation)?(?:[^a-z]|$)")
-SPLIT_OF: dict[str, Split] = {
-    "train": "train", "valid": "valid", "val": "valid", "dev": "valid", "test": "test",
-}  # fmt: skip
 ROLES = ("head", "relation", "tail")
-TRUE, FALSE = ("true", "t", "yes", "y", "1", "on"), ("false", "f", "no", "n", "0", "off")
 NUMBER_OF_A_KIND = re.compile(r"(?s)\d+(\.0)?\t.+")
 CONTROLS = r"[\x00-\x1f\x7f]"
 
 
 def facts_of(
-    parts: Sequence[Part], settings: ImportSettings, splits: Mapping[Path, Split], found: Noticed
+    parts: Sequence[Part], settings: ImportSettings, names: FileNames, found: Noticed
 ) -> tuple[list[pa.ChunkedArray], np.ndarray, np.ndarray, np.ndarray]:
     """Return head, relation and tail of all facts, their split (-1: none), time and weight."""
     dictionaries: dict[str, pa.StringArray] = {
@@ -47,19 +42,38 @@ def facts_of(
         _tell_apart(parts, "kind", found)
     columns: dict[str, list[Texts]] = {role: [] for role in ROLES}
     given, times, weights = [], [], []
-    for part in (part for part in parts if part.holds == "facts"):
+    facts = [part for part in parts if part.holds == "facts"]
+    for part in facts:
         _replace_ids(part, dictionaries)
         _check_names(part)
-        _use_flags(part, settings, found)
+        _use_flags(part, settings, found, is_negative=part.path in names.negative)
         _use_qualifiers(part, settings, found)
         for role, column in columns.items():
             column.append(part.columns[role])
-        given.append(_splits_of(part, splits))
+        given.append(_splits_of(part, names))
         is_timed = settings.split == "time"
         times.append(_numbers_of(part, "time") if is_timed else np.zeros(part.num_rows))
         weights.append(_weights_of(part, settings, found, given[-1]))
+    if not sum(map(len, given)):
+        raise DataError(_none_left(facts, names, found))
+    if not names.are_given:
+        note_splits(facts, given, found)
     joined = [pa.chunked_array(c) for c in columns.values()]
     return joined, np.concatenate(given), np.concatenate(times), np.concatenate(weights)
+
+
+def _none_left(parts: Sequence[Part], names: FileNames, found: Noticed) -> str:
+    more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+    edges, denied, old = (found.counts[key] for key in ("edges", "denied", "deprecated"))
+    why = (
+        ", as the name says (else rename the file)"
+        if any(p.path in names.negative for p in parts)
+        else ""
+    )
+    return (
+        f"{parts[0].path}{more}: no edge that is neither denied nor deprecated ({edges:,} "
+        f"edges, {denied:,} denied{why}, {old:,} deprecated); expected at least one"
+    )
 
 
 def _joined(columns: Sequence[Texts], name: Callable[[Sequence[str]], str]) -> Texts:
@@ -147,17 +161,17 @@ def _check_names(part: Part) -> None:
             )
 
 
-def _use_flags(part: Part, settings: ImportSettings, found: Noticed) -> None:
+def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negative: bool) -> None:
     """Drop edges that are denied or not valid any more, or give denied ones their own relation."""
     found.counts["edges"] += part.num_rows
-    flags = {flag: _flags(part, flag) for flag in FLAGS if flag in part.columns}
-    if "stated" in part.columns:
-        stated = part.columns["stated"]
-        flags["negated"] = np.isin(
-            stated.indices, np.flatnonzero(pc.not_equal(stated.dictionary, "1"))
-        )
+    flags = _flags(part)
+    if is_negative and not flags["negated"].any():
+        flags["negated"][:] = True
+    if is_negative and flags["negated"].all():
+        found.note("negative files", f"{part.num_rows:,} facts of {part.path.name}, all denied")
+        found.read[str(part.path)] += "; denied, as its name says"
     for flag, word in (("deprecated", "deprecated"), ("negated", "denied")):
-        if flag not in flags or not flags[flag].any():
+        if not flags[flag].any():
             continue
         found.counts[word] += int(flags[flag].sum())
         rows = np.flatnonzero(flags[flag])[:3]
@@ -174,20 +188,23 @@ def _use_flags(part: Part, settings: ImportSettings, found: Noticed) -> None:
             flags = {name: values[~flags[flag]] for name, values in flags.items()}
 
 
-def _flags(part: Part, flag: str) -> np.ndarray:
-    """Return which rows a column of flags is true in; no value is false."""
-    column = part.columns[flag]
-    texts = [text.strip().lower() for text in column.dictionary.to_pylist()]
-    codes = column.indices.to_numpy()
-    wrong = [i for i, text in enumerate(texts) if text not in (*TRUE, *FALSE, *NO_VALUE)]
-    if wrong and (rows := np.flatnonzero(np.isin(codes, wrong))).size:
-        row = int(rows[0])
-        raise DataError(
-            f"{part.path}, line {part.lines[row]}: {flag} is {quoted(column[row].as_py())}; "
-            "expected true or false"
-        )
-    found: np.ndarray = np.array([text in TRUE for text in texts], bool)[codes]
-    return found
+def _flags(part: Part) -> dict[str, np.ndarray]:
+    """Return which rows are denied or deprecated, and take the columns that say so away.
+
+    Such a column's role is a flag, or a flag and the column's own name: `stated is_true`.
+    """
+    flags = {flag: np.zeros(part.num_rows, bool) for flag in ("negated", "deprecated")}
+    for role in [role for role in part.columns if role.partition(" ")[0] in MEANS]:
+        flag, _, name = role.partition(" ")
+        column = part.columns.pop(role)
+        is_true, wrong = truth_of(flag, column)
+        if wrong is not None:
+            raise DataError(
+                f"{part.path}, line {part.lines[wrong]}: {name or flag} is "
+                f"{quoted(column[wrong].as_py())}; expected true or false"
+            )
+        flags["negated" if flag == "stated" else flag] |= is_true ^ (flag == "stated")
+    return flags
 
 
 def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> None:
@@ -212,23 +229,30 @@ def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> Non
             found.note(name, f"not used, on {values.total():,} edges: {listed}{more}{end}")
 
 
-def _splits_of(part: Part, splits: Mapping[Path, Split]) -> np.ndarray:
+def _splits_of(part: Part, names: FileNames) -> np.ndarray:
     """Return the number of each fact's split; -1 if nothing says it."""
-    if "split" in part.columns:
-        column = part.columns["split"]
-        known = [SPLIT_OF.get(text.strip().lower(), "") for text in column.dictionary.to_pylist()]
-        numbers = np.array([SPLITS.index(s) if s else -1 for s in known], np.int8)
-        return numbers[column.indices.to_numpy()] if len(numbers) else np.empty(0, np.int8)
-    match = SPLIT_NAME.search(unpacked_name(part.path).lower())
-    split = splits.get(part.path) or (SPLIT_OF[match[1]] if match else None)
-    return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
+    if "split" not in part.columns:
+        split = names.splits.get(part.path)
+        return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
+    column = part.columns["split"]
+    texts, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
+    numbers = np.array([SPLITS.index(s) if (s := split_of(t)) else -1 for t in texts], np.int8)
+    is_wrong = np.array([not (split_of(t) or t.strip().lower() in NO_VALUE) for t in texts], bool)
+    if (rows := np.flatnonzero(is_wrong[codes])).size:
+        row = int(rows[0])
+        raise DataError(
+            f"{part.path}, line {part.lines[row]}: the split is {quoted(column[row].as_py())}; "
+            "expected a word for train, valid or test; without the column: --columns unused=NAME"
+        )
+    found: np.ndarray = numbers[codes]
+    return found
 
 
 def _weights_of(
     part: Part, settings: ImportSettings, found: Noticed, split: np.ndarray
 ) -> np.ndarray:
     """Return how often each fact counts; only training facts need a weight."""
-    if "weight" in part.columns and settings.weights == "ignore":
+    if "weight" in part.columns and settings.weights == "ignore" and part.num_rows:
         found.note("weight", f"{part.num_rows:,} facts have one; not used: --weights use")
     if settings.weights == "ignore" or ("weight" not in part.columns and (split > 0).all()):
         return np.ones(part.num_rows)
@@ -236,6 +260,8 @@ def _weights_of(
 
 
 def _numbers_of(part: Part, role: Literal["weight", "time"]) -> np.ndarray:
+    if not part.num_rows:
+        return np.zeros(0)
     if role not in part.columns:
         raise DataError(
             f"{part.path}: no column of {role}s; name it, for example --columns "

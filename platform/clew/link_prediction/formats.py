@@ -7,7 +7,7 @@ anything but its text: `NA`, `1e5` and `01` stay what they are.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from clew.errors import DataError, printable, quoted
 from clew.input_files import unpacked_name
+from clew.link_prediction.denials import flag_of, is_stated, may_be_flag, values_of
 from clew.link_prediction.dictionaries import fault_of_ids, repeated_in
 from clew.link_prediction.other_formats import (
     FLAGS,
@@ -58,7 +59,7 @@ END_FORMS = (
 OF_AN_END = {"name": ("name", "label"), "kind": ("type", "kind", "category"), "source": ("source",)}
 CHOICES = (
     "head", "relation", "tail", "weight", "time", "split", "negated", "stated", "head_name",
-    "tail_name", "head_kind", "tail_kind",
+    "tail_name", "head_kind", "tail_kind", "unused",
 )  # fmt: skip
 OTHER_ROLES = {
     "relation": [
@@ -85,6 +86,7 @@ OTHER_ROLES = {
 }  # fmt: skip
 FACT_ROLES = ("relation", "weight", "time", "split", *FLAGS)
 NODE_ROLES = ("id", "name", "kind", "synonyms", "source")
+NOT_OF_FACTS = (*NODE_ROLES, "unused")
 NEO4J = re.compile(r"(?s)(.*):(START_ID|END_ID|TYPE|ID|LABEL|IGNORE)(?:\((.*)\))?(?:\{.*\})?")
 NEO4J_ROLES = {"START_ID": "head", "END_ID": "tail", "TYPE": "relation", "LABEL": "kind"}
 
@@ -203,11 +205,17 @@ def _by_name(  # noqa: PLR0917
     roles = roles_of(names, are_names=True)
     if columns:
         roles = _chosen(path, columns, names)
+    elif "relation" in roles and may_be_flag(names[roles["relation"]], table[roles["relation"]]):
+        name = quoted(names[roles["relation"]])[1:-1]
+        raise DataError(
+            f"{path}: {name} holds only true and false, which can be relations, or deny facts; say "
+            f"which: --columns relation={name} or --columns stated={name}"
+        )
     neo4j = {role: group for role, (_, group) in _neo4j(names).items()}
     known = _known_format(names, bool(neo4j))
     parts = []
     if "head" in roles:
-        taken = {k: table[i] for k, i in roles.items() if k not in NODE_ROLES}
+        taken = {k: table[i] for k, i in roles.items() if k.split()[0] not in NOT_OF_FACTS}
         part = Part(path, f"{known or what}, edges", "facts", taken, numbers, groups=neo4j)
         _finish_facts(part, names, table, roles)
         parts.append(part)
@@ -237,12 +245,13 @@ def _finish_facts(
 ) -> None:
     """Take along qualifiers, and count what the other columns say."""
     _name_relation(part)
-    others = []
+    denying, others = _take_denials(part, names, table, roles.values()), []
     for index, name in enumerate(names):
         if name in MEANINGS or name == QUALIFIERS or name.endswith(QUALIFIER_ENDS):
             part.columns.setdefault(name, table[index])
-        elif index not in roles.values() and name != "id" and filled(table[index]).any():
-            others.append(f"{printable(name)} ({int(filled(table[index]).sum()):,})")
+        elif index not in (*roles.values(), *denying) and name != "id":
+            number = int(filled(table[index]).sum())
+            others += [f"{printable(name)} ({number:,})"] * bool(number)
     if others:
         part.notes["other columns"] = f"not used (edges with a value): {', '.join(others)}"
 
@@ -256,6 +265,21 @@ def _name_relation(part: Part) -> None:
         part.columns["relation"] = Texts.from_arrays(zeros, pa.array([stem]))
 
 
+def _take_denials(
+    part: Part, names: Sequence[str], table: Sequence[Texts], taken: Iterable[int]
+) -> list[int]:
+    """Add those other columns that say which facts are denied; return their numbers."""
+    denying = []
+    for index, name in enumerate(names):
+        if index not in taken and (said := flag_of(name, table[index])):
+            part.columns[f"{said[0]} {name} (column {index + 1})".replace("  ", " ")] = said[1]
+            denying.append(index)
+    if denying:
+        shown = ", ".join(printable(names[i]) or f"column {i + 1}" for i in denying)
+        part.notes["true or denied"] = f"taken from {shown}"
+    return denying
+
+
 def _by_number(
     path: Path, form: Form, table: Sequence[Texts], columns: str, lines: np.ndarray
 ) -> Part:
@@ -266,7 +290,7 @@ def _by_number(
         return Part(path, what, holds, {k: table[i] for k, i in roles.items()}, lines, **more)
 
     if columns:
-        found = part(f"{form} triples", "facts", _chosen(path, columns, [""] * width))
+        found = _by_chosen_number(path, form, table, columns, lines)
         _name_relation(found)
         return found
     if width == 2:
@@ -288,8 +312,10 @@ def _by_number(
         )
     roles, others = {"head": 0, "relation": 1, "tail": 2}, []
     for index in range(3, width):
-        role = _looks_like(path, index, table[index].dictionary, len(lines))
-        if role in roles or not role:
+        values = values_of(table[index])
+        if is_stated(path, index, values):
+            roles[f"stated {index + 1}"] = index
+        elif (role := _looks_like(values, table[index], len(lines))) in roles or not role:
             others.append(str(index + 1))
         else:
             roles[role] = index
@@ -301,9 +327,10 @@ def _by_number(
         )
     what = "OpenBioLink's triples" if width > 4 and "weight" in roles else f"{form} triples"
     found = part(f"{what}, {width} columns", "facts", roles)
-    for role in ("weight", "time", "stated"):
-        if role in roles:
-            found.notes[role] = f"taken from column {roles[role] + 1}"
+    _take_denials(found, [""] * width, table, roles.values())
+    for role, index in list(roles.items())[3:]:
+        ones = ", 1 on every line" * (values_of(table[index]) == ["1"])
+        found.notes[role.split()[0]] = f"taken from column {index + 1}{ones}"
     if others:
         found.notes["other columns"] = f"not used: column {', '.join(others)}"
     return found
@@ -315,21 +342,27 @@ def _are_numbers(column: Texts) -> np.ndarray:
     return found
 
 
-def _looks_like(path: Path, index: int, texts: pa.StringArray, num_lines: int) -> str:
+def _by_chosen_number(
+    path: Path, form: Form, table: Sequence[Texts], columns: str, lines: np.ndarray
+) -> Part:
+    """Name the columns of a table without a header as `--columns` says."""
+    chosen = _chosen(path, columns, [""] * form.num_columns)
+    for index in {*range(form.num_columns)} - {*chosen.values()}:
+        if is_stated(path, index, values_of(table[index])):
+            chosen[f"stated {index + 1}"] = index
+    taken = {k: table[i] for k, i in chosen.items() if k.split()[0] not in NOT_OF_FACTS}
+    found = Part(path, f"{form} triples", "facts", taken, lines)
+    _take_denials(found, [""] * form.num_columns, table, chosen.values())
+    return found
+
+
+def _looks_like(values: list[str], column: Texts, num_lines: int) -> str:
     """Return the role of a fourth or later column without a name; empty if it is not clear."""
-    distinct = set(texts.slice(0, 1000).to_pylist())
-    if distinct == {"0", "1"} and "sample" not in path.name.lower():
-        raise DataError(
-            f"{path}: column {index + 1} holds only 0 and 1, which can be weights, or deny facts "
-            "with 0; say which, by role and number: --columns head=1,relation=2,tail=3,"
-            f"weight={index + 1} or head=1,relation=2,tail=3,stated={index + 1}"
-        )
-    if distinct in ({"0", "1"}, {"-1", "1"}):
-        return "stated"
+    distinct = set(values)
     if all(map(NUMBER.fullmatch, distinct)):
         # Whole numbers that hardly repeat are ids, of facts or of where they come from.
-        are_ids = LEAST_FACTS <= num_lines < 1.1 * len(texts) and all(map(str.isdigit, distinct))
-        return "" if are_ids else "weight"
+        hardly_repeat = LEAST_FACTS <= num_lines < 1.1 * len(column.dictionary)
+        return "" if hardly_repeat and all(map(str.isdigit, distinct)) else "weight"
     return "time" if all(map(DATE.fullmatch, distinct)) else ""
 
 
@@ -429,14 +462,30 @@ def _chosen(path: Path, columns: str, names: Sequence[str]) -> dict[str, int]:
         if role not in CHOICES:
             raise DataError(f"--columns names {quoted(role)}; expected {', '.join(CHOICES)}")
         if name in names:
-            found[role] = list(names).index(name)
+            index = list(names).index(name)
         elif name.isdecimal() and 0 < int(name) <= len(names):
-            found[role] = int(name) - 1
+            index = int(name) - 1
         else:
             raise DataError(
                 f"{path}: has no column {quoted(name)}, which --columns names; it has "
                 f"{quoted(', '.join(names)) if any(names) else len(names)}"
             )
+        found[f"unused {index}" if role == "unused" else role] = index
+    found = _known_beside(found, names) | found
     if not {"head", "tail"} <= found.keys():
         raise DataError(f"--columns is {columns}; expected head, tail and usually relation in it")
     return found
+
+
+def _known_beside(chosen: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
+    """Return the columns that are not chosen, by the roles that their names say."""
+    left = ["" if index in chosen.values() else name for index, name in enumerate(names)]
+    if not {"head", "tail"} & chosen.keys():
+        return roles_of(left, are_names=True)
+    said = roles_of(["subject", "object", *left], are_names=True)
+    found = {role: said[role] - 2 for role in FACT_ROLES[1:] if said.get(role, 0) > 1}
+    by_name = roles_of(names, are_names=True)
+    for side in ("head", "tail"):
+        if by_name.get(side) == chosen.get(side, -1):
+            found |= {k: i for k, i in by_name.items() if k.startswith(f"{side}_")}
+    return {role: index for role, index in found.items() if index not in chosen.values()}

@@ -1,7 +1,8 @@
 """Makes one graph of files in published formats: names, kinds, splits, and what was noticed.
 
 Where several sources describe an entity, what is known is never lost to a blank or a vaguer word.
-Files whose names say `train`, `valid` or `test` keep their splits; other facts are split.
+Files whose names say `train`, `valid` or `test` keep their splits, if one says `train`; other facts
+are split. Facts of files whose names say `negative` are denied.
 """
 
 import json
@@ -23,6 +24,7 @@ from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import facts_of
+from clew.link_prediction.file_names import FileNames, file_names
 from clew.link_prediction.formats import Part, read_file, roles_of
 from clew.link_prediction.other_formats import RDF
 from clew.link_prediction.tables import Texts, single, sniff
@@ -85,13 +87,16 @@ def import_graph(
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         left = f"; not read: {found.notes['files not read']}" if not_read else ""
         raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts{left}")
-    columns, given, times, weights = facts_of(parts, settings, splits or {}, found)
+    names = FileNames(splits, are_given=True) if splits else file_names(parts, paths, found)
+    columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)
     relations = _with_labels(relations, [p for p in parts if p.holds in ("relations", "nodes")])
     for path in edge_maps:
         relations = read_edge_map(path, relations)
     entities = describe_names(entities, [p for p in parts if p.holds in ("facts", "nodes")], found)
-    chosen = np.maximum(given, 0) if splits else _split(triples, given, times, settings, found)
+    chosen = np.maximum(given, 0) if splits else _split(triples, given, times, settings)
+    if not (chosen == 0).any():
+        raise DataError(f"{paths[0]}: no fact is left for training; expected at least one")
     rows = [_distinct(triples[chosen == i], weights[chosen == i], found) for i in range(3)]
     used = rows[0][1] if settings.weights == "use" else None
     train, valid, test = (triples for triples, _ in rows)
@@ -207,11 +212,6 @@ def _named(
     """Return names in code point order, and triples of their ids."""
     heads, relations, tails = columns
     size = len(heads)
-    if not size:
-        raise DataError(
-            f"contain no edge that is neither denied nor deprecated ({found.counts['edges']} edges "
-            "in all); expected at least one"
-        )
     ends = pa.chunked_array([*heads.chunks, *tails.chunks])
     entities, ids = _vocabulary("entity", ends, settings, found)
     kinds, relation_ids = _vocabulary("relation", relations, settings, found)
@@ -266,7 +266,6 @@ def _split(
     given: np.ndarray,
     times: np.ndarray,
     settings: ImportSettings,
-    found: Noticed,
 ) -> np.ndarray:
     """Return the number of each triple's split: the given one, or a share for validation and test.
 
@@ -275,10 +274,8 @@ def _split(
     triple.
     """
     if (given > 0).any():
-        if unsaid := int((given < 0).sum()):
-            found.note("split", f"{unsaid:,} facts go to training: no split is given")
-        given = np.maximum(given, 0)
-        return given
+        chosen: np.ndarray = np.maximum(given, 0)
+        return chosen
     wanted = [
         round(share * len(triples)) for share in (settings.valid_fraction, settings.test_fraction)
     ]

@@ -1,0 +1,125 @@
+"""Which facts a source denies, by the words of files' and columns' names and by values.
+
+What might deny a fact and is not understood is asked for; it is never taken as true in silence.
+"""
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from clew.errors import DataError, quoted
+from clew.link_prediction.tables import Texts, as_texts
+
+Flag = Literal["negated", "deprecated", "stated"]
+
+NO_VALUE = ("", "none", "null", "nan", "na", "n/a", "-", "unknown")
+TRUE = ("true", "t", "yes", "y", "1", "1.0", "on")
+FALSE = ("false", "f", "no", "n", "0", "0.0", "off")
+STATED = (*TRUE, "+", "+1", "positive")
+NOT_STATED = (*FALSE, "-", "-1", "-1.0", "negative", "not")
+MEANS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "negated": ((*TRUE, "not"), (*FALSE, *NO_VALUE)),
+    "deprecated": (TRUE, (*FALSE, *NO_VALUE)),
+    "stated": (STATED, NOT_STATED),
+}
+"""Values of a flag that mean true, and those that mean false."""
+
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+BEFORE = "(is|has|was|edge|biolink|association|statement|fact|assertion)*"
+AFTER = "(value|flag|bool|boolean)*"
+NEGATED_NAME = re.compile(f"{BEFORE}(negated|negative|negation|neg|not|denied){AFTER}")
+STATED_NAME = re.compile(f"{BEFORE}(true|truth|stated|correct){AFTER}(label)?")
+MAY_BE_STATED_NAME = re.compile(
+    f"{BEFORE}(labels?|class|target|y|gold|polarity|positive|valid|exists|holds){AFTER}"
+)
+"""Names of columns that say whether a fact is true, if their values are true and false."""
+QUALIFIER_NAME = re.compile("qualifier|modifier")
+NOT_IN_A_LIST = r"(?i)(^|[|;,])\s*not\s*([|;,]|$)"
+ONLY_NOT = r"^\s*NOT\s*(\||$)"
+
+NEGATIVE_WORDS = {
+    "negative", "negatives", "neg", "negs", "tn", "negated", "denied", "false", "corrupted",
+}  # fmt: skip
+OTHER_NEGATIVES = {"gram", "regulation", "regulations", "regulates", "correlation", "correlations"}
+"""Words beside which `negative` is a word of the subject: `negative_regulation.tsv`."""
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a name, in lower case: `is`, `negated` of `isNegated`."""
+    return [word.lower() for word in WORD.findall(text)]
+
+
+def says_negative(name: str) -> bool:
+    """Return whether the name of a file or folder says that its facts are denied."""
+    words = {*words_of(name)}
+    return bool(words & NEGATIVE_WORDS) and not words & OTHER_NEGATIVES
+
+
+def flag_of(name: str, column: Texts) -> tuple[Flag, Texts] | None:
+    """Return the flag that a column without another role holds, and its values."""
+    joined = "".join(words_of(name))
+    if NEGATED_NAME.fullmatch(joined):
+        return "negated", column
+    if STATED_NAME.fullmatch(joined) or may_be_flag(name, column):
+        return "stated", column
+    pattern = NOT_IN_A_LIST if QUALIFIER_NAME.search(joined) else ONLY_NOT
+    is_not = pc.match_substring_regex(column.dictionary, pattern)
+    if not pc.any(is_not.take(column.indices)).as_py():
+        return None
+    return "negated", as_texts(["false", "true"]).take(is_not.cast(pa.int32())).take(column.indices)
+
+
+def may_be_flag(name: str, column: Texts) -> bool:
+    """Return whether an ordinary name and its values can say which facts are true."""
+    is_name = MAY_BE_STATED_NAME.fullmatch("".join(words_of(name)))
+    return is_name is not None and are_truths(values_of(column))
+
+
+def values_of(column: Texts) -> list[str]:
+    """Return up to 1,000 of the values that a column's rows have."""
+    used = pc.unique(column.indices)[:1000]
+    return [str(text) for text in column.dictionary.take(used).to_pylist()]
+
+
+def are_truths(values: list[str]) -> bool:
+    """Return whether values are true and false in some spelling, and false is among them."""
+    words = {value.strip().lower() for value in values}
+    known = {*STATED, *NOT_STATED, *NO_VALUE}
+    return words <= known and bool(words & {*NOT_STATED} - {"-"} or ("-" in words and "+" in words))
+
+
+def is_stated(path: Path, index: int, values: list[str]) -> bool:
+    """Return whether a column without a name says which facts are true.
+
+    Raises:
+        DataError: If the values are truths that can mean something else.
+    """
+    words = {value.strip().lower() for value in values}
+    is_sample = "sample" in path.name.lower() and words <= {"0", "1"}
+    if is_sample or (words == {"0"} and says_negative(path.name)):
+        return True
+    if {"-1", "-1.0"} & words and words <= {"1", "1.0", "-1", "-1.0"}:
+        return True
+    if are_truths(values) and {value.strip() for value in values} - {*NO_VALUE} != {"NOT"}:
+        number = index + 1
+        weight = f"weight={number}, " if words <= {"0", "1", "0.0", "1.0", ""} else ""
+        raise DataError(
+            f"{path}: column {number} holds only {quoted(', '.join(sorted(values)))[1:-1]}, which "
+            "can deny facts, or mean something else; say which, by role and number: --columns "
+            f"head=1,relation=2,tail=3, and one of stated={number}, {weight}unused={number}"
+        )
+    return False
+
+
+def truth_of(flag: str, column: Texts) -> tuple[np.ndarray, int | None]:
+    """Return which rows a flag is true in, and the first row whose value is neither, if any."""
+    yes, no = MEANS[flag]
+    texts = [text.strip().lower() for text in column.dictionary.to_pylist()]
+    codes = column.indices.to_numpy()
+    is_wrong = np.array([text not in yes and text not in no for text in texts], bool)[codes]
+    is_true: np.ndarray = np.array([text in yes for text in texts], bool)[codes]
+    return is_true, int(np.argmax(is_wrong)) if is_wrong.any() else None
