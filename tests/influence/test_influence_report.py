@@ -126,6 +126,38 @@ def test_paths_are_kept_with_the_scores_of_their_facts(tmp_path):
     assert unsearched.tests[0].paths is None
 
 
+@pytest.mark.parametrize("number", [10, 25])
+def test_a_step_of_many_facts_keeps_the_strongest_and_their_number(tmp_path, number):
+    """Facts 0, 1, ... between A and M have the scores 0, -1, 2, ...; then M-links-B has 0.5."""
+    between = [(0, relation, 1) for relation in range(number)]
+    relations = Vocabulary.from_names("relation", [*(f"rel{i}" for i in range(number)), "links"])
+    train = np.array([*between, (1, number, 2)], np.int32)
+    path = EntityPath((0, 1, 2), 2.0, (tuple(range(number)), (number,)))
+    scores = {i: (-1.0) ** i * i for i in range(number)} | {number: 0.5}
+    given = replace(findings(complete=False), paths=[ScoredPaths([path], scores)] * 2)
+    of_graph = replace(source(tmp_path), graph=replace(graph(), relations=relations, train=train))
+    write_report(tmp_path, of_graph, given)
+    searched = read_influence_json(tmp_path / "influence.json").tests[0].paths
+    (found,) = searched.paths
+    kept = [step.train_index for step in found.steps[0]]
+    assert kept == list(range(number - 1, max(number - 21, -1), -1))
+    assert found.counts == (number, 1)
+    assert found.chain(found.steps[0][0].train.head) == (
+        f"{NAMES[0]} —rel{number - 1} (+{number - 1})→ {LABELS[1]} —links→ {LABELS[2]}"
+    )
+    (told,) = paths_of(searched).found
+    assert told.influence == sum(scores[fact] for fact in kept) + 0.5
+    assert told.of == {10: "", 25: " of 21 of 26 facts"}[number]
+    assert told.steps[0].endswith(f" and {number - 4} more")
+    assert [told.steps[0].count(f"rel{number - place} ") for place in (1, 4, 5)] == [1, 1, 0]
+    assert len(told.told) == 5
+    before = replace(found, steps=(found.steps[0][:4], found.steps[1]), counts=())
+    assert "(at least +3)→" in before.chain(found.steps[0][0].train.head)
+    (told,) = paths_of(replace(searched, paths=(before,))).found
+    assert told.of == " of 5 of at least 5 facts"
+    assert "and possibly more" in told.steps[0]
+
+
 def test_inverses_and_duplicates_of_the_test_triple_are_marked_everywhere(tmp_path):
     pairs = [RelationPair("symmetric", 0, 0, 10, 1.0), RelationPair("duplicate", 0, 1, 10, 1.0)]
     found = replace(findings(complete=True), tests=np.array([[0, 1, 4], [7, 1, 6]], np.int32))

@@ -59,6 +59,14 @@ def test_a_detour_through_rare_entities_comes_before_a_hub() -> None:
     assert [path.entities for path in paths] == [(0, 2, 1), (0, 3, 1)]
 
 
+def test_every_fact_between_two_neighbours_is_found() -> None:
+    train = np.array([*((0, relation, 1) for relation in range(10)), (1, 10, 2)], np.int32)
+    (path,) = PathFinder(train, 3).find(np.array([0, 10, 2], np.int32))
+    assert path.steps == (tuple(range(10)), (10,))
+    (path,) = PathFinder(train, 3).find(np.array([0, 3, 1], np.int32))
+    assert path.steps == ((0, 1, 2, 4, 5, 6, 7, 8, 9),), "without the test triple itself"
+
+
 @pytest.mark.parametrize("test", [(0, 0, 1), (0, 0, 0), (7, 0, 8)])
 def test_no_path_is_found_where_none_is(test: tuple[int, int, int]) -> None:
     train = np.array([(0, 0, 1), (0, 0, 2), (1, 0, 3), (8, 0, 8)], np.int32)

@@ -203,7 +203,7 @@ def show_paths(explanation: SharedExplanation, *, key: str) -> None:
     with left:
         show(
             explanation,
-            found.facts_of(drawn),
+            found.facts_of(drawn, told=True),
             column="influence",
             selected=paths[place].ranks,
             key=f"{key}-paths",
@@ -225,7 +225,7 @@ def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) 
                 NumberColumn(format="%+.4g", width=80, help=total),
             ),
             "Path": (
-                [path.sentence for path in paths],
+                [path.sentence + f" (influence{path.of})" * bool(path.of) for path in paths],
                 TextColumn(
                     width="large", help="Its facts, starting at the head, each as in the data."
                 ),

@@ -11,7 +11,7 @@ name; they are equal if a data set has no labels.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -34,6 +34,7 @@ CONVE_PARTS = ("entity_output", "entity_cross", "entity_input", "relation", "den
 lookup of the head; lookup of the relation; fully connected layer; convolution with all
 normalisations."""
 SHOWN_CHARACTERS = 96
+HELD_BEFORE = 4
 TEXT_INFLUENCE_JSON = "text_influence.json"
 SEQUENCE_INFLUENCE_JSON = "sequence_influence.json"
 SEQUENCE_INFLUENCE_PICTURE = "sequence_influence.png"
@@ -116,21 +117,37 @@ class PathStep:
 class PathRecord:
     """A path through the training graph from the head of a test triple to its tail.
 
-    `steps` has, for each two entities next to each other, the training triples between them.
+    `steps` has, for each two entities next to each other, the training triples between them, the
+    strongest first, and `counts` how many there are in the graph: a step can hold fewer of them.
     `cost` is smaller for a path of fewer steps through entities with fewer facts.
     """
 
     cost: float
     steps: tuple[tuple[PathStep, ...], ...]
+    counts: tuple[int, ...] = ()
+    """Empty in older reports, whose steps hold the first `HELD_BEFORE` facts of unknown many."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the steps are known to hold every fact."""
+        held = [len(facts) for facts in self.steps]
+        return [*self.counts] == held if self.counts else max(held) < HELD_BEFORE
+
+    @property
+    def numbers(self) -> Iterator[tuple[tuple[PathStep, ...], int, str]]:
+        """Yield the facts of each step, how many there are, and `at least ` if it can be more."""
+        for facts, count in zip(self.steps, self.counts or map(len, self.steps), strict=True):
+            is_known = self.counts or len(facts) < HELD_BEFORE
+            yield facts, count, "" if is_known else "at least "
 
     def chain(self, head: Term) -> str:
         """Return the path in one line from `head` on; an arrow points to the tail of a fact."""
         here, text = head, head.label
-        for facts in self.steps:
+        for facts, count, least in self.numbers:
             fact = facts[0].train
             forward = fact.head == here
             here = fact.tail if forward else fact.head
-            more = f" (+{len(facts) - 1})" if len(facts) > 1 else ""
+            more = f" ({least}+{count - 1:,})" if count > 1 else ""
             relation = f"{fact.relation.label}{more}"
             text += f" —{relation}→ {here.label}" if forward else f" ←{relation}— {here.label}"
         return text

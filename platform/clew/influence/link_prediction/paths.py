@@ -21,8 +21,6 @@ from clew.link_prediction.triples import Triples
 
 MAX_STEPS = 4
 MAX_PATHS = 20
-MAX_FACTS_PER_STEP = 4
-"""Largest number of facts that are listed between two entities next to each other."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class EntityPath:
     """From the head to the tail."""
     cost: float
     steps: tuple[tuple[int, ...], ...]
-    """Indices of the training triples between each two entities."""
+    """Indices of all training triples between each two entities, in ascending order."""
 
 
 class PathFinder:
@@ -108,13 +106,9 @@ class PathFinder:
                     search.add(cost, (head, first, middle, second, tail))
 
     def _steps(self, entities: tuple[int, ...], test: np.ndarray) -> tuple[tuple[int, ...], ...]:
+        every = (self._graph.between(one, other) for one, other in pairwise(entities))
         return tuple(
-            tuple(
-                edge
-                for edge in self._graph.between(one, other).tolist()
-                if not np.array_equal(self._train[edge], test)
-            )[:MAX_FACTS_PER_STEP]
-            for one, other in pairwise(entities)
+            tuple(edges[(self._train[edges] != test).any(axis=1)].tolist()) for edges in every
         )
 
     def _cheapest(

@@ -44,6 +44,12 @@ ROW_GROUP = 500_000
 JSON_ENTRIES = 100_000
 """Largest number of entries in the JSON file, which holds the strongest if all were kept."""
 SIGNIFICANT_DIGITS = 7
+MAX_FACTS_PER_STEP = 20
+"""Largest number of facts that are kept between two neighbours on a path, the strongest first.
+
+UMLS has at most 17, FB15k-237 at most 13. A graph with thousands between two entities would make
+files of gigabytes.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -385,11 +391,15 @@ def _found_paths(source: ReportSource, scored: ScoredPaths) -> FoundPaths:
         numbers = scored.influence.get(fact), scored.agreeing.get(fact)
         return PathStep(source.triple(source.graph.train[fact]), fact, *numbers)
 
+    def strongest(facts: Sequence[int]) -> tuple[PathStep, ...]:
+        order = sorted(facts, key=lambda fact: -abs(scored.influence.get(fact, 0.0)))
+        return tuple(map(step, order[:MAX_FACTS_PER_STEP]))
+
     return FoundPaths(
         MAX_STEPS,
         MAX_PATHS,
         tuple(
-            PathRecord(path.cost, tuple(tuple(map(step, facts)) for facts in path.steps))
+            PathRecord(path.cost, tuple(map(strongest, path.steps)), tuple(map(len, path.steps)))
             for path in scored.paths
         ),
     )

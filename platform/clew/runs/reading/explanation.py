@@ -182,7 +182,7 @@ def redraw(found: Verification, work: Path) -> None:
 
 def _drawn(explanation: SharedExplanation) -> pd.DataFrame:
     paths, facts = explanation.paths, explanation.facts
-    drawn = paths.facts_of(paths.found[:NUM_DRAWN_PATHS])
+    drawn = paths.facts_of(paths.found[:NUM_DRAWN_PATHS], told=True)
     if drawn.empty:
         strongest = facts["influence"].abs().sort_values(ascending=False).index
         drawn = facts.loc[strongest[:NUM_DRAWN_FACTS]]
@@ -409,7 +409,8 @@ def _support_graphs(
         graphs[PROPONENTS] = {"edges": strongest, "attributes": []}
     for number, path in enumerate(paths, 1):
         facts = found.facts.set_index("rank").loc[list(path.ranks)]
-        total = [] if math.isnan(path.influence) else [_named(NUMBER, "influence", path.influence)]
+        name = f"influence{path.of}"
+        total = [] if math.isnan(path.influence) else [_named(NUMBER, name, path.influence)]
         edges = [ids[triple_of(fact)] for _, fact in facts.iterrows()]
         graphs[f"path-{number}"] = {"edges": edges, "attributes": total}
     return graphs

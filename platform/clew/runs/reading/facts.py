@@ -21,7 +21,7 @@ from clew.runs.influence_forms import (
     TRAIN_INDEX_COLUMN,
     agreement_sentence,
 )
-from clew.runs.influence_report import FoundPaths, TripleRecord
+from clew.runs.influence_report import FoundPaths, PathRecord, TripleRecord
 
 # `_id` columns hold the data set's own names.
 TRIPLE_COLUMNS = ("head_id", "head", "relation_id", "relation", "tail_id", "tail")
@@ -30,6 +30,8 @@ NOT_SEARCHED = (
     "triple again to see them."
 )
 TOP = 10
+FACTS_TOLD = 4
+"""Largest number of facts that are told and drawn between two entities of a path."""
 TRAIN_KEY = ["head_id", "relation_id", "tail_id"]
 OVERLAP_SIZES = (10, 25, 50, 100)
 _ANSWERS = {
@@ -54,9 +56,13 @@ class FactPath:
     ranks: tuple[int, ...]
     """Ranks of its facts in `Paths.facts`, in order from the head."""
     influence: float
-    """Sum over its facts; NaN if one of them has no score."""
+    """Sum over these facts; NaN if one of them has no score."""
     steps: tuple[str, ...]
-    """The facts between each two entities, as text."""
+    """The strongest facts between each two entities, as text, and how many more there are."""
+    told: tuple[int, ...]
+    """Ranks of the facts that `steps` tells."""
+    of: str = ""
+    """How many facts `influence` sums, if those are not all facts of the path."""
 
     @property
     def sentence(self) -> str:
@@ -74,9 +80,10 @@ class Paths:
     searched: str
     """A sentence: how many paths there are, and what was searched."""
 
-    def facts_of(self, paths: Sequence[FactPath]) -> pd.DataFrame:
-        """Return the facts of some paths without duplicates, strongest first."""
-        return self.facts[self.facts["rank"].isin({rank for path in paths for rank in path.ranks})]
+    def facts_of(self, paths: Sequence[FactPath], *, told: bool = False) -> pd.DataFrame:
+        """Return facts of some paths without duplicates, strongest first: all, or those `told`."""
+        ranks = {rank for path in paths for rank in (path.told if told else path.ranks)}
+        return self.facts[self.facts["rank"].isin(ranks)]
 
 
 def paths_of(searched: FoundPaths | None, runs: int = 0) -> Paths:
@@ -92,22 +99,27 @@ def paths_of(searched: FoundPaths | None, runs: int = 0) -> Paths:
         counts = np.array([fact.runs_agreeing for fact in order], float)
         frame = with_agreement(frame.assign(**{AGREEING_COLUMN: counts}), runs)
     places = np.arange(1, len(frame) + 1)
-    found = tuple(
-        FactPath(
-            tuple(ranks[fact.train_index] for step in path.steps for fact in step),
-            sum(
-                math.nan if fact.influence is None else fact.influence
-                for fact in itertools.chain(*path.steps)
-            ),
-            tuple(
-                spaced(" and ".join(" ".join(texts_of(fact.train)[1::2]) for fact in step))
-                for step in path.steps
-            ),
-        )
-        for path in records
-    )
+    found = tuple(_path_of(path, ranks) for path in records)
     said = searched.sentence if searched else NOT_SEARCHED
     return Paths(frame.assign(place=places, rank=places), found, said)
+
+
+def _path_of(path: PathRecord, ranks: Mapping[int, int]) -> FactPath:
+    every, texts, total = [*itertools.chain(*path.steps)], [], 0
+    for step, count, least in path.numbers:
+        total += count
+        told = [" ".join(texts_of(fact.train)[1::2]) for fact in step[:FACTS_TOLD]]
+        more = count - len(told)
+        ending = f" and {least}{more:,} more" if more else " and possibly more" if least else ""
+        texts.append(spaced(" and ".join(told)) + ending)
+    least = "" if path.counts else "at least "
+    return FactPath(
+        ranks=tuple(ranks[fact.train_index] for fact in every),
+        influence=sum(math.nan if fact.influence is None else fact.influence for fact in every),
+        steps=tuple(texts),
+        told=tuple(ranks[fact.train_index] for step in path.steps for fact in step[:FACTS_TOLD]),
+        of="" if path.is_whole else f" of {len(every):,} of {least}{total:,} facts",
+    )
 
 
 def with_agreement(facts: pd.DataFrame, runs: int) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from clew import names
 from clew.errors import ConfigError, counted, printable
@@ -69,6 +70,7 @@ WITHOUT_EFFECT = frozenset(
 logger = logging.getLogger(__name__)
 SHOWN_PROPONENTS = 3
 TESTS_PER_PATH_PASS = 16
+FACTS_PER_PATH_PASS = 2**14
 LARGEST_SHARE = 0.25
 """Largest share of training triples in a first answer; a larger one would delay the full report."""
 NUM_PICTURES = 10
@@ -327,9 +329,12 @@ def _score_paths(
             if not len(every):
                 scored += [({}, {}) for _ in facts[part]]
                 continue
-            tile = source.tracer.summation(tests[part]).tile(every)
-            agree = [] if tile.agreeing is None else tile.agreeing.tolist()
-            for row, scores in enumerate(tile.influence.tolist()):
+            summation = source.tracer.summation(tests[part])
+            blocks = np.array_split(every, -(-len(every) // FACTS_PER_PATH_PASS))
+            tiles = [summation.tile(block) for block in blocks]
+            agreeing = [tile.agreeing for tile in tiles if tile.agreeing is not None]
+            agree = torch.cat(agreeing, 1).tolist() if agreeing else []
+            for row, scores in enumerate(torch.cat([t.influence for t in tiles], 1).tolist()):
                 counts = dict(zip(every.tolist(), agree[row], strict=True)) if agree else {}
                 scored.append((dict(zip(every.tolist(), scores, strict=True)), counts))
     return [
