@@ -31,6 +31,7 @@ from clew.runs.validation_record import Measured, Recipe
 from clew.runs.verification import (
     Answer,
     Effect,
+    Kind,
     Pair,
     Removal,
     Verification,
@@ -295,11 +296,67 @@ def test_groups_are_the_strongest_facts_siblings_and_neighbours() -> None:
         near = (ends == test[0]).any(1) | (ends == test[2]).any(1)
         same = (graph.train[:, 0] == test[0]) | (graph.train[:, 2] == test[2])
         same &= graph.train[:, 1] == test[1]
-        by_kind = {group.kind: group.facts for group in found}
-        assert len(by_kind["touching"]) == min(7, near.sum())
-        assert near[by_kind["touching"]].all()
-        assert same[by_kind["siblings"]].all()
+        is_other = (graph.train != test).any(1)
+        is_other[listed] = False
+        by_kind = {group.kind: group for group in found}
+        for kind, wanted in (("touching", near & is_other), ("siblings", same & is_other)):
+            assert kind in by_kind or not wanted.any()
+            if kind in by_kind:
+                assert len(by_kind[kind].facts) == min(7, wanted.sum())
+                assert by_kind[kind].drawn_from == wanted.sum()
+                assert wanted[by_kind[kind].facts].all()
     assert not [g for g in groups_of(graph, graph.test, 0, listed[:0]) if g.kind == "strongest"]
+
+
+def test_controls_hold_neither_the_triple_nor_a_strongest_fact_nor_a_copy() -> None:
+    """Nine facts at the ends: the triple, twice; two strongest, one of them twice; four others."""
+    siblings = [(0, 0, tail) for tail in (2, 3, 4)]
+    facts = [(0, 0, 1), *siblings, (0, 0, 2), (5, 1, 1), (0, 0, 1), (6, 1, 0), (1, 1, 7), (8, 1, 9)]
+    train = np.array(facts, np.int32)
+    graph = dataclasses.replace(graph_of(), train=train)
+    found = [*groups_of(graph, train[:1], 0, np.array([1, 5]))]
+    assert [(g.kind, g.facts.tolist()) for g in found if g.kind != "touching"] == [
+        ("strongest", [1]), ("strongest", [1, 5]), ("siblings", [2, 3])
+    ]  # fmt: skip
+    touching = found[-1]
+    assert touching.drawn_from == 4
+    assert len(touching.facts) == 2
+    assert set(touching.facts.tolist()) < {2, 3, 7, 8}
+    every = [*groups_of(graph, train[:1], 0, np.array([1, 5, 2, 3, 7, 8]))]
+    assert {group.kind for group in every} == {"strongest"}
+
+
+def verdict_of(*removals: tuple[Kind, int, float, int | None]) -> str:
+    """Return the verdict on groups of a kind, a number of facts, a fall, and `drawn_from`."""
+    answer, first, made = Answer(rank=1, log_probability=-1), 0, []
+    for kind, number, fall, drawn_from in removals:
+        effect = Effect(before=answer, after=answer, fall=Measured(mean=fall, half_width=0.1))
+        facts = tuple(range(first, first + number))
+        made.append(Removal(kind=kind, facts=facts, tuned=effect, drawn_from=drawn_from))
+        first += number
+    term = Term("e", "e")
+    triple = TripleRecord(term, term, term)
+    test = VerifiedTriple(
+        test=triple, direction="tail", model=answer, removals=tuple(made)
+    )
+    recipe = Recipe(epochs=1, learning_rate=0.1)
+    found = Verification(run_id="t", source_run="m", recipe=recipe, seeds=2, tests=(test,))
+    return found.verdict(test)
+
+
+def test_a_control_of_less_than_half_as_many_facts_leaves_it_open() -> None:
+    top: tuple[Kind, int, float, int | None] = ("strongest", 7, 2.0, None)
+    assert verdict_of(top, ("touching", 3, 0.0, 3)) == (
+        "Open: 3 other facts at its ends, too few to compare with its 7 strongest facts."
+    )
+    assert verdict_of(top, ("touching", 4, 0.0, 4)) == (
+        "Confirmed by fine-tuning: its 7 strongest facts cost +2.00 more log-probability than all "
+        "4 other facts that touch an end (± 0.14)."
+    )
+    assert "than 7 random facts that touch" in verdict_of(top, ("touching", 7, 0.0, 8))
+    assert "than all 7 other facts that" in verdict_of(top, ("touching", 7, 0.0, 7))
+    assert "than 7 random facts that touch" in verdict_of(top, ("touching", 7, 0.0, None))
+    assert verdict_of(top).startswith("Open: 0 other facts at its ends, too few to compare with ")
 
 
 def test_agreement_is_spearmans_and_the_slope_through_zero() -> None:

@@ -23,7 +23,7 @@ from clew.influence.outcomes import (
     strongest,
 )
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer, Retraining
-from clew.link_prediction.triples import KnowledgeGraph, Triples
+from clew.link_prediction.triples import KnowledgeGraph, Triples, as_keys
 from clew.runs.validation_record import Measured, Recipe
 from clew.runs.verification import Agreement, Answer, Effect, Kind, Pair
 
@@ -44,22 +44,30 @@ class Group:
     """Its place among the test triples of the queue."""
     kind: Kind
     facts: Facts
+    drawn_from: int | None = None
+    """Number of facts of which a control is a random part, or all."""
 
 
 def groups_of(graph: KnowledgeGraph, tests: Triples, place: int, top: Facts) -> Iterator[Group]:
     """Yield the groups of an explanation: its strongest facts, siblings, and random neighbours.
 
-    The others are as many as the strongest facts, or as there are. Empty groups are left out.
+    The others are the controls. None of them is a copy of the explained triple or of one of the
+    strongest facts. They are as many as the strongest facts, or as there are. Empty groups are
+    left out.
     """
+    top = top[: max(SIZES)]
     for size in sorted({min(size, len(top)) for size in SIZES} - {0}):
         yield Group(place, "strongest", np.sort(top[:size]))
     test = tests[[place]]
     chance = np.random.default_rng(test[0].tolist()).random(len(graph.train))
+    keys = as_keys(np.concatenate([graph.train, test]))
+    is_other = ~np.isin(keys[:-1], keys[np.append(top, len(graph.train))])
     for kind in OTHERS:
-        near = BASELINES[kind](graph, test)[0]
-        size = min(len(top) or max(SIZES), max(SIZES), int(near.sum()))
+        near = BASELINES[kind](graph, test)[0] * is_other
+        size = min(len(top) or max(SIZES), int(near.sum()))
         if size:
-            yield Group(place, kind, np.sort(strongest(near, size, chance)))
+            facts = np.sort(strongest(near, size, chance))
+            yield Group(place, kind, facts, drawn_from=int(near.sum()))
 
 
 def recipe_of(config: RunConfig, epochs: int | None, learning_rate: float | None) -> Recipe:

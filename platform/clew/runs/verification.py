@@ -27,9 +27,17 @@ MOST_SHOWN = 4
 NOT_COMPARED = "On this model it was not compared with whole retraining"
 CALLED: dict[Kind, tuple[str, str]] = {
     "strongest": ("its strongest fact", "its {} strongest facts"),
-    "siblings": ("its only sibling", "{} siblings (same relation and head or tail)"),
+    "siblings": ("a sibling", "{} siblings (same relation and head or tail)"),
     "touching": ("a random fact that touches head or tail", "{} random facts that touch an end"),
 }
+ALL_CALLED: dict[Kind, tuple[str, str]] = {
+    "siblings": (
+        "its only other sibling",
+        "all {} other siblings (same relation and head or tail)",
+    ),
+    "touching": ("the only other fact that touches an end", "all {} other facts that touch an end"),
+}
+"""Controls that are no random part. They never hold the triple or one of its strongest facts."""
 
 
 def names_of(triple: TripleRecord) -> Names:
@@ -68,10 +76,13 @@ class Removal(_Record):
     """Their places among the training triples."""
     tuned: Effect
     whole: Effect | None = None
+    drawn_from: int | None = None
+    """Number of facts of which a control is a random part, or all; None if it is not known."""
 
     @property
     def named(self) -> str:
-        one, several = CALLED[self.kind]
+        is_all = self.drawn_from == len(self.facts)
+        one, several = (ALL_CALLED if is_all else CALLED)[self.kind]
         return one if len(self.facts) == 1 else several.format(len(self.facts))
 
 
@@ -203,11 +214,17 @@ class Verification(_Record):
         return f"Without {named} the answer {moved} (probability {_percent(log)} % to {after})."
 
     def verdict(self, test: VerifiedTriple) -> str:
-        """Return whether the strongest facts matter more than random ones near the triple."""
+        """Return whether the strongest facts matter more than other facts near the triple.
+
+        It is open if less than half as many others are left as were taken away: fewer facts cost
+        less, whichever they are.
+        """
         strongest, chance = test.of("strongest"), test.of("touching")
-        if strongest is None or chance is None:
-            which = "raised the answer" if strongest is None else "touches head or tail"
-            return f"Nothing to compare: no training fact {which}."
+        if strongest is None:
+            return "Nothing to compare: no training fact raised the answer."
+        if chance is None or 2 * len(chance.facts) < len(strongest.facts):
+            left = counted(len(chance.facts) if chance else 0, "other fact")
+            return f"Open: {left} at its ends, too few to compare with {strongest.named}."
         (_, found), (_, by_chance) = self.fall(strongest), self.fall(chance)
         more = found.mean - by_chance.mean
         width = math.hypot(found.half_width or 0.0, by_chance.half_width or 0.0)

@@ -213,7 +213,16 @@ def _effects(
     own = [tuned[0].examiner.examine(model).of(direction) for model in members]
     again = effects_of(whole, direction) if whole else [None] * len(groups)
     removals = [
-        (group.test, Removal(kind=group.kind, facts=group.facts.tolist(), tuned=t, whole=w))
+        (
+            group.test,
+            Removal(
+                kind=group.kind,
+                facts=group.facts.tolist(),
+                tuned=t,
+                whole=w,
+                drawn_from=group.drawn_from,
+            ),
+        )
         for group, t, w in zip(groups, effects_of(tuned, direction), again, strict=True)
     ]
     return tuple(
