@@ -95,9 +95,9 @@ def test_leaked_triples_are_those_of_a_plain_loop(tmp_path: Path) -> None:
     expected = []
     for h, r, t in graph.test.tolist():
         leaks = False
-        for p in (p for p in pairs if p.kind != "symmetric"):
+        for p in pairs:
             for here, there in ((p.first, p.second), (p.second, p.first)):
-                other = (t, there, h) if p.kind == "inverse" else (h, there, t)
+                other = (h, there, t) if p.kind == "duplicate" else (t, there, h)
                 leaks |= here == r and other in train
         expected.append(leaks)
     assert is_leaked(graph, graph.test, pairs).tolist() == expected
@@ -141,11 +141,36 @@ def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert find_leakage(graph).num_repeated == 28
 
 
-def test_none_is_leaked_in_umls() -> None:
+def test_mirrors_of_symmetric_relations_are_leaks_in_umls() -> None:
     graph = load_graph(TripleData(name="umls"))
     pairs = find_leakage(graph).pairs
-    assert {pair.kind for pair in pairs} <= {"symmetric"}
-    assert not is_leaked(graph, graph.test, pairs).any()
+    assert {pair.kind for pair in pairs} == {"symmetric"}
+    symmetric, train = {pair.first for pair in pairs}, set(map(tuple, graph.train.tolist()))
+    mirrored = [r in symmetric and (t, r, h) in train for h, r, t in graph.test.tolist()]
+    assert is_leaked(graph, graph.test, pairs).tolist() == mirrored
+    assert sum(mirrored) == 50
+    found = {finding.what: finding for finding in report(graph).findings}
+    assert found["test triples whose inverse, mirror or duplicate is in training"].count == 50
+    told = "Test triples with their mirror in training: 50 of 661"
+    assert found["symmetric relations"].mend == told
+
+
+def test_a_share_stands_beside_its_own_number(tmp_path: Path) -> None:
+    """Of 20 facts of a relation 12 have their inverse, so 60 % of the larger one's."""
+    facts = [(f"p{i}", "parent", f"c{i}") for i in range(20)]
+    facts += [(f"c{i}", "child", f"p{i}") for i in range(12)]
+    facts += [(f"f{i}", "friend", f"f{(i + 1) % 12}") for i in range(12)]
+    mirrors = [(tail, relation, head) for head, relation, tail in facts[-12:]]
+    splits = {"train": facts + mirrors[3:], "valid": mirrors[:1], "test": mirrors[:3]}
+    for split, rows in splits.items():
+        (tmp_path / f"{split}.txt").write_text("".join("\t".join(row) + "\n" for row in rows))
+    found = {f.what: f for f in report(load_graph(TripleData(path=str(tmp_path)))).findings}
+    (pair,) = found["pairs of relations that are inverses"].examples
+    assert "12 in common, 60% of the larger one's" in pair
+    leaked = found["test triples whose inverse, mirror or duplicate is in training"]
+    assert (leaked.count, leaked.examples[0]) == (3, "f1 friend f0")
+    told = "Test triples with their mirror in training: 3 of 3"
+    assert found["symmetric relations"].mend == told
 
 
 def test_the_run_and_the_folder_keep_the_report(

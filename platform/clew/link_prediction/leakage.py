@@ -3,7 +3,8 @@
 Two relations are inverses if at least three fifths of the larger one's facts have their inverse in
 the other, duplicates if at least four fifths of them are in the other, ten facts at least. A test
 triple whose inverse or duplicate is a training triple can be answered by looking it up: FB15k
-became FB15k-237 for this. A relation that is its own inverse is symmetric, and is reported apart.
+became FB15k-237 for this. A relation that is its own inverse is symmetric: the mirror of its triple
+(h, r, t) is (t, r, h).
 """
 
 from collections.abc import Iterator, Sequence
@@ -136,9 +137,9 @@ def counterparts(
 
 
 def is_leaked(graph: KnowledgeGraph, triples: Triples, pairs: Sequence[RelationPair]) -> np.ndarray:
-    """Return which triples have their inverse or duplicate in training, bool `(triple,)`."""
+    """Return which triples have their inverse, mirror or duplicate in training, `(triple,)`."""
     found = np.zeros(len(triples), bool)
-    wanted = [*counterparts(triples, [p for p in pairs if p.kind != "symmetric"])]
+    wanted = [*counterparts(triples, pairs)]
     if not wanted:
         return found
     rows, others = (np.concatenate(part) for part in zip(*wanted, strict=True))

@@ -163,16 +163,19 @@ def _of_pairs(graph: KnowledgeGraph, pairs: Sequence[RelationPair]) -> Iterator[
     for kind in ("inverse", "duplicate"):
         some = [pair for pair in pairs if pair.kind == kind and pair.first != pair.second]
         shown = [
-            f"{name(p.first)} / {name(p.second)} ({p.share:.0%} of {p.common:,})" for p in some[:3]
+            f"{name(p.first)} / {name(p.second)} ({p.common:,} in common, {p.share:.0%} of the "
+            "larger one's)"
+            for p in some[:3]
         ]
         yield Finding(f"pairs of relations that are {kind}s", len(some), shown,
                       "Keep one of them, as FB15k-237 does")  # fmt: skip
-    same = [name(pair.first) for pair in pairs if pair.kind == "symmetric"]
-    yield Finding(
-        "symmetric relations", len(same), same[:3], "A split keeps both directions together"
-    )
+    symmetric = [pair for pair in pairs if pair.kind == "symmetric"]
+    mirrored = int(is_leaked(graph, graph.test, symmetric).sum())
+    said = f"Test triples with their mirror in training: {mirrored:,} of {len(graph.test):,}"
+    yield Finding("symmetric relations", len(symmetric),
+                  [name(pair.first) for pair in symmetric[:3]], said)  # fmt: skip
     leaked = graph.test[is_leaked(graph, graph.test, pairs)]
-    yield _facts(graph, leaked, "test triples whose inverse or duplicate is in training",
+    yield _facts(graph, leaked, "test triples whose inverse, mirror or duplicate is in training",
                  "Compare test/mrr with test/mrr_not_leaked")  # fmt: skip
 
 
