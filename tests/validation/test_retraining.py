@@ -326,7 +326,7 @@ def test_controls_hold_neither_the_triple_nor_a_strongest_fact_nor_a_copy() -> N
     assert {group.kind for group in every} == {"strongest"}
 
 
-def verdict_of(*removals: tuple[Kind, int, float, int | None]) -> str:
+def verdict_of(*removals: tuple[Kind, int, float, int | None], scored: int | None = None) -> str:
     """Return the verdict on groups of a kind, a number of facts, a fall, and `drawn_from`."""
     answer, first, made = Answer(rank=1, log_probability=-1), 0, []
     for kind, number, fall, drawn_from in removals:
@@ -337,7 +337,7 @@ def verdict_of(*removals: tuple[Kind, int, float, int | None]) -> str:
     term = Term("e", "e")
     triple = TripleRecord(term, term, term)
     test = VerifiedTriple(
-        test=triple, direction="tail", model=answer, removals=tuple(made)
+        test=triple, direction="tail", model=answer, removals=tuple(made), scored=scored
     )
     recipe = Recipe(epochs=1, learning_rate=0.1)
     found = Verification(run_id="t", source_run="m", recipe=recipe, seeds=2, tests=(test,))
@@ -357,6 +357,16 @@ def test_a_control_of_less_than_half_as_many_facts_leaves_it_open() -> None:
     assert "than all 7 other facts that" in verdict_of(top, ("touching", 7, 0.0, 7))
     assert "than 7 random facts that touch" in verdict_of(top, ("touching", 7, 0.0, None))
     assert verdict_of(top).startswith("Open: 0 other facts at its ends, too few to compare with ")
+
+
+@pytest.mark.parametrize(
+    ("scored", "which"), [(3, "none of the 3 scored facts"), (None, "no scored fact")]
+)
+def test_it_is_said_of_how_many_facts_none_raised_the_answer(
+    scored: int | None, which: str
+) -> None:
+    said = verdict_of(("touching", 4, 0.0, 4), scored=scored)
+    assert said == f"Nothing to compare: {which} raised the answer."
 
 
 def test_agreement_is_spearmans_and_the_slope_through_zero() -> None:

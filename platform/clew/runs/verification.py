@@ -135,6 +135,8 @@ class VerifiedTriple(_Record):
     direction: Question
     model: Answer
     removals: tuple[Removal, ...]
+    scored: int | None = None
+    """Number of training facts that the explanation scored; None if it is not known."""
 
     @property
     def title(self) -> str:
@@ -221,7 +223,10 @@ class Verification(_Record):
         """
         strongest, chance = test.of("strongest"), test.of("touching")
         if strongest is None:
-            return "Nothing to compare: no training fact raised the answer."
+            which = "no scored fact"
+            if test.scored is not None:
+                which = f"none of the {counted(test.scored, 'scored fact')}"
+            return f"Nothing to compare: {which} raised the answer."
         if chance is None or 2 * len(chance.facts) < len(strongest.facts):
             left = counted(len(chance.facts) if chance else 0, "other fact")
             return f"Open: {left} at its ends, too few to compare with {strongest.named}."

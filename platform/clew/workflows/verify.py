@@ -234,6 +234,7 @@ def _effects(
                 log_probability=np.mean([each.log_probability[:, place] for each in own]),
             ),
             removals=tuple(removal for test, removal in removals if test == place),
+            scored=one.candidates,
         )
         for place, one in enumerate(explained)
     )
