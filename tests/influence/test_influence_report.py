@@ -158,6 +158,15 @@ def test_a_step_of_many_facts_keeps_the_strongest_and_their_number(tmp_path, num
     assert "and possibly more" in told.steps[0]
 
 
+def test_between_an_entity_and_itself_no_path_is_searched(tmp_path):
+    loop = np.array([[1, 0, 1], [0, 0, 2]], np.int32)
+    none = [ScoredPaths([], {}), ScoredPaths([], {})]
+    given = replace(findings(complete=False), tests=loop, paths=none)
+    first, second = build_report(source(tmp_path), given).tests
+    assert first.paths.sentence == "Paths are between two different entities, so none was searched."
+    assert second.paths.sentence.startswith("No path of up to 4 training facts connects")
+
+
 def test_inverses_and_duplicates_of_the_test_triple_are_marked_everywhere(tmp_path):
     pairs = [RelationPair("symmetric", 0, 0, 10, 1.0), RelationPair("duplicate", 0, 1, 10, 1.0)]
     found = replace(findings(complete=True), tests=np.array([[0, 1, 4], [7, 1, 6]], np.int32))

@@ -80,6 +80,17 @@ def test_what_was_searched_is_said() -> None:
     assert found_paths().found == ()
 
 
+def test_evidence_of_an_entity_and_itself_names_it_once() -> None:
+    of_loop = explained(DRUG, DRUG)
+    own = facts((DRUG, "treats", PAIN), ("a", "treats", "b"), ("c", "treats", "d"))
+    assert reading.evidence(of_loop, own, found_paths()).startswith(
+        "Of the three strongest facts, 1 mentions Gabapentin. "
+    )
+    assert reading.evidence(of_loop, own[1:], found_paths()).startswith(
+        "None of the two strongest facts mentions Gabapentin; "
+    )
+
+
 @pytest.mark.parametrize(
     ("triples", "sentence"),
     [

@@ -158,7 +158,7 @@ class FoundPaths:
     """The cheapest paths of a test triple; there is none if `paths` is empty.
 
     All training triples except the test triple were searched for paths of up to `max_steps` steps.
-    At most `limit` paths are kept.
+    At most `limit` paths are kept. `max_steps` is 0 if head and tail are the same entity.
     """
 
     max_steps: int
@@ -168,6 +168,8 @@ class FoundPaths:
     @property
     def sentence(self) -> str:
         """Return how many paths there are, and what was searched."""
+        if not self.max_steps:
+            return "Paths are between two different entities, so none was searched."
         searched = f"of up to {self.max_steps} training facts"
         if not self.paths:
             return f"No path {searched} connects the two ends; all training facts were searched."

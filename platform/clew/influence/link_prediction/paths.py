@@ -45,7 +45,8 @@ class PathFinder:
     def find(self, test: Int[np.ndarray, "3"], most: int = MAX_PATHS) -> list[EntityPath]:
         """Return the cheapest paths of at most `MAX_STEPS` steps, the cheapest first.
 
-        The test triple itself is no path, even if it is a training fact.
+        The test triple itself is no path, even if it is a training fact. Paths are between two
+        different entities, so a test triple of an entity with itself has none.
         """
         head, _, tail = map(int, test)
         if head == tail:

@@ -382,11 +382,11 @@ def _test(source: ReportSource, found: Findings, limit: int) -> ExplainedTriple:
         truncated=len(proponents) + len(opponents) < candidates,
         proponents=entries(explanation.proponents, proponents),
         opponents=entries(explanation.opponents, opponents),
-        paths=_found_paths(source, found.paths[0]) if found.paths else None,
+        paths=_found_paths(source, test, found.paths[0]) if found.paths else None,
     )
 
 
-def _found_paths(source: ReportSource, scored: ScoredPaths) -> FoundPaths:
+def _found_paths(source: ReportSource, test: np.ndarray, scored: ScoredPaths) -> FoundPaths:
     def step(fact: int) -> PathStep:
         numbers = scored.influence.get(fact), scored.agreeing.get(fact)
         return PathStep(source.triple(source.graph.train[fact]), fact, *numbers)
@@ -396,7 +396,7 @@ def _found_paths(source: ReportSource, scored: ScoredPaths) -> FoundPaths:
         return tuple(map(step, order[:MAX_FACTS_PER_STEP]))
 
     return FoundPaths(
-        MAX_STEPS,
+        MAX_STEPS if test[HEAD] != test[TAIL] else 0,
         MAX_PATHS,
         tuple(
             PathRecord(path.cost, tuple(map(strongest, path.steps)), tuple(map(len, path.steps)))

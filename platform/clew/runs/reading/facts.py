@@ -173,13 +173,11 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
     )
     same = int((top["relation_id"] == test["relation_id"]).sum())
     if at_head and at_tail:
-        text = (
-            f"Of {strongest}, {at_head} mention{'s' * (at_head == 1)} {head} and {at_tail} {tail}."
-        )
+        both = f" and {at_tail} {tail}" * bool(test["head_id"] != test["tail_id"])
+        text = f"Of {strongest}, {at_head} mention{'s' * (at_head == 1)} {head}{both}."
     else:
-        missing = " or ".join(
-            name for name, count in ((head, at_head), (tail, at_tail)) if not count
-        )
+        absent = [name for name, count in ((head, at_head), (tail, at_tail)) if not count]
+        missing = " or ".join(dict.fromkeys(absent))
         text = f"None of {strongest} mentions {missing}"
         if 2 * same > len(top):
             text += f"; {_number(same)} of them {'has' if same == 1 else 'have'} its relation"
