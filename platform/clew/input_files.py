@@ -2,6 +2,8 @@
 
 import glob
 import io
+import lzma
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -14,10 +16,13 @@ from tqdm import tqdm
 
 from clew.errors import DataError, described, printable
 
-COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+ARCHIVE = re.compile(r"(?i)\.(tar|tar\.[a-z0-9]+|tgz|tbz2?|txz|7z|rar)$")
+"""Names of archives that are not read."""
 BLOCK_BYTES = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 PROGRESS_AFTER_SECONDS = 1.0
+UNPACKING = OSError, EOFError, lzma.LZMAError, zlib.error
 FREE_BYTES, MAX_RATIO = 2**25, 200
 """A compressed file may unpack to `FREE_BYTES`, or to `MAX_RATIO` times its size."""
 
@@ -100,12 +105,21 @@ class BlockStream(io.RawIOBase):
 
 def unpacked_name(path: Path) -> str:
     """Return a file's name without the suffix of its compression."""
-    return path.stem if path.suffix in COMPRESSIONS else path.name
+    return path.stem if path.suffix.lower() in COMPRESSIONS else path.name
+
+
+def unpacked(stream: IO[bytes], path: Path) -> IO[bytes]:
+    """Return what a stream unpacks; the file's suffix determines how."""
+    kind = COMPRESSIONS.get(path.suffix.lower())
+    if kind == "xz":
+        return lzma.LZMAFile(stream)
+    unzipped: IO[bytes] = pa.CompressedInputStream(stream, kind) if kind else stream
+    return unzipped
 
 
 def archive_of(path: Path) -> Path | None:
     """Return the zip file that a path `archive.zip/member` leads into, or None."""
-    return next((p for p in path.parents if p.suffix == ".zip" and p.is_file()), None)
+    return next((p for p in path.parents if p.suffix.lower() == ".zip" and p.is_file()), None)
 
 
 def _members(archive: Path, path: Path, block_bytes: int) -> Iterator[bytes]:
@@ -114,12 +128,10 @@ def _members(archive: Path, path: Path, block_bytes: int) -> Iterator[bytes]:
         with zipfile.ZipFile(archive) as file, file.open(name) as member:
             packed = file.getinfo(name).compress_size
             check_ratio(path, packed, file.getinfo(name).file_size)
-            kind = COMPRESSIONS.get(Path(name).suffix)
-            unzipped = (
-                pa.CompressedInputStream(pa.PythonFile(member, "r"), kind) if kind else member
-            )
-            yield from checked_blocks(path, packed, unzipped, block_bytes)
-    except (OSError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            packed_by = path.suffix.lower() in COMPRESSIONS
+            source = unpacked(pa.PythonFile(member, "r"), path) if packed_by else member
+            yield from checked_blocks(path, packed, source, block_bytes)
+    except (*UNPACKING, KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path}: cannot be read ({described(error)})") from None
@@ -135,6 +147,8 @@ def checked_blocks(path: Path, packed: int, stream: IO[bytes], block_bytes: int)
 
 
 def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
+    if ARCHIVE.search(path.name):
+        raise DataError(f"{path}: an archive; unpack it first")
     if archive := archive_of(path):
         yield from _members(archive, path, block_bytes)
         return
@@ -148,14 +162,14 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
         disable=None,
         leave=False,
     )
-    kind = COMPRESSIONS.get(path.suffix)
+    kind = COMPRESSIONS.get(path.suffix.lower())
     try:
         with bar, pa.OSFile(str(path)) as raw:
-            stream = pa.CompressedInputStream(raw, kind) if kind else raw
-            for block in checked_blocks(path, path.stat().st_size, stream, block_bytes):
+            size = path.stat().st_size
+            for block in checked_blocks(path, size, unpacked(raw, path), block_bytes):
                 bar.update(raw.tell() - bar.n)
                 yield block
-    except OSError as error:
+    except UNPACKING as error:
         expected = f"expected a complete {kind} file" if kind else "expected a readable file"
         raise DataError(f"{path}: cannot be read ({described(error)}); {expected}") from None
 
@@ -178,6 +192,10 @@ def check_is_file(path: Path) -> None:
     """
     if path.is_dir():
         raise DataError(f"{path}: is a folder; expected a file")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: a pipe or device; expected a file")
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path}: a link to itself or to no file; expected a file")
     if not path.exists():
         near = sorted(p.name for p in path.parent.glob(f"{glob.escape(path.stem)}*"))[:3]
         hint = f"; similar files: {', '.join(near)}" if near else ""

@@ -1,10 +1,16 @@
 """Tables as they are published: stray quotes, ids of several kinds, other files beside them."""
 
+import bz2
 import json
+import lzma
+import os
 
 import pytest
 
+from clew import input_files
+from clew.config.data import ImportSettings
 from clew.errors import DataError
+from clew.link_prediction.imports import import_graph
 from tests.link_prediction.test_imports import facts, lines, read
 
 ROWS = [(f"e{i % 7}", f"r{i % 2}", f"e{(i * 3 + 1) % 11}") for i in range(40)]
@@ -208,3 +214,56 @@ def test_a_comment_names_the_columns_of_a_wide_table(tmp_path):
         read(tmp_path, {"ctd.csv": titles + table})
     found = read(tmp_path, {"ctd.csv": titles + table}, columns="head=ChemicalID,tail=GeneID")
     assert facts(found) == sorted({(h, "ctd", t) for h, _, t in DISTINCT})
+
+
+def test_other_files_of_a_download_are_left_out_and_named(tmp_path):
+    ids = lines([("2",), ("e0", "0"), ("e1", "1")])
+    content = {
+        "entity2id.txt": ids,
+        "relation2id.txt": "1\nr0\t0\n",
+        "train2id.txt": "1\n0 1 0\n",
+        "test2id.txt": "1\n1 0 0\n",
+        "test2id_all.txt": "1\n0\t1 0 0\n",
+        "type_constrain.txt": "1\n0\t2\t0\t1\n",
+        "n-n.txt": "1\n1 0 0\n",
+    }
+    found = read(tmp_path / "openke", content | {"call.sh": "x\n", "all.tar.gz": "x"})
+    assert len(facts(found)) == 2
+    assert found.notes["files not read"].count(", ") == 4
+    content = {
+        "wikidata5m_train.txt": lines(DISTINCT),
+        "wikidata5m_entity.txt": "e0\tzero\tnull\tnothing\ne1\tone\n",
+        "wikidata5m_relation.txt": "r0\tis\tis a\tbe\nr1\thas\n",
+    }
+    found = read(tmp_path / "wikidata", content)
+    assert facts(found) == DISTINCT
+    assert found.graph.entities.label(0) == "zero"
+    assert found.graph.relations.label(0) == "is"
+
+
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
+def test_more_compressions_are_read(tmp_path, pack, monkeypatch):
+    suffix = {bz2.compress: "bz2", lzma.compress: "XZ"}[pack]
+    text, name = lines(DISTINCT).encode(), f"KG.TSV.{suffix}"
+    found = read(tmp_path / "two", {name: pack(text[:9]) + pack(text[9:])})
+    assert facts(found) == DISTINCT
+    with pytest.raises(DataError, match="KG"):
+        read(tmp_path / "cut", {name: pack(text)[:-12]})
+    monkeypatch.setattr(input_files, "FREE_BYTES", 1000)
+    with pytest.raises(DataError, match="unpack it first"):
+        read(tmp_path / "bomb", {name: pack(bytes(2**22))})
+
+
+def test_what_is_no_file_of_facts_is_refused_with_its_name(tmp_path):
+    record = json.dumps(dict(zip(("subject", "predicate", "object"), DISTINCT[0], strict=True)))
+    assert len(facts(read(tmp_path / "end", {"a.jsonl": f"{record}\n\n"}))) == 1
+    with pytest.raises(DataError, match="line 2"):
+        read(tmp_path / "middle", {"a.jsonl": f"{record}\n\n{record}\n"})
+    with pytest.raises(DataError, match=r"a\.csv"):
+        read(tmp_path / "header", {"a.csv": "subject,predicate,object\n"})
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "kg.tgz").write_bytes(b"x")
+    for name in ("pipe", "loop", "kg.tgz"):
+        with pytest.raises(DataError, match=rf"{name}: "):
+            import_graph("g", [tmp_path / name], ImportSettings())

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from clew.errors import DataError, described, quoted
 from clew.files import expanded
-from clew.input_files import COMPRESSIONS, checked_blocks
+from clew.input_files import COMPRESSIONS, UNPACKING, checked_blocks, unpacked
 
 UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
 SUFFIXES: dict[str, UnitKind] = {
@@ -98,7 +98,7 @@ def _units_of_file(path: Path, unit_bytes: int) -> list[Unit]:
     if kind == "parquet":
         with _parquet(path) as file:
             return [Unit(kind, str(path), group) for group in range(file.metadata.num_row_groups)]
-    if path.suffix in COMPRESSIONS:
+    if path.suffix.lower() in COMPRESSIONS:
         return [Unit(kind, str(path))]
     cuts = _line_cuts(path, unit_bytes)
     return [
@@ -137,14 +137,13 @@ def _blocks(unit: Unit) -> Iterator[bytes]:
     try:
         with pa.OSFile(unit.path) as raw:
             raw.seek(unit.start)
-            kind = COMPRESSIONS.get(path.suffix)
-            stream = pa.CompressedInputStream(raw, kind) if kind else raw
-            for block in checked_blocks(path, path.stat().st_size, stream, PIECE_BYTES):
+            size = path.stat().st_size
+            for block in checked_blocks(path, size, unpacked(raw, path), PIECE_BYTES):
                 yield block[:left]
                 left -= len(block)
                 if left <= 0:
                     return
-    except OSError as error:
+    except UNPACKING as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{path}: cannot be read ({reason}); expected a complete file") from None
 

@@ -25,6 +25,7 @@ from clew.link_prediction.other_formats import (
     QUALIFIERS,
     RDF,
     check_is_read,
+    read_aliases,
     read_arrays,
     read_json,
     read_json_lines,
@@ -90,6 +91,8 @@ NOT_OF_FACTS = (*NODE_ROLES, "unused")
 NEO4J = re.compile(r"(?s)(.*):(START_ID|END_ID|TYPE|ID|LABEL|IGNORE)(?:\((.*)\))?(?:\{.*\})?")
 NEO4J_ROLES = {"START_ID": "head", "END_ID": "tail", "TYPE": "relation", "LABEL": "kind"}
 
+WIKIDATA5M = re.compile(r"(?i)wikidata5m_(entity|relation)\.txt")
+HOLDS_ALIASES: dict[str, Holds] = {"entity": "nodes", "relation": "relations"}
 OF_RELATIONS = re.compile(
     r"(?i)(?:^|[^a-z])rel(?:ation[a-z]*|idx|ids?|names?|types?|s)?(?:[^a-z]|$)"
 )
@@ -163,6 +166,15 @@ def read_file(
         said = [""] * (len(tables) - 1) + [columns]
         of_each = [_by_name(path, *t, c, "JSON") for t, c in zip(tables, said, strict=True)]
         return [part for parts in of_each for part in parts]
+    return _read_text(path, columns, header, names)
+
+
+def _read_text(path: Path, columns: str, header: bool, names: Sequence[str]) -> list[Part]:
+    """Read a table of text."""
+    if of_wikidata := WIKIDATA5M.fullmatch(unpacked_name(path)):
+        aliases, holds = read_aliases(path), HOLDS_ALIASES[of_wikidata[1].lower()]
+        numbers = range(1, len(aliases["id"]) + 1)
+        return [Part(path, f"Wikidata5m's names of {holds}", holds, aliases, numbers)]
     chosen = {name.strip() for name in re.findall(r"=\s*([^\d\s,][^,]*)", columns)}
 
     def are_names(words: Sequence[str]) -> bool:

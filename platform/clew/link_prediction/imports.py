@@ -41,8 +41,11 @@ from clew.link_prediction.vocabulary import Kind, Vocabulary
 EDGE_MAPS = ("edge_map.json", "relations.en.json")
 IGNORED = re.compile(
     r"(?i)(?:^|[^a-z])(?:readme|licen[cs]e)(?:[^a-z]|$)|"
-    r"\.(md|pdf|py|html|yaml|yml|log|png|npy|pckl|del)$|^\."
+    r"\.(md|pdf|py|html|yaml|yml|log|png|npy|pckl|del|sh|tar|tar\.[a-z0-9]+|tgz|tbz2?|txz|7z|rar)$|"
+    r"^wikidata5m_text\.|^\."
 )
+BESIDE_OPENKE = re.compile(r"(?i)(type_constrain|test2id_all|[1n]-[1n])\.txt")
+"""Files that OpenKE makes of the facts in `train2id.txt` and `test2id.txt`."""
 LAST_CHOICE = re.compile(r"(?i)\.(json|jsonld|rdf|owl|xml|n3)$")
 """Files that are read, or refused, only where a folder has no others: often they say no facts."""
 MAX_NAMED = 10
@@ -87,6 +90,9 @@ def import_graph(
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         left = f"; not read: {found.notes['files not read']}" if not_read else ""
         raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts{left}")
+    empty = [p.path for p in parts if p.holds == "facts" and not p.num_rows]
+    if empty and not any(part.holds == "facts" and part.num_rows for part in parts):
+        raise DataError(f"{empty[0]}: only the names of columns; expected rows of facts")
     names = FileNames(splits, are_given=True) if splits else file_names(parts, paths, found)
     columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)
@@ -144,9 +150,10 @@ def _files(path: Path, ignored: list[Path]) -> Iterator[Path]:
         of_ogb = [split.parents[2] for split in sorted(path.rglob("split/*/train.pt"))]
         roots = [root / name for root in of_ogb for name in ("split", "mapping")] or [path]
         inner = sorted(inner for root in roots for inner in root.rglob("*"))
+        ignored += [p for p in inner if not p.is_file() and not p.is_dir()]  # pipes, dead links
         for file in _chosen([file for file in inner if file.is_file()], ignored):
             yield from _files(file, ignored)
-    elif path.suffix == ".zip" and path.is_file():
+    elif path.suffix.lower() == ".zip" and path.is_file():
         try:
             with zipfile.ZipFile(path) as archive:
                 members = sorted(n for n in archive.namelist() if not n.endswith("/"))
@@ -162,6 +169,8 @@ def _files(path: Path, ignored: list[Path]) -> Iterator[Path]:
 def _chosen(files: Sequence[Path], ignored: list[Path]) -> list[Path]:
     """Return the files of a folder that are read; add the others to a list."""
     tables = [f for f in files if f.name not in EDGE_MAPS and not IGNORED.search(unpacked_name(f))]
+    openke = {file.parent for file in files if file.name == "train2id.txt"}
+    tables = [f for f in tables if f.parent not in openke or not BESIDE_OPENKE.fullmatch(f.name)]
     first = [file for file in tables if not LAST_CHOICE.search(unpacked_name(file))]
     chosen = {*(first or tables), *(file for file in files if file.name in EDGE_MAPS)}
     ignored += [file for file in files if file not in chosen]

@@ -52,6 +52,20 @@ NOT_READ = {
 """Formats that are refused by name; entities of XML can fill the memory."""
 
 
+def read_aliases(path: Path) -> dict[str, Texts]:
+    """Read Wikidata5m's aliases: an identifier and its names; the first one is the label."""
+    lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
+    try:
+        rows = [line.decode().split("\t", 2) for line in lines]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 ({described(error)})") from None
+    return {
+        "id": as_texts([row[0] for row in rows]),
+        "name": as_texts(["".join(row[1:2]) for row in rows]),
+        "synonyms": as_texts(["".join(row[2:]).replace("\t", LIST_SEPARATOR) for row in rows]),
+    }
+
+
 def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
     try:
         with pq.ParquetFile(path) as file:
@@ -128,7 +142,19 @@ def _of_hetionet(path: Path, nodes: Any, edges: Any) -> list[list[dict[str, Any]
 def read_json_lines(path: Path) -> tuple[list[str], list[Texts]]:
     """Read objects, one on each line, as a table of text; lists are joined by `|`."""
     lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
-    return _as_table(path, ((f"{path}, line {i}", line) for i, line in enumerate(lines, 1)))
+    return _as_table(path, _without_blank_end(path, lines))
+
+
+def _without_blank_end(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield lines with their places; blank ones may only be at the end."""
+    blank = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            blank = blank or number
+        elif blank:
+            raise DataError(f"{path}, line {blank}: a blank line; expected a record of JSON")
+        else:
+            yield f"{path}, line {number}", line
 
 
 def _as_table(
@@ -289,7 +315,7 @@ def _torch_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 def read_arrays(path: Path) -> dict[str, Texts]:
     """Read OGB's arrays: head, relation and tail, with head_type and tail_type if there are any."""
-    read = npz_arrays if path.suffix == ".npz" else _torch_arrays
+    read = npz_arrays if path.suffix.lower() == ".npz" else _torch_arrays
     found = read(path, ("head", "relation", "tail", "head_type", "tail_type"))
     are_names = all(values.dtype.kind in "iuUS" for values in found.values())
     sizes = {values.size for values in found.values()}

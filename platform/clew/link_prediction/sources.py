@@ -1,7 +1,7 @@
 """Finds, reads and describes the graph of a configuration: a data set, files, a packed file.
 
 A named data set is a folder with `train.txt` and optionally `valid.txt` and `test.txt`. Each file
-can be compressed, as `.gz` or `.zst`. `umls` comes with the package. Other data sets are in the
+can be compressed (`.gz`, `.bz2`, `.xz`, `.zst`). `umls` comes with the package. Others are in the
 folder that the environment variable CLEW_DATA names. If the configuration names no other files,
 labels are read from the data set's folder: `entity_names.tsv` for entities, and `edge_map.json`,
 `relations.en.json`, `relation_names.tsv` or `relation2text.txt` for relations.
@@ -115,7 +115,7 @@ def files_of_folder(folder: Path) -> GraphFiles:
     """Return the files of a data set's folder; validation, test and labels can be missing."""
     train = _only_file(folder, _split_names("train"))
     if train is None:
-        raise DataError(f"{folder}: no train.txt, train.txt.gz or train.txt.zst in this folder")
+        raise DataError(f"{folder}: no train.txt, plain or compressed, in this folder")
     return GraphFiles(
         train,
         valid=_only_file(folder, _split_names("valid")),
