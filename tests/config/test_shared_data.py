@@ -21,7 +21,10 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("given", ["secret.txt", "shared/../secret.txt", "shared/link.txt", "."])
+@pytest.mark.parametrize(
+    "given",
+    ["secret.txt", "shared/../secret.txt", "shared/link.txt", ".", "a.zip/train.txt", "new/folder"],
+)
 def test_other_files_are_refused_by_whatever_name(shared: Path, given: str) -> None:
     path = str(shared.parent / given)
     own = str(shared / "train.txt")
@@ -29,6 +32,7 @@ def test_other_files_are_refused_by_whatever_name(shared: Path, given: str) -> N
         TripleData(train=path),
         TripleData(path=path),
         *(TripleData(train=own, **{key: path}) for key in ("valid", "exclude", "edge_map")),
+        TokenData(name="stories", packed=path),
         TokenData(dataset=path),
         TokenData(dataset=own, tokenizer=path),
         ImageSequenceData(path=path),
@@ -40,7 +44,13 @@ def test_other_files_are_refused_by_whatever_name(shared: Path, given: str) -> N
 
 def test_shared_files_and_named_data_sets_are_read(shared: Path) -> None:
     own = str(shared / "train.txt")
-    for data in (TripleData(train=own), TripleData(name="umls"), TokenData(dataset=own)):
+    for data in (
+        TripleData(train=own),
+        TripleData(name="umls"),
+        TokenData(dataset=own, tokenizer="bpe"),
+        TokenData(dataset="somebody/stories"),
+        TokenData(dataset=own, packed=str(shared / "packed")),
+    ):
         require_shared(data)
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from clew.api.explanations import triple_table
 from clew.influence.link_prediction import report as report_module
@@ -23,7 +24,14 @@ from clew.link_prediction.leakage import RelationPair
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.influence_forms import CSV_COLUMNS
-from clew.runs.influence_report import CONVE_PARTS, read_influence_json
+from clew.runs.influence_report import (
+    CONVE_PARTS,
+    PathRecord,
+    PathStep,
+    Term,
+    TripleRecord,
+    read_influence_json,
+)
 from clew.runs.reading.facts import answer, evidence, paths_of, untrained_sentence
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.spreadsheets import restored
@@ -173,6 +181,16 @@ def test_a_step_of_many_facts_keeps_the_strongest_and_their_number(tmp_path, num
     (told,) = paths_of(replace(searched, paths=(before,))).found
     assert told.of == " of 5 of at least 5 facts"
     assert "and possibly more" in told.steps[0]
+
+
+@pytest.mark.parametrize("counts", [(0, 1), (1,), (1, 1, 1)])
+def test_counts_that_contradict_a_path_are_refused(counts):
+    fact = PathStep(TripleRecord(Term("a", "a"), Term("r", "r"), Term("b", "b")), 0)
+    assert PathRecord(1.0, ((fact,), (fact,)), (1, 2)).is_whole is False
+    with pytest.raises(ValidationError):
+        PathRecord(1.0, ((fact,), (fact,)), counts)
+    with pytest.raises(ValidationError):
+        PathRecord(1.0, ((fact,), ()))
 
 
 def test_between_an_entity_and_itself_no_path_is_searched(tmp_path):

@@ -67,7 +67,18 @@ SCORED = table([(*row, "700", "SOURCE") for row in FACTS])
         ({"edges.csv": SCORED, "TN_edges.csv": table([("x", "r0", "y", "9", "S")])}, (24, 0, 0), 1),
         ({"a.tsv": table(FACTS), "hardNegatives.tsv": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
         ({"a.tsv": table(FACTS), "negatives/a.tsv": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
-        ({"a.tsv": table(FACTS[1:]), "negative_regulation.tsv": table(FACTS[:1])}, (24, 0, 0), 0),
+        ({"a.tsv": table(FACTS), "negative.txt": "n0\tr0\tn1\n"}, (24, 0, 0), 1),
+        *(
+            ({"a.tsv": table(FACTS[1:]), name: table(FACTS[:1])}, (24, 0, 0), 0)
+            for name in (
+                "negative_regulation.tsv",
+                "triple_negative_breast_cancer.tsv",
+                "negative_allosteric_modulator.tsv",
+                "HIV_negative.tsv",
+                "tn.tsv",
+                "false_positives/a.tsv",
+            )
+        ),
         ({"negative_edges.tsv": marked("no", "yes", "head\trelation\ttail\ttruth")}, (16, 0, 0), 8),
     ],
 )
@@ -132,6 +143,21 @@ def test_a_column_beside_a_relation_says_what_is_true(
     found = read(tmp_path / "in", {"a.tsv": text})
     assert facts(found) == sorted(KEPT)
     assert any(name in note for note in found.notes.values())
+
+
+@pytest.mark.parametrize("name", ["class", "edge_class", "target", "valid", "is_valid", "gold"])
+def test_a_named_column_that_may_deny_is_asked_for(tmp_path: Path, name: str) -> None:
+    text = marked("0", "1", f"head\trelation\ttail\t{name}")
+    with pytest.raises(DataError):
+        read(tmp_path / "in", {"a.tsv": text})
+    assert facts(read(tmp_path / "in", {}, columns=f"unused={name}")) == sorted(FACTS)
+    assert facts(read(tmp_path / "in", {}, columns=f"stated={name}")) == sorted(KEPT)
+
+
+@pytest.mark.parametrize("values", [("negative", "positive"), ("-", "+"), ("false", "true")])
+def test_the_sign_of_an_effect_denies_nothing(tmp_path: Path, values: tuple[str, str]) -> None:
+    text = marked(*values, "head\trelation\ttail\tpolarity")
+    assert facts(read(tmp_path / "in", {"a.tsv": text})) == sorted(FACTS)
 
 
 def test_a_label_that_is_a_text_denies_nothing(tmp_path: Path) -> None:

@@ -531,3 +531,13 @@ def test_numbered_copies_beside_triples_are_left_out(tmp_path):
     files = {"train.txt": lines(SOME), "train.del": "0\t0\t1\n", "entity_ids.del": "0\ta0\n",
              "train.del-True-t-False.pckl": b"\0\1", "dataset.yaml": "dataset:"}  # fmt: skip
     assert facts(read(tmp_path, files)) == sorted(set(SOME))
+
+
+@pytest.mark.parametrize("name", ["/secret.tsv", "../secret.tsv", "a/../../secret.tsv"])
+def test_a_zip_file_gives_no_files_beside_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.tsv").write_text("a\tr\tb\n")
+    outside = str(tmp_path / "secret.tsv") if name.startswith("/") else name
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "graph.zip").write_bytes(zipped({outside: "c\tr\td\n"}))
+    with pytest.raises(DataError):
+        import_graph("g", [tmp_path / "in" / "graph.zip"], ImportSettings())

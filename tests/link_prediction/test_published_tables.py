@@ -192,7 +192,7 @@ def test_two_ends_and_a_score_are_facts_of_one_relation(tmp_path, names):
     width = len(names.split())
     rows = [(h, t, "5", "7")[:width] for h, _, t in DISTINCT]
     found = read(tmp_path, {"string.links.v12.txt": lines([names.split(), *rows], " ")})
-    assert facts(found) == sorted({(h, "string", t) for h, _, t in DISTINCT})
+    assert facts(found) == sorted({(h, "string.links.v12", t) for h, _, t in DISTINCT})
 
 
 @pytest.mark.parametrize("start", ["", "molecule other strength\n"])

@@ -52,6 +52,12 @@ def test_training_with_validation_is_training(tmp_path: Path) -> None:
     assert sizes(read(tmp_path / "in", content)) == (20, 0, 4)
 
 
+@pytest.mark.parametrize("name", ["test-dev.txt", "valid_test.txt", "dev_test.txt"])
+def test_what_is_held_out_for_both_is_not_trained_on(tmp_path: Path, name: str) -> None:
+    content = {"train.txt": FACTS[:20], name: FACTS[20:]}
+    assert sizes(read(tmp_path / "in", content)) == (20, 0, 4)
+
+
 def test_folders_that_are_given_one_by_one_give_splits(tmp_path: Path) -> None:
     content = {f"{split}/part-0.tsv": rows for split, rows in SHARES.items()}
     assert sizes(read(tmp_path / "test_data", content, *SHARES)) == (17, 3, 4)

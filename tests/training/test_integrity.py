@@ -130,6 +130,11 @@ def test_a_model_larger_than_its_file_is_refused_before_it_takes_memory(written:
     with pytest.raises(CheckpointError):
         read_model(written, build)
     assert len(built) < 8
+    built.clear()
+    (written / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError):
+        read_model(written, build)
+    assert not built
 
 
 def test_each_file_is_hashed_once_for_a_load(

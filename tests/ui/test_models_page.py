@@ -51,7 +51,7 @@ def test_the_version_to_go_back_to_after_a_promotion_was_killed(
     page: Open, registered: Recorded, tag: str, shown_tag: bool
 ) -> None:
     registered.client.set_registered_model_alias("clew <i>x", names.ALIAS_PREVIOUS, "2")
-    registered.client.set_model_version_tag("clew <i>x", "2", names.TAG_FORMER, tag)
+    registered.client.set_model_version_tag("clew <i>x", "2", f"{names.TAG_FORMER}.champion", tag)
     app = page("models", registered.uri)
     assert ("rollback" in {button.key for button in app.button}) is shown_tag
     assert (f"Version {tag} answers questions again" in shown(app)) is shown_tag

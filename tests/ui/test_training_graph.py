@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from clew import names
-from clew.errors import DataError
+from clew.errors import ConfigError, DataError
+from clew.ui import access
 from clew.ui.components import graph
 from clew.ui.components.training_graph import training_graph
 from tests.recorded import UMLS, Recorded
@@ -52,6 +53,20 @@ def test_an_entity_is_drawn_with_a_few_of_its_neighbours(page: Open, own: Record
     app = button.click().run()
     assert app.query_params[graph.UNFOLDED] in (HUB, [HUB])
     assert f"Of its {len(whole.around(HUB)):,} neighbours" in shown(app)
+
+
+def test_where_people_sign_in_other_files_are_not_read(
+    own: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = own.files("fp32 1", names.ARTIFACT_CONFIG_YAML)
+    config = yaml.safe_load(path.read_text())
+    (tmp_path / "train.txt").write_text("hunter2\n")
+    config["data"] = {"kind": "triples", "train": str(tmp_path / "train.txt")}
+    path.write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(access, "is_configured", lambda: True)
+    with pytest.raises(ConfigError) as refused:
+        training_graph(own.runs["fp32 1"])
+    assert "hunter2" not in str(refused.value)
 
 
 def test_data_that_have_changed_are_not_guessed(page: Open, own: Recorded, tmp_path: Path) -> None:

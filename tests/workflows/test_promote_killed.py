@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from clew import names
 from clew.runs.registry import Registry
 from clew.workflows.gate import Check, Gate
-from clew.workflows.promote import PromotionRequest, promote, rollback
+from clew.workflows.promote import PromotionRequest, hand_over, promote, rollback
 from tests.workflows.test_promote import Crown, aliases, champion
 from tests.workflows.trained import TrainedStore
 
@@ -171,3 +171,19 @@ def test_a_rollback_that_was_cut_off_goes_on_when_repeated(
             assert aliases(name) == {"champion": number, "previous": other}
         step += 1
     assert seen == {("2", "1"), ("2", "2"), ("1", "2")}
+
+
+def test_each_alias_has_its_own_way_back(
+    three: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, registry = "two ways", Registry.connect()
+    three(name)
+    for alias, number in (("prod", "2"), ("prod-previous", "3")):
+        registry.set_alias(name, alias, number)
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "move_alias", lambda *given, **options: cut_off_after(0)())
+        for alias in ("champion", "prod"):
+            with pytest.raises(CutOff):
+                hand_over(registry, registry.version(name, "3"), alias, registry.version(name, "2"))
+    assert rollback(name).number == "1"
+    assert rollback(name, "prod").number == "3"

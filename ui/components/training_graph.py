@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from clew import names
-from clew.config.data import TripleData
+from clew.config.data import TripleData, require_shared
 from clew.config.load import from_mapping
 from clew.errors import DataError
 from clew.files import expanded
@@ -17,6 +17,8 @@ from clew.influence.link_prediction.proximity import Neighbourhood
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
 from clew.runs.reading.runs import find_run, read_config, started_in
+from clew.ui import access
+from clew.ui.components import jobs
 
 
 def config_here(run_id: str) -> dict[str, Any]:
@@ -73,6 +75,8 @@ def training_graph(run_id: str) -> TrainingGraph:
     trained_on = find_run(run_id).tags.get(names.TAG_DATA_FINGERPRINT, "")
     data = from_mapping(config_here(run_id)).data
     assert isinstance(data, TripleData)
+    if access.is_configured():
+        require_shared(data, jobs.folders_of_data())
     graph = load_graph(data)
     if graph.fingerprint != trained_on:
         raise DataError(

@@ -53,7 +53,7 @@ def _model(model: RegisteredModel) -> None:
                 basics.link("ask", "Ask the champion", model=ticked.model)
     previous = str(model.aliases.get(names.ALIAS_PREVIOUS))
     if current is not None and previous == str(current.version):  # a promotion was killed
-        previous = current.tags.get(names.TAG_FORMER, "")
+        previous = current.tags.get(f"{names.TAG_FORMER}.{names.ALIAS_CHAMPION}", "")
     if not previous.isdecimal() or model.champion is None:
         return
     with st.popover(f"Roll back to version {previous}"):

@@ -177,22 +177,30 @@ def looked_up_in(folder: str, data: "DataConfig") -> "DataConfig":
     return data.model_copy(update=found)
 
 
-def require_shared(data: "DataConfig") -> None:
-    """Refuse files outside the folders that `CLEW_ONLY_DATA_IN` names, if it is set.
+def require_shared(data: "DataConfig", allowed: str | None = None) -> None:
+    """Refuse files outside the `allowed` folders, by default those of `CLEW_ONLY_DATA_IN` if set.
 
     The dashboard sets it for people who sign in: a model names its data, so whoever made it could
-    let them read any file of the server.
+    let them read any file of the server, or write next to it. A file need not exist to be refused:
+    it can be one in a zip file.
     """
-    allowed = os.environ.get(ONLY_DATA_VARIABLE)
+    allowed = os.environ.get(ONLY_DATA_VARIABLE) if allowed is None else allowed
     if allowed is None:
         return
     for name in data.paths:
         given = getattr(data, name)
-        if given and expanded(given).exists() and not is_in_one_of(given, allowed):
+        if given and not _is_no_file(name, given) and not is_in_one_of(given, allowed):
             raise ConfigError(
                 f"data.{name} is not in ${DATA_VARIABLE}, and people who sign in read only data "
                 "there; put the data set into that folder, or use the command line"
             )
+
+
+def _is_no_file(name: str, given: str) -> bool:
+    """Whether a value names a kind of tokenizer, or a data set of Hugging Face."""
+    path = expanded(given)
+    is_here = path.is_absolute() or os.path.lexists(path.parts[0] if path.parts else "")
+    return given in {"bytes", "bpe"} if name == "tokenizer" else name == "dataset" and not is_here
 
 
 DataConfig = Annotated[TripleData | TokenData | ImageSequenceData, Field(discriminator="kind")]

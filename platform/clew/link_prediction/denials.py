@@ -33,10 +33,12 @@ BEFORE = "(is|has|was|edge|biolink|association|statement|fact|assertion)*"
 AFTER = "(value|flag|bool|boolean)*"
 NEGATED_NAME = re.compile(f"{BEFORE}(negated|negative|negation|neg|not|denied){AFTER}")
 STATED_NAME = re.compile(f"{BEFORE}(true|truth|stated|correct){AFTER}(label)?")
-MAY_BE_STATED_NAME = re.compile(
-    f"{BEFORE}(labels?|class|target|y|gold|polarity|positive|valid|exists|holds){AFTER}"
-)
+LABEL_NAME = re.compile(f"{BEFORE}labels?{AFTER}")
 """Names of columns that say whether a fact is true, if their values are true and false."""
+MAY_BE_STATED_NAME = re.compile(
+    f"{BEFORE}(labels?|class|target|y|gold|positive|valid|exists|holds){AFTER}"
+)
+"""Names of columns that can say it; all but the labels are asked for."""
 QUALIFIER_NAME = re.compile("qualifier|modifier")
 NOT_IN_A_LIST = r"(?i)(^|[|;,])\s*not\s*([|;,]|$)"
 ONLY_NOT = r"^\s*NOT\s*(\||$)"
@@ -44,8 +46,14 @@ ONLY_NOT = r"^\s*NOT\s*(\||$)"
 NEGATIVE_WORDS = {
     "negative", "negatives", "neg", "negs", "tn", "negated", "denied", "false", "corrupted",
 }  # fmt: skip
-OTHER_NEGATIVES = {"gram", "regulation", "regulations", "regulates", "correlation", "correlations"}
-"""Words beside which `negative` is a word of the subject: `negative_regulation.tsv`."""
+ALWAYS_NEGATIVE, NEVER_ALONE = {"negatives", "negs"}, {"tn", "false"}
+DATA_WORDS = {
+    "train", "training", "valid", "validation", "val", "dev", "eval", "test", "testing", "holdout",
+    "edge", "edges", "triple", "triples", "fact", "facts", "link", "links", "sample", "samples",
+    "example", "examples", "data", "set", "list", "all", "hard", "random", "easy", "tp", "kg",
+}  # fmt: skip
+"""Words beside which `negative` speaks of the data. In `negative_regulation.tsv` it does not."""
+SUFFIXES = {"csv", "tsv", "tab", "txt", "sif", "nt", "nq", "ttl", "json", "jsonl", "parquet"}
 
 
 def words_of(text: str) -> list[str]:
@@ -55,8 +63,19 @@ def words_of(text: str) -> list[str]:
 
 def says_negative(name: str) -> bool:
     """Return whether the name of a file or folder says that its facts are denied."""
-    words = {*words_of(name)}
-    return bool(words & NEGATIVE_WORDS) and not words & OTHER_NEGATIVES
+    words = [word for word in words_of(name) if word not in SUFFIXES]
+    if ALWAYS_NEGATIVE & {*words}:
+        return True
+    said = [place for place, word in enumerate(words) if word in NEGATIVE_WORDS]
+    others = [word for word in words if word not in NEGATIVE_WORDS]
+    is_alone = not DATA_WORDS & {*others} and bool(NEVER_ALONE & {*words})
+    only_data = DATA_WORDS.issuperset(others) and not is_alone
+    return bool(said) and (only_data or any(DATA_WORDS & {*words[p + 1 : p + 2]} for p in said))
+
+
+def may_say_negative(name: str) -> bool:
+    """Return whether a name has a word for denied facts, whatever it speaks of."""
+    return bool(NEGATIVE_WORDS & {*words_of(name)})
 
 
 def flag_of(name: str, column: Texts) -> tuple[Flag, Texts] | None:
@@ -64,7 +83,8 @@ def flag_of(name: str, column: Texts) -> tuple[Flag, Texts] | None:
     joined = "".join(words_of(name))
     if NEGATED_NAME.fullmatch(joined):
         return "negated", column
-    if STATED_NAME.fullmatch(joined) or may_be_flag(name, column):
+    is_label = LABEL_NAME.fullmatch(joined) and may_be_flag(name, column)
+    if STATED_NAME.fullmatch(joined) or is_label:
         return "stated", column
     pattern = NOT_IN_A_LIST if QUALIFIER_NAME.search(joined) else ONLY_NOT
     is_not = pc.match_substring_regex(column.dictionary, pattern)

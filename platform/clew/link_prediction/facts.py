@@ -236,6 +236,8 @@ def _splits_of(part: Part, names: FileNames) -> np.ndarray:
         return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
     column = part.columns["split"]
     texts, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
+    if all(text.isdigit() for text in texts):  # of cross-validation
+        return np.full(part.num_rows, -1, np.int8)
     numbers = np.array([SPLITS.index(s) if (s := split_of(t)) else -1 for t in texts], np.int8)
     is_wrong = np.array([not (split_of(t) or t.strip().lower() in NO_VALUE) for t in texts], bool)
     if (rows := np.flatnonzero(is_wrong[codes])).size:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from clew.input_files import unpacked_name
-from clew.link_prediction.denials import says_negative, words_of
+from clew.link_prediction.denials import may_say_negative, says_negative, words_of
 from clew.link_prediction.descriptions import Noticed
 from clew.link_prediction.formats import Part
 from clew.link_prediction.triples import Split
@@ -43,6 +43,8 @@ def split_of(text: str) -> Split | None:
     found = {SPLIT_OF[word] for word in SPLIT_NAME.findall("_".join(words_of(text)))}
     if found == {"train", "valid"}:  # both are for training
         return "train"
+    if found == {"valid", "test"}:  # held out, whatever for
+        return "test"
     return found.pop() if len(found) == 1 else None
 
 
@@ -56,6 +58,9 @@ def file_names(parts: Sequence[Part], roots: Sequence[Path], found: Noticed) -> 
     """
     names = {part.path: _names(part.path, roots) for part in parts if part.holds == "facts"}
     negative = frozenset(path for path, said in names.items() if any(map(says_negative, said)))
+    for path in names.keys() - negative:
+        if any(map(may_say_negative, names[path])):
+            found.note("facts", f"those of {path.name} hold: its name speaks of something else")
     in_columns = {part.path for part in parts if "split" in part.columns}
     splits: dict[Path, Split] = {}
     for path, said in names.items():

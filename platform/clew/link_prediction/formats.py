@@ -271,7 +271,7 @@ def _finish_facts(
 def _name_relation(part: Part) -> None:
     """Name the relation after the file, if no column names it."""
     if "relation" not in part.columns:
-        stem = unpacked_name(part.path).partition(".")[0]
+        stem = Path(unpacked_name(part.path)).stem
         part.notes["relation"] = f"no column names it; it is {stem!r}, the name of the file"
         zeros = pa.array(np.zeros(part.num_rows, np.int32))
         part.columns["relation"] = Texts.from_arrays(zeros, pa.array([stem]))
@@ -283,9 +283,16 @@ def _take_denials(
     """Add those other columns that say which facts are denied; return their numbers."""
     denying = []
     for index, name in enumerate(names):
-        if index not in taken and (said := flag_of(name, table[index])):
+        if index in taken:
+            continue
+        if said := flag_of(name, table[index]):
             part.columns[f"{said[0]} {name} (column {index + 1})".replace("  ", " ")] = said[1]
             denying.append(index)
+        elif may_be_flag(name, table[index]):
+            raise DataError(
+                f"{part.path}: {quoted(name)} holds only true and false, which can deny facts, or "
+                f"mean something else; say which: --columns stated={name} or unused={name}"
+            )
     if denying:
         shown = ", ".join(printable(names[i]) or f"column {i + 1}" for i in denying)
         part.notes["true or denied"] = f"taken from {shown}"

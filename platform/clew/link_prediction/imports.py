@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.config.data import ImportSettings
-from clew.errors import ConfigError, DataError, counted, described, printable
+from clew.errors import ConfigError, DataError, counted, described, printable, quoted
 from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
@@ -159,6 +159,8 @@ def _files(path: Path, ignored: list[Path]) -> Iterator[Path]:
                 members = sorted(n for n in archive.namelist() if not n.endswith("/"))
         except (OSError, zipfile.BadZipFile) as error:
             raise DataError(f"{path}: not a zip file ({described(error)})") from None
+        if outside := [n for n in members if n.startswith("/") or ".." in Path(n).parts]:
+            raise DataError(f"{path}: holds {quoted(outside[0])}, a path out of it; pack it again")
         yield from _chosen([path / name for name in members], ignored)
     else:
         if archive_of(path) is None:

@@ -10,6 +10,7 @@ name; they are equal if a data set has no labels.
 """
 
 import json
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, field
@@ -129,11 +130,17 @@ class PathRecord:
     counts: tuple[int, ...] = ()
     """Empty in older reports, whose steps hold the first `HELD_BEFORE` facts of unknown many."""
 
+    def __post_init__(self) -> None:
+        held = [len(facts) for facts in self.steps]
+        counts = [*self.counts] or held
+        if len(counts) != len(held) or any(map(operator.lt, counts, held)) or not all(held):
+            raise ValueError(f"counts {counts} of a path whose steps hold {held} facts")
+
     @property
     def is_whole(self) -> bool:
         """Whether the steps are known to hold every fact."""
         held = [len(facts) for facts in self.steps]
-        return [*self.counts] == held if self.counts else max(held) < HELD_BEFORE
+        return [*self.counts] == held if self.counts else max(held, default=0) < HELD_BEFORE
 
     @property
     def numbers(self) -> Iterator[tuple[tuple[PathStep, ...], int, str]]:

@@ -18,7 +18,6 @@ The module `manifest` describes the manifest and how files are checked against i
 
 import hashlib
 import logging
-import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -157,7 +156,9 @@ def read_model(folder: Path, build: Callable[[], M]) -> M:
     """
     path = folder / MODEL_FILE
     files = [path, *(folder / name for name in rows_files(read_manifest(folder).sha256))]
-    num_bytes = sum(file.stat().st_size if file.is_file() else math.inf for file in files)
+    if missing := [file for file in files if not file.is_file()]:
+        raise CheckpointError(f"{missing[0]}: no such file; the checkpoint is incomplete")
+    num_bytes = sum(file.stat().st_size for file in files)
     try:
         with DrawingApart(num_bytes + SPARE_NUMBERS):
             model = build()

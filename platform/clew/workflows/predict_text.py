@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from clew.config.data import TokenData
+from clew.config.data import TokenData, require_shared
 from clew.config.eigenstate import EigenstateLMModel
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.files import working_folder
@@ -99,6 +99,7 @@ def open_text_model(source: ModelSource) -> TextModel:
         except (CheckpointError, TrackingError):
             assert isinstance(config.data, TokenData)
             assert isinstance(config.model, EigenstateLMModel)
+            require_shared(config.data)
             tokens = load_tokens(config.data, window=config.model.max_seq_len)
             text, tokenizer = tokens.packed.manifest, tokens.tokenizer
             check_fingerprint(source, text.fingerprint)

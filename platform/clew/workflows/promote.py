@@ -151,8 +151,8 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
     previous, registry = alias_beside(alias, names.ALIAS_PREVIOUS), Registry.connect()
     now = registry.version_at(name, alias)
     number = registry.aliases(name).get(previous)
-    if number == now.number:  # a process died in `_hand_over`
-        number = now.tags.get(names.TAG_FORMER)
+    if number == now.number:  # a process died in `hand_over`
+        number = now.tags.get(f"{names.TAG_FORMER}.{alias}")
     if number is None:
         raise TrackingError(
             f"version {now.number} is the first {alias} of {name!r}: there is no earlier one to go "
@@ -160,7 +160,7 @@ def rollback(name: str, alias: str = "", *, dry_run: bool = False) -> PromotionR
         )
     former = registry.version(name, number)
     if not dry_run:
-        _hand_over(registry, former, alias, now)
+        hand_over(registry, former, alias, now)
         registry.tag(former, {names.TAG_ROLLED_BACK_BY: acting_person()})
     done, becomes = ("dry run, nothing written", "would be") if dry_run else ("rolled back", "is")
     outcome = (
@@ -214,7 +214,7 @@ def _end_dead_promotions(registry: Registry) -> None:
         left.finish("KILLED")
 
 
-def _hand_over(
+def hand_over(
     registry: Registry, version: RegisteredVersion, alias: str, former: RegisteredVersion | None
 ) -> None:
     """Give a version an alias; the version that had it becomes `previous`.
@@ -227,7 +227,7 @@ def _hand_over(
         previous = alias_beside(alias, names.ALIAS_PREVIOUS)
         before = registry.aliases(version.name).get(previous, former.number)
         if before != former.number:
-            registry.tag(former, {names.TAG_FORMER: before})
+            registry.tag(former, {f"{names.TAG_FORMER}.{alias}": before})
         registry.set_alias(version.name, previous, former.number)
     expected = former.number if former else None
     registry.move_alias(version.name, alias, version.number, expected=expected)
@@ -298,7 +298,7 @@ class Challenge:
             tracker.tags({names.TAG_FORCED_BECAUSE: self.force})
         self.registry.tag(version, verdict | {names.TAG_PROMOTED_BY: acting_person()})
         try:
-            _hand_over(self.registry, version, self.alias, self.gate.champion)
+            hand_over(self.registry, version, self.alias, self.gate.champion)
         except PromotionRefused as error:
             return self._refuse(version, checks, str(error))
         outcome = f"{'forced' if failed else 'promoted'}: version {version.number} of {self.name} "

@@ -295,7 +295,8 @@ def _run(
             point.put_aside()
             trainer.checkpointer.adopt([*point.earlier, point.checkpoint], point.best)
     subject, watched = SUBJECTS[config.data.kind], watched_at(config, tracker)
-    data, findings = subject.describe_data(trainer.task), subject.findings(trainer.task)
+    data = subject.describe_data(trainer.task)
+    findings = subject.findings(trainer.task) if trainer.world.is_main else []
     trainer.reports.begin(trainer, data, findings, watched)
     reset_gpu_peaks(trainer.precision.device)
     reset_process_peak()

@@ -240,7 +240,7 @@ def _held_lock(folder: Path) -> FileLock:
         Timeout: Another process holds the lock.
     """
     try:
-        lock = FileLock(lock_of(folder), timeout=0, fallback_to_soft=False)
+        lock = FileLock(lock_of(folder), timeout=0, mode=0o666, fallback_to_soft=False)
         Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
