@@ -10,6 +10,7 @@ import pytest
 from clew import input_files
 from clew.config.data import ImportSettings
 from clew.errors import DataError
+from clew.link_prediction import tables
 from clew.link_prediction.imports import import_graph
 from tests.link_prediction.test_imports import facts, lines, read
 
@@ -39,6 +40,23 @@ def test_a_stray_quote_in_any_column_swallows_no_row(tmp_path):
 def test_a_value_may_have_several_lines_and_a_mark_of_inches(tmp_path):
     notes = {3: '"two\nlines, ""here"""', 5: '5"', 9: '7" or "8', 11: '"a, b"'}
     assert facts(read(tmp_path, {"kg.csv": with_notes(",", notes)})) == DISTINCT
+
+
+def test_lines_in_a_value_may_look_like_a_row(tmp_path):
+    named = lines([("head", "relation", "tail"), *DISTINCT], ",")
+    for i, nodes in enumerate((
+        'id,name,description\ne1,B,"first line\nsecond, with, commas\nthird"\ne2,C,7" or 8"\n',
+        'id,name\ne1,"line one\nand two, with one comma\nthree"\ne2,C\n',
+    )):  # fmt: skip
+        found = read(tmp_path / str(i), {"edges.csv": named, "nodes.csv": nodes})
+        assert found.graph.entities.label(found.graph.entities.id("e2")) == "C"
+
+
+def test_a_line_whose_quotes_are_pairs_leaves_none_open():
+    form = tables.Form(",", 2, 0, (), None, has_rows=True, has_comments=False)
+    plain = b'x,"y"\n"a ""b""",""\n"",x\nx,y\n'
+    opening = b'x,"y\n7",x,"open\n"a""\n"a" b,"c\n'
+    assert tables._may_open(plain + opening, form) == [False] * 4 + [True] * 4
 
 
 KINDS = [row.split() for row in ("0 drug p 0 gene", "1 drug q 0 gene", "D2 drug p 1 gene")]
