@@ -10,7 +10,7 @@ import pytest
 from clew import input_files
 from clew.config.data import ImportSettings
 from clew.errors import DataError
-from clew.link_prediction import tables
+from clew.link_prediction import other_formats, tables
 from clew.link_prediction.imports import import_graph
 from tests.link_prediction.test_imports import facts, lines, read
 
@@ -109,6 +109,12 @@ def of_hetionet(rows):
     ]
     nodes = [{"kind": "Gene", "identifier": 0, "name": "zero", "data": {"source": "x"}}]
     return {"kind_to_abbrev": {}, "metaedge_tuples": [], "nodes": nodes, "edges": edges}
+
+
+def test_json_that_is_too_large_is_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(other_formats, "MAX_JSON_BYTES", 2**10)
+    with pytest.raises(DataError, match=r"^[^ ]+kg\.json: more than 0 MiB; expected JSON Lines"):
+        read(tmp_path, {"kg.json": json.dumps(of_kgx(DISTINCT))})
 
 
 def test_graphs_in_json_are_read(tmp_path):
