@@ -141,6 +141,19 @@ def test_parts_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert find_leakage(graph).num_repeated == 28
 
 
+def test_no_pair_is_looked_for_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = load_graph(TripleData(path=str(leaking(tmp_path / "g"))))
+    pairs, searched = find_leakage(graph).pairs, []
+    monkeypatch.setattr(
+        "clew.link_prediction.plausibility.is_leaked",
+        lambda graph, rows, some: searched.extend(some) or is_leaked(graph, rows, some),
+    )
+    leaked = [f.count for f in report(graph).findings if "whose inverse" in f.what]
+    assert leaked == [is_leaked(graph, graph.test, pairs).sum()]
+    assert sorted(searched, key=str) == sorted(pairs, key=str)
+    assert {pair.kind for pair in pairs} == {"inverse", "duplicate", "symmetric"}
+
+
 def test_mirrors_of_symmetric_relations_are_leaks_in_umls() -> None:
     graph = load_graph(TripleData(name="umls"))
     pairs = find_leakage(graph).pairs

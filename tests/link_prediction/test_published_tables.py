@@ -10,6 +10,7 @@ import pytest
 from clew import input_files
 from clew.config.data import ImportSettings
 from clew.errors import DataError
+from clew.link_prediction import other_formats, tables
 from clew.link_prediction.imports import import_graph
 from tests.link_prediction.test_imports import facts, lines, read
 
@@ -41,22 +42,44 @@ def test_a_value_may_have_several_lines_and_a_mark_of_inches(tmp_path):
     assert facts(read(tmp_path, {"kg.csv": with_notes(",", notes)})) == DISTINCT
 
 
+def test_lines_in_a_value_may_look_like_a_row(tmp_path):
+    named = lines([("head", "relation", "tail"), *DISTINCT], ",")
+    for i, nodes in enumerate((
+        'id,name,description\ne1,B,"first line\nsecond, with, commas\nthird"\ne2,C,7" or 8"\n',
+        'id,name\ne1,"line one\nand two, with one comma\nthree"\ne2,C\n',
+    )):  # fmt: skip
+        found = read(tmp_path / str(i), {"edges.csv": named, "nodes.csv": nodes})
+        assert found.graph.entities.label(found.graph.entities.id("e2")) == "C"
+
+
+def test_a_line_whose_quotes_are_pairs_leaves_none_open():
+    form = tables.Form(",", 2, 0, (), None, has_rows=True, has_comments=False)
+    plain = b'x,"y"\n"a ""b""",""\n"",x\nx,y\n'
+    opening = b'x,"y\n7",x,"open\n"a""\n"a" b,"c\n'
+    assert tables._may_open(plain + opening, form) == [False] * 4 + [True] * 4
+
+
 KINDS = [row.split() for row in ("0 drug p 0 gene", "1 drug q 0 gene", "D2 drug p 1 gene")]
 
 
 def test_one_number_of_two_kinds_is_two_entities(tmp_path):
     names = ("source_id", "source_type", "relation", "target_id", "target_type")
-    nodes = lines([("id", "name", "kind"), ("0", "zero", "drug"), ("0", "null", "gene")])
+    nodes = lines(
+        [("id", "name", "kind"), ("0", "zero", "drug"), ("0", "null", "Gene"), ("7", "x", "cell")]
+    )
     content = {"train.tsv": lines([names, *KINDS[:2]]), "test.tsv": lines([names, KINDS[2]])}
     found = read(tmp_path / "numbers", content | {"nodes.tsv": nodes})
     entities = found.graph.entities
-    assert list(entities) == ["drug:0", "drug:1", "drug:D2", "gene:0", "gene:1"]
+    assert list(entities) == ["D2", "drug:0", "drug:1", "gene:0", "gene:1"]
     assert entities.label(entities.id("gene:0")) == "null"
-    assert {"identifiers"} <= found.notes.keys()
+    assert found.notes["identifiers"].endswith("1 of nodes in no fact, such as 'cell:7'")
     # A name has one meaning; numbers that no two kinds share stay as they are.
     rows = ("x_type x_id relation y_type y_id", "Gene X:1 p Protein X:1", "Gene 7 p Protein 8")
     found = read(tmp_path / "names", {"kg.csv": lines(map(str.split, rows), ",")})
     assert list(found.graph.entities) == ["7", "8", "X:1"]
+    rows = (*rows, "Gene 8 p Disease NAME", "gene NAME p gene 8")
+    found = read(tmp_path / "some", {"kg.csv": lines(map(str.split, rows), ",")})
+    assert list(found.graph.entities) == ["Gene:7", "Gene:8", "NAME", "Protein:8", "X:1"]
 
 
 @pytest.mark.parametrize("form", ["CUI", "identifier", "iri", "idx", "accession", "ID"])
@@ -91,6 +114,12 @@ def of_hetionet(rows):
     ]
     nodes = [{"kind": "Gene", "identifier": 0, "name": "zero", "data": {"source": "x"}}]
     return {"kind_to_abbrev": {}, "metaedge_tuples": [], "nodes": nodes, "edges": edges}
+
+
+def test_json_that_is_too_large_is_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(other_formats, "MAX_JSON_BYTES", 2**10)
+    with pytest.raises(DataError, match=r"^[^ ]+kg\.json: more than 0 MiB; expected JSON Lines"):
+        read(tmp_path, {"kg.json": json.dumps(of_kgx(DISTINCT))})
 
 
 def test_graphs_in_json_are_read(tmp_path):

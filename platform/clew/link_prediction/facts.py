@@ -99,9 +99,11 @@ def _tell_apart(parts: Sequence[Part], by: str, found: Noticed) -> None:
     """Prefix identifiers with their source, if two sources use the same identifier.
 
     `by` is `source` (PrimeKG's `x_source`), `group` (Neo4j's `:ID(Group)`) or `kind`: one number
-    is two entities if it has two kinds (TxGNN). A name of two kinds is one entity.
+    is two entities if it has two kinds (TxGNN). A name of two kinds is one entity; only numbers
+    get a prefix.
     """
-    places = []
+    places: list[tuple[Part, str, Texts]] = []
+    pairs, unused = set[str](), set[str]()
     for part in parts:
         for end in ("head", "tail", "id"):
             if by == "group" and part.groups.get(end) and end in part.columns:
@@ -110,18 +112,44 @@ def _tell_apart(parts: Sequence[Part], by: str, found: Noticed) -> None:
             name = by if end == "id" else f"{end}_{by}"
             if by != "group" and name in part.columns and end in part.columns:
                 places.append((part, end, part.columns[name]))
-    pairs = {
-        pair
-        for part, end, sources in places
-        if by != "kind" or end != "id"  # facts decide: files of nodes say kinds in other words
-        for pair in _joined([part.columns[end], sources], "\t".join).dictionary.to_pylist()
-        if by != "kind" or NUMBER_OF_A_KIND.fullmatch(pair)
-    }
-    if len({pair.partition("\t")[0] for pair in pairs}) < len(pairs):
-        found.note("identifiers", f"several {by}s use the same ones; each begins with its {by}")
-        for part, end, sources in places:
-            columns = [sources, part.columns[end]]
-            part.columns[end] = _joined(columns, lambda row: ":".join(filter(None, row)))
+    if by == "kind":
+        places = _spelled_alike(places)
+    for part, end, sources in places:
+        joined = _joined([part.columns[end], sources], "\t".join).dictionary.to_pylist()
+        is_used = by != "kind" or end != "id"  # facts decide: nodes may have other kinds
+        (pairs if is_used else unused).update(
+            pair for pair in joined if by != "kind" or NUMBER_OF_A_KIND.fullmatch(pair)
+        )
+    if len({pair.partition("\t")[0] for pair in pairs}) == len(pairs):
+        return
+    ids = "number" if by == "kind" else "one"
+    found.note("identifiers", f"several {by}s use the same ones; each {ids} begins with its {by}")
+    if unused := unused - pairs:
+        shown = ":".join(reversed(min(unused).split("\t", 1)))
+        found.note("identifiers", f"{len(unused):,} of nodes in no fact, such as {quoted(shown)}")
+    for part, end, sources in places:
+        part.columns[end] = _joined(
+            [sources, part.columns[end]],
+            lambda row: (
+                ":".join(filter(None, row))
+                if by != "kind" or NUMBER_OF_A_KIND.fullmatch(f"{row[1]}\t{row[0]}")
+                else row[1]
+            ),
+        )
+
+
+def _spelled_alike(places: Sequence[tuple[Part, str, Texts]]) -> list[tuple[Part, str, Texts]]:
+    """Return places with kinds that differ by case only as the first fact's one."""
+    known: dict[str, str] = {}
+    return [
+        (
+            part,
+            end,
+            as_texts([known.setdefault(t.casefold(), t) for t in kinds.dictionary.to_pylist()])
+            .take(kinds.indices),
+        )
+        for part, end, kinds in sorted(places, key=lambda place: place[1] == "id")
+    ]  # fmt: skip
 
 
 def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:

@@ -19,7 +19,6 @@ from clew.link_prediction.triples import (
     SPLITS,
     KnowledgeGraph,
     Triples,
-    as_keys,
     no_triples,
     row_blocks,
 )
@@ -143,12 +142,28 @@ def is_leaked(graph: KnowledgeGraph, triples: Triples, pairs: Sequence[RelationP
     if not wanted:
         return found
     rows, others = (np.concatenate(part) for part in zip(*wanted, strict=True))
-    relations = np.unique(others[:, 1])
+    if not len(rows):
+        return found
+    size, num_relations = graph.num_entities, graph.num_relations
+    ends, place = np.unique(_ends(others, size), return_inverse=True)
+    keys = place * num_relations + others[:, 1]
+    is_used = np.zeros(num_relations, bool)
+    is_used[others[:, 1]] = True
+    known = [np.zeros(0, np.int64)]
     for block in row_blocks(len(graph.train)):
         train = graph.train[block]
-        train = train[np.isin(train[:, 1], relations)]
-        keys = as_keys(np.concatenate([train, others]))
-        found[rows[np.isin(keys[len(train) :], keys[: len(train)])]] = True
+        train = train[is_used[train[:, 1]]]
+        given = _ends(train, size)
+        place = np.minimum(np.searchsorted(ends, given), len(ends) - 1)
+        is_same = ends[place] == given
+        known.append(np.unique(place[is_same] * num_relations + train[is_same, 1]))
+    found[rows[np.isin(keys, np.concatenate(known))]] = True
+    return found
+
+
+def _ends(triples: Triples, num_entities: int) -> np.ndarray:
+    """Return a number for the head and tail of each triple."""
+    found: np.ndarray = triples[:, 0].astype(np.int64) * num_entities + triples[:, 2]
     return found
 
 

@@ -98,8 +98,9 @@ def check_is_read(path: Path, suffix: str) -> None:
 
 def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
     """Read a whole JSON file as tables: an array of objects, or KGX's or Hetionet's graph."""
+    text = read_bytes(path, MAX_JSON_BYTES, "JSON Lines (.jsonl) or tables")
     try:
-        content = json.loads(read_bytes(path, MAX_JSON_BYTES, "JSON Lines (.jsonl) or tables"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not JSON ({described(error)})") from None
     tables = [content]
