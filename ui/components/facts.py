@@ -15,7 +15,7 @@ from markupsafe import Markup
 from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.biolink import is_denied
-from clew.names import model_notes
+from clew.names import SETTING_BEST, model_notes
 from clew.runs.influence_forms import (
     CHECKPOINT_PREFIX,
     DISPUTED_COLUMN,
@@ -188,11 +188,17 @@ def card(explanation: SharedExplanation) -> None:
         basics.fill(_NUMBER, label=label, value=number(float(value)), help=meaning)
         for label, value, meaning in numbers
     ]
+    first, details = spans[:2], [basics.join(spans[2:], " · ")]
+    best = {key: value for key, value in head.settings.items() if key == SETTING_BEST}
+    for note in model_notes(best):  # beside the numbers that it is about
+        of = {"label": "of the last checkpoint,", "value": "not of the best"}
+        first.append(basics.fill(_NUMBER, **of, help=note))
+        details.append(basics.fill("<br>{note}", note=note))
     basics.show(
         _CARD,
         triple=basics.triple(test["head"], test["relation"], test["tail"]),
-        numbers=basics.join(spans[:2], " · "),
-        details=basics.join(spans[2:], " · "),
+        numbers=basics.join(first, " · "),
+        details=basics.join(details, ""),
         ids=identifiers(test, explanation.kinds),
         answer=answer(test, head.settings, len(head.model.runs)),
         evidence=evidence(test, facts, explanation.paths),
@@ -200,7 +206,7 @@ def card(explanation: SharedExplanation) -> None:
         form=f"{head.form.named}, an estimate.",
         meaning=head.form.sentence,
     )
-    notes(head.settings)
+    notes({key: value for key, value in head.settings.items() if key not in best})
     for note in agreement_of(facts, len(head.model.runs)):
         basics.note(note)
 
