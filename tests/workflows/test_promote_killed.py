@@ -1,6 +1,6 @@
 """A promotion that is cut off before any of its calls leaves no half state, and can be repeated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -123,53 +123,52 @@ def three(trained: TrainedStore, champion: Crown) -> Callable[[str], None]:
     return make
 
 
+def cut_off_everywhere(
+    called: str,
+    three: Callable[[str], None],
+    act: Callable[[str], object],
+    former: Mapping[str, str],
+) -> set[tuple[str, str]]:
+    """Cut an action off before each of its calls, then roll back and forth; return what was left.
+
+    `former` says for each champion that can be left which version a rollback goes back to.
+    """
+    step, done, seen = 0, False, set[tuple[str, str]]()
+    while not done:
+        name = f"{called} {step}"
+        three(name)
+        with pytest.MonkeyPatch.context() as patch:
+            before_each(patch, cut_off_after(step))
+            try:
+                act(name)
+                done = True
+            except CutOff:
+                pass
+        now = aliases(name)["champion"]
+        seen.add((now, aliases(name)["previous"]))
+        for number, other in ((former[now], now), (now, former[now])):
+            assert rollback(name).number == number
+            assert aliases(name) == {"champion": number, "previous": other}
+        step += 1
+    return seen
+
+
 def test_a_promotion_that_was_cut_off_can_be_rolled_back(
     trained: TrainedStore, three: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Gate, "checks", lambda gate: iter([gate._checkpoint(), gate._weights()]))
     monkeypatch.setattr(Gate, "served", lambda *arguments: Check("served", True, ""))
-    step, done, seen = 0, False, set()
-    while not done:
-        name = f"undone {step}"
-        three(name)
-        with monkeypatch.context() as patch:
-            before_each(patch, cut_off_after(step))
-            try:
-                promote(PromotionRequest(trained.strong, name=name))
-                done = True
-            except CutOff:
-                pass
-        now = aliases(name)["champion"]
-        seen.add((now, aliases(name)["previous"]))
-        former = {"2": "1", "4": "2"}[now]
-        for number, other in ((former, now), (now, former)):
-            assert rollback(name).number == number
-            assert aliases(name) == {"champion": number, "previous": other}
-        step += 1
+    seen = cut_off_everywhere(
+        "undone",
+        three,
+        lambda name: promote(PromotionRequest(trained.strong, name=name)),
+        {"2": "1", "4": "2"},
+    )
     assert seen == {("2", "1"), ("2", "2"), ("4", "2")}
 
 
-def test_a_rollback_that_was_cut_off_goes_on_when_repeated(
-    three: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step, done, seen = 0, False, set()
-    while not done:
-        name = f"back {step}"
-        three(name)
-        with monkeypatch.context() as patch:
-            before_each(patch, cut_off_after(step))
-            try:
-                rollback(name)
-                done = True
-            except CutOff:
-                pass
-        now = aliases(name)["champion"]
-        seen.add((now, aliases(name)["previous"]))
-        former = {"2": "1", "1": "2"}[now]
-        for number, other in ((former, now), (now, former)):
-            assert rollback(name).number == number
-            assert aliases(name) == {"champion": number, "previous": other}
-        step += 1
+def test_a_rollback_that_was_cut_off_goes_on_when_repeated(three: Callable[[str], None]) -> None:
+    seen = cut_off_everywhere("back", three, rollback, {"2": "1", "1": "2"})
     assert seen == {("2", "1"), ("2", "2"), ("1", "2")}
 
 
