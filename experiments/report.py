@@ -45,7 +45,7 @@ PAGES = {
     "wrong_facts": (
         "Do scores find wrong facts, and mechanisms?",
         ("influence_quality", "influence_mechanisms", "influence_neighbourhood",
-         "influence_wrong_facts"),
+         "influence_wrong_facts", "value_confirmed"),
     ),
     "kelpie": ("Do they find what Kelpie finds?", ("influence_kelpie",)),
     "data": (

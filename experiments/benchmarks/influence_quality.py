@@ -9,11 +9,16 @@
    over the directions in which a triple is trained.
 2. `batch_tracin` considers only triples near the test. This measures how many of the ten strongest
    proponents and opponents without a filter are among the candidates, and the number of candidates.
+
+No time is measured, so each model of the first part is trained by a process of one thread.
 """
 
+import itertools
 import os
 import sys
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -80,42 +85,35 @@ def own_losses(source: TraceSource) -> np.ndarray:
     return np.stack(losses)
 
 
-def corruption(folder: Path, epochs: int) -> list[dict[str, object]]:
-    """Return the areas under the curve for each kind of training and seed."""
-    table: list[dict[str, object]] = []
-    for kind in ("one_vs_all", "kvs_all"):
-        for seed in SEEDS:
-            data = folder / f"{kind}-{seed}"
-            positive = corrupt(data, seed)
-            files = {
-                f"data.{split}": str(data / f"{split}.txt") for split in ("train", "valid", "test")
-            }
-            overrides = {
-                **files,
-                "data.name": None,
-                "loss.kind": kind,
-                "training.num_epochs": epochs,
-                "training.checkpoint_frequency": max(1, epochs // 4),
-                "training.seed": seed,
-                "evaluation.every_epochs": epochs,
-            }
-            run = train(load(CONFIG, overrides))
-            assert run.run_id is not None
-            with open_trace_source(run.run_id, {}) as source:
-                own = source.tracer.self_influence()
-                losses = own_losses(source)
-            table.append(
-                {
-                    "training": kind,
-                    "seed": seed,
-                    "test MRR": run.metrics["test/mrr"],
-                    "AUC self-influence": area_under_curve(own, positive),
-                    "AUC last loss": area_under_curve(losses[-1], positive),
-                    "AUC mean loss": area_under_curve(losses.mean(0), positive),
-                }
-            )
-            print_table(table[-1:])
-    return table
+def corruption(folder: Path, kind: str, seed: int, epochs: int) -> dict[str, object]:
+    """Train on corrupted triples, and return the areas under the curve."""
+    torch.set_num_threads(1)
+    data = folder / f"{kind}-{seed}"
+    positive = corrupt(data, seed)
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{data}/mlflow.db"
+    files = {f"data.{split}": str(data / f"{split}.txt") for split in ("train", "valid", "test")}
+    overrides = {
+        **files,
+        "data.name": None,
+        "loss.kind": kind,
+        "training.num_epochs": epochs,
+        "training.checkpoint_frequency": max(1, epochs // 4),
+        "training.seed": seed,
+        "evaluation.every_epochs": epochs,
+    }
+    run = train(load(CONFIG, overrides))
+    assert run.run_id is not None
+    with open_trace_source(run.run_id, {}) as source:
+        own = source.tracer.self_influence()
+        losses = own_losses(source)
+    return {
+        "training": kind,
+        "seed": seed,
+        "test MRR": run.metrics["test/mrr"],
+        "AUC self-influence": area_under_curve(own, positive),
+        "AUC last loss": area_under_curve(losses[-1], positive),
+        "AUC mean loss": area_under_curve(losses.mean(0), positive),
+    }
 
 
 def recall(source: TraceSource) -> list[dict[str, object]]:
@@ -162,10 +160,12 @@ def recall(source: TraceSource) -> list[dict[str, object]]:
 def main(epochs: int) -> None:
     """Measure both qualities, and print and write the results."""
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
-        table = corruption(Path(folder), epochs)
-        print()
+        cases = list(itertools.product(("one_vs_all", "kvs_all"), SEEDS))
+        with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+            found = [pool.submit(corruption, Path(folder), *case, epochs) for case in cases]
+            table = [one.result() for one in found]
         print_table(table)
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
         overrides = {"training.num_epochs": epochs, "training.checkpoint_frequency": epochs // 4}
         run = train(load(CONFIG, overrides))
         with open_trace_source(run.run_id or "", {"influence.with_cosine": False}) as source:
