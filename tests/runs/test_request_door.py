@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Iterator
-from io import BytesIO
 from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
@@ -151,14 +150,49 @@ def test_too_much_work_is_refused_before_it_begins() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
-def test_rows_of_csv_are_counted_as_pandas_reads_them(end: str) -> None:
-    scope = {"headers": [(b"content-type", b"text/csv")]}
-    body = end.join(["name", *["a"] * 99]).encode()
-    assert len(pd.read_csv(BytesIO(body))) == 99
-    assert door()._work(scope, body) == 100, "with the names of the columns"
-    with pytest.raises(request_door.Unanswered):
-        door()._work(scope, body + f"{end}a".encode())
+JSON, CSV = b"application/json", b"text/csv"
+
+
+def status_of(content: object, *kinds: bytes) -> int:
+    """Return the status with which the door refuses content; 200 if it does not."""
+    scope = {"headers": [(b"content-type", kind) for kind in kinds]}
+    try:
+        door()._work(scope, json.dumps(content).encode())
+    except request_door.Unanswered as error:
+        return error.status
+    return 200
+
+
+@pytest.mark.parametrize(
+    ("kinds", "status"),
+    [
+        ([JSON], 400),
+        ([b"application/json; charset=utf-8"], 400),
+        ([JSON, CSV], 400),
+        ([CSV, JSON], 415),
+        ([b"\xa0application/json"], 415),
+        ([b"application/vnd.apache.parquet"], 415),
+        ([], 415),
+    ],
+)
+def test_only_json_whose_rows_are_counted_comes_in(kinds: list[bytes], status: int) -> None:
+    """MLflow reads the first of several content types, and takes CSV and Parquet too."""
+    assert status_of({"dataframe_records": TOO_LARGE}, *kinds) == status
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"dataframe_records": SMALL, "messages": 1, "name": ["a"] * 101},
+        {"dataframe_split": {"data": {"name": ["a"] * 101}}},
+        {"dataframe_split": {"data": {"name": dict.fromkeys("abc", "a")}}},
+        {"dataframe_split": {"data": [{"name": "a", "other": "b"}]}},
+        {"dataframe_split": {"columns": ["name"], "index": [1] * 101, "data": []}},
+    ],
+)
+def test_rows_that_would_not_be_counted_are_refused(content: dict[str, object]) -> None:
+    """MLflow reads rows beside its forms if a key is one of a chat, and data that are an object."""
+    assert status_of(content, JSON) == 400
 
 
 def test_large_requests_wait_for_each_other_and_small_ones_do_not() -> None:

@@ -49,6 +49,7 @@ MOST_WAITING, MOST_LARGE, MOST_BODIES = 256, 16, 16
 FIRST_SECONDS = 2.0
 """When to come again, as long as no request has been answered that would tell."""
 MAX_LINE = 600
+JSON_KIND = b"application/json"
 FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class Door:
 
     async def __call__(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if self.budget.is_shared:  # the server starts
+            if scope["type"] == "lifespan" and self.budget.is_shared:  # the server starts
                 asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(NUM_THREADS))
             await app(scope, receive, send)
             return
@@ -172,22 +173,22 @@ class Door:
 
     def _work(self, scope: Scope, body: bytes | bytearray) -> int:
         """Return how much work a request is; refuse too much, and an invalid form."""
-        num_rows = 1 + body.count(b"\n") + body.count(b"\r") - body.count(b"\r\n")  # as in pandas
-        params = dict[str, Any]()
-        kind = dict(scope["headers"]).get(b"content-type")
-        if kind is None:
-            raise self._wrong("the request has no content type")
-        if kind.startswith(b"application/json"):
-            try:
-                content = json.loads(body)
-            except RecursionError:
-                raise self._wrong("the request is nested too deeply") from None
-            except ValueError as error:
-                raise self._wrong(f"the request is not valid JSON ({str(error)[:100]})") from None
-            if fault := self._fault_in(content):
-                raise self._wrong(fault)
-            num_rows = next(_num_rows(content[form]) for form in FORMS if form in content)
-            params = content.get("params") or {}
+        # MLflow reads the first of several content types. It reads CSV and Parquet too, where a
+        # name such as NA counts as missing, and a few bytes of Parquet can hold any number of rows.
+        kinds = [value for name, value in scope["headers"] if name == b"content-type"] or [b""]
+        if kinds[0].partition(b";")[0].strip() != JSON_KIND:
+            given = quoted(kinds[0].decode("latin-1"))
+            raise Unanswered(415, f"the content type is {given}; send {JSON_KIND.decode()}")
+        try:
+            content = json.loads(body)
+        except RecursionError:
+            raise self._wrong("the request is nested too deeply") from None
+        except ValueError as error:
+            raise self._wrong(f"the request is not valid JSON ({str(error)[:100]})") from None
+        if fault := self._fault_in(content):
+            raise self._wrong(fault)
+        num_rows = next(_num_rows(content[form]) for form in FORMS if form in content)
+        params = content.get("params") or {}
         work, most = self.budget.work(num_rows, len(body), params), self.budget.most
         if work > most:
             line = f"the request takes {work:,} {self.budget.unit}; expected at most {most:,}"
@@ -212,7 +213,8 @@ class Door:
         if beside := sorted(self.parameters & content.keys()):
             return f"{beside[0]} is outside params; put it into params"
         return (
-            _unknown("params", asked, self.parameters)
+            _unknown("the request", content, {form, "params"})
+            or _unknown("params", asked, self.parameters)
             or (_fault_in_table(rows) if form == "dataframe_split" else None)
             or _unknown("a row", _columns_of(form, rows), self.columns)
         )
@@ -298,20 +300,23 @@ def _unknown(where: str, given: Iterable[str], known: Set[str]) -> str | None:
 
 
 def _fault_in_table(table: object) -> str | None:
-    """Return which part of `dataframe_split` should be a list of names and is not."""
+    """Return which part of `dataframe_split` is not a list as pandas writes it.
+
+    MLflow would also read data that are an object, whose rows are not counted.
+    """
     if not isinstance(table, dict):
         return None
-    for key in ("columns", "index"):
-        labels = table.get(key) or []
-        if not isinstance(labels, list) or any(isinstance(each, dict | list) for each in labels):
-            return f"{key} of dataframe_split is not a list of names"
+    for key, kinds in (("columns", dict | list), ("index", dict | list), ("data", dict)):
+        part = table.get(key) or []
+        if not isinstance(part, list) or any(isinstance(each, kinds) for each in part):
+            return f"{key} of dataframe_split is not a list as pandas writes it"
     return None
 
 
 def _num_rows(rows: object) -> int:
     if not isinstance(rows, dict):
         return len(rows) if isinstance(rows, list) else 1
-    columns = [rows["data"]] if "data" in rows else rows.values()
+    columns = [rows["data"], rows.get("index")] if "data" in rows else rows.values()
     return max((len(column) for column in columns if isinstance(column, list)), default=1)
 
 
@@ -327,14 +332,14 @@ def _example(scope: Scope) -> tuple[Scope, bytes]:
     """Return the scope and the body of a request that the served model can answer."""
     folder = local_path(os.environ[SERVED_PATH])
     assert folder is not None
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"content-type", JSON_KIND)]
     asked = {"method": "POST", "path": "/invocations", "raw_path": b"/invocations"}
     return {**scope, **asked, "headers": headers}, (folder / EXAMPLE_FILE).read_bytes()
 
 
 def _told_why(error: Unanswered) -> list[Event]:
     body = json.dumps({"error_code": error.code, "message": str(error)[:MAX_LINE]}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    headers = [(b"content-type", JSON_KIND), (b"content-length", b"%d" % len(body))]
     if error.retry_seconds:
         headers.append((b"retry-after", b"%d" % error.retry_seconds))
     start = {"type": "http.response.start", "status": error.status, "headers": headers}
