@@ -32,7 +32,8 @@ from clew.workflows.export import (
 )
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import open_predictor
-from tests.workflows.trained import StoredRun, TrainedStore
+from clew.workflows.train import train
+from tests.workflows.trained import StoredRun, TrainedStore, small_config
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,27 @@ def test_names_that_become_equal_are_refused(tmp_path: Path) -> None:
         "entities.npy",
         "entities.tsv",
     ]
+
+
+def test_a_name_that_says_true_is_no_inverse(tmp_path: Path) -> None:
+    vectors = pa.array([[1.0], [2.0]], pa.list_(pa.float32(), 1))
+    table = pa.table({"name": ["a", "b"], "kind": ["True", "Drug"], "embedding": vectors})
+    write_embeddings(tmp_path, "entities", table, "word2vec")
+    assert list(read_word2vec(tmp_path / "entities.txt")) == ["a", "b"]
+
+
+def test_a_format_that_cannot_hold_the_names_leaves_no_folder(
+    tracking_store: Path, tmp_path: Path
+) -> None:
+    lines = "a\tis near\tb\nb\tis_near\tc\nc\tis near\ta\n"
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(lines)
+    files = {f"data__{s}": str(tmp_path / f"{s}.txt") for s in ("train", "valid", "test")}
+    train(small_config(**files, training__num_epochs=1), output_dir=tmp_path / "run")
+    model, folder = str(tmp_path / "run/best"), tmp_path / "out"
+    with pytest.raises(DataError, match="relations"):
+        export(model, folder, "word2vec")
+    assert export(model, folder, "numpy").folder == folder
 
 
 WITH_TORCH = """

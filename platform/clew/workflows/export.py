@@ -119,7 +119,6 @@ def export(
                 "and use mlflow models serve, or see Export in docs/serve.md"
             )
         predictor, _ = open_predictor(source)
-        output_dir.mkdir(parents=True, exist_ok=True)
         network = predictor.model
         entities, relations, bias = predictor.entities, predictor.relations, network.tail_bias()
         more = {
@@ -131,6 +130,10 @@ def export(
             "entities": embedding_table(entities, network.entity, more),
             "relations": embedding_table(relations, network.relation, {"inverse": inverse}),
         }
+        if embeddings == "word2vec":
+            for name, table in tables.items():
+                words_of(name, table)  # before anything is written
+        output_dir.mkdir(parents=True, exist_ok=True)
         files: dict[str, str] = {}
         for name, table in tables.items():
             rows = f"{table.num_rows:,} rows of {table['embedding'].type.list_size}"
@@ -220,34 +223,43 @@ def export_program(model: GraphModel, path: Path, write: Writer = torch_program)
     return ProgramCheck(True, difference, num_examples)
 
 
-def write_embeddings(folder: Path, name: str, table: pa.Table, form: Format) -> list[str]:
-    """Write a table of embeddings in a format, and return the names of its files.
+def words_of(name: str, table: pa.Table) -> list[str]:
+    """Return the name of each row without spaces, which word2vec's format needs.
 
     Raises:
-        DataError: If two names are equal in word2vec's format, where names have no spaces.
+        DataError: Two of them are equal.
     """
-    vectors = table["embedding"].combine_chunks().flatten().to_numpy()
-    vectors = vectors.reshape(table.num_rows, -1)
-    columns = [key for key in ("name", "label", "kind", "inverse") if key in table.column_names]
-    told = [
-        ["" if value is None else " ".join(str(value).split()) for value in row.values()]
-        for row in table.select(columns).to_pylist()
-    ]
+    names = (re.sub(r"\s+", "_", given.strip()) for given in table["name"].to_pylist())
+    has_ends = "inverse" in table.column_names
+    ends = table["inverse"].to_pylist() if has_ends else [False] * len(table)
+    words = [word + "_inverse" * end for word, end in zip(names, ends, strict=True)]
+    if len(set(words)) < len(words):
+        raise DataError(
+            f"two {name} have one name in word2vec's format, which has no spaces in names; use "
+            "another format"
+        )
+    return words
+
+
+def write_embeddings(folder: Path, name: str, table: pa.Table, form: Format) -> list[str]:
+    """Write a table of embeddings in a format, and return the names of its files."""
     if form == "parquet":
         pq.write_table(table, folder / f"{name}.parquet")
         return [f"{name}.parquet"]
+    vectors = table["embedding"].combine_chunks().flatten().to_numpy()
+    vectors = vectors.reshape(table.num_rows, -1)
     if form == "word2vec":
-        words = [re.sub(r"\s+", "_", row[0]) + "_inverse" * (row[-1] == "True") for row in told]
-        if len(set(words)) < len(words):
-            raise DataError(
-                f"two {name} have one name in word2vec's format, which has no spaces in names; "
-                "use another format"
-            )
+        words = words_of(name, table)
         with (folder / f"{name}.txt").open("w", encoding="utf-8") as file:
             file.write(f"{len(vectors)} {vectors.shape[1]}\n")
             for word, row in zip(words, vectors, strict=True):
                 file.write(" ".join([word, *map(str, row)]) + "\n")
         return [f"{name}.txt"]
+    columns = [key for key in ("name", "label", "kind", "inverse") if key in table.column_names]
+    told = [
+        ["" if value is None else " ".join(str(value).split()) for value in row.values()]
+        for row in table.select(columns).to_pylist()
+    ]
     lines = ["\t".join(row) for row in [columns, *told]]
     write_whole(folder / f"{name}.tsv", "\n".join(lines) + "\n")
     if form == "numpy":
