@@ -83,6 +83,13 @@ def test_names_of_runs(tracking_store: Path, show: Show) -> None:
     assert_harmless(show(lambda: run_command(["runs"])), "title", "red")
 
 
+def test_a_name_does_not_add_lines_to_a_list(tracking_store: Path, show: Show) -> None:
+    client = MlflowClient()
+    client.create_run(client.create_experiment("e"), run_name="one\nanother")
+    _, line = show(lambda: run_command(["runs"])).splitlines()
+    assert line.endswith(r"one\nanother")
+
+
 def test_text_that_a_model_writes(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = ["a line\n", "\tdéjà ", *HARMFUL.values()]
     monkeypatch.setattr("clew.workflows.predict_text.predict_text", lambda *given: iter(pieces))

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from clew import names
+from clew.errors import printable
 from clew.runs.reading.metrics import headline_key, number_text
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs, value_at_best
@@ -37,7 +38,10 @@ class RunList:
         if not self.runs:
             return "no such run"
         rows = [asdict(run) for run in self.runs]
-        lines = [[key.replace("_", " ") for key in rows[0]], *(list(row.values()) for row in rows)]
+        lines = [
+            [key.replace("_", " ") for key in rows[0]],
+            *(list(map(printable, row.values())) for row in rows),
+        ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         note = ["there are more; --limit shows more of them"] if self.more else []
