@@ -213,6 +213,18 @@ def test_a_worse_candidate_stays_challenger_with_the_reason(
     assert float(version.tags[names.TAG_GATE_INTERVAL].split(" to ")[1]) < 0
 
 
+def test_a_refusal_that_is_repeated_adds_no_version(trained: TrainedStore, champion: Crown) -> None:
+    champion("again", trained.strong)
+    for _ in range(2):
+        with pytest.raises(PromotionRefused):
+            promoted("again", trained.weak)
+    assert aliases("again") == {"champion": "1", "challenger": "2"}
+    assert len(MlflowClient().search_model_versions("name = 'again'")) == 2
+    with pytest.raises(PromotionRefused):
+        promoted("again", trained.other)
+    assert aliases("again")["challenger"] == "3"
+
+
 def test_force_overrules_and_records_the_reason(trained: TrainedStore, champion: Crown) -> None:
     champion("forced", trained.strong)
     with pytest.raises(PromotionRefused):
@@ -252,6 +264,19 @@ def test_a_model_shows_its_champions_card_until_a_person_describes_it(
     client.update_registered_model("card", "for the screening group")
     rollback("card")
     assert client.get_registered_model("card").description == "for the screening group"
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"), [("text", "clew trace-text"), ("sequences", "clew trace-sequence")]
+)
+def test_a_card_names_the_command_that_explains_the_model(
+    kind: str, command: str, request: pytest.FixtureRequest
+) -> None:
+    run_id = request.getfixturevalue(kind).run_id
+    promoted(f"card of {kind}", run_id)
+    card = MlflowClient().get_model_version(f"card of {kind}", "1").description
+    assert f"`{command} --model {run_id}" in card
+    assert f"-m 'models:/card of {kind}/1'" in card
 
 
 def test_rollback_needs_a_former_version(trained: TrainedStore, champion: Crown) -> None:

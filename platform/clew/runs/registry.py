@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from mlflow import MlflowClient, artifacts
-from mlflow.entities import LoggedModel, LoggedModelStatus
+from mlflow.entities import LoggedModelStatus
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
@@ -100,7 +100,9 @@ class Registry:
         if alias in aliases:
             return self.version(name, aliases[alias])
         with store.using("listing registered models"):
-            known = [str(model.name) for model in self.client.search_registered_models()]
+            known = [
+                str(model.name) for model in self.client.search_registered_models(max_results=1000)
+            ]
         if name not in known:
             raise TrackingError(
                 f"no model {name!r} is registered in {store.in_use()}; registered: "
@@ -110,29 +112,16 @@ class Registry:
             f"model {name!r} has no alias {alias!r}; it has {', '.join(sorted(aliases)) or 'none'}"
         )
 
-    def abandon(self, promote_run: str, source_run: str, reason: str) -> None:
-        """Mark as failed what a dead promotion left: unfinished uploads, versions without alias."""
+    def abandon(self, promote_run: str, reason: str) -> None:
+        """Mark the versions without an alias as failed that a dead promotion left."""
         mine = f"tags.`{names.TAG_PROMOTE_RUN}` = '{promote_run}'"
         with store.using(f"ending what promotion {promote_run} began"):
-            for model in self._uploads_of(source_run, mine):
-                if model.status == LoggedModelStatus.PENDING:
-                    self.client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
             found = [_version_of(v) for v in self.client.search_model_versions(mine)]
         for version in found:
             in_use = version.number in self.aliases(version.name).values()
             if version.tags.get(names.TAG_VALIDATION) != names.VALIDATION_FAILED and not in_use:
                 verdict = {names.TAG_REFUSED_BECAUSE: reason}
                 self.tag(version, verdict | {names.TAG_VALIDATION: names.VALIDATION_FAILED})
-
-    def _uploads_of(self, source_run: str, condition: str) -> list[LoggedModel]:
-        """Return the models that were uploaded for a run; none if the run no longer exists."""
-        try:
-            experiment_id = self.client.get_run(source_run).info.experiment_id
-        except MlflowException as error:
-            if error.error_code not in store.MISSING:
-                raise
-            return []
-        return list(self.client.search_logged_models([experiment_id], condition))
 
     def register(
         self, name: str, folder: Path, *, run_id: str, tags: Mapping[str, str]

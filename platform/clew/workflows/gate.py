@@ -5,6 +5,7 @@ be overruled ends them. The gate does not change the registry or the tracking st
 """
 
 import math
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -223,15 +224,16 @@ class Gate:
         quality = [line for s in splits for line in subject.summary(task, self.metrics, s)]
         compared = self.improvement.describe() if self.improvement else "no version to compare with"
         calibrated = self.calibration.describe() if self.calibration else subject.uncalibrated
-        run = self.candidate.run_id
+        explain = subject.next_commands(task, str(self.candidate.run_id))[-1]
         parts = {
             "Intended use": subject.intended_use,
             "Data": f"{task.dataset}, {subject.describe_data(task)}",
             "Quality": "\n".join(f"- {line.removeprefix('quality: ')}" for line in quality),
             f"{self.metric} beside the champion before it": compared,
             "Calibration": calibrated,
-            "Explanations": f"`clew tracin {run} …` says with each whether its scores were tested",
-            "Load": f'`clew.load("{uri}")`, or `mlflow models serve -m {uri} --env-manager local`',
+            "Explanations": f"`{explain}` says with each whether its scores were tested",
+            "Load": f'`clew.load("{uri}")`, or `mlflow models serve -m {shlex.quote(uri)} '
+            "--env-manager local`",
         }
         return "\n\n".join(f"**{title}**\n\n{text}" for title, text in parts.items())
 

@@ -17,6 +17,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,8 @@ from clew.runs.base import RegisteredVersion, Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import RunRecord, find_run
 from clew.runs.reading.search import RunQuery, find_best_run, own_metric, search_runs
+from clew.runs.records import DataSet
 from clew.runs.registry import Registry, check_alias, check_name
-from clew.runs.spool import DataSet
 from clew.runs.store import acting_person
 from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import model_of
@@ -201,17 +202,14 @@ def _end_dead_promotions(registry: Registry) -> None:
         for run in search_runs(RunQuery(kind=names.KIND_PROMOTE, status=status)).runs
         if names.TAG_DECISION not in run.tags
     ]
+    # Tags that the dead process recorded are still in its spool, and replace these tags.
+    tags, kind = {names.TAG_DECISION: CUT_OFF}, names.KIND_PROMOTE
     for run in found:
-        if run.status == "RUNNING":
-            try:
+        with suppress(TrackingError):  # it is alive, or of somebody else and may not be changed
+            if run.status == "RUNNING":
                 require_dead(run)
-            except TrackingError:
-                continue  # it is alive
-        registry.abandon(run.run_id, run.tags.get(names.TAG_SOURCE_RUN, ""), CUT_OFF)
-        # Tags that the dead process recorded are still in its spool, and replace these tags.
-        tags = {names.TAG_DECISION: CUT_OFF}
-        left = open_tracker(TrackingConfig(), kind=names.KIND_PROMOTE, run_id=run.run_id, tags=tags)
-        left.finish("KILLED")
+            registry.abandon(run.run_id, CUT_OFF)
+            open_tracker(TrackingConfig(), kind=kind, run_id=run.run_id, tags=tags).finish("KILLED")
 
 
 def hand_over(
@@ -280,12 +278,20 @@ class Challenge:
         if (final := _final(checks)) is not None:
             outcome = f"run {self.run_id} is not promoted and not registered: {final}"
             return self._result(None, checks, outcome, refused=True)
-        version = self._register(tracker.run_id)
+        failed = [check for check in checks if not check.passed]
+        tags = self.gate.describe_candidate()
+        if failed and not self.force and (kept := self._kept(tags)):
+            return self._refuse(kept, checks, _reasons(failed))
+        tags |= {names.TAG_PROMOTE_RUN: tracker.run_id or ""}
+        version = self.registry.register(
+            self.name, self.gate.package, run_id=self.run_id, tags=tags
+        )
         self.registry.describe(version, self.gate.card(version.uri))
         served = self.gate.served(self.registry, version)
         checks.append(served)
         self.report(served)
-        failed = [check for check in checks if not check.passed]
+        if not served.passed:
+            failed.append(served)
         if failed and (not self.force or not served.passed):
             return self._refuse(version, checks, _reasons(failed))
         verdict = {names.TAG_VALIDATION: names.VALIDATION_PASSED}
@@ -315,11 +321,13 @@ class Challenge:
             self.report(check)
         return checks
 
-    def _register(self, promote_run: str | None) -> RegisteredVersion:
-        tags = self.gate.describe_candidate()
-        if promote_run is not None:
-            tags[names.TAG_PROMOTE_RUN] = promote_run
-        return self.registry.register(self.name, self.gate.package, run_id=self.run_id, tags=tags)
+    def _kept(self, tags: Mapping[str, str]) -> RegisteredVersion | None:
+        """Return the version that was refused before, if all that is said of it is the same."""
+        refused = dict(tags) | {names.TAG_VALIDATION: names.VALIDATION_FAILED}
+        challenger = alias_beside(self.alias, names.ALIAS_CHALLENGER)
+        number = self.registry.aliases(self.name).get(challenger)
+        kept = self.registry.version(self.name, number) if number else None
+        return kept if kept and refused.items() <= kept.tags.items() else None
 
     def _refuse(
         self, version: RegisteredVersion, checks: list[Check], reason: str
