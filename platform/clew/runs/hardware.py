@@ -215,8 +215,18 @@ def sample_machine(
     samplers = available_samplers()
     step = 0
     while samplers and not stopped.wait(SAMPLING_SECONDS):
+        values: dict[str, float] = {}
+        for sampler in list(samplers):
+            try:
+                sampler.collect_metrics()
+                found = sampler.aggregate_metrics()
+                values |= {SAMPLED_PREFIX + key: value for key, value in found.items()}
+                sampler.clear_metrics()
+            except Exception as error:  # a lost device ends its own metrics, not the run
+                logger.warning("a system metric is no longer sampled: %s", error)
+                samplers.remove(sampler)
         try:
-            record(_sample(samplers), step)
+            record(values, step)
         except OSError as error:  # a full disk, which the program itself also reports
             logger.warning("system metrics are no longer recorded: %s", error)
             return
@@ -237,19 +247,6 @@ def available_samplers() -> list[Any]:
     except Exception as error:  # no NVML, or a driver that does not respond
         logger.debug("no GPU among the system metrics: %s", error)
     return samplers
-
-
-def _sample(samplers: list[Any]) -> dict[str, float]:
-    values: dict[str, float] = {}
-    for sampler in list(samplers):
-        try:
-            sampler.collect_metrics()
-            values |= {SAMPLED_PREFIX + k: v for k, v in sampler.aggregate_metrics().items()}
-            sampler.clear_metrics()
-        except Exception as error:  # a lost device ends its own metrics, not the run
-            logger.warning("a system metric is no longer sampled: %s", error)
-            samplers.remove(sampler)
-    return values
 
 
 OWN_CGROUPS = Path("/proc/self/cgroup")

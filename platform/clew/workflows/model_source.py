@@ -57,12 +57,7 @@ class ModelSource:
 
 @contextmanager
 def open_model(reference: str) -> Iterator[ModelSource]:
-    """Find a model, and keep its files on local disk inside this context.
-
-    Raises:
-        TrackingError: The run, model or alias does not exist, or the store does not answer.
-        CheckpointError: The run has no best checkpoint, or the checkpoint cannot be read.
-    """
+    """Find a model, and keep its files on local disk inside this context."""
     with open_run(reference, "model") as run:
         yield model_of(run)
 
@@ -102,12 +97,7 @@ def require_data(source: ModelSource, kind: type[DataT], only: str) -> DataT:
 
 
 def recorded(source: ModelSource, name: str, work: Path) -> Path:
-    """Return a file or folder of a model's run; download it to `work` if it is not on disk.
-
-    Raises:
-        CheckpointError: It is not next to the checkpoint, and the model's run is unknown.
-        TrackingError: The run does not have it.
-    """
+    """Return a file or folder of a model's run; download it to `work` if it is not on disk."""
     beside = [source.checkpoint, source.checkpoint.parent]
     if source.checkpoint.parent.name == names.ARTIFACT_CHECKPOINTS:
         beside.append(source.checkpoint.parents[1])

@@ -59,12 +59,7 @@ class OpenedRun:
         return f"run {self.run_id}" if self.folder is None else str(self.folder)
 
     def kept(self, name: str) -> Path | None:
-        """Return a file or folder of the run by its name, such as `best`; None if it has none.
-
-        Raises:
-            CheckpointError: There is no such run, and its id looks like a path.
-            TrackingError: There is no such run, or the store does not respond.
-        """
+        """Return a file or folder of the run by its name, such as `best`; None if it has none."""
         if self.folder is not None:
             is_inner = self.folder.name == names.ARTIFACT_CHECKPOINTS
             places = [self.folder, *([self.folder.parent] if is_inner else [])]
@@ -164,13 +159,7 @@ class OpenedRun:
 
 @contextmanager
 def open_run(reference: str, purpose: str) -> Iterator[OpenedRun]:
-    """Find a run, and keep the files that are asked for on local disk inside this context.
-
-    Raises:
-        ConfigError: The reference is empty, or a registered model's without `models:/`.
-        TrackingError: The model or alias does not exist, or the store does not respond.
-        CheckpointError: The reference names a pickled file.
-    """
+    """Find a run, and keep the files that are asked for on local disk inside this context."""
     if not reference.strip():
         raise ConfigError(f"no model given; expected {EXPECTED}")
     folder = None if reference.startswith(REGISTRY_SCHEME) else folder_meant(reference)
@@ -199,12 +188,7 @@ def references_in(text: str) -> list[str]:
 
 
 def find_version(reference: str) -> RegisteredVersion:
-    """Return the registered version for `models:/name@alias` or `models:/name/3`.
-
-    Raises:
-        ConfigError: The reference has neither form.
-        TrackingError: The model, alias or version does not exist.
-    """
+    """Return the registered version for `models:/name@alias` or `models:/name/3`."""
     from clew.runs.registry import Registry  # imports MLflow
 
     path = reference.removeprefix(REGISTRY_SCHEME)
