@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clew.runs.base import Status, Tracker, finite, parameter_key
-from clew.runs.spool import DataSet
+from clew.runs.records import DataSet
 
 
 @dataclass

@@ -25,7 +25,7 @@ STEPS = [
     (["clew.config"], ["torch", "mlflow", "streamlit", "numpy", "pandas", "pyarrow"]),
     (["clew.errors", "clew.names"], ["torch", "mlflow", "streamlit", "numpy"]),
     (["clew.cli", "clew.__main__"], ["torch", "mlflow", "streamlit", "pandas"]),
-    (["clew.runs.store", "clew.runs.influence_report"], ["torch", "mlflow", "streamlit"]),
+    (["clew.runs.store", "clew.runs.window_report"], ["torch", "mlflow", "streamlit"]),
     (["clew.runs.base"], ["torch", "mlflow", "streamlit"]),
     (["clew.runs.reading"], ["torch", "streamlit"]),
     (["clew.ui.views", "clew.ui.components"], ["torch"]),

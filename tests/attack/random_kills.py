@@ -5,8 +5,8 @@
 runs the real program: it trains, explains and promotes on a small graph in a new store, and packs a
 larger graph. Each command is killed (SIGKILL) at a random moment of its usual run time, and then
 repeated, a training with `--resume`. The result must be equal, bit for bit, to that of a command
-that was not killed. After `clew sync`, only runs of trainings that started from the beginning again
-may be RUNNING.
+that was not killed. After `clew sync`, only runs of trainings that started from the beginning
+again, and of processes that died before their run had a folder, may be RUNNING.
 """
 
 import argparse

@@ -17,8 +17,9 @@ from clew.errors import CheckpointError, ClewError, ConfigError, TrackingError
 from clew.influence.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.influence.unrolling import KeptInFile
 from clew.runs.delivery import sync_spool
-from clew.runs.influence_report import TextInfluenceReport, read_influence_outline
+from clew.runs.influence_report import read_influence_outline
 from clew.runs.reading.run_details import read_by_relation, read_study
+from clew.runs.records import RECORDS, Unreadable
 from clew.runs.request_door import (
     LIMIT_VARIABLE,
     SERVED_PATH,
@@ -27,8 +28,8 @@ from clew.runs.request_door import (
     _fault_in_table,
     close_door,
 )
-from clew.runs.spool import RECORDS, Unreadable
 from clew.runs.store import creation_lock
+from clew.runs.window_report import TextInfluenceReport
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 from clew.training.progress import last_step
 from clew.workflows.explaining.batch_results import (
@@ -191,7 +192,7 @@ def test_one_journal_that_is_none_keeps_no_other(tmp_path: Path, damage: str) ->
      {"columns": 7, "data": []}],
 )  # fmt: skip
 def test_a_table_whose_columns_have_no_names(table: dict[str, object]) -> None:
-    assert "is not a list of names" in (_fault_in_table(table) or "")
+    assert "is not a list as pandas writes it" in (_fault_in_table(table) or "")
 
 
 @pytest.mark.parametrize("read", [read_influence_outline, TextInfluenceReport.read])

@@ -14,7 +14,6 @@ from hypothesis.strategies import DrawFn
 from pydantic import ValidationError
 
 from clew.runs.influence_report import (
-    TextInfluenceReport,
     read_explained_triple,
     read_influence_json,
     read_influence_outline,
@@ -22,6 +21,7 @@ from clew.runs.influence_report import (
 from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.runs.validation_record import ValidationRecord
+from clew.runs.window_report import TextInfluenceReport
 from tests.attack.cases import attempt, fuzz
 from tests.attack.damage import as_json, damaged_bytes, damaged_json, damaged_value, values
 from tests.attack.material import Material

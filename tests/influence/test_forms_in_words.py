@@ -14,12 +14,8 @@ from clew.runs.influence_forms import (
     Form,
     form_of,
 )
-from clew.runs.influence_report import (
-    ReportFrame,
-    ReportModel,
-    SequenceInfluenceReport,
-    TextInfluenceReport,
-)
+from clew.runs.influence_report import ReportFrame, ReportModel
+from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport
 from clew.ui.components import glossary
 
 CHOICES = set(get_args(InfluenceConfig.model_fields["score"].annotation)) - {"auto"}

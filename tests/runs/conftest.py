@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from clew.config.services import TrackingConfig
-from clew.runs.delivery import Pace
+from clew.runs.forwarder import Pace
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.tracker import MlflowTracker
 

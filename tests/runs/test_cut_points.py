@@ -1,4 +1,4 @@
-"""A machine that stops, or a file that is lost, at any point of a run: `clew sync` heals it."""
+"""A machine that stops, or a file that is lost, when a run has its folder: `clew sync` heals it."""
 
 import os
 import subprocess
@@ -11,9 +11,16 @@ from mlflow import MlflowClient
 
 from clew.config.services import TrackingConfig
 from clew.runs import store
-from clew.runs.delivery import Forwarder, end_dead_runs, sync_spool
+from clew.runs.delivery import sync_spool
+from clew.runs.forwarder import Forwarder
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.spool import WRITTEN, Spool, list_spools
+from clew.runs.reading.runs import (
+    HEARTBEAT_LIMIT_SECONDS,
+    find_run,
+    last_heartbeat,
+    state_of,
+)
+from clew.runs.spool import WRITTEN
 from tests.runs.conftest import FAST
 from tests.runs.test_dead_runs import die
 from tests.runs.test_spool import Disk
@@ -84,27 +91,23 @@ def test_every_cut_is_healed_by_one_command(
     last, status = states[-1]
     states += [(files, status) for files in removals(last)]
     states += [(cut, status) for files, status in states for cut in without_origins(files)]
-    different = {(frozenset(files.items()), tuple(then.items())) for files, then in states}
+    different = {(frozenset(files.items()), tuple(then.items())) for files, then in states if files}
     assert len(different) > 50
     for files, then in ((dict(files), dict(then)) for files, then in different):
-        if tracker.run_id in then:
-            client.restore_run(tracker.run_id)
-            client.update_run(tracker.run_id, status=then[tracker.run_id])
-        else:
-            client.delete_run(tracker.run_id)
+        client.update_run(tracker.run_id, status=then[tracker.run_id])
         put(files, root)
         results = sync_spool()
         assert [result.problem for result in results] == [None] * len(results), files.keys()
         assert "RUNNING" not in statuses(client).values(), files.keys()
         assert list(root.iterdir()) == [], files.keys()
-    client.restore_run(tracker.run_id)
     losses = client.get_metric_history(tracker.run_id, "train/loss")
     assert [(point.step, point.value) for point in losses] == [(1, 1.0), (2, 0.5)]
     assert [file.path for file in client.list_artifacts(tracker.run_id)].count(original.name) == 1
 
 
-@pytest.mark.parametrize("kind", ["train", "trace"])
-def test_a_process_that_dies_before_the_run_has_its_folder(tracking_store: Path, kind: str) -> None:
+def test_a_run_whose_process_dies_before_it_has_a_folder_counts_as_stuck(
+    tracking_store: Path,
+) -> None:
     program = (
         "import os; from mlflow import MlflowClient\n"
         "from clew.config.services import TrackingConfig\n"
@@ -112,33 +115,15 @@ def test_a_process_that_dies_before_the_run_has_its_folder(tracking_store: Path,
         "create = MlflowClient.create_run\n"
         "def created(*given, **named): create(*given, **named); os.kill(os.getpid(), 9)\n"
         "MlflowClient.create_run = created\n"
-        f"open_tracker(TrackingConfig(), kind={kind!r})\n"
+        "open_tracker(TrackingConfig(), kind='trace')\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
-    client = MlflowClient()
-    assert list(statuses(client).values()) == ["RUNNING"]
-    if kind == "train":
-        end_dead_runs(client, kind)
-    else:
-        assert [result.problem for result in sync_spool()] == []
-    assert list(statuses(client).values()) == ["FAILED"]
-    assert list_spools(store.spool_root()) == []
-
-
-def test_a_run_that_was_announced_and_lives_is_left_alone(
-    tracking_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process has read the announcement just before it was removed."""
-    close = Spool.close
-    monkeypatch.setattr(Spool, "close", lambda self, keep=False: close(self, keep=True))
-    tracker = open_tracker(TrackingConfig(), kind="train", pace=FAST)
-    monkeypatch.undo()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tracking_store / 'mlflow.db'}")
-    client = MlflowClient()
-    end_dead_runs(client, "train")
-    assert statuses(client) == {tracker.run_id: "RUNNING"}
-    assert [path.name for path in list_spools(store.spool_root())] == [tracker.run_id]
-    tracker.finish("FINISHED")
+    [(run_id, status)] = statuses(MlflowClient()).items()
+    assert status == "RUNNING"
+    run = find_run(run_id)
+    beat = last_heartbeat(run)
+    assert beat is not None
+    assert state_of(run, beat + HEARTBEAT_LIMIT_SECONDS + 1) == "stuck"
 
 
 def test_what_cannot_be_healed_is_one_line(

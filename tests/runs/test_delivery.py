@@ -11,20 +11,18 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from clew.runs import delivery
-from clew.runs.delivery import Delivery, RunGoneError, groups
-from clew.runs.spool import (
+from clew.runs.delivery import Delivery, RunGoneError
+from clew.runs.records import (
     Artifact,
     Checkpoint,
     DataSet,
-    Entry,
     Finish,
     Metrics,
-    Origin,
     Params,
     Record,
-    Spool,
     Tags,
 )
+from clew.runs.spool import Entry, Origin, Spool, groups
 from clew.training import manifest
 from tests.runs.kept import Kept, read_run
 

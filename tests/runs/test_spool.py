@@ -11,21 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clew.errors import TrackingError
-from clew.runs.spool import (
+from clew.runs.records import (
     RECORDS,
     Artifact,
     Checkpoint,
     DataSet,
     Finish,
     Metrics,
-    Origin,
     Params,
     Record,
-    Spool,
-    SpoolInUseError,
     Tags,
-    list_spools,
 )
+from clew.runs.spool import Origin, Spool, SpoolInUseError, list_spools
 
 ORIGIN = Origin("sqlite:////nowhere/mlflow.db", "abc123", "1")
 TEXT = st.text(max_size=20)
@@ -82,7 +79,8 @@ def test_messages_wait_in_order_until_they_are_sent(tmp_path: Path) -> None:
 def test_another_process_goes_on_where_the_last_one_died(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from clew.runs.spool import Metrics, Origin, Spool\n"
+        "from clew.runs.records import Metrics\n"
+        "from clew.runs.spool import Origin, Spool\n"
         f"origin = Origin({ORIGIN.tracking_uri!r}, 'abc123', '1')\n"
         f"journal = Spool.create(Path({str(tmp_path)!r}), origin)\n"
         "for step in range(3): journal.append(Metrics({'train/loss': 0.5}, step, 1000 + step))\n"
@@ -100,7 +98,8 @@ def test_another_process_goes_on_where_the_last_one_died(tmp_path: Path) -> None
 def test_a_process_that_dies_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
         "import os; from pathlib import Path\n"
-        "from clew.runs.spool import Origin, Spool, Tags\n"
+        "from clew.runs.records import Tags\n"
+        "from clew.runs.spool import Origin, Spool\n"
         f"origin = Origin({ORIGIN.tracking_uri!r}, 'abc123', '1')\n"
         f"journal = Spool.create(Path({str(tmp_path)!r}), origin)\n"
         "journal.append(Tags({'clew.unit': 'K'}))\n"

@@ -9,7 +9,7 @@ import pytest
 
 from clew import names
 from clew.errors import DataError
-from clew.runs.influence_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
+from clew.runs.window_report import TEXT_INFLUENCE_JSON, TextInfluenceReport
 from clew.ui.components import basics
 from clew.ui.components.explanations import (
     SIDES,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from clew.errors import ConfigError, DataError
-from clew.runs.influence_report import SequenceInfluenceReport
 from clew.runs.reading.runs import download_artifact
+from clew.runs.window_report import SequenceInfluenceReport
 from clew.workflows.explaining.trace_windows import (
     Text,
     WindowTrace,

@@ -8,9 +8,9 @@ import pytest
 
 from clew import names
 from clew.errors import CheckpointError, ConfigError, DataError
-from clew.runs.influence_report import TextInfluenceReport
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
+from clew.runs.window_report import TextInfluenceReport
 from clew.workflows.explaining import trace_windows
 from clew.workflows.explaining.trace_windows import (
     Text,

@@ -13,13 +13,14 @@ import pandas as pd
 import streamlit as st
 
 from clew.errors import ClewError, DataError
-from clew.runs.influence_report import ReportModel, TextInfluenceReport
+from clew.runs.influence_report import ReportModel
 from clew.runs.reading import reports
 from clew.runs.reading.explanation import SharedExplanation, explanation_in, triple_of, with_run
 from clew.runs.reading.facts import TRAIN_KEY, by_side, with_agreement
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
 from clew.runs.verification import Verification, read_kept
+from clew.runs.window_report import TextInfluenceReport
 from clew.ui import access
 from clew.ui.components.reviews import visible
 from clew.ui.components.runs import vocabulary

@@ -9,8 +9,8 @@ import streamlit as st
 from streamlit.column_config import NumberColumn, TextColumn
 
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
-from clew.runs.influence_report import SequenceInfluenceReport, TextInfluenceReport, numbers_of
 from clew.runs.reading.facts import by_side, ranked
+from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, numbers_of
 from clew.ui.components import basics, facts, glossary, tables
 from clew.ui.components.explanations import SIDES, FactFilter, filter_rows
 

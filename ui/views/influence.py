@@ -10,12 +10,12 @@ from streamlit.delta_generator import DeltaGenerator
 from clew import names
 from clew.runs import store
 from clew.runs.influence_forms import SELF_INFLUENCE, Form
-from clew.runs.influence_report import SequenceInfluenceReport
 from clew.runs.reading.explanation import SharedExplanation
 from clew.runs.reading.facts import Agreement, agreement, scored
 from clew.runs.reading.reports import ReportFiles
 from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
+from clew.runs.window_report import SequenceInfluenceReport
 from clew.ui import access
 from clew.ui.components import (
     basics,

@@ -14,15 +14,14 @@ from tqdm import tqdm
 from clew.api.models import Model, Recorded, reference_of
 from clew.errors import ConfigError, extra, quoted
 from clew.runs.influence_forms import AGREEING_COLUMN, CHECKPOINT_PREFIX, PART_PREFIX, Form, form_of
-from clew.runs.influence_report import (
-    InfluenceReport,
+from clew.runs.influence_report import InfluenceReport, TripleRecord
+from clew.runs.reading.picture import PLAIN
+from clew.runs.window_report import (
     SequenceInfluenceReport,
     TextInfluenceReport,
-    TripleRecord,
     WindowReport,
     numbers_of,
 )
-from clew.runs.reading.picture import PLAIN
 from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
 

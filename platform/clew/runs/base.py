@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 
 from clew import names
 from clew.errors import Interrupted
-from clew.runs.spool import DataSet
+from clew.runs.records import DataSet
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,8 @@ import errno
 import json
 import logging
 import os
-import threading
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,24 +35,24 @@ from clew.masking import masked
 from clew.runs import store
 from clew.runs.base import Status
 from clew.runs.reading.runs import get_run
-from clew.runs.reading.search import RunQuery, experiment_ids_of
-from clew.runs.spool import (
-    OPENING,
+from clew.runs.records import (
     Artifact,
     Checkpoint,
     DataSet,
-    Entry,
     Finish,
-    LostOriginError,
     Metrics,
-    Origin,
     Params,
     Record,
-    Spool,
-    SpoolInUseError,
     Tags,
     Unreadable,
+)
+from clew.runs.spool import (
+    LostOriginError,
+    Origin,
+    Spool,
+    SpoolInUseError,
     UnusableRecordError,
+    groups,
     list_spools,
 )
 
@@ -67,7 +65,6 @@ ROWS_PREFIX = "rows-"
 """Prefix of the files with the rows of sharded tables."""
 LAST_FILE = "manifest.json"  # sent last: where it exists, the checkpoint is complete
 MAX_TAG_CHARACTERS = 8000  # MLflow's limit
-VALUES_PER_GROUP = 1000
 # MLflow accepts up to 1000 metrics, 100 parameters or 100 tags and a million bytes of JSON in one
 # request; one character of JSON can take six bytes.
 METRICS_PER_REQUEST = 500
@@ -148,9 +145,6 @@ class Delivery:
         last = deque(self.spool.waiting(0), maxlen=1)
         if last and isinstance(last[0].record, Finish):
             return
-        if self.run_id.startswith(OPENING):
-            self._end_announced()
-            return
         try:
             # `mlflow run` may have ended the run already, but does not know why.
             if self.client.get_run(self.run_id).info.status not in {"RUNNING", "FAILED"}:
@@ -162,16 +156,6 @@ class Delivery:
         log = self.spool.log
         lines = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         end_run(self.client, self.run_id, "FAILED", DIED, lines)
-
-    def _end_announced(self) -> None:
-        wanted = f"tags.`{names.TAG_OPENED_AS}` = '{self.run_id}'"
-        for run in self.client.search_runs(experiment_ids_of(self.client, RunQuery()), wanted):
-            run_id = run.info.run_id
-            if (self.spool.folder.parent / run_id).exists():
-                continue  # its process, which may be alive, came further
-            if self.client.get_run(run_id).info.status == "RUNNING":
-                end_run(self.client, run_id, "FAILED", DIED)
-                logger.info("run %s was ended because its process had died", run_id)
 
     def _require_run(self) -> None:
         try:
@@ -229,9 +213,8 @@ class Delivery:
             del tags[names.TAG_NOTE]  # a person wrote one meanwhile
         for some_params in _parts([entities.Param(*pair) for pair in params], TEXTS_PER_REQUEST):
             self.client.log_batch(self.run_id, params=some_params, synchronous=True)
-        for some_tags in _parts(
-            [entities.RunTag(*pair) for pair in tags.items()], TEXTS_PER_REQUEST
-        ):
+        run_tags = [entities.RunTag(*pair) for pair in tags.items()]
+        for some_tags in _parts(run_tags, TEXTS_PER_REQUEST):
             self.client.log_batch(self.run_id, tags=some_tags, synchronous=True)
         for some_metrics in _parts(metrics, METRICS_PER_REQUEST):
             self.client.log_batch(self.run_id, metrics=some_metrics, synchronous=True)
@@ -288,27 +271,13 @@ class Delivery:
                 self.run_id, [entities.LoggedModelOutput(model.model_id, record.step)]
             )
         metrics = [
-            entities.Metric(key, value, time_ms, record.step, model_id=model.model_id)
+            entities.Metric(
+                key, value, record.metric_times_ms[key], record.step, model_id=model.model_id
+            )
             for key, value in record.metrics.items()
-            if (time_ms := record.metric_times_ms[key])
         ]
         if metrics:
             self.client.log_batch(self.run_id, metrics=metrics, synchronous=True)
-
-
-def groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Yield groups of consecutive metrics, parameters and tags; others are alone."""
-    group: list[Entry] = []
-    num_values = 0
-    for entry in entries:
-        size = len(getattr(entry.record, "values", ())) or VALUES_PER_GROUP
-        if group and num_values + size > VALUES_PER_GROUP:
-            yield group
-            group, num_values = [], 0
-        group.append(entry)
-        num_values += size
-    if group:
-        yield group
 
 
 def _parts(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
@@ -316,19 +285,15 @@ def _parts(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
 
 
 def _dataset_input(record: DataSet) -> entities.DatasetInput:
+    columns = [
+        {"name": name, "type": kind, "required": True} for name, kind in record.columns.items()
+    ]
     dataset = entities.Dataset(
         name=record.name,
         digest=record.fingerprint[:36],  # MLflow's limit
         source_type="local",
         source=json.dumps({"uri": record.source}),
-        schema=json.dumps(
-            {
-                "mlflow_colspec": [
-                    {"name": name, "type": kind, "required": True}
-                    for name, kind in record.columns.items()
-                ]
-            }
-        ),
+        schema=json.dumps({"mlflow_colspec": columns}),
         profile=json.dumps({"fingerprint": record.fingerprint, "sizes": record.sizes}),
     )
     return entities.DatasetInput(
@@ -357,116 +322,6 @@ def end_run(client: MlflowClient, run_id: str, status: Status, reason: str, log:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Time intervals of the forwarder, in seconds."""
-
-    flush_seconds: float = 5.0
-    """Longest time before a metric value is sent while the store responds."""
-    heartbeat_seconds: float = 15.0
-    """Time between two heartbeats of the run."""
-    first_retry_seconds: float = 1.0
-    """Wait after the first failed attempt; doubled after each further failure."""
-    longest_retry_seconds: float = 30.0
-    """Longest wait between two attempts."""
-    patience_seconds: float = 10.0
-    """How long the end of a run waits for a store that does not respond."""
-
-
-class Forwarder(threading.Thread):
-    """Sends the unsent records of a spool, and regular heartbeats.
-
-    This thread sends the heartbeats, so that a run does not look dead during a long evaluation
-    between two metric values.
-    """
-
-    def __init__(self, delivery: Delivery, pace: Pace) -> None:
-        super().__init__(name="clew-forwarder", daemon=True)
-        self.problem: str | None = None
-        """Why the last attempt failed; None if it succeeded."""
-        self._delivery = delivery
-        self._pace = pace
-        self._attempting = threading.Lock()
-        self._closing = threading.Event()
-        self._num_failures = 0
-        self._run_is_gone = False
-        self._next_beat = 0.0
-
-    def run(self) -> None:
-        """Send records at intervals until the thread is closed; wait longer after each failure."""
-        while not self._closing.is_set():
-            self.flush()
-            seconds = self._pace.flush_seconds
-            if self._num_failures:
-                doubled = self._pace.first_retry_seconds * 2.0 ** min(self._num_failures - 1, 16)
-                seconds = min(doubled, self._pace.longest_retry_seconds)
-            self._closing.wait(seconds)
-
-    def close(self) -> None:
-        """End the thread and send the rest; give up after a while if the store does not respond."""
-        self._closing.set()
-        self.join()
-        spool = self._delivery.spool
-        give_up = time.monotonic() + self._pace.patience_seconds
-        while spool.num_waiting_bytes:
-            sent = spool.sent
-            self.flush()
-            if spool.sent > sent:
-                give_up = time.monotonic() + self._pace.patience_seconds
-            elif self._run_is_gone or time.monotonic() >= give_up:
-                return
-            elif self.problem:
-                time.sleep(min(self._pace.first_retry_seconds, 1.0))
-
-    def send_now(self, record: Record) -> bool:
-        """Send a record without the spool; return whether the store accepted it."""
-        with self._attempting:
-            try:
-                self._delivery.send([record])
-            except Exception as error:
-                logger.warning(
-                    "run %s is still shown as running in the store (%s); the next command of this "
-                    "kind or `clew sync` will end it",
-                    self._delivery.run_id,
-                    described(error),
-                )
-                return False
-        return True
-
-    def flush(self) -> None:
-        """Send all unsent records; keep the reason of a failure, and log the first in a row."""
-        with self._attempting:
-            try:
-                self._attempt()
-            except Exception as error:
-                self._num_failures += 1
-                self._run_is_gone = isinstance(error, RunGoneError)
-                problem = store.reason_of(error)
-                if not self._run_is_gone:
-                    problem = f"the tracking store does not accept the records ({problem})"
-                if self.problem is None:
-                    logger.warning(
-                        "%s; unsent records are kept in %s", problem, self._delivery.spool.folder
-                    )
-                self.problem = problem
-            else:
-                if self.problem is not None:
-                    logger.warning("the tracking store responds again; all records were sent")
-                self._num_failures, self._run_is_gone, self.problem = 0, False, None
-
-    def _attempt(self) -> None:
-        client = self._delivery.client
-        if store.is_missing(str(client.tracking_uri)):
-            raise ConnectionError(f"{client.tracking_uri} is gone")
-        # MLflow's client would wait for half a minute; a probe fails within seconds.
-        if self.problem and (reason := store.probe(str(client.tracking_uri))):
-            raise ConnectionError(reason)
-        self._delivery.send_waiting()
-        if time.monotonic() >= self._next_beat and not self._closing.is_set():
-            client.set_tag(self._delivery.run_id, names.TAG_HEARTBEAT, str(int(time.time())))
-            self._next_beat = time.monotonic() + self._pace.heartbeat_seconds
-
-
-@dataclass(frozen=True)
 class SyncResult:
     """The result of sending one run's spool."""
 
@@ -484,23 +339,14 @@ def sync_spool(root: Path | None = None) -> list[SyncResult]:
     """Send all spools that belong to the store in use, and end runs whose process has died.
 
     A spool is removed after it was sent, and left alone while its process is running. A spool of
-    another store stays until that store is in use, because the address in it is not
-    trusted.
+    another store stays until that store is in use, because the address in it is not trusted.
     """
-    results = [_sync_one(folder) for folder in list_spools(root or store.spool_root())]
-    return [result for result in results if result.problem or OPENING not in result.run_id]
+    return [_sync_one(folder) for folder in list_spools(root or store.spool_root())]
 
 
 def end_dead_runs(client: MlflowClient, kind: str) -> None:
-    """Send the spools that dead processes left on this machine, and end their runs of a kind.
-
-    A dead training stays, to be resumed. A run that died before it had a spool is always ended.
-    """
+    """Send the spools that dead processes left on this machine, and end their runs of a kind."""
     for folder in list_spools(store.spool_root(str(client.tracking_uri))):
-        if folder.name.startswith(OPENING):
-            _sync_one(folder)
-        if folder.name.startswith(OPENING) or kind == names.KIND_TRAIN:
-            continue
         try:
             tags = client.get_run(folder.name).data.tags
         except Exception as error:  # of another store, or deleted
@@ -511,11 +357,7 @@ def end_dead_runs(client: MlflowClient, kind: str) -> None:
 
 
 def open_spool(folder: Path) -> Spool:
-    """Open a spool; if its `run.json` was lost, write it again for the run in the store in use.
-
-    Raises:
-        TrackingError: The spool cannot be used, or the store in use does not have the run.
-    """
+    """Open a spool; if its `run.json` was lost, write it again for the run in the store in use."""
     try:
         return Spool.open(folder)
     except LostOriginError as error:
@@ -532,9 +374,7 @@ def _sync_one(folder: Path) -> SyncResult:
     except TrackingError as error:
         is_alive = isinstance(error, SpoolInUseError)
         return SyncResult(folder, folder.name, problem=str(error), is_alive=is_alive)
-    uri = store.tracking_uri()
-    wanted = spool.origin.tracking_uri
-    sent, problem = 0, None
+    uri, wanted, sent, problem = store.tracking_uri(), spool.origin.tracking_uri, 0, None
     if store.address(wanted) != store.address(uri):
         problem = (
             f"it belongs to {printable(masked(wanted))}, but the store in use is "

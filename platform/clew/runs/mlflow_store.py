@@ -1,6 +1,6 @@
 """Opens a run in MLflow: all that must work before training starts.
 
-A problem raises one `TrackingError` within seconds and leaves no run behind. The module
+A problem raises one `TrackingError` within seconds and leaves no run that says RUNNING. The module
 `clew.runs.tracker` then records the run.
 """
 
@@ -8,9 +8,8 @@ import hashlib
 import os
 import re
 import sys
-import uuid
+import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -25,10 +24,11 @@ from clew.masking import masked
 from clew.processes import typed_command
 from clew.runs import store
 from clew.runs.base import Status, outcome_of
-from clew.runs.delivery import MAX_TAG_CHARACTERS, REFUSALS, Pace, end_dead_runs, end_run, shortened
+from clew.runs.delivery import MAX_TAG_CHARACTERS, end_dead_runs, end_run, shortened
+from clew.runs.forwarder import Pace
 from clew.runs.hardware import git_commit
 from clew.runs.reading.runs import get_run
-from clew.runs.spool import OPENING, Origin, Spool
+from clew.runs.spool import Origin, Spool
 from clew.runs.tracker import MlflowTracker
 
 # The name that `mlflow run` gives to a run without a name: adjective-animal-number.
@@ -62,37 +62,31 @@ def open_tracker(
         all_tags[names.TAG_COMMAND] = typed
 
     client = store.connect(uri)
-    if run_id is None:
+    if run_id is None and kind != names.KIND_TRAIN:  # a dead training can be resumed
         end_dead_runs(client, kind)
-    with ExitStack() as opening:
-        run = _open_run(
-            client,
-            opening,
-            experiment=experiment,
-            run_name=masked(tracking.run_name or run_name or "") or None,
-            tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
-            run_id=run_id,
-        )
-        spool = None
-        try:
-            spool = _spool(client, run.info.run_id, run.info.experiment_id)
-            tracker = MlflowTracker(client, run, spool, tracking, pace or Pace())
-        except BaseException as error:
-            if spool is not None:
-                spool.close()
-            if run_id is None:
-                end_run(client, run.info.run_id, *outcome_of(error))
-            raise
+    run = _open_run(
+        client,
+        experiment=experiment,
+        run_name=masked(tracking.run_name or run_name or "") or None,
+        tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
+        run_id=run_id,
+    )
+    spool = None
+    try:
+        origin = Origin(store.address(uri), run.info.run_id, run.info.experiment_id)
+        spool = Spool.create(store.spool_root(uri), origin)
+        tracker = MlflowTracker(client, run, spool, tracking, pace or Pace())
+    except BaseException as error:
+        if spool is not None:
+            spool.close()
+        if run_id is None:
+            end_run(client, run.info.run_id, *outcome_of(error))
+        raise
     if run_id is not None:
         tracker.recall()
     if problem := _misplaced(run, uri):
         tracker.warn(problem)
     return tracker
-
-
-def _spool(client: MlflowClient, run_id: str, experiment_id: str) -> Spool:
-    uri = str(client.tracking_uri)
-    return Spool.create(store.spool_root(uri), Origin(store.address(uri), run_id, experiment_id))
 
 
 def end_unused_run(run_id: str, status: Status, reason: str) -> None:
@@ -118,7 +112,6 @@ def _misplaced(run: Run, uri: str) -> str:
 
 def _open_run(
     client: MlflowClient,
-    opening: ExitStack,
     *,
     experiment: str,
     run_name: str | None,
@@ -126,8 +119,6 @@ def _open_run(
     run_id: str | None,
 ) -> Run:
     """Continue the run `run_id`, adopt the run that `mlflow run` opened, or create a run.
-
-    Before a run is created, a spool announces it, until `opening` ends.
 
     When a run is adopted, `MLFLOW_RUN_ID` is removed from the environment, as MLflow itself does,
     so that a second run of this process is a separate run.
@@ -140,18 +131,10 @@ def _open_run(
             del os.environ["MLFLOW_RUN_ID"]
             return run
         experiment_id = find_experiment(client, experiment).experiment_id
-        announcement = _spool(client, f"{OPENING}{uuid.uuid4().hex}", experiment_id)
-        announced = {names.TAG_OPENED_AS: announcement.origin.run_id}
-        try:
-            all_tags = _source_tags() | dict(tags) | announced
-            run = client.create_run(experiment_id, run_name=run_name, tags=all_tags)
-        except BaseException as error:
-            # Unless the store refused, it may have created the run: the next command looks.
-            code = getattr(error, "error_code", None)
-            announcement.close(keep=code not in store.REFUSED | REFUSALS)
-            raise
-        opening.push(lambda error, *_: announcement.close(keep=error is not None))
-        return run
+        # A run whose process dies before the next heartbeat then counts as stuck.
+        beat = {names.TAG_HEARTBEAT: str(int(time.time()))}
+        all_tags = _source_tags() | dict(tags) | beat
+        return client.create_run(experiment_id, run_name=run_name, tags=all_tags)
 
 
 def find_experiment(client: MlflowClient, name: str, project: Path | None = None) -> Experiment:

@@ -14,9 +14,6 @@ sent again; every kind of record can be sent twice without harm (see `clew.runs.
 `sent` counts records, they are on the disk, and copies are there before their records. So if the
 machine stops, what was not sent is lost at most back to the last time that something was.
 
-Before a run is created, an empty spool `opening-...` announces it, and the run has its name as a
-tag: if the process dies before the run has its own spool, the run is found by this tag.
-
 The contents are not trusted when they are read back, because a folder can be cloned, unpacked or
 shared. The folder must belong to the user, no path may lead out of it, every record is validated,
 and only the files listed above are removed.
@@ -28,147 +25,27 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
-from dataclasses import field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 
 from filelock import FileLock, Timeout
-from pydantic import (
-    AfterValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from clew.errors import TrackingError, described, quoted
 from clew.files import sync
+from clew.runs.records import RECORDS, STRICT, Artifact, Checkpoint, Record, Unreadable
 
 WRITTEN = ("journal.jsonl", "log.txt", "sent.new", "sent", "run.json.new", "run.json", "lock")
 """Files removed with a spool, in this order; as long as one of them exists, a spool is found."""
 FILES = (*WRITTEN, "refused.jsonl")
-OPENING = "opening-"
-"""Prefix of the folder that announces a run before it is created."""
-_NAME = re.compile(rf"({OPENING})?[0-9a-f]{{32}}")
-
-
-def _names_a_file(staged: str) -> str:
-    if staged.endswith(("/.", "/..")):
-        raise ValueError("expected the name of a file or folder")
-    return staged
-
-
+VALUES_PER_GROUP = 1000
+_NAME = re.compile(r"[0-9a-f]{32}")
 Identity = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Staged = Annotated[
-    str, Field(pattern=r"^files/[0-9]{1,20}/[^/\x00]{1,255}$"), AfterValidator(_names_a_file)
-]
-Folder = Annotated[str, Field(pattern=r"^(\w[\w.\- :]*(/\w[\w.\- :]*)*)?$")]
-Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""A 64-bit integer, as a database column stores it."""
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-@dataclass(frozen=True, config=_STRICT)
-class Metrics:
-    """Values of metrics at an optimizer step.
-
-    `time_ms` is when they were recorded; it does not change when the record is sent again.
-    """
-
-    values: dict[str, float]
-    step: Whole
-    time_ms: Whole
-    kind: Literal["metrics"] = "metrics"
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Params:
-    """Parameters, with their values as text."""
-
-    values: dict[str, str]
-    kind: Literal["params"] = "params"
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Tags:
-    """Tags; a later value replaces an earlier one."""
-
-    values: dict[str, str]
-    kind: Literal["tags"] = "tags"
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Artifact:
-    """A file, or a folder with its contents; `staged` is the copy in the spool."""
-
-    staged: Staged
-    folder: Folder
-    kind: Literal["artifact"] = "artifact"
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Checkpoint:
-    """A checkpoint folder that becomes an artifact and a model entry.
-
-    `metric_times_ms` has, for each metric, the time with which the run already recorded the value.
-    """
-
-    staged: Staged
-    folder: Folder
-    step: Whole
-    metrics: dict[str, float]
-    metric_times_ms: dict[str, Whole]
-    kind: Literal["checkpoint"] = "checkpoint"
-
-    @model_validator(mode="after")
-    def _times_are_of_metrics(self) -> Self:
-        if not self.metrics.keys() <= self.metric_times_ms.keys():
-            raise ValueError("expected a time for each metric")
-        return self
-
-
-@dataclass(frozen=True, config=_STRICT)
-class DataSet:
-    """A data set that the run reads."""
-
-    name: str
-    fingerprint: str
-    source: str
-    context: str
-    """What the run reads it for, such as `training`."""
-    sizes: str = ""
-    """In words."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """MLflow type of each column of an example, by name."""
-    kind: Literal["dataset"] = "dataset"
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Finish:
-    """The end of the run."""
-
-    status: Literal["FINISHED", "FAILED", "KILLED"]
-    time_ms: Whole
-    kind: Literal["finish"] = "finish"
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Unreadable:
-    """A line of the journal that is not a valid record."""
-
-    line: str
-    reason: str
-    kind: Literal["unreadable"] = "unreadable"
-
-
-Record = Metrics | Params | Tags | Artifact | Checkpoint | DataSet | Finish | Unreadable
-RECORDS: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
-
-
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Origin:
     """The run that a spool belongs to, and the address of its store without secrets."""
 
@@ -376,6 +253,21 @@ class Spool:
                 if path.exists() and not any(path.iterdir()):
                     path.rmdir()
         self._lock.release()
+
+
+def groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Yield groups of consecutive metrics, parameters and tags; others are alone."""
+    group: list[Entry] = []
+    num_values = 0
+    for entry in entries:
+        size = len(getattr(entry.record, "values", ())) or VALUES_PER_GROUP
+        if group and num_values + size > VALUES_PER_GROUP:
+            yield group
+            group, num_values = [], 0
+        group.append(entry)
+        num_values += size
+    if group:
+        yield group
 
 
 def list_spools(root: Path) -> list[Path]:

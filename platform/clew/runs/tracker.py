@@ -25,26 +25,11 @@ from clew.errors import extra
 from clew.masking import masked
 from clew.runs import store
 from clew.runs.base import OPEN, Status, Tracker, check_key, finite, outcome_of, parameter_key
-from clew.runs.delivery import (
-    MAX_TAG_CHARACTERS,
-    Delivery,
-    Forwarder,
-    Pace,
-    log_formatter,
-    shortened,
-)
+from clew.runs.delivery import MAX_TAG_CHARACTERS, Delivery, log_formatter, shortened
+from clew.runs.forwarder import Forwarder, Pace
 from clew.runs.hardware import sample_machine
-from clew.runs.spool import (
-    Artifact,
-    Checkpoint,
-    DataSet,
-    Finish,
-    Metrics,
-    Params,
-    Record,
-    Spool,
-    Tags,
-)
+from clew.runs.records import Artifact, Checkpoint, DataSet, Finish, Metrics, Params, Record, Tags
+from clew.runs.spool import Spool
 
 logger = logging.getLogger(__name__)
 
@@ -176,11 +161,7 @@ class MlflowTracker(Tracker):
         self.tags({names.TAG_WARNINGS: "\n".join(self._warnings)})
 
     def recall(self) -> None:
-        """Read the recorded validation metrics, because a resumed run measures some of them again.
-
-        Raises:
-            TrackingError: The store cannot be read.
-        """
+        """Read the recorded validation metrics, because a resumed run measures some again."""
         self.flush()  # an earlier process may have left validation metrics in the spool
         with store.using(f"the validations of run {self.run_id}"):
             for key in self._client.get_run(self.run_id).data.metrics:

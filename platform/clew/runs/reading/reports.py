@@ -3,7 +3,7 @@
 The JSON file contains the head: model, settings, and each test triple with its score and rank. The
 Parquet file contains all training facts and is read one test triple at a time; without it, the
 facts come from the lists in the JSON file. The CSV file is for other programs.
-The explanation of a text is a separate file, see `clew.runs.influence_report`.
+The explanation of a text is a separate file, see `clew.runs.window_report`.
 """
 
 import json
@@ -20,7 +20,7 @@ from clew import names
 from clew.errors import DataError, TrackingError
 from clew.input_files import check_unpacked, columns_of, read_columns
 from clew.runs import influence_forms as forms
-from clew.runs import influence_report, store
+from clew.runs import influence_report, store, window_report
 from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, texts_of
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
 from clew.untrusted import MAX_ANSWER_MIB, read_limited
@@ -150,7 +150,7 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
             zip(forms.TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
         )
         row |= {forms.SCORE_COLUMN: entry.influence, forms.TEST_INDEX_COLUMN: test_index}
-        row |= influence_report.numbers_of(entry, steps)
+        row |= window_report.numbers_of(entry, steps)
         rows.append(row | {forms.COUNTERPART_COLUMN: entry.counterpart or ""})
     return pd.DataFrame(rows, columns=None if rows else [*forms.TERM_COLUMNS, forms.SCORE_COLUMN])
 
@@ -158,9 +158,9 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
 REPORT_FILES = {
     "json": names.INFLUENCE_JSON,
     "parquet": names.INFLUENCE_PARQUET,
-    "text": influence_report.TEXT_INFLUENCE_JSON,
-    "sequence": influence_report.SEQUENCE_INFLUENCE_JSON,
-    "picture": influence_report.SEQUENCE_INFLUENCE_PICTURE,
+    "text": window_report.TEXT_INFLUENCE_JSON,
+    "sequence": window_report.SEQUENCE_INFLUENCE_JSON,
+    "picture": window_report.SEQUENCE_INFLUENCE_PICTURE,
 }
 """File name of each field of `ReportFiles`."""
 
@@ -222,8 +222,8 @@ def answer(path: str) -> pa.Table:
     if kind == "json":
         kind = _kind_of_json(file)
         {
-            "text": influence_report.TextInfluenceReport.read,
-            "sequence": influence_report.SequenceInfluenceReport.read,
+            "text": window_report.TextInfluenceReport.read,
+            "sequence": window_report.SequenceInfluenceReport.read,
         }.get(kind, influence_report.read_influence_json)(file)
     else:
         check_unpacked(file, INFLUENCE_TABLE, MAX_ANSWER_MIB * 2**20)

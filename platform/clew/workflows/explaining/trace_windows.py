@@ -27,7 +27,8 @@ from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling, generate
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
-from clew.runs.influence_report import (
+from clew.runs.reading.runs import keep_folder
+from clew.runs.window_report import (
     SEQUENCE_INFLUENCE_JSON,
     SEQUENCE_INFLUENCE_PICTURE,
     TEXT_INFLUENCE_JSON,
@@ -38,7 +39,6 @@ from clew.runs.influence_report import (
     WindowReport,
     WindowScore,
 )
-from clew.runs.reading.runs import keep_folder
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import CheckpointRecord
 from clew.training.precision import device_name, half_precision_type
