@@ -126,10 +126,14 @@ def test_a_name_that_says_true_is_no_inverse(tmp_path: Path) -> None:
 def test_a_format_that_cannot_hold_the_names_leaves_no_folder(
     tracking_store: Path, tmp_path: Path
 ) -> None:
-    lines = "a\tis near\tb\nb\tis_near\tc\nc\tis near\ta\n"
-    for split in ("train", "valid", "test"):
+    facts = {
+        "train": "a\tis near\tb\nb\tis_near\tc\nc\tis near\ta\n",
+        "valid": "a\tis_near\tc\n",
+        "test": "b\tis near\ta\n",
+    }
+    for split, lines in facts.items():
         (tmp_path / f"{split}.txt").write_text(lines)
-    files = {f"data__{s}": str(tmp_path / f"{s}.txt") for s in ("train", "valid", "test")}
+    files = {f"data__{split}": str(tmp_path / f"{split}.txt") for split in facts}
     train(small_config(**files, training__num_epochs=1), output_dir=tmp_path / "run")
     model, folder = str(tmp_path / "run/best"), tmp_path / "out"
     with pytest.raises(DataError, match="relations"):
