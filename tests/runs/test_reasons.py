@@ -109,9 +109,9 @@ def test_an_error_while_a_run_is_opened(
     assert not client.search_runs([e.experiment_id for e in client.search_experiments()])
 
 
-@pytest.mark.parametrize(("code", "left"), [("PERMISSION_DENIED", 0), ("INTERNAL_ERROR", 1)])
+@pytest.mark.parametrize("code", ["PERMISSION_DENIED", "INTERNAL_ERROR"])
 def test_a_run_that_the_store_refuses_leaves_no_folder(
-    tracking_store: Path, monkeypatch: pytest.MonkeyPatch, code: str, left: int
+    tracking_store: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RestException({"error_code": code, "message": "no"})
@@ -119,7 +119,7 @@ def test_a_run_that_the_store_refuses_leaves_no_folder(
     monkeypatch.setattr(MlflowClient, "create_run", refuse)
     with pytest.raises(TrackingError):
         open_tracker(TrackingConfig(), kind="train")
-    assert len(list((tracking_store / "spool").iterdir())) == left
+    assert list((tracking_store / "spool").iterdir()) == []
 
 
 def test_ctrl_c_while_a_run_is_opened(

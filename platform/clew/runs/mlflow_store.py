@@ -1,6 +1,6 @@
 """Opens a run in MLflow: all that must work before training starts.
 
-A problem raises one `TrackingError` within seconds and leaves no run that says RUNNING. The module
+A problem raises one `TrackingError` within seconds and leaves no run behind. The module
 `clew.runs.tracker` then records the run.
 """
 
@@ -28,7 +28,7 @@ from clew.runs.delivery import MAX_TAG_CHARACTERS, end_dead_runs, end_run, short
 from clew.runs.forwarder import Pace
 from clew.runs.hardware import git_commit
 from clew.runs.reading.runs import get_run
-from clew.runs.spool import Origin, Spool
+from clew.runs.spool import Origin, Spool, make_root
 from clew.runs.tracker import MlflowTracker
 
 # The name that `mlflow run` gives to a run without a name: adjective-animal-number.
@@ -62,6 +62,7 @@ def open_tracker(
         all_tags[names.TAG_COMMAND] = typed
 
     client = store.connect(uri)
+    make_root(store.spool_root(uri))
     if run_id is None and kind != names.KIND_TRAIN:  # a dead training can be resumed
         end_dead_runs(client, kind)
     run = _open_run(

@@ -25,6 +25,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -110,18 +111,15 @@ class Spool:
     def create(cls, root: Path, origin: Origin) -> "Spool":
         """Open the run's spool, and continue with what an earlier process left in it."""
         folder = root / origin.run_id
+        make_root(root)
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
             sync(root)
             _require_own(folder)
             spool = cls(folder, origin)
             _write_whole(folder / "run.json", ORIGINS.dump_json(origin, indent=1))
         except OSError as error:
-            raise TrackingError(
-                f"spool folder {folder} cannot be written ({error}); set CLEW_SPOOL to a writable "
-                "folder"
-            ) from None
+            raise _unwritable(folder, error) from None
         return spool
 
     @classmethod
@@ -268,6 +266,21 @@ def groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         num_values += size
     if group:
         yield group
+
+
+def make_root(root: Path) -> None:
+    """Make the folder of all spools, before there is a run that could not be recorded."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=root).close()
+    except OSError as error:
+        raise _unwritable(root, error) from None
+
+
+def _unwritable(folder: Path, error: OSError) -> TrackingError:
+    return TrackingError(
+        f"spool folder {folder} cannot be written ({error}); set CLEW_SPOOL to a writable folder"
+    )
 
 
 def list_spools(root: Path) -> list[Path]:
