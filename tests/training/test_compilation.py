@@ -74,7 +74,9 @@ def test_a_compiler_that_fails_stops_training_unless_it_was_optional(
     trainer = make_trainer(**optional)
     values = measure_before_training(trainer)
     assert names.TIME_COMPILE_SECONDS not in values
-    assert "no such instruction" in trainer.history.tracker.tag_values["clew.compile_failed"]
+    tags = trainer.history.tracker.tag_values
+    assert "no such instruction" in tags["clew.compile_failed"]
+    assert tags[names.TAG_VARIANT] == "fp32"
     trainer.train()
 
 

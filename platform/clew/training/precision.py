@@ -95,6 +95,15 @@ class Precision:
             self.scaler.load_state_dict(state)
 
 
+def variant_name(options: OptimizationsConfig, precision: str) -> str:
+    """Return the run's variant: the precision, and the optimizations that are not the default."""
+    parts = [precision]
+    parts += ["+ckpt"] if options.use_gradient_checkpointing else []
+    parts += ["+compile"] if options.torch_compile else []
+    parts += [] if options.enable_memory_cleanup else ["-cleanup"]
+    return "".join(parts)
+
+
 def apply_tf32(*, enabled: bool) -> None:
     """Choose TF32 or full float32 for matrix products and convolutions on NVIDIA GPUs.
 
