@@ -19,7 +19,7 @@ from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.config.training import AUTO_BATCH_SIZE
 from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError, quoted
-from clew.files import is_in_one_of, remove
+from clew.files import remove
 from clew.runs import store
 from clew.runs.delivery import DIED, open_spool
 from clew.runs.mlflow_store import open_tracker
@@ -53,8 +53,6 @@ FIXED_KEYS = (
     "optimizations.use_mixed_precision",
     "optimizations.mixed_precision_dtype",
 )
-
-
 TENSORBOARD_DIR = "tracking.tensorboard_dir"
 
 
@@ -240,7 +238,8 @@ def _continued(original: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     """Return a run's configuration with overrides; it must not name a folder to write to itself."""
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     folder, is_given = config.tracking.tensorboard_dir, TENSORBOARD_DIR in full_settings(overrides)
-    if config.tracking.tensorboard and not is_given and not is_in_one_of(folder, os.getcwd()):
+    is_here = Path(folder).resolve().is_relative_to(Path.cwd())
+    if config.tracking.tensorboard and not (is_given or is_here):
         raise ConfigError(
             f"the run writes to {TENSORBOARD_DIR} {quoted(folder)}, outside this folder; allow it "
             f"with {TENSORBOARD_DIR}=..., or set tracking.tensorboard=false"
