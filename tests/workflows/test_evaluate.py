@@ -64,16 +64,13 @@ def test_a_run_without_a_best_checkpoint(trained: TrainedStore) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("", "no model given"),
-        (
-            "clew-umls@champion",
-            "not a run id; for a registered model, give models:/clew-umls@champion",
-        ),
-        ("models:/nothing@champion", "no model 'nothing' is registered"),
-        ("models:/nothing/7", "'nothing' has no version 7"),
-        ("models:/nothing", "is not an address in the registry"),
-        ("models:/@champion", "is not an address in the registry"),
-        ("./no/such/folder", "no such folder"),
+        ("", "models:/name@alias"),
+        ("clew-umls@champion", "models:/clew-umls@champion"),
+        ("models:/nothing@champion", "'nothing'"),
+        ("models:/nothing/7", "'nothing'.* 7"),
+        ("models:/nothing", "'models:/nothing'"),
+        ("models:/@champion", "'models:/@champion'"),
+        ("./no/such/folder", r"\./no/such/folder"),
     ],
 )
 def test_models_that_are_none(trained: TrainedStore, model: str, message: str) -> None:
