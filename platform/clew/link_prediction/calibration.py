@@ -262,7 +262,6 @@ class AnswerSet:
         )
 
     def as_dict(self) -> dict[str, float | int | str | None]:
-        """Return JSON values."""
         promised = self.guarantee
         return {
             "level": promised.level,

@@ -69,7 +69,6 @@ class MemoryCleanup:
     device: torch.device
 
     def after_step(self, step: int) -> None:
-        """Clean up if `step` is a multiple of `interval_steps`."""
         if not self.enabled or step % self.interval_steps:
             return
         gc.collect(0)

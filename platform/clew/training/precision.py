@@ -51,7 +51,6 @@ def resolve_device(kind: str, local_rank: int = 0) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device for tags and reports."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
@@ -87,7 +86,6 @@ class Precision:
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
 
     def state(self) -> dict[str, float]:
-        """Return the scaler's state; empty without a scaler."""
         return self.scaler.state_dict()
 
     def restore(self, state: dict[str, float]) -> None:

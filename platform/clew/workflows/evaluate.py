@@ -92,7 +92,6 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
 
 
 def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, float]:
-    """Return the metrics of a loaded model on a split."""
     metrics = loaded.metrics(split)
     if not metrics:
         raise DataError(

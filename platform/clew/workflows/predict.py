@@ -71,7 +71,6 @@ class PredictResult:
     notes: tuple[str, ...]
 
     def table(self) -> str:
-        """Return one table per query."""
         shown = [f"model: {self.model}"]
         shown += [f"note: {note}" for note in self.notes]
         for prediction in self.predictions:
