@@ -26,7 +26,7 @@ from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
-from clew.training.memory import MemoryPlanner
+from clew.training.memory_plan import MemoryPlanner
 from clew.training.precision import apply_tf32
 from clew.training.setup import build_trainer, measure_before_training
 from experiments.benchmarks.influence_speed import (

@@ -35,7 +35,7 @@ def read_lines(path: Path) -> list[str]:
     """
     check_is_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
     return text.removesuffix("\n").split("\n")  # `splitlines` also splits at other characters

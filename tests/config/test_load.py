@@ -366,3 +366,28 @@ def test_hostile_lists_in_assignments_are_one_short_line(text: str) -> None:
 def test_an_embedding_size_that_nobody_can_factor_is_refused_at_once(size: int) -> None:
     with pytest.raises(ConfigError, match=r"model\.embedding_dim"):
         from_mapping({"data": {"name": "umls"}}, {"model.embedding_dim": str(size)})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("training.gradient_accumulation", 10**30),
+        ("training.shuffle_block", 2**63),
+        ("model.output_channels", 10**20),
+        ("training.num_threads", 10**12),
+    ],
+)
+def test_numbers_that_no_tensor_can_have_are_refused(key: str, value: int) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load("umls", {key: value})
+    assert key.partition(".")[2] in str(refused.value)
+
+
+def test_only_a_network_with_activations_to_recompute_is_checkpointed() -> None:
+    recomputed = {"optimizations.use_gradient_checkpointing": True}
+    assert load("umls", recomputed | {"model.kind": "conve"})
+    for kind in ("transe", "complex", "tucker"):
+        with pytest.raises(ConfigError) as refused:
+            load("umls", recomputed | {"model.kind": kind})
+        assert "optimizations.use_gradient_checkpointing" in str(refused.value)
+        assert kind in str(refused.value)

@@ -91,8 +91,14 @@ def test_one_with_too_few_takes_those_of_all_relations_for_that_end() -> None:
     assert (tails.num_own, tails.num_valid, tails.num_test) == (MIN_TRIPLES - 1, 59, 20)
     assert (heads.num_own, heads.num_valid, heads.num_test) == (3, 53, 20)
     assert tails.threshold < 200 <= heads.threshold
-    assert "on average over relations (this one has 3 validation triples" in heads.sentence
-    assert "calibrated on 53 validation triples of all relations" in heads.sentence
+    assert "on average over relations" in heads.sentence
+    assert "53 validation triples of all relations (3 of this one" in heads.sentence
+
+
+def test_a_level_is_told_as_it_was_given() -> None:
+    sets = answer_sets(30, 30, 30, 30)
+    for level, told in ((0.9, " 90 %"), (0.55, " 55 %"), (0.999999999, " 99.9999999 %")):
+        assert told in sets.guarantee(0, level).sentence
 
 
 def test_with_too_few_triples_in_all_the_set_is_everything() -> None:

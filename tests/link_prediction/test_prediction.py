@@ -220,7 +220,7 @@ def test_without_training_triples_known_is_untold() -> None:
     asked = predictor(known=None)
     (found,) = asked.predict([Query("causes", head="e00")])
     assert {a.known for a in found.answers} == {None}
-    with pytest.raises(DataError, match="training triples are not available"):
+    with pytest.raises(DataError, match="filter_known"):
         asked.predict([Query("causes", head="e00")], filter_known=True)
 
 
@@ -254,10 +254,10 @@ def test_json_names_the_end_asked_for() -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (Query("causes", head="e0"), r"unknown entity 'e0'.*did you mean 'e0"),
-        (Query("causes", head="Asprin"), r"unknown entity 'Asprin'.*'e04' \(Aspirin\)"),
-        (Query("treat", head="e00"), r"unknown relation 'treat'.*'treats'"),
-        (Query("causes", tail="Headache"), r"'Headache' is the label of 2 entity names.*'e05'"),
+        (Query("causes", head="e0"), r"'e0'.*'e0\d'"),
+        (Query("causes", head="Asprin"), r"'Asprin'.*'e04' \(Aspirin\)"),
+        (Query("treat", head="e00"), r"'treat'.*'treats'"),
+        (Query("causes", tail="Headache"), r"'Headache'.*'e05'"),
     ],
 )
 def test_unknown_names_get_near_matches(query: Query, message: str) -> None:
@@ -270,19 +270,19 @@ def test_unknown_names_get_near_matches(query: Query, message: str) -> None:
     [Query("causes"), Query("causes", head="e00", tail="e01"), Query("", head="e00")],
 )
 def test_a_query_has_a_relation_and_one_end(query: Query) -> None:
-    with pytest.raises(ConfigError, match="give a relation and either a head"):
+    with pytest.raises(ConfigError, match=f"relation {query.relation!r}"):
         predictor().predict([query])
 
 
 def test_top_k_is_positive() -> None:
-    with pytest.raises(ConfigError, match="top_k is 0; expected 1 or more"):
+    with pytest.raises(ConfigError, match="top_k"):
         predictor().predict([Query("causes", head="e00")], top_k=0)
 
 
 def test_no_heads_without_inverse_relations() -> None:
     asked = Predictor(model(inverses=False), entities(), relations())
     asked.predict([Query("causes", head="e00")])
-    with pytest.raises(DataError, match="trained without inverse relations"):
+    with pytest.raises(DataError, match=r"data\.inverse_relations"):
         asked.predict([Query("causes", tail="e00")])
 
 
@@ -290,7 +290,7 @@ def test_scores_that_are_not_numbers_are_refused() -> None:
     broken = model()
     with torch.no_grad():
         broken.entity.weight[3] = torch.nan
-    with pytest.raises(CheckpointError, match="scores contain NaN"):
+    with pytest.raises(CheckpointError, match="NaN"):
         Predictor(broken, entities(), relations()).predict([Query("causes", head="e00")])
 
 
@@ -368,7 +368,7 @@ def test_a_model_folder_holds_no_pickle(tmp_path: Path) -> None:
 def test_a_folder_without_names_is_refused(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     (folder / "vocabulary" / ENTITIES_FILE).unlink()
-    with pytest.raises(DataError, match="expected the entity vocabulary of a run"):
+    with pytest.raises(DataError, match=ENTITIES_FILE):
         load_predictor(folder)
 
 
@@ -376,7 +376,7 @@ def test_a_torn_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     content = (folder / MODEL_FILE).read_bytes()
     (folder / MODEL_FILE).write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match="changed or damaged since it was written"):
+    with pytest.raises(CheckpointError, match=MODEL_FILE):
         load_predictor(folder)
 
 
@@ -386,5 +386,5 @@ def test_known_triples_round_trip(tmp_path: Path) -> None:
     assert read.dtype == np.int32
     assert sorted(map(tuple, read.tolist())) == sorted(map(tuple, KNOWN.tolist()))
     (tmp_path / "other.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(DataError, match="not a file of known triples"):
+    with pytest.raises(DataError, match=r"other\.parquet"):
         read_known(tmp_path / "other.parquet")

@@ -14,7 +14,7 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph
 from clew.training.distributed import World
 from clew.training.manifest import Manifest
-from clew.training.memory import live_bytes_of_step
+from clew.training.memory_plan import live_bytes_of_step
 from clew.training.setup import build_trainer
 from clew.training.trainer import Trainer
 from tests.memory_tracker import MemoryTracker

@@ -189,3 +189,15 @@ def test_a_language_loss_is_refused(graph):
 
 class _LanguageLoss:
     kind = "language"
+
+
+def test_the_loss_of_weighted_facts_goes_through_the_compiled_forward(graph):
+    """`torch.compile` compiles `forward`; a loss that bypasses it would not be compiled."""
+    weights = 1.0 + np.arange(len(graph.train)) % 3
+    task, model = build(replace(graph, weights=weights))
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append(True))
+    batch = task.train_examples().batch(np.arange(16))
+    total = task.loss(model.eval(), batch).total
+    assert seen == [True]
+    torch.testing.assert_close(total, task.example_losses(model, batch).sum())

@@ -11,7 +11,7 @@ from clew.link_prediction.losses.one_vs_all import (
     LossFunction,
     OneVsAll,
     one_vs_all_row_losses,
-    smoothed_targets,
+    targets_of,
 )
 from clew.link_prediction.losses.sampled import (
     Negatives,
@@ -38,7 +38,8 @@ def inputs(query_bias: bool = True) -> list[torch.Tensor]:
 
 def targets(function: LossFunction, smoothing: float, dtype=torch.float64):
     settings = OneVsAll(function=function, label_smoothing=smoothing)
-    return smoothed_targets(ROW, ENTITY, settings, batch=BATCH, entities=ENTITIES, dtype=dtype)
+    queries, table = (torch.zeros(size, 1, dtype=dtype) for size in (BATCH, ENTITIES))
+    return targets_of(queries, table, ROW, ENTITY, settings)
 
 
 def sampled(function, smoothing, negatives: Negatives, values) -> torch.Tensor:

@@ -54,7 +54,7 @@ def test_without_a_compiler_the_error_comes_first(
 ) -> None:
     monkeypatch.setattr(setup.shutil, "which", lambda name: None)
     settings = {"optimizations__torch_compile": True}
-    with pytest.raises(ConfigError, match=r"none of g\+\+, c\+\+, clang\+\+ is on PATH"):
+    with pytest.raises(ConfigError, match=r"torch_compile .*g\+\+, c\+\+, clang\+\+"):
         measure_before_training(make_trainer(**settings))
 
 
@@ -68,13 +68,15 @@ def test_a_compiler_that_fails_stops_training_unless_it_was_optional(
     monkeypatch.setattr(torch.nn.Module, "compile", compile_with)
     monkeypatch.setattr(setup.shutil, "which", lambda name: name)
     settings = {"optimizations__torch_compile": True}
-    with pytest.raises(ConfigError, match=r"torch\.compile failed .* no such instruction"):
+    with pytest.raises(ConfigError, match="no such instruction"):
         measure_before_training(make_trainer(**settings))
     optional = settings | {"optimizations__torch_compile_optional": True}
     trainer = make_trainer(**optional)
     values = measure_before_training(trainer)
     assert names.TIME_COMPILE_SECONDS not in values
-    assert "no such instruction" in trainer.history.tracker.tag_values["clew.compile_failed"]
+    tags = trainer.history.tracker.tag_values
+    assert "no such instruction" in tags["clew.compile_failed"]
+    assert tags[names.TAG_VARIANT] == "fp32"
     trainer.train()
 
 

@@ -97,6 +97,16 @@ def test_an_option_that_may_pay_stays(hardware: Hardware, settings: dict[str, An
     assert fit_to_hardware(config, hardware, strict=True) == (config, [])
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("mixed_precision_dtype", "bfloat16"), ("torch_compile_mode", "max-autotune")],
+)
+def test_the_setting_of_an_option_that_is_off_is_told(key: str, value: str) -> None:
+    config = load("umls", {f"optimizations.{key}": value})
+    (line,) = fit_to_hardware(config, WITH_UNITS)[1]
+    assert f"optimizations.{key}" in line
+
+
 def test_this_machine_is_described() -> None:
     here = Hardware.of(torch.device("cpu"))
     assert here.name

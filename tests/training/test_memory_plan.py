@@ -15,18 +15,20 @@ from torch import Tensor, nn
 
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
-from clew.training import memory
-from clew.training.memory import (
+from clew.errors import OutOfMemoryError
+from clew.training import memory_plan
+from clew.training.memory import apply_gradient_checkpointing
+from clew.training.memory_plan import (
     LiveBytes,
     MemoryPlanner,
     StepMemory,
     TookTooLong,
-    apply_gradient_checkpointing,
     live_bytes_of_step,
 )
 from clew.training.optimizer import build_optimizer
 from clew.training.precision import Precision, half_precision_type
 from clew.training.task import LossSum, Task
+from clew.workflows.memory_guard import explaining_lack_of_memory
 from clew.workflows.plan import DataSizes, task_to_plan
 from clew.workflows.subjects import build_task
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
@@ -278,7 +280,7 @@ def test_a_long_step_continues_the_line_of_shorter_ones(
     task = planned(chosen, DataSizes(frame_shape=(1, 192, 256)))
     found: list[float] = []
     for most in (math.inf, 0):
-        monkeypatch.setattr(memory, "MOST_OPERATIONS", most)
+        monkeypatch.setattr(memory_plan, "MOST_OPERATIONS", most)
         planner = MemoryPlanner(task, torch.device("cuda"))
         found.append(planner.predict(chosen).total_gib)
         assert planner.largest_batch(chosen, 0.05, most=64) < 64
@@ -376,6 +378,16 @@ class _Sums:
 
 def _rows_times_weight(model: nn.Module, rows: Tensor) -> Tensor:
     return rows * model.weight  # type: ignore[operator]
+
+
+def test_a_model_with_more_bytes_than_64_bits_can_count_is_one_line() -> None:
+    large = {"model.kind": "conve", "model.output_channels": 2**61}
+    chosen = from_mapping({"data": {"name": "umls"}}, large)
+    task = build_task(chosen)
+    with pytest.raises(OutOfMemoryError):
+        MemoryPlanner(task, CPU).predict(chosen)
+    with pytest.raises(OutOfMemoryError), explaining_lack_of_memory(chosen, task, CPU):
+        task.build_model()
 
 
 @dataclass(frozen=True)

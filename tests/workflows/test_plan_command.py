@@ -20,7 +20,7 @@ from clew.config.training import TrainingConfig
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.training.distributed import World
 from clew.training.hardware import GPUS, Hardware, find_device, fit_to_hardware
-from clew.training.memory import MemoryPlanner
+from clew.training.memory_plan import MemoryPlanner
 from clew.training.trainer import StepLoss, Trainer
 from clew.workflows import memory_guard
 from clew.workflows.memory_guard import resolve_batch_size

@@ -11,6 +11,7 @@ import torch
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError
+from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.prediction import Query
 from clew.link_prediction.sources import load_graph
 from clew.runs.reading.runs import download_artifact, find_run
@@ -67,8 +68,9 @@ def test_run_folder_and_registry_give_the_same_answers(
             assert (one.name, one.known) == (two.name, two.known)
             assert one.score == pytest.approx(two.score, abs=1e-6)
     assert [result.temperature is None for result in results] == [True, True, False]
+    assert [result.as_dict()["calibrated"] for result in results] == [False, False, True]
     assert "no calibration was fitted" in results[0].table()
-    assert "note" not in results[2].table()
+    assert f"temperature {results[2].temperature:.3f} on" in results[2].table()
     probabilities = [a.probability for a in results[2].predictions[0].answers if not a.known]
     assert all(p is not None and 0 < p < 1 for p in probabilities)
 
@@ -113,7 +115,7 @@ def test_a_registered_model_needs_no_data_set(trained: TrainedStore) -> None:
 def test_files_of_queries(tmp_path: Path) -> None:
     path = tmp_path / "queries.tsv"
     path.write_text(
-        "cell\tpart_of\n"
+        "\ufeffcell\tpart_of\n"  # as on Windows
         "\n"
         "cell\tpart_of\t?\n"
         "?\tpart_of\tcell\r\n"
@@ -225,6 +227,34 @@ def test_answers_of_a_file_of_queries_are_written(
     assert frame["score"][6:].tolist() == pytest.approx([a["score"] for a in last["answers"]])
     assert frame["error"].notna().tolist() == [False] * 5 + [True] + [False] * 5
     assert frame["error"][5] == bad["error"]
+
+
+def test_a_fit_that_is_not_used_is_not_called_a_calibration(
+    registered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unused = Calibration(1.0, 8, 3.0, 3.0, 0.3, 0.3, not_fitted_because="of a reason")
+    monkeypatch.setattr(Calibration, "read", lambda path: unused)
+    result = predict(registered, [asked(*QUERY)])
+    assert not result.as_dict()["calibrated"]
+    assert "not fitted: of a reason" in result.table()
+    assert run_command(["predict", registered, "--relation=location_of", "--top-k=2"]) == 0
+    assert "not fitted: of a reason" in capsys.readouterr().out
+
+
+def test_rows_of_a_file_say_which_end_they_answer(registered: str, tmp_path: Path) -> None:
+    path, output = tmp_path / "queries.tsv", tmp_path / "answers.parquet"
+    path.write_text("cell\tpart_of\ttissue\n?\tpart_of\ttissue\nsell\tpart_of\tcell\n")
+    asking = ["predict", f"--model={registered}", f"--input={path}", "--top-k=1"]
+    assert run_command([*asking, f"--output={output}"]) == 0
+    frame = pd.read_parquet(output)
+    assert frame["query"].tolist() == [1, 1, 2, 3]
+    assert frame["asks_for"].dropna().tolist() == ["tail", "head", "head"]
+    before = path.read_bytes()
+    renamed = path.rename(tmp_path / "queries.csv")
+    for option in ("--input", "--triples"):
+        asking = ["predict", f"--model={registered}", f"{option}={renamed}"]
+        assert run_command([*asking, f"--output={tmp_path}/./queries.csv"]) == 2
+    assert renamed.read_bytes() == before
 
 
 def test_given_triples_are_scored_into_a_table(registered: str, tmp_path: Path) -> None:

@@ -342,6 +342,29 @@ def test_a_run_that_cannot_write_event_files_has_ended(
     assert find_run(newest_run()).status == "FAILED"
 
 
+def test_a_folder_does_not_say_where_events_are_written(
+    tracking_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder can be somebody else's; what the user gives is followed."""
+    kept, elsewhere = tmp_path / "kept", str(tmp_path / "elsewhere")
+    events = {"tracking__tensorboard": True, "tracking__tensorboard_dir": elsewhere}
+    run_id = interrupt(config_of(**events), checkpoint_dir=kept)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for find in (
+        lambda changes: find_in_folder(kept, None, changes),
+        lambda changes: find_resume_point(run_id, changes, tmp_path / "downloads"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            find({})
+        assert "tracking.tensorboard_dir" in str(refused.value)
+        assert elsewhere in str(refused.value)
+        for allowed in ({"tracking.tensorboard_dir": elsewhere}, {"tracking.tensorboard": "false"}):
+            assert find(allowed).run_id == run_id
+    assert find_in_folder(kept, config_of(**events), {}).run_id == run_id
+    assert find_newest(config_of(**events), {}, tmp_path / "newest").run_id == run_id
+
+
 def test_a_folder_is_not_resumed_with_another_model(tracking_store: Path, tmp_path: Path) -> None:
     interrupt(config_of(), checkpoint_dir=tmp_path / "kept")
     with pytest.raises(ConfigError, match=r"model\.embedding_dim: run"):

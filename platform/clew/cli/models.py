@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -103,6 +104,10 @@ class PredictOptions(Printed):
             )
         if self.frames and not self.output:
             raise ValueError("--frames is given without --output; name a file for the predictions")
+        for name in ("input", "triples", "heads", "tails", "prompt_file", "frames"):
+            given = getattr(self, name)
+            if given and self.output and os.path.realpath(given) == os.path.realpath(self.output):
+                raise ValueError(f"{dashed(name)} and --output are the same file; name another one")
         if self.conformal and (self.triples or self.lists):
             raise ValueError("--conformal is given with a list; it is for questions for one end")
         return self

@@ -15,8 +15,10 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _is_plain_text(cls, value: Any) -> Any:
-        """Refuse text that cannot be a name or a path, or that cannot be written to a file."""
+    def _is_plain(cls, value: Any) -> Any:
+        """Refuse text that cannot be a name, a path or written, and numbers beyond 64 bits."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError("expected a number below 2**63")
         if isinstance(value, str) and ("\0" in value or not can_be_written(value)):
             raise ValueError("expected valid Unicode text without NUL characters")
         return value

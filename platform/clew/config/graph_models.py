@@ -24,6 +24,8 @@ class GraphModelSettings(Section):
     """
 
     normalises_batches: ClassVar[bool] = False
+    recomputes: ClassVar[bool] = False
+    """Whether the network has activations that gradient checkpointing can recompute."""
     kind: str
     """Name of the model, and of the file of its network."""
     embedding_dim: Annotated[int, TRAIN_FLAG] = Field(default=200, ge=1, le=MAX_EMBEDDING_DIM)
@@ -44,6 +46,7 @@ class ConvEModel(GraphModelSettings):
     """ConvE (Dettmers et al., 2018, arXiv 1707.01476): 2-D convolution over head and relation."""
 
     normalises_batches: ClassVar[bool] = True
+    recomputes: ClassVar[bool] = True
     kind: Literal["conve"] = "conve"
     """Convolutional knowledge-graph embedding."""
     embedding_height: int | None = Field(default=None, ge=1)

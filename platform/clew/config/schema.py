@@ -105,6 +105,12 @@ class RunConfig(Section):
                 "training.batch_size is 1, but the model's batch normalisation needs 2 or more "
                 "examples; set it to 2 or more"
             )
+        recomputes = getattr(self.model, "recomputes", True)
+        if self.optimizations.use_gradient_checkpointing and not recomputes:
+            raise ValueError(
+                "optimizations.use_gradient_checkpointing is true, but model.kind "
+                f"{self.model.kind!r} has nothing to recompute; set it to false"
+            )
         if isinstance(self.loss, EntityLoss):
             self._refuse_terms_without_factors(self.loss)
             self._refuse_whole_tables(self.loss)

@@ -53,7 +53,7 @@ class TrainingConfig(Section):
     """Use only deterministic algorithms of torch; slower on a GPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses the GPU if there is one."""
-    num_threads: int | None = Field(default=None, ge=1)
+    num_threads: int | None = Field(default=None, ge=1, le=4096)
     """Number of torch threads on the CPU. Unset: the value of `OMP_NUM_THREADS`, else one thread
     for each core that the process can use (by its affinity and its control group's quota)."""
     shard_entities: bool = False

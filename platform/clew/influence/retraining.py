@@ -142,7 +142,7 @@ def _loss(
         weight = own.to(scores.dtype)
         none = torch.zeros(batch.num_examples, dtype=scores.dtype)
         positives = none.index_add(0, batch.row, weight)
-        # The smoothed labels of the positives that are kept, as those of `smoothed_targets`.
+        # The smoothed labels of the positives that are kept, as those of `targets_of`.
         share, mass = keep * weight, keep * positives
         if loss.function == "softmax_cross_entropy":
             count = positives.clamp_min(1.0)

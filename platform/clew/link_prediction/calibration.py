@@ -82,7 +82,6 @@ class Calibration:
     nll_after: float
     ece_before: float
     ece_after: float
-    split: str = "valid"
     not_fitted_because: str = ""
 
     def describe(self) -> str:
@@ -90,8 +89,8 @@ class Calibration:
         found = f"temperature {self.temperature:.3f} on {self.num_queries:,} validation queries"
         if self.not_fitted_because:
             return f"{found}, not fitted: {self.not_fitted_because}"
-        error = f"expected calibration error {self.ece_before:.3f} -> {self.ece_after:.3f}"
-        return f"{found}; {error}"
+        error = f"{self.ece_before:.3f} -> {self.ece_after:.3f}"
+        return f"{found}; expected calibration error on the same queries {error}"
 
     def tags(self) -> dict[str, str]:
         return {names.TAG_TEMPERATURE: f"{self.temperature:.6g}"}
@@ -203,7 +202,7 @@ class Guarantee:
     threshold: float
     """Largest nonconformity score in the set, in nats; if infinite, the set is all candidates."""
     num_own: int
-    """Number of validation triples of the relation."""
+    """Number of validation triples of the relation, among those that were used."""
     num_valid: int
     """Number of validation triples that the threshold is computed from."""
     num_test: int
@@ -216,15 +215,12 @@ class Guarantee:
         """The guarantee, the data behind it and the measured coverage, in words."""
         average, of = "", "this relation"
         if self.num_own < MIN_TRIPLES:
-            average = (
-                f" on average over relations (this one has {self.num_own:,} validation triples, "
-                f"fewer than {MIN_TRIPLES})"
-            )
-            of = "all relations"
-        level, grounds = 100 * self.level, f"{self.num_valid:,} validation triples of {of}"
+            average = " on average over relations"
+            of = f"all relations ({self.num_own:,} of this one, fewer than {MIN_TRIPLES})"
+        level = f"{100 * self.level:.15g} %"  # the digits that were given
         text = (
-            f"It is meant to contain a new answer in at least {level:.4g} % of all cases{average}. "
-            f"It was calibrated on {grounds}"
+            f"It is meant to contain a new answer in at least {level} of all cases{average}. "
+            f"It was calibrated on {self.num_valid:,} validation triples of {of}"
         )
         if math.isinf(self.threshold):
             text += ", too few for this level, so it contains every candidate"
@@ -266,7 +262,6 @@ class AnswerSet:
         )
 
     def as_dict(self) -> dict[str, float | int | str | None]:
-        """Return JSON values."""
         promised = self.guarantee
         return {
             "level": promised.level,

@@ -80,7 +80,6 @@ def load_predictor(folder: Path) -> Predictor:
 
 
 def read_vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
-    """Return the names of entities and of relations."""
     return (
         Vocabulary.read(folder / ENTITIES_FILE, "entity"),
         Vocabulary.read(folder / RELATIONS_FILE, "relation"),

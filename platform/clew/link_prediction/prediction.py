@@ -30,8 +30,7 @@ class Query:
     head: str | None = None
     tail: str | None = None
     about: str | None = None
-    """An entity at the end that is asked for; its rank is reported even if it is not among the
-    best answers."""
+    """An entity at the end that is asked for; its rank is reported, whatever it is."""
 
     @property
     def is_triple(self) -> bool:
@@ -39,11 +38,7 @@ class Query:
 
     @property
     def asks_for(self) -> Side:
-        """The end that is asked for.
-
-        Raises:
-            ConfigError: If the relation is missing, or if neither or both of the ends are given.
-        """
+        """The end that is asked for; an error unless a relation and one end are given."""
         if not self.relation or bool(self.head) == bool(self.tail):
             raise ConfigError(
                 f"query with head {quoted(self.head or '')}, relation {quoted(self.relation)}, "
@@ -60,8 +55,7 @@ class Query:
     def ways(self, *, heads: bool = True) -> list["Query"]:
         """Return one question for each end of a whole triple; else the query itself.
 
-        Args:
-            heads: Whether the model can answer questions for heads.
+        Without `heads`, only the question for the tail: the model cannot answer the other.
         """
         if not self.is_triple:
             return [self]
@@ -93,9 +87,8 @@ class Answer:
 class Place(Answer):
     """The rank of an entity that a query is about, which is a candidate even if it is known.
 
-    Other answers known from training are not candidates; those of other splits are.
-
-    `rank` and `probability` are those of `Places`.
+    Other answers known from training are not candidates; those of other splits are. `rank` and
+    `probability` are those of `Places`.
     """
 
     num_candidates: int
@@ -108,12 +101,10 @@ class Prediction:
     query: Query
     answers: tuple[Answer, ...]
     num_known: int | None = None
-    """Number of training triples with this relation and the given end; None if the training
-    triples are not available."""
+    """Number of training triples with this relation and the given end; None if unknown."""
     place: Place | None = None
-    """The rank of the entity that the query is about, if there is one."""
+    """The rank of the entity that the query is about."""
     answer_set: AnswerSet | None = None
-    """The answer set, if one was requested."""
     has_facts: bool = True
     """Whether any training triple has the given entity; true if they are not available."""
 
@@ -346,7 +337,6 @@ class Predictor(QueryScores):
         ]
 
     def _place(self, question: "Resolved", limits: Limits) -> Place | None:
-        """Return where the entity is that a question is about."""
         if question.about is None:
             return None
         given, relation, about = (
@@ -403,7 +393,6 @@ class Resolved:
 
     query: Query
     entity: int
-    """Row of the given entity."""
     relation: int
     """Row of the relation; r + R asks for heads of r."""
     about: int | None

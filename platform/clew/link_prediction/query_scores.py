@@ -70,7 +70,6 @@ class QueryScores:
 
     @torch.no_grad()
     def encode(self, entities: Ids, relations: Ids) -> Queries:
-        """Return the query vectors, `(batch, dim)`."""
         return self.model.queries(torch.from_numpy(entities), torch.from_numpy(relations))
 
     @torch.no_grad()

@@ -114,9 +114,11 @@ class LinkPrediction:
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
         """Return the loss summed over rows, with the divisor of the batch as `count`."""
         graph_model = _as_graph_model(model)
-        if isinstance(batch, WeightedBatch):
-            return LossSum(self.example_losses(model, batch).sum(), batch.count)
         relations = graph_model.relation(batch.relation)
+        if isinstance(batch, WeightedBatch):
+            queries = graph_model(graph_model.head_table(batch.head), relations)
+            losses = self.query_losses(graph_model, queries, batch)
+            return LossSum((losses * batch.weight.to(losses)).sum(), batch.count)
         if self.terms is None:
             queries = graph_model(graph_model.head_table(batch.head), relations)
             return LossSum(self._prediction_loss(graph_model, queries, batch), batch.count)

@@ -67,7 +67,6 @@ class Resumable:
         )
 
     def restore(self, folder: Path) -> None:
-        """Load model and training state from a checkpoint folder."""
         own = row_shards(self.model)
         saved = load_training_state(folder, own)
         try:

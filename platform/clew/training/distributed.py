@@ -96,7 +96,6 @@ class World:
         return bytes(data.cpu().tolist()).decode()
 
     def gather_texts(self, text: str, device: torch.device) -> list[str]:
-        """Return the texts of all processes."""
         if self.size == 1:
             return [text]
         data = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)

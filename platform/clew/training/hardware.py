@@ -5,7 +5,6 @@ such as half precision without units for it, stays on. Both get a line that the 
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -165,35 +164,29 @@ def half_precision_remark(config: RunConfig, hardware: Hardware) -> str | None:
     )
 
 
-def options_that_cannot_pay(config: RunConfig, hardware: Hardware) -> Mapping[str, tuple[Any, str]]:
-    """Return the options that only cost something: `section.key` to other value and reason."""
-    found: dict[str, tuple[Any, str]] = {}
+def fit_to_hardware(
+    config: RunConfig, hardware: Hardware, *, strict: bool = False
+) -> tuple[RunConfig, list[str]]:
+    """Switch off the options that cannot pay; return the configuration and a line for each."""
+    changes: dict[str, tuple[Any, str]] = {}  # `section.key` to other value and reason
     options, on_cpu = config.optimizations, hardware.device.type == "cpu"
     half = half_precision_type(options, hardware.device)
     if options.torch_compile and half is torch.bfloat16 and not hardware.compiles_bfloat16:
-        found["optimizations.torch_compile"] = (
+        changes["optimizations.torch_compile"] = (
             False,
             f"{hardware.name} has no instructions for bfloat16, and compiled products of it run in "
             "a plain loop, 60 times slower than float32; compile without use_mixed_precision",
         )
     elif options.torch_compile and on_cpu and options.torch_compile_mode == "reduce-overhead":
-        found["optimizations.torch_compile_mode"] = (
+        changes["optimizations.torch_compile_mode"] = (
             "default",
             "reduce-overhead records CUDA graphs, which only GPUs have",
         )
     if options.use_tf32 and not hardware.tf32:
-        found["optimizations.use_tf32"] = (
+        changes["optimizations.use_tf32"] = (
             False,
             f"{hardware.name} has no TF32; NVIDIA GPUs have it from the Ampere generation on",
         )
-    return found
-
-
-def fit_to_hardware(
-    config: RunConfig, hardware: Hardware, *, strict: bool = False
-) -> tuple[RunConfig, list[str]]:
-    """Switch off the options that cannot pay; return the configuration and a line for each."""
-    changes = options_that_cannot_pay(config, hardware)
     if strict and changes:
         problems = "; ".join(f"{key}: {reason}" for key, (_, reason) in changes.items())
         raise ConfigError(f"{problems}; leave it out, or train without --strict")
@@ -203,4 +196,10 @@ def fit_to_hardware(
     ]
     if remark := half_precision_remark(config, hardware):
         lines.append(remark)
+    for key, usual, switch in (
+        ("mixed_precision_dtype", "auto", "use_mixed_precision"),
+        ("torch_compile_mode", "default", "torch_compile"),
+    ):
+        if getattr(options, key) != usual and not getattr(options, switch):
+            lines.append(f"optimizations.{key} has no effect, because {switch} is false")
     return with_settings(config, {key: value for key, (value, _) in changes.items()}), lines

@@ -34,19 +34,13 @@ MAX_CHARACTERS = 200
 MAX_PATH_CHARACTERS = 4096
 
 
-def _one_line(text: str) -> str:
-    if len(text) > MAX_CHARACTERS or not text.isprintable():
-        raise ValueError(f"expected one line of at most {MAX_CHARACTERS} characters")
-    return text
-
-
 def _printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("expected printable characters")
     return text
 
 
-Line = Annotated[str, AfterValidator(_one_line)]
+Line = Annotated[str, Field(max_length=MAX_CHARACTERS), AfterValidator(_printable)]
 """A name, or a number as text, that messages quote."""
 FolderPath = Annotated[str, Field(max_length=MAX_PATH_CHARACTERS), AfterValidator(_printable)]
 """The path of a folder that messages name."""

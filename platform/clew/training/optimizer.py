@@ -127,12 +127,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
 
 
 def restore_optimizer(optimizer: Optimizer, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Restore saved optimizer state, which does not include the learning rate.
-
-    Raises:
-        CheckpointError: The state belongs to a parameter that the model does not have, or the
-            shapes do not match.
-    """
+    """Restore saved optimizer state, without the learning rate; refuse that of another model."""
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     for key, value in tensors.items():
@@ -276,11 +271,7 @@ class ParameterAverage:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue a saved average.
-
-        Raises:
-            CheckpointError: The average belongs to a model with other parameters.
-        """
+        """Continue a saved average; refuse that of a model with other parameters."""
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if shapes != {name: mean.shape for name, mean in self._means.items()}:
             raise CheckpointError(

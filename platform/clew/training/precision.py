@@ -51,7 +51,6 @@ def resolve_device(kind: str, local_rank: int = 0) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device for tags and reports."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
@@ -87,12 +86,20 @@ class Precision:
         return self.scaler.get_scale() if self.scaler.is_enabled() else None
 
     def state(self) -> dict[str, float]:
-        """Return the scaler's state; empty without a scaler."""
         return self.scaler.state_dict()
 
     def restore(self, state: dict[str, float]) -> None:
         if self.scaler.is_enabled() and state:
             self.scaler.load_state_dict(state)
+
+
+def variant_name(options: OptimizationsConfig, precision: str) -> str:
+    """Return the run's variant: the precision, and the optimizations that are not the default."""
+    parts = [precision]
+    parts += ["+ckpt"] if options.use_gradient_checkpointing else []
+    parts += ["+compile"] if options.torch_compile else []
+    parts += [] if options.enable_memory_cleanup else ["-cleanup"]
+    return "".join(parts)
 
 
 def apply_tf32(*, enabled: bool) -> None:

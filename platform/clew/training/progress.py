@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from clew import names
 from clew.errors import CheckpointError, described
@@ -171,7 +171,6 @@ class TrainingValues(BaseModel):
 
 
 logger = logging.getLogger(__name__)
-
 
 STEP_SECONDS = 5.0
 """Steps that last longer than this are undone if a signal arrives, instead of finished."""
@@ -338,9 +337,7 @@ class StepProfiler:
             return
         self._seen += 1
         if self._seen == UNTRACED_STEPS:
-            gpu = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
-            activities = [ProfilerActivity.CPU, *gpu]
-            self._running = profile(activities=activities, profile_memory=True, acc_events=True)
+            self._running = profile(profile_memory=True, acc_events=True)  # of all devices
             self._running.start()
         elif self._seen == UNTRACED_STEPS + self._num_steps:
             self.close()

@@ -108,7 +108,6 @@ class Replay(Generic[B]):
         self._validations = {e.step: e.value for e in history if e.key == metric}
 
     def capture(self) -> State:
-        """Return a copy of the current state of the replay."""
         trainer = self.trainer
         optimizer = optimizer_tensors(trainer.optimizer, trainer.model)
         every = trainer.model.state_dict(), optimizer, trainer.average.tensors()

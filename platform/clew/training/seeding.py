@@ -37,7 +37,6 @@ def capture_generators() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore_generators(tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-    """Restore the captured states of all generators."""
     torch.set_rng_state(tensors["torch"])
     position, has_gauss, cached = values["numpy"]
     keys = tensors["numpy"].numpy().astype(np.uint32)

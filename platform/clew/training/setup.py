@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from clew import names
+from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.config.training import OptimizationsConfig
 from clew.errors import ConfigError
@@ -29,7 +30,7 @@ from clew.training.loaders import batches_per_epoch, epoch_microbatches
 from clew.training.manifest import Manifest
 from clew.training.memory import MemoryCleanup, apply_gradient_checkpointing, keep_allocator_pages
 from clew.training.optimizer import ParameterAverage, build_optimizer, build_schedule
-from clew.training.precision import Precision, apply_tf32, half_precision_type
+from clew.training.precision import Precision, apply_tf32, half_precision_type, variant_name
 from clew.training.progress import (
     History,
     Progress,
@@ -211,8 +212,11 @@ def _compile(trainer: Trainer[Any], batches: list[Any]) -> dict[str, float]:
     except ConfigError as error:
         if not optimizations.torch_compile_optional:
             raise
-        logger.warning("%s; training continues without compilation", error)
-        trainer.history.tracker.tags({names.TAG_COMPILE_FAILED: str(error)})
+        tracker = trainer.history.tracker
+        tracker.warn(f"{error}; training continues without compilation")
+        trainer.config = with_settings(trainer.config, {"optimizations.torch_compile": False})
+        variant = variant_name(trainer.config.optimizations, precision.name)
+        tracker.tags({names.TAG_COMPILE_FAILED: str(error), names.TAG_VARIANT: variant})
         for module in model.modules():
             module._compiled_call_impl = None
         precision.products = products_in(precision.dtype, precision.device)

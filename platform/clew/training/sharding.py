@@ -151,12 +151,10 @@ class RowShard:
 
     @property
     def start(self) -> int:
-        """First row of this process."""
         return self.bounds(self.rank)[0]
 
     @property
     def stop(self) -> int:
-        """Row after the last row of this process."""
         return self.bounds(self.rank)[1]
 
     def owner(self, row: Int64[Tensor, " id"]) -> Int64[Tensor, " id"]:

@@ -359,10 +359,7 @@ class Trainer(Resumable, Generic[B]):
             self.watch.validated(metrics[evaluation.metric], epoch, is_last=self.finished)
 
     def _stop_here(self) -> NoReturn:
-        """Write a checkpoint and stop.
-
-        A complete epoch is not closed, so that a resumed run validates it.
-        """
+        """Write a checkpoint and stop; a resumed run validates an epoch that was complete."""
         progress, self._stop.at_once = self.progress, False
         self._write(f"step-{progress.step:08d}")
         raise Interrupted(

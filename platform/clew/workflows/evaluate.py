@@ -92,7 +92,6 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
 
 
 def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, float]:
-    """Return the metrics of a loaded model on a split."""
     metrics = loaded.metrics(split)
     if not metrics:
         raise DataError(
@@ -142,6 +141,11 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
 def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:
     graph, scored = task.graph, {}
     for name, true in (("valid", graph.valid), ("test", graph.test)):
+        if not len(true):
+            raise DataError(
+                f"{graph.name} has no {name} triples, and triple classification needs them: its "
+                "thresholds are chosen on validation triples; leave out --negatives"
+            )
         path = folder / f"{name}_negatives.txt"
         if not path.is_file():
             raise DataError(f"{folder}: no file {path.name}; expected the false {name} triples")

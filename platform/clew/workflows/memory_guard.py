@@ -15,7 +15,8 @@ from clew.errors import ConfigError, OutOfMemoryError
 from clew.runs.hardware import process_peak_gib
 from clew.training.distributed import World
 from clew.training.hardware import free_gib
-from clew.training.memory import MemoryPlanner, StepMemory, gpu_peaks
+from clew.training.memory import gpu_peaks
+from clew.training.memory_plan import OVERFLOW, MemoryPlanner, StepMemory
 from clew.training.setup import total_steps
 from clew.training.task import Task
 from clew.workflows.plan import Settings, Variant, largest_divisor, split
@@ -93,7 +94,8 @@ def explaining_lack_of_memory(
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         is_lack = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not is_lack and "DefaultCPUAllocator: can't allocate memory" not in str(error):
+        words = "DefaultCPUAllocator: can't allocate memory", OVERFLOW
+        if not is_lack and not any(text in str(error) for text in words):
             raise
         reason = error.with_traceback(None)  # frees the tensors in the frames of the traceback
     else:
@@ -125,10 +127,10 @@ def changes_that_fit(planner: MemoryPlanner, config: RunConfig, limit: float) ->
     recomputed: Settings = {"optimizations.use_gradient_checkpointing": True}
     batch_size, found = config.training.batch_size, list[Variant]()
     for settings in (mixed, {}, recomputed, {**mixed, **recomputed}):
-        changed = with_settings(config, settings)
-        if settings and changed == config:
-            continue
         try:
+            changed = with_settings(config, settings)
+            if settings and changed == config:
+                continue
             size = largest_divisor(planner, changed, limit, most=batch_size - (not settings))
         except (ConfigError, OutOfMemoryError):
             continue  # the model has nothing to recompute, or still does not fit

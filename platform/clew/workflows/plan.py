@@ -33,7 +33,7 @@ from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 from clew.training.hardware import Hardware, find_device, fit_to_hardware
-from clew.training.memory import PARTS, MemoryPlanner, StepMemory
+from clew.training.memory_plan import PARTS, MemoryPlanner, StepMemory
 from clew.training.task import Task
 from clew.workflows.subjects import build_task
 

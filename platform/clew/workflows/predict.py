@@ -14,6 +14,7 @@ from clew.config.data import TripleData, require_shared
 from clew.errors import DataError, UsageError, described, quoted
 from clew.files import working_folder
 from clew.input_files import read_lines
+from clew.link_prediction.calibration import Calibration
 from clew.link_prediction.candidates import EVERYTHING, Limits
 from clew.link_prediction.model_folder import (
     VOCABULARY_FOLDER,
@@ -32,10 +33,6 @@ from clew.workflows.model_source import (
     require_data,
 )
 
-UNCALIBRATED = (
-    "no probabilities: no calibration was fitted for this model; `clew promote` fits one on the "
-    "validation split"
-)
 ASKED = "?"
 """Placeholder for the unknown end of a query in a file."""
 Part = Literal["head", "relation", "tail"]
@@ -70,10 +67,10 @@ class PredictResult:
     model: str
     predictions: tuple[Prediction | Unanswered, ...]
     temperature: float | None
+    is_calibrated: bool
     notes: tuple[str, ...]
 
     def table(self) -> str:
-        """Return one table per query."""
         shown = [f"model: {self.model}"]
         shown += [f"note: {note}" for note in self.notes]
         for prediction in self.predictions:
@@ -81,9 +78,17 @@ class PredictResult:
         return "\n".join(shown)
 
     def rows(self) -> pa.Table:
-        """Return a row for each answer, and one with its error for each query that has none."""
-        found = []
-        for number, content in enumerate(self.as_dict()["predictions"], 1):
+        """Return a row for each answer, and one with its error for each query that has none.
+
+        `query` counts the queries as they were given: a whole triple has the answers for its tail,
+        then those for its head. `asks_for` is the end that an answer is for.
+        """
+        found, number = [], 0
+        for prediction in self.predictions:
+            content, query = prediction.as_dict(), prediction.query
+            number += not (query.about and query.tail)
+            if isinstance(prediction, Prediction):
+                content["asks_for"] = query.asks_for
             place, _ = content.pop("asked", {}), content.pop("answer_set", None)
             own = {f"asked_{key}": place[key] for key in ("rank", "score", "probability") if place}
             for answer in content.pop("answers", None) or [{}]:
@@ -93,7 +98,7 @@ class PredictResult:
     def as_dict(self) -> dict[str, Any]:
         return {
             "model": self.model,
-            "calibrated": self.temperature is not None,
+            "calibrated": self.is_calibrated,
             "temperature": self.temperature,
             "notes": list(self.notes),
             "predictions": [prediction.as_dict() for prediction in self.predictions],
@@ -141,8 +146,7 @@ def predict(
             )
         )
         calibration = predictor.calibration
-        if calibration is None:
-            notes.append(UNCALIBRATED)
+        notes.append(about_probabilities(calibration, limits))
         return PredictResult(
             model=source.title,
             predictions=tuple(
@@ -151,8 +155,23 @@ def predict(
                 for part in ([item] if isinstance(item, Unanswered) else islice(found, len(item)))
             ),
             temperature=calibration.temperature if calibration else None,
+            is_calibrated=calibration is not None and not calibration.not_fitted_because,
             notes=tuple(notes),
         )
+
+
+def about_probabilities(calibration: Calibration | None, limits: Limits) -> str:
+    """Say what the probabilities of answers are, and how they were made."""
+    if calibration is None:
+        return (
+            "no probabilities: no calibration was fitted for this model; `clew promote` fits one "
+            "on the validation split"
+        )
+    among = " among the candidates; the temperature was fitted among all entities" if limits else ""
+    return (
+        "a probability is the model's own, that this is the answer if none known from training "
+        f"is{among}: {calibration.describe()}"
+    )
 
 
 def _questions(item: Asked, predictor: Predictor) -> list[Query] | Unanswered:

@@ -17,7 +17,7 @@ from clew.link_prediction.rank_metrics import SIDES
 from clew.spreadsheets import changed, disarmed
 from clew.workflows.model_source import open_model
 from clew.workflows.outputs import check_file
-from clew.workflows.predict import UNCALIBRATED, Asked, open_predictor
+from clew.workflows.predict import Asked, about_probabilities, open_predictor
 
 NAMED = ("head", "head_label", "tail", "tail_label")
 SHOWN = ("rank", *NAMED, "score", "probability", "head_rank", "tail_rank", "known", "error")
@@ -87,8 +87,9 @@ def predict_list(
                 notes.append(
                     f"{num_bad:,} of {rows.num_rows:,} rows have no score; see their error"
                 )
-        if predictor.calibration is None:
-            notes.append(UNCALIBRATED)
+        notes.append(about_probabilities(predictor.calibration, limits))
+        if predictor.calibration is not None and predictor.has_inverses:
+            notes.append("the probability of a pair is the mean of its tail's and its head's")
         if output is not None:
             write_table(output, rows)
         return ListResult(source.title, rows, output, tuple(notes))

@@ -14,11 +14,11 @@ from typing import Any
 
 from clew import names
 from clew.config.data import looked_up_in
-from clew.config.load import flatten, from_mapping
+from clew.config.load import flatten, from_mapping, full_settings
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.config.training import AUTO_BATCH_SIZE
-from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError
+from clew.errors import CheckpointError, ConfigError, Interrupted, TrackingError, quoted
 from clew.files import remove
 from clew.runs import store
 from clew.runs.delivery import DIED, open_spool
@@ -53,6 +53,7 @@ FIXED_KEYS = (
     "optimizations.use_mixed_precision",
     "optimizations.mixed_precision_dtype",
 )
+TENSORBOARD_DIR = "tracking.tensorboard_dir"
 
 
 class NothingToResume(TrackingError):
@@ -132,7 +133,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
             "start again with clew train --config"
         )
     original = from_mapping(runs.read_config(run_id))
-    config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
+    config = _continued(original, overrides)
     _refuse_changes(run_id, original, config)
     opened = OpenedRun(run_id, folder, run_id)
     place, best = opened.place(), opened.kept(names.ARTIFACT_BEST)
@@ -148,6 +149,7 @@ def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -
 
     Runs without a usable checkpoint are skipped with a warning.
     """
+    overrides = {**full_settings(overrides), TENSORBOARD_DIR: config.tracking.tensorboard_dir}
     for run in _unfinished(with_named_start(config, is_part=False)):
         try:
             point = find_resume_point(run.run_id, overrides, folder / run.run_id)
@@ -213,7 +215,7 @@ def find_in_folder(
     manifest = read_manifest(last)
     original = from_mapping(manifest.config, source=str(last))
     if config is None:
-        config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
+        config = _continued(original, overrides)
     training = original.training
     config = _with_batch(config, training.batch_size, training.gradient_accumulation)
     _refuse_changes(manifest.run_id, original, config)
@@ -230,6 +232,19 @@ def find_in_folder(
     return ResumePoint(
         run_id, last, manifest, config, tuple(earlier), best_or_none, unused=tuple(unused)
     )
+
+
+def _continued(original: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+    """Return a run's configuration with overrides; it must not name a folder to write to itself."""
+    config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
+    folder, is_given = config.tracking.tensorboard_dir, TENSORBOARD_DIR in full_settings(overrides)
+    is_here = Path(folder).resolve().is_relative_to(Path.cwd())
+    if config.tracking.tensorboard and not (is_given or is_here):
+        raise ConfigError(
+            f"the run writes to {TENSORBOARD_DIR} {quoted(folder)}, outside this folder; allow it "
+            f"with {TENSORBOARD_DIR}=..., or set tracking.tensorboard=false"
+        )
+    return config
 
 
 def _refuse_changes(run_id: str, original: RunConfig, config: RunConfig) -> None:

@@ -31,7 +31,7 @@ from clew.training.distributed import (
 )
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
-from clew.training.precision import resolve_device
+from clew.training.precision import resolve_device, variant_name
 from clew.training.progress import Watch
 from clew.training.reports import Reports
 from clew.training.seeding import own_process
@@ -64,7 +64,6 @@ from clew.workflows.training_run import (
     only_training_in,
     open_training_run,
     origin_of,
-    variant_name,
     watched_at,
 )
 from clew.workflows.warm_start import check_start, start_warm, with_named_start
@@ -149,10 +148,7 @@ def train(
             for remark in [*remarks, *lines] if world.is_main else ():
                 tracker.warn(remark)
             watch.started(tracker)
-            folder = checkpoint_dir or temporary
-            if world.exchange is not None:  # every process writes its rows to the main one's folder
-                folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = _folder_of_all(checkpoint_dir or temporary, world)
             reports.doing = "building the model"
             predicted, used_gib = predicted_memory(planned, task, device, world), process_gib()
             trainer = build_trainer(
@@ -197,6 +193,13 @@ def _joined(
                 check_output_dir(output_dir, point)
             world.wait_for_peers(point.config.training.peer_timeout_seconds)
             yield world, reports, point.config, point
+
+
+def _folder_of_all(folder: Path, world: World) -> Path:
+    if world.exchange is not None:  # every process writes its rows to the main one's folder
+        folder = Path(world.broadcast_text(str(folder.resolve()), torch.device("cpu")))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _sharing(world: World, config: RunConfig) -> World:
@@ -326,7 +329,8 @@ def _run(
         kind, run_id = config.data.kind, tracker.run_id
         said = verdict.of_training(trainer.task, kind, latest, run_id=run_id, output_dir=output_dir)
         tracker.tags(verdict.as_note(said))
-    return TrainResult(tracker.run_id, variant_name(config, trainer.precision.name), latest, said)
+    variant = variant_name(trainer.config.optimizations, trainer.precision.name)
+    return TrainResult(tracker.run_id, variant, latest, said)
 
 
 def _require_equal_batches(trainer: Trainer[Any], point: ResumePoint) -> None:

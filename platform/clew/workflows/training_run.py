@@ -32,7 +32,12 @@ from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
-from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type
+from clew.training.precision import (
+    PRECISION_NAMES,
+    device_name,
+    half_precision_type,
+    variant_name,
+)
 from clew.training.task import Task
 from clew.workflows.model_source import LoadedModel, ModelSource
 from clew.workflows.outputs import LOCK_SUFFIX, check_folder, check_new_folder
@@ -56,7 +61,7 @@ def open_training_run(
     if not world.is_main:
         return Tracker()
     dtype = half_precision_type(config.optimizations, device)
-    variant = variant_name(config, PRECISION_NAMES[dtype])
+    variant = variant_name(config.optimizations, PRECISION_NAMES[dtype])
     tags = task_tags(task, config.config_hash, device) | task.describe()
     tags[names.TAG_VARIANT] = variant
     if point is not None:
@@ -148,16 +153,6 @@ def keeping_checkpoints(
                 f"train --resume --checkpoint-dir {folder}"
             )
         raise
-
-
-def variant_name(config: RunConfig, precision: str) -> str:
-    """Return the run's variant: the precision, and the optimizations that are not the default."""
-    optimizations = config.optimizations
-    parts = [precision]
-    parts += ["+ckpt"] if optimizations.use_gradient_checkpointing else []
-    parts += ["+compile"] if optimizations.torch_compile else []
-    parts += [] if optimizations.enable_memory_cleanup else ["-cleanup"]
-    return "".join(parts)
 
 
 def check_folders(

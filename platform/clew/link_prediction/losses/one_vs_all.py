@@ -87,31 +87,6 @@ class Targets:
     """Upper limit of `times`; a Python number, so reading it does not wait for a GPU."""
 
 
-def smoothed_targets(
-    row: Int[Tensor, " positive"],
-    entity: Int[Tensor, " positive"],
-    settings: OneVsAll,
-    *,
-    batch: int,
-    entities: int,
-    dtype: torch.dtype,
-) -> Targets:
-    """Return the labels of `batch` rows over `entities` entities, from positives (row, entity)."""
-    ones = torch.ones(row.shape, dtype=dtype, device=row.device)
-    positives = torch.zeros(batch, dtype=dtype, device=row.device).index_add_(0, row, ones)
-    smoothing = settings.label_smoothing
-    keep, floor = 1.0 - smoothing, smoothing / entities
-    if settings.most_per_row > 1:
-        weight, most = keep * ones, min(settings.most_per_row, len(row))
-        return Targets(row, entity, weight, floor, positives, len(row), positives, most)
-    if settings.function == "binary_cross_entropy":
-        weight, mass = keep * ones, keep * positives + smoothing
-    else:
-        weight = keep / positives[row]
-        mass = keep * (positives > 0).to(dtype) + smoothing
-    return Targets(row, entity, weight, floor, torch.ones_like(mass), batch, mass)
-
-
 def one_vs_all_loss(
     queries: Queries,
     table: EntityTable,
@@ -185,8 +160,8 @@ def row_losses(
 def targets_of(
     queries: Queries,
     table: EntityTable,
-    row: Tensor,
-    entity: Tensor,
+    row: Int[Tensor, " positive"],
+    entity: Int[Tensor, " positive"],
     settings: OneVsAll,
     *,
     num_entities: int | None = None,
@@ -195,11 +170,17 @@ def targets_of(
 
     `num_entities` is needed if the table has the entities of only one process.
     """
-    return smoothed_targets(
-        row,
-        entity,
-        settings,
-        batch=len(queries),
-        entities=num_entities or len(table),
-        dtype=torch.float64 if table.dtype == torch.float64 else torch.float32,
-    )
+    batch, dtype = len(queries), torch.float64 if table.dtype == torch.float64 else torch.float32
+    ones = torch.ones(row.shape, dtype=dtype, device=row.device)
+    positives = torch.zeros(batch, dtype=dtype, device=row.device).index_add_(0, row, ones)
+    smoothing = settings.label_smoothing
+    keep, floor = 1.0 - smoothing, smoothing / (num_entities or len(table))
+    if settings.most_per_row > 1:
+        weight, most = keep * ones, min(settings.most_per_row, len(row))
+        return Targets(row, entity, weight, floor, positives, len(row), positives, most)
+    if settings.function == "binary_cross_entropy":
+        weight, mass = keep * ones, keep * positives + smoothing
+    else:
+        weight = keep / positives[row]
+        mass = keep * (positives > 0).to(dtype) + smoothing
+    return Targets(row, entity, weight, floor, torch.ones_like(mass), batch, mass)
