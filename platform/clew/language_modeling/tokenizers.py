@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from clew.errors import DataError, described, extra, quoted
+from clew.errors import ConfigError, DataError, described, extra, quoted
 from clew.files import expanded, write_whole
 
 logger = logging.getLogger(__name__)
@@ -226,3 +226,24 @@ def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
     if name == BPE and folder is not None:
         return FileTokenizer(folder / TOKENIZER_FILE)
     return FileTokenizer(expanded(name))
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
+    """Return the tokens of a text that someone typed, `(token,)`."""
+    try:
+        text = prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the text is not UTF-8: character {error.start + 1} is "
+            f"{prompt[error.start]!r}; give it as UTF-8, for example with --prompt-file"
+        ) from None
+    unknown = tokenizer.first_unknown(prompt)
+    if unknown is not None:
+        raise DataError(
+            f"the text contains {quoted(unknown)}, for which the model's tokenizer has no token; "
+            "remove it, or train with a tokenizer that can encode it, such as bytes"
+        )
+    tokens = tokenizer.encode(text)
+    if not len(tokens):
+        raise ConfigError(f"the text {quoted(prompt)} has no token; expected longer text")
+    return tokens
