@@ -26,9 +26,6 @@ NUM_WINDOWS = 2
 TOLERANCE = 1e-4
 """Allowed difference between a served value and the checkpoint's, absolute or relative."""
 
-SEEDS_DIFFER = {"era5_uk": "0.82 to 0.93 K"}
-"""Test errors of three seeds of a preset, by data set: see docs/train.md."""
-
 
 class WindowSettings(Settings):
     """Share of targets that the intervals should contain."""
@@ -90,14 +87,10 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
         if better:
             worth = f"worse than {' and '.join(better)}: do not use this model"
         shown = ", ".join(f"{name} {value:.3g}" for name, value in baselines.items())
-        lines = [
+        return [
             f"quality: mean absolute error {error:.3g}{unit} on the {split} windows, R2 {r2:.3f}",
             f"against {shown}{unit}: {worth}",
         ]
-        if split == "test" and task.dataset in SEEDS_DIFFER:
-            differ = SEEDS_DIFFER[task.dataset]
-            lines.append(f"one seed: three seeds of the preset had {differ}; train with several")
-        return lines
 
     def next_commands(self, task: SequenceRegression, model: str) -> list[str]:
         asked = ["--frames", task.splits.table.source, "--output", "predictions.parquet"]
