@@ -477,3 +477,18 @@ def test_text_in_two_bytes_a_character_is_noticed(tmp_path: Path):
     path.write_bytes(("hello world\n" * 20).encode("utf-16-le"))
     with pytest.raises(DataError, match="UTF-8"):
         pretokenize(settings(path), tmp_path / "packed")
+
+
+def test_a_tokenizer_that_makes_giant_text_is_refused(tmp_path: Path):
+    """Ten replacements of a letter by ten take a kilobyte, and make gigabytes of one word."""
+    path = write_word_tokenizer(tmp_path / "words.json")
+    content = json.loads(path.read_text())
+    longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    for count, works in ((1, True), (10, False)):
+        content["normalizer"] = {"type": "Sequence", "normalizers": [longer] * count}
+        path.write_text(json.dumps(content))
+        if works:
+            assert len(load_tokenizer(str(path)).encode(b"the cat")) == 2
+        else:
+            with pytest.raises(DataError, match=r"words\.json"):
+                load_tokenizer(str(path))

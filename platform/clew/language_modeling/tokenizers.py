@@ -6,6 +6,7 @@ Every tokenizer has an end-of-text token, which separates documents. No text enc
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ BPE = "bpe"
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
 MAX_FILE_BYTES = 2**27
+MAX_GROWTH = 1000
 _WITHIN_END_OF_TEXT = re.compile(r"(?<=<\|endof)(?=text\|>)", re.IGNORECASE)
 
 
@@ -81,6 +83,11 @@ class FileTokenizer:
             raise DataError(
                 f"{path}: not a tokenizer that the package tokenizers can read ({described(error)})"
             ) from None
+        if _growth({k: part for k, part in settings.items() if k != "model"}) > MAX_GROWTH:
+            raise DataError(
+                f"{path}: its replacements can make a text more than {MAX_GROWTH:,} times as long; "
+                "use another tokenizer"
+            )
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -183,6 +190,15 @@ class FileTokenizer:
 
 
 Tokenizer = ByteTokenizer | FileTokenizer
+
+
+def _growth(settings: Any) -> int:
+    """Return by how much all replacements in the settings of a tokenizer can lengthen a text."""
+    parts = settings.values() if isinstance(settings, dict) else settings
+    growth = math.prod(_growth(part) for part in parts if isinstance(part, dict | list))
+    if isinstance(settings, dict) and settings.get("type") == "Replace":
+        growth *= max(1, len(settings["content"]))
+    return growth
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:
