@@ -13,7 +13,7 @@ import pytest
 
 from clew.__main__ import MAX_CHARACTERS, run
 from clew.config.data import TokenData
-from clew.config.load import load, parse_assignments
+from clew.config.load import from_mapping, load, parse_assignments
 from clew.errors import CheckpointError, ConfigError
 from clew.image_sequences.errors import HeldOutErrors
 from clew.language_modeling.documents import plan_units, read_unit
@@ -31,6 +31,7 @@ from clew.runs.influence_report import read_influence_json
 from clew.runs.reading.reports import ReportFiles, read_facts
 from clew.workflows.explaining.trace_source import read_test_triples, usable
 from clew.workflows.predict import read_queries
+from clew.workflows.subjects import build_task
 from tests.attack.cases import refused
 
 RELATIONS = Vocabulary.from_names("relation", ["likes"])
@@ -197,6 +198,11 @@ def test_a_token_that_the_vocabulary_does_not_have(tmp_path: Path) -> None:
     path.write_bytes(content)
     windows = load_tokens(config, window=16).windows["train"]
     refused(lambda: windows.batch(np.arange(len(windows))), "vocabulary has 257 tokens; the file")
+    content[-41] ^= 0x40
+    path.write_bytes(content)
+    config = from_mapping({"data": {"kind": "tokens", "packed": str(tmp_path / "packed")}})
+    task = build_task(config)
+    refused(lambda: task.has_examples("test"), "vocabulary has 257 tokens; the file")
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0.0}, {"top_p": float("nan")}])

@@ -143,3 +143,14 @@ def test_the_test_group_may_choose_nothing(overrides: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="the test group must not choose"):
         from_mapping({"data": DATA}, alone | overrides)
     from_mapping({"data": DATA}, alone | {"evaluation.every_epochs": 20})
+
+
+def test_a_graph_of_patches_has_a_limit() -> None:
+    """Its adjacency takes the square of the number of patches, but no weights."""
+    model = {"architecture": "gnn", "channels": [8], "patch_grid": [8, 64]}
+    small = {"data": DATA | {"temporal_frames": 8}, "model": model}
+    assert from_mapping(small).model.kind == "sequence_regression"
+    large = {"data": DATA | {"temporal_frames": 9}, "model": model}
+    with pytest.raises(ConfigError, match=r"model\.patch_grid.*data\.temporal_frames"):
+        from_mapping(large)
+    assert from_mapping(large | {"model": model | {"architecture": "cnn"}})

@@ -18,6 +18,7 @@ from clew.image_sequences.baselines import (
     ridge_predictions,
 )
 from clew.image_sequences.errors import (
+    HeldOutErrors,
     RegressionResult,
     conformal_half_width,
     draw_windows,
@@ -93,7 +94,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         np.arange(4),
         {"mean": np.ones(4)},
     )
-    write_regression_report(result, "test", "km", tmp_path)
+    write_regression_report(result, "test", "$km\\per$", tmp_path)  # no formula of matplotlib
     images = np.random.default_rng(0).normal(size=(2, 3, 5, 6))
     draw_windows(images, ["one", "two"], tmp_path / "looks.png")
     written = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
@@ -312,3 +313,9 @@ def test_a_ridge_that_is_fitted_on_a_part_says_so(
     monkeypatch.setattr(regression_baselines, "RIDGE_WINDOWS", 20)
     ridge_predictions(windows["train"], windows["test"])
     assert "ridge regression is fitted on 20 of 32 training windows" in caplog.text
+
+
+def test_a_confidence_is_not_rounded_up_to_certainty() -> None:
+    errors = HeldOutErrors(np.linspace(-1, 1, 1999), np.zeros(4))
+    assert "99.9%" in errors.intervals(0.999).describe("km")
+    assert "90%" in errors.describe()

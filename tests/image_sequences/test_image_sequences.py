@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -337,3 +338,36 @@ def test_files_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for name in ("../text", str(tmp_path / "text"), "a/../../text"):  # of text.h5
         with pytest.raises(ConfigError, match=r"which leads out of \$CLEW_DATA; give a name"):
             load_sequences(ImageSequenceData(name=name))
+
+
+def test_attributes_may_be_arrays_of_one_element(tmp_path: Path) -> None:
+    path = write_hdf5(tmp_path / "frames.h5", sequence_columns(), {})
+    with h5py.File(path, "a") as file:
+        file.attrs["unit"] = np.array(["K"], dtype=h5py.string_dtype())
+        file.attrs["target_ahead"] = np.array([2.0])
+    table = read_frames(path)
+    assert (table.unit, table.target_ahead) == ("K", 2.0)
+
+
+@pytest.mark.parametrize("key", ["unit", "target_name"])
+@pytest.mark.parametrize("value", [None, 5, ["K", "m"]])
+def test_names_that_are_no_text_are_refused(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(DataError, match=key):
+        read_frames(write_folder(tmp_path, sequence_columns(), {key: value}))
+
+
+CODES = [("scale_factor", 0.01), ("add_offset", 10.0), ("_FillValue", -32767.0)]
+
+
+@pytest.mark.parametrize(("key", "value"), CODES)
+def test_numbers_that_stand_for_others_are_refused(tmp_path: Path, key: str, value: float) -> None:
+    """As netCDF stores a temperature in two bytes; taken as they are, errors have no unit."""
+    path = write_hdf5(tmp_path / "frames.h5", sequence_columns())
+    with h5py.File(path, "a") as file:
+        file["target"].attrs[key] = np.array([value])
+    with pytest.raises(DataError, match=rf"target has {key}"):
+        read_frames(path)
+    with h5py.File(path, "a") as file:
+        del file["target"].attrs[key]
+        file["target"].attrs.update({"scale_factor": 1.0, "add_offset": 0.0, "_FillValue": np.nan})
+    assert len(read_frames(path).target) == 48

@@ -301,3 +301,19 @@ def test_another_task_is_refused(make_config: Any) -> None:
     task = regression_task(make_config())
     with pytest.raises(ConfigError):
         SequenceRegression(task.splits, from_mapping({"data": {"name": "umls"}}))
+
+
+@pytest.mark.parametrize("group", [2, 3])
+def test_what_is_missing_in_held_out_groups_is_refused_before_training(
+    make_config: Any, tmp_path: Path, group: int
+) -> None:
+    columns, frame = sequence_columns(frames_in_group=20), 20 * group + 7
+    columns["images"][frame, 0, 0] = np.nan
+    columns["present"][frame] = np.nan
+    write_folder(tmp_path / "clouds", columns)
+    with pytest.raises(DataError, match=rf"frame {frame} .*data\.nan_pixels"):
+        build_task(make_config())
+    masked = {"data__nan_pixels": "mask"}
+    assert build_task(make_config(**masked))
+    with pytest.raises(DataError, match=rf"present\[{frame}\]"):
+        build_task(make_config(**masked, model__predicts="change"))

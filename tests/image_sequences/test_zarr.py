@@ -142,3 +142,9 @@ def test_without_the_library_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(UsageError):
         read_frames(path)
+
+
+def test_numbers_that_stand_for_others_are_refused(tmp_path: Path) -> None:
+    path = write_zarr(tmp_path / "x.zarr", sequence_columns())
+    zarr.open_group(path)["images"].attrs["scale_factor"] = 0.01
+    refused(path, "images has scale_factor 0.01")

@@ -1,11 +1,15 @@
 """Packing a corpus: every source, resumption, and refused input."""
 
 import gzip
+import importlib.machinery
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,7 +233,7 @@ def test_a_tokenizer_that_did_not_pack_the_data_is_refused(tmp_path: Path):
         ("a.txt", b"", "an empty corpus; expected text"),
         ("a.txt", b"fine\n\xff\xfe broken", r"near byte 5: b'\\xff\\xfe broke' is not"),
         ("a.txt", b"cut off \xe2\x82", "is not UTF-8 text"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "line 2: no text under 'text'; found text"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 3}\n', "line 2: 3 is not text"),
         ("a.jsonl", b'{"text": "x"}\nnonsense\n', "line 2: b'nonsense' is not JSON"),
         ("a.jsonl", b'{"body": "x"}\n', "no text under 'text'; found body; set data.text_column"),
         ("a.parquet", b"nonsense", "not a readable Parquet file"),
@@ -413,3 +417,78 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(UsageError, match="package tokenizers"):
         load_tokenizer(str(tmp_path / "t.json"))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    content = "\ufeffone\r\ntwo \ufeff three".encode()
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    manifest = pretokenize(settings(folder), tmp_path / "packed")
+    assert packed_text(tmp_path / "packed") == ["one\r\ntwo \ufeff three"]
+    assert manifest.num_bytes == len(content) - 3
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.zip", "a.TAR"])
+def test_an_archive_is_no_text(tmp_path: Path, name: str):
+    path = tmp_path / name
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("inner.txt"))
+    packed = content.getvalue()
+    path.write_bytes(gzip.compress(packed) if name.endswith("gz") else packed)
+    with pytest.raises(DataError, match="unpack"):
+        pretokenize(settings(path), tmp_path / "packed")
+
+
+def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path):
+    """Parts of an interrupted pack and the kept tokenizer belong together."""
+    path, words, output = tmp_path / "a.txt", tmp_path / "words.json", tmp_path / "packed"
+    path.write_text("the cat sat on the mat\n")
+    chosen = settings(path, tokenizer=str(write_word_tokenizer(words)))
+    first = pretokenize(chosen, output)
+    write_word_tokenizer(words, unk_token="the")
+    with pytest.raises(DataError):
+        pretokenize(chosen, output)
+    assert open_packed(output, load_tokenizer("bpe", output)).manifest == first
+    assert pretokenize(chosen, output, force=True).fingerprint != first.fingerprint
+
+
+def test_rows_of_hugging_face_without_text_are_no_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows: list[dict[str, object]] = [{"text": "one"}, {"text": None}, {"text": "two"}]
+    fake = types.ModuleType("datasets")
+    fake.__dict__["load_dataset"] = lambda *_, **__: rows
+    fake.__dict__["__spec__"] = importlib.machinery.ModuleSpec("datasets", None)
+    fake.__dict__["exceptions"] = types.SimpleNamespace(DatasetsError=OSError)
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    pretokenize(settings("some-texts"), tmp_path / "packed")
+    assert packed_text(tmp_path / "packed") == ["one", "two"]
+    rows.append({"text": 7})
+    with pytest.raises(DataError, match="7"):
+        pretokenize(settings("some-texts"), tmp_path / "again")
+
+
+def test_text_in_two_bytes_a_character_is_noticed(tmp_path: Path):
+    """Without a byte order mark, UTF-16 of English is valid UTF-8 with many zero bytes."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(("hello world\n" * 20).encode("utf-16-le"))
+    with pytest.raises(DataError, match="UTF-8"):
+        pretokenize(settings(path), tmp_path / "packed")
+
+
+def test_a_tokenizer_that_makes_giant_text_is_refused(tmp_path: Path):
+    """Ten replacements of a letter by ten take a kilobyte, and make gigabytes of one word."""
+    path = write_word_tokenizer(tmp_path / "words.json")
+    content = json.loads(path.read_text())
+    longer = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+    for count, works in ((1, True), (10, False)):
+        content["normalizer"] = {"type": "Sequence", "normalizers": [longer] * count}
+        path.write_text(json.dumps(content))
+        if works:
+            assert len(load_tokenizer(str(path)).encode(b"the cat")) == 2
+        else:
+            with pytest.raises(DataError, match=r"words\.json"):
+                load_tokenizer(str(path))

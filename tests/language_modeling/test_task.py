@@ -15,6 +15,7 @@ from torch import Tensor
 from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, DataError
+from clew.language_modeling.subject import Texts
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import TokenBatch, continuation_batch, load_tokens
 from clew.names import direction_of
@@ -359,3 +360,24 @@ def test_bits_per_byte_are_of_the_very_text(make_config: Any, tmp_path: Path):
     num_bytes = 22 * (len(stream) - 2)  # all but the first token, and the end of text
     nats = metrics["test/loss"] * (len(stream) - 1)
     assert metrics["test/bits_per_byte"] == pytest.approx(nats / np.log(2) / num_bytes, rel=0.01)
+
+
+def test_held_out_text_of_empty_documents_alone_is_none(tmp_path: Path):
+    """Nothing can be divided by its bytes."""
+    path = tmp_path / "a.jsonl"
+    full, empty = json.dumps({"text": "some words in a line"}), json.dumps({"text": ""})
+    path.write_text("\n".join([full] * 40 + [empty] * 200))
+    config = from_mapping(
+        {
+            "data": {"kind": "tokens", "dataset": str(path), "packed": str(tmp_path / "packed")},
+            "model": {"d_model": 8, "n_layers": 1, "max_seq_len": 16, "num_eigenstates": 4},
+        }
+    )
+    task = build_task(config)
+    assert isinstance(task, LanguageModeling)
+    model = task.build_model()
+    for split in ("valid", "test"):
+        assert not task.has_examples(split)
+        assert task.metrics(model, split, torch.device("cpu")) == {}
+    (row, *_) = Texts().example_rows(task)
+    assert row["prompt"] == "some words in a line"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clew.config.load import from_mapping
-from clew.errors import DataError
+from clew.errors import UsageError
 from clew.influence.window_tracer import WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
@@ -118,5 +118,5 @@ def test_only_the_continuation_counts(trained: Any):
     losses = token_losses(model(batch.inputs), model.embedding.weight, batch.targets.contiguous())
     torch.testing.assert_close(task.loss(model, batch).total, losses[0, 1:].sum())
     for prompt, continuation in (("", "x"), ("x", "")):
-        with pytest.raises(DataError):
+        with pytest.raises(UsageError):
             continuation_batch(task.splits.tokenizer, prompt, continuation)

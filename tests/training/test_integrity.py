@@ -137,6 +137,23 @@ def test_a_model_larger_than_its_file_is_refused_before_it_takes_memory(written:
     assert not built
 
 
+def test_a_model_of_many_small_parts_is_refused_before_it_takes_memory(written: Path) -> None:
+    """A manifest can ask for a million layers of few weights each."""
+    built = 0
+
+    def build() -> nn.Module:
+        nonlocal built
+        layers = []
+        for _ in range(100_000):
+            layers.append(nn.Linear(1, 1))
+            built += 1
+        return nn.ModuleList(layers)
+
+    with pytest.raises(CheckpointError):
+        read_model(written, build)
+    assert built < 20_000
+
+
 def test_each_file_is_hashed_once_for_a_load(
     make_trainer: Any, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

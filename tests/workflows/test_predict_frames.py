@@ -166,7 +166,7 @@ def test_a_model_of_changes_adds_them_to_the_present(sequences: StoredRun, tmp_p
     expected = one_by_one(trained_model(run_id), columns, ends) + columns["present"][ends]
     assert table["prediction"].to_numpy() == pytest.approx(expected, rel=1e-5)
     for present, message in (
-        (None, "no present, which the model"),
+        (None, "no present.*model.predicts"),
         (np.nan, r"present\[2\] is not"),
     ):
         changed = columns | {"present": np.full(14, present, dtype=float)}
@@ -306,3 +306,12 @@ def test_a_graph_model_does_not_predict_frames(trained: TrainedStore, tmp_path: 
     frames = write_folder(tmp_path / "new", new_frames())
     with pytest.raises(ConfigError, match=r"link_prediction model; only models of image sequences"):
         predict_frames(trained.strong, frames, tmp_path / "out.parquet")
+
+
+def test_a_prediction_that_is_not_finite_is_refused(sequences: StoredRun, tmp_path: Path) -> None:
+    columns, output = new_frames(), tmp_path / "out.parquet"
+    columns["scalars"] = columns["scalars"].astype(np.float64)
+    columns["scalars"][13] = 1e300
+    with pytest.raises(DataError, match="frame 13"):
+        predict_frames(sequences.run_id, write_folder(tmp_path / "new", columns), output)
+    assert not output.exists()

@@ -14,7 +14,7 @@ from clew import names
 from clew.__main__ import run as run_command
 from clew.errors import CheckpointError, ConfigError, DataError, UsageError, harmless
 from clew.language_modeling.model import EigenstateLM, Sampling
-from clew.language_modeling.writer import encode_prompt
+from clew.language_modeling.tokenizers import encode_prompt
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import load_source, open_model
 from clew.workflows.predict_text import TextRequest, predict_text
@@ -192,7 +192,7 @@ def test_command_line(
     content = json.loads(shown)
     assert content["text"] == said(text.run_id, top_p=0.9, seed=3)
     path = tmp_path / "prompt.txt"
-    path.write_text(PROMPT, encoding="utf-8")
+    path.write_text(PROMPT, encoding="utf-8-sig")  # with a byte order mark
     assert clew(f"--prompt-file={path}", "--max-tokens=60") == harmless(said(text.run_id)) + "\n"
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(PROMPT.encode())))
     assert clew("--prompt-file=-", "--max-tokens=60") == harmless(said(text.run_id)) + "\n"
@@ -262,7 +262,5 @@ def test_a_graph_model_does_not_continue_text(trained: TrainedStore) -> None:
 
 
 def test_a_character_that_the_tokenizer_lacks(text: StoredRun, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match="the prompt contains 'ç', for which the model's tokenizer has"
-    ):
+    with pytest.raises(DataError, match="ç"):
         encode_prompt(letters_tokenizer(tmp_path), "abç")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from clew import names
 from clew.errors import CheckpointError, ConfigError, DataError
@@ -133,10 +134,9 @@ def test_without_a_continuation_the_models_own_is_traced(model: str):
 
 
 def test_what_cannot_be_traced_is_refused(model: str):
-    with pytest.raises(DataError, match="expected text in both"):
-        explained(model, "", "x", {})
-    with pytest.raises(ConfigError, match="no prompt given"):
-        explained(model, "", "", {})
+    for continuation in ("x", ""):
+        with pytest.raises(ConfigError, match="the text ''"):
+            explained(model, "", continuation, {})
     with pytest.raises(CheckpointError, match="no such folder"):
         explained("some/where", "a", "b", {})
     with pytest.raises(ConfigError, match="the last 0 modules were asked for"):
@@ -235,3 +235,20 @@ def test_half_precision_and_cosines_are_as_the_settings_say(model: str):
     assert report.settings["use_mixed_precision"] is True
     assert 0 < report.settings["half_precision_deviation"]["relative_error"] < 0.1
     assert {entry.cosine for entry in report.proponents} == {None}
+
+
+def test_what_the_model_writes_ends_with_its_document(model: str, monkeypatch: pytest.MonkeyPatch):
+    """The name of the end-of-text token is no text that the model has written."""
+
+    def writes(*tokens: int) -> None:
+        monkeypatch.setattr(
+            trace_windows, "generate", lambda *_: torch.tensor([[*tokens, 256, 98, 99]])
+        )
+
+    writes(32, 111, 110)
+    assert (
+        explained(model, "green bottles", "", {"influence.top_k": 1}).report.continuation == " on"
+    )
+    writes()
+    with pytest.raises(ConfigError, match="green bottles"):
+        explained(model, "green bottles", "", {})

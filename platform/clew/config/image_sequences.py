@@ -9,6 +9,8 @@ from clew.errors import quoted
 
 ArchitectureName = Literal["transformer", "ssm", "gnn", "cnn"]
 Size = Annotated[int, Field(ge=1)]
+MAX_NODES = 4096
+"""Most nodes of the graph of `gnn`; its attention takes the square of this number."""
 
 
 class ImageSequenceData(Section):
@@ -118,7 +120,8 @@ class SequenceRegressionModel(Section):
     heads: int = Field(default=4, ge=1)
     """Number of attention heads, and of blocks of the eigenstate layers' resonance matrix."""
     patch_grid: tuple[Size, Size] = (4, 4)
-    """Rows and columns of patches into which `gnn` divides a frame."""
+    """Rows and columns of patches into which `gnn` divides a frame; a window has at most 4,096
+    patches."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout in the head."""
     predicts: Literal["value", "change"] = "value"
@@ -141,6 +144,14 @@ class SequenceRegressionModel(Section):
     @property
     def width(self) -> int:
         return self.channels[-1]
+
+    def check_graph(self, num_frames: int) -> None:
+        rows, columns = self.patch_grid
+        if self.architecture == "gnn" and num_frames * rows * columns > MAX_NODES:
+            raise ValueError(
+                f"model.patch_grid is {rows} x {columns} and data.temporal_frames {num_frames}, a "
+                f"graph of {num_frames * rows * columns:,} patches; the limit is {MAX_NODES:,}"
+            )
 
     @model_validator(mode="after")
     def _sizes_divide(self) -> "SequenceRegressionModel":

@@ -116,8 +116,11 @@ class RunConfig(Section):
             self._refuse_whole_tables(self.loss)
         if self.training.shard_entities:
             self._refuse_unsharded()
-        if isinstance(self.data, ImageSequenceData) and not self.data.hold_out_validation:
-            self._refuse_choice_by_test()
+        if isinstance(self.data, ImageSequenceData):
+            if not self.data.hold_out_validation:
+                self._refuse_choice_by_test()
+            if isinstance(self.model, SequenceRegressionModel):
+                self.model.check_graph(self.data.temporal_frames)
         check_kinds(self.data.kind, self.model.kind, self.loss.kind, self.evaluation.metric)
         return self
 

@@ -14,14 +14,11 @@ time of the present frame.
 import logging
 
 import numpy as np
+import torch
+from torch.nn.functional import avg_pool2d
 
 from clew.image_sequences.files import FrameTable
-from clew.image_sequences.windows import (
-    FRAMES_AT_ONCE,
-    SequenceWindows,
-    present_values,
-    read_checked,
-)
+from clew.image_sequences.windows import SequenceWindows, present_values
 
 logger = logging.getLogger(__name__)
 
@@ -135,10 +132,9 @@ def _pixel_means(windows: SequenceWindows) -> np.ndarray:
     """
     total = np.zeros(windows.table.images.shape[1:])
     count = np.zeros(total.shape)
-    for frames in np.array_split(windows.frames, -(-len(windows.frames) // FRAMES_AT_ONCE)):
-        pixels = read_checked(windows.table, frames, refuse_nan=False).astype(np.float64)
+    for pixels in windows.pixels():
         finite = np.isfinite(pixels)
-        total += np.where(finite, pixels, 0.0).sum(0)
+        total += np.where(finite, pixels.astype(np.float64), 0.0).sum(0)
         count += finite.sum(0)
     channels = total.sum((1, 2), keepdims=True) / count.sum((1, 2), keepdims=True)
     return np.where(count > 0, total / np.maximum(count, 1), channels).astype(np.float32)
@@ -192,7 +188,6 @@ def _averaged(images: np.ndarray) -> np.ndarray:
         block += 1
     if block == 1:
         return images
-    rows, columns = np.arange(0, height, block), np.arange(0, width, block)
-    sums = np.add.reduceat(np.add.reduceat(images, rows, axis=-2), columns, axis=-1)
-    heights, widths = np.diff(rows, append=height), np.diff(columns, append=width)
-    return np.asarray(sums / (heights[:, None] * widths))
+    stacked = torch.from_numpy(images.reshape(-1, height, width))
+    averaged = avg_pool2d(stacked, block, ceil_mode=True).numpy()
+    return averaged.reshape(*images.shape[:-2], *averaged.shape[-2:])

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -42,18 +43,23 @@ class RegressionResult:
 
     def metrics(self, split: str) -> dict[str, float]:
         """Return MAE, RMSE, R2, error quantiles, bias, baselines' MAE and interval coverage."""
-        values = quality(self.prediction, self.target)
+        values = self._quality(slice(None))
         for q in QUANTILES:
             key = names.ABS_ERROR_QUANTILE.format(k=round(100 * q))
             values[key] = float(np.quantile(abs(self.errors), q))
-        values[names.BIAS] = float(self.errors.mean())
-        for name, prediction in self.baselines.items():
-            key = names.BASELINE_MAE.format(baseline=name)
-            values[key] = quality(prediction, self.target)[names.MAE]
         if self.interval is not None:
             values[names.INTERVAL_COVERAGE] = float((abs(self.errors) <= self.interval).mean())
             values[names.INTERVAL_HALF_WIDTH] = float(self.interval.mean())
         return {names.metric(split, name): value for name, value in values.items()}
+
+    def _quality(self, own: Any) -> dict[str, float]:
+        """Return MAE, RMSE, R2, bias, and the baselines' MAE of some windows."""
+        values = quality(self.prediction[own], self.target[own])
+        values[names.BIAS] = float(self.errors[own].mean())
+        for name, prediction in self.baselines.items():
+            key = names.BASELINE_MAE.format(baseline=name)
+            values[key] = quality(prediction[own], self.target[own])[names.MAE]
+        return values
 
     def by_window(self, name: str) -> np.ndarray | None:
         """Return what each window adds to MAE or R2, `(window,)`; None for another metric."""
@@ -64,17 +70,11 @@ class RegressionResult:
 
     def by_group(self) -> list[dict[str, Any]]:
         """Return one row for each group: windows, MAE, RMSE, R2, bias, and the baselines' MAE."""
-        rows = []
-        for group in dict.fromkeys(self.group.tolist()):
-            own = self.group == group
-            row: dict[str, Any] = {"group": group, "windows": int(own.sum())}
-            row |= quality(self.prediction[own], self.target[own])
-            row[names.BIAS] = float(self.errors[own].mean())
-            for name, prediction in self.baselines.items():
-                key = names.BASELINE_MAE.format(baseline=name)
-                row[key] = quality(prediction[own], self.target[own])[names.MAE]
-            rows.append(row)
-        return rows
+        groups = {group: self.group == group for group in dict.fromkeys(self.group.tolist())}
+        return [
+            {"group": group, "windows": int(own.sum())} | self._quality(own)
+            for group, own in groups.items()
+        ]
 
     def write(self, path: Path) -> None:
         """Write predictions as Parquet, one row for each window."""
@@ -118,6 +118,28 @@ def conformal_half_width(errors: np.ndarray, confidence: float = CONFIDENCE) -> 
     return float(np.partition(abs(errors), rank - 1)[rank - 1])
 
 
+@dataclass(frozen=True)
+class Intervals:
+    """Split-conformal intervals: prediction plus and minus a half width."""
+
+    confidence: float
+    """Share of targets that the intervals should contain."""
+    half_width: float
+    """Half width in the target's unit."""
+    validation_windows: int
+    """Number of held-out errors from which the half width is computed."""
+    test_windows: int
+    test_coverage: float
+    """Share of the test windows' targets that the intervals contain."""
+
+    def describe(self, unit: str = "") -> str:
+        return (
+            f"intervals of {100 * self.confidence:g}%: +- {self.half_width:.4g}{' ' * bool(unit)}"
+            f"{unit}, from {self.validation_windows:,} validation windows; of "
+            f"{self.test_windows:,} test windows they contain {self.test_coverage:.1%}"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class HeldOutErrors:
     """Errors of a model on windows that it was not trained on, in the target's unit."""
@@ -125,29 +147,22 @@ class HeldOutErrors:
     valid: np.ndarray
     test: np.ndarray
 
-    def half_width(self, confidence: float) -> float:
-        """Return the half width of split-conformal intervals, from the validation errors."""
+    def intervals(self, confidence: float) -> Intervals:
+        """Return split-conformal intervals from the validation errors."""
         width, number = conformal_half_width(self.valid, confidence), len(self.valid)
         if not np.isfinite(width):
             raise ConfigError(
                 f"confidence is {confidence:g}, but {number} validation windows give intervals of "
                 f"at most {number / (number + 1):.3f}; ask for a smaller share"
             )
-        return width
-
-    def coverage(self, half_width: float) -> float:
-        return float((abs(self.test) <= half_width).mean())
+        coverage = float((abs(self.test) <= width).mean())
+        return Intervals(confidence, width, number, len(self.test), coverage)
 
     def describe(self) -> str:
-        """Return a readable line about the intervals with the default confidence."""
-        width = self.half_width(CONFIDENCE)
-        return (
-            f"intervals of {CONFIDENCE:.0%}: +- {width:.4g} from {len(self.valid):,} validation "
-            f"windows; of {len(self.test):,} test windows, they contain {self.coverage(width):.1%}"
-        )
+        return self.intervals(CONFIDENCE).describe()
 
     def tags(self) -> dict[str, str]:
-        return {names.TAG_HALF_WIDTH: f"{self.half_width(CONFIDENCE):.6g}"}
+        return {names.TAG_HALF_WIDTH: f"{self.intervals(CONFIDENCE).half_width:.6g}"}
 
     def write(self, path: Path) -> None:
         split = ["valid"] * len(self.valid) + ["test"] * len(self.test)
@@ -175,16 +190,15 @@ def write_regression_report(result: RegressionResult, split: str, unit: str, fol
 
 def draw_predictions(result: RegressionResult, unit: str, path: Path) -> None:
     """Draw predictions against targets, with the diagonal on which both are equal."""
-    figure = _figure((5.0, 5.0))
-    axes = figure.subplots()
-    for group in dict.fromkeys(result.group.tolist()):
-        own = result.group == group
-        axes.plot(result.target[own], result.prediction[own], ".", markersize=4, label=group)
-    least = min(result.target.min(), result.prediction.min())
-    axes.axline((least, least), slope=1, color="gray", linewidth=1)
-    axes.set(xlabel=_with_unit("true", unit), ylabel=_with_unit("predicted", unit))
-    axes.legend(fontsize=7, title="group")
-    figure.savefig(path, dpi=120)
+    with _figure((5.0, 5.0), path) as figure:
+        axes = figure.subplots()
+        for group in dict.fromkeys(result.group.tolist()):
+            own = result.group == group
+            axes.plot(result.target[own], result.prediction[own], ".", markersize=4, label=group)
+        least = min(result.target.min(), result.prediction.min())
+        axes.axline((least, least), slope=1, color="gray", linewidth=1)
+        axes.set(xlabel=_with_unit("true", unit), ylabel=_with_unit("predicted", unit))
+        axes.legend(fontsize=7, title="group")
 
 
 def draw_groups(result: RegressionResult, unit: str, path: Path) -> None:
@@ -192,38 +206,40 @@ def draw_groups(result: RegressionResult, unit: str, path: Path) -> None:
     rows = result.by_group()
     series = {"network": [row[names.MAE] for row in rows]}
     series |= {name: [row[f"{name}_mae"] for row in rows] for name in result.baselines}
-    figure = _figure((max(5.0, 0.9 * len(rows)), 3.5))
-    axes = figure.subplots()
     width = 0.8 / len(series)
-    for place, (name, values) in enumerate(series.items()):
-        axes.bar(np.arange(len(rows)) + place * width, values, width, label=name)
-    axes.set_xticks(np.arange(len(rows)) + 0.4 - width / 2, [row["group"] for row in rows])
-    axes.tick_params(axis="x", labelrotation=30)
-    axes.set(ylabel=_with_unit("mean absolute error", unit))
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    with _figure((max(5.0, 0.9 * len(rows)), 3.5), path) as figure:
+        axes = figure.subplots()
+        for place, (name, values) in enumerate(series.items()):
+            axes.bar(np.arange(len(rows)) + place * width, values, width, label=name)
+        axes.set_xticks(np.arange(len(rows)) + 0.4 - width / 2, [row["group"] for row in rows])
+        axes.tick_params(axis="x", labelrotation=30)
+        axes.set(ylabel=_with_unit("mean absolute error", unit))
+        axes.legend(fontsize=8)
 
 
 def draw_windows(images: np.ndarray, titles: list[str], path: Path) -> None:
     """Draw frames `(window, time, height, width)`, a row for each window."""
     num_windows, num_frames = images.shape[:2]
-    figure = _figure((1.8 * num_frames, 1.7 * num_windows))
-    axes = figure.subplots(num_windows, num_frames, squeeze=False)
-    for each in axes.flat:
-        each.set_axis_off()
-    for window in range(num_windows):
-        for time in range(num_frames):
-            axes[window, time].imshow(images[window, time], cmap="gray")
-        axes[window, 0].set_title(titles[window], fontsize=8, loc="left")
-    figure.savefig(path, dpi=110)
+    with _figure((1.8 * num_frames, 1.7 * num_windows), path) as figure:
+        axes = figure.subplots(num_windows, num_frames, squeeze=False)
+        for place in np.ndindex(num_windows, num_frames):
+            axes[place].set_axis_off()
+            axes[place].imshow(images[place], cmap="gray")
+        for window, title in enumerate(titles):
+            axes[window, 0].set_title(title, fontsize=8, loc="left")
 
 
 def _with_unit(text: str, unit: str) -> str:
     return f"{text} ({unit})" if unit else text
 
 
-def _figure(size: tuple[float, float]) -> Any:
-    """Return an empty figure; matplotlib is imported here because it takes 30 MiB of memory."""
+@contextmanager
+def _figure(size: tuple[float, float], path: Path) -> Iterator[Any]:
+    """Yield an empty figure, and write it; a `$` in the name of a group begins no formula."""
+    import matplotlib  # here, because it takes 30 MiB of memory
     from matplotlib.figure import Figure
 
-    return Figure(figsize=size, layout="constrained")
+    with matplotlib.rc_context({"text.parse_math": False}):
+        figure = Figure(figsize=size, layout="constrained")
+        yield figure
+        figure.savefig(path, dpi=120)

@@ -105,8 +105,8 @@ def find_frames(config: ImageSequenceData) -> Path:
         path = expanded(config.path)
         if not path.exists():
             raise ConfigError(
-                f"data.path {config.path}: no such file or folder; expected an HDF5 file or a "
-                "folder with images.npy and target.npy"
+                f"data.path {config.path}: no such file or folder; expected HDF5, a Zarr store or "
+                "a folder with images.npy and target.npy"
             )
         return path
     root = data_folder()
@@ -149,10 +149,22 @@ def read_frames(
         recording=groups,
         scalars=scalars,
         scalar_names=_scalar_names(path, metadata, scalars.shape[1]),
-        unit=str(metadata.get("unit", "")),
-        target_name=str(metadata.get("target_name", "target")),
-        target_ahead=_target_ahead(path, metadata.get("target_ahead", 0.0)),
+        unit=_text(path, metadata, "unit", ""),
+        target_name=_text(path, metadata, "target_name", "target"),
+        target_ahead=_target_ahead(path, _single(metadata.get("target_ahead", 0.0))),
     )
+
+
+def _text(path: Path, metadata: dict[str, Any], name: str, otherwise: str) -> str:
+    text = _single(metadata.get(name, otherwise))
+    if not isinstance(text, str):
+        raise DataError(f"{path}: {name} is {quoted(text)}; expected text")
+    return text
+
+
+def _single(value: Any) -> Any:
+    """Return the only element of an array; R and netCDF write an attribute as such an array."""
+    return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
 
 
 def _target_ahead(path: Path, value: Any) -> float:
@@ -297,9 +309,8 @@ class _Pixels:
         step = max(1, PART_BYTES // max(1, pixels[:1].nbytes))
         for start in range(0, len(frames), step):
             part = frames[start : start + step]
-            found = self.reader.ask(**self.request, frames=part.tolist())["pixels"]
-            values = found.combine_chunks().flatten().to_numpy()
-            pixels[start : start + step] = values.reshape(len(part), *self.shape[1:])
+            found = self.reader.ask(**self.request, frames=part.tolist())["pixels"].to_numpy()
+            pixels[start : start + step] = found.reshape(len(part), *self.shape[1:])
         return pixels
 
 
@@ -312,10 +323,7 @@ def answer(path: str, channels: ChannelAxis | None, frames: list[int] | None = N
     """Return the columns of frames, or the pixels of some, in the child."""
     table = _table(path, channels)
     if frames is not None:
-        pixels = table.images.read(np.array(frames))
-        return pa.table(
-            {"pixels": pa.FixedSizeListArray.from_arrays(pixels.ravel(), pixels[0].size)}
-        )
+        return pa.table({"pixels": table.images.read(np.array(frames)).ravel()})
     columns: dict[str, Any] = {name: getattr(table, name) for name in ("group", *NUMBERS)}
     columns |= {f"scalar {i}": column for i, column in enumerate(table.scalars.T)}
     said = {"shape": table.images.shape} | {name: getattr(table, name) for name in SAID}

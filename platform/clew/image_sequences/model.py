@@ -18,15 +18,6 @@ Notable choices of the network for a frame:
 - Channels last.
 - Normalisation removes the level of a frame, which is the most important feature for temperatures.
   So the mean of the pixels and of their squares is added to the feature vector on a separate path.
-
-Heads over time turn the feature vectors of a window's frames into one vector for the window:
-
-`transformer`  attention between all frames, with learned positions
-`ssm`          the eigenstate layers of the language model, read out after the last frame
-`gnn`          attention along the edges of a graph: a patch sees its neighbours in the same frame,
-               and the same patch one frame earlier and later (after Velickovic et al., 2018, arXiv
-               1710.10903)
-`cnn`          the mean over frames
 """
 
 import itertools
@@ -251,7 +242,11 @@ class AttentionBlock(nn.Module):
 
 
 class AttentionHead(nn.Module):
-    """Attention over frames, or over the graph of patches and times."""
+    """Attention over frames, or over the graph of patches and times.
+
+    In the graph, a patch sees its neighbours in the same frame, and the same patch one frame
+    earlier and later (after Velickovic et al., 2018, arXiv 1710.10903).
+    """
 
     edges: Tensor | None
 
@@ -330,11 +325,14 @@ def graph_edges(num_frames: int, rows: int, columns: int) -> Bool[Tensor, "node 
 
     Nodes are numbered by time, then row, then column. Every node sees itself.
     """
-    time, row, column = torch.meshgrid(
-        torch.arange(num_frames), torch.arange(rows), torch.arange(columns), indexing="ij"
-    )
-    place = torch.stack([time.flatten(), row.flatten(), column.flatten()], dim=1)
-    apart = (place[:, None] - place[None]).abs()
-    beside = (apart[..., 0] == 0) & (apart[..., 1:].amax(-1) <= 1)
-    before = (apart[..., 0] <= 1) & (apart[..., 1:].sum(-1) == 0)
+
+    def near(size: int) -> Tensor:
+        place = torch.arange(size)
+        return (place[:, None] - place).abs() <= 1
+
+    def same(size: int) -> Tensor:
+        return torch.eye(size, dtype=torch.bool)
+
+    beside = torch.kron(same(num_frames), torch.kron(near(rows), near(columns)))
+    before = torch.kron(near(num_frames), same(rows * columns))
     return beside | before

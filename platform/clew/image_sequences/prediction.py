@@ -70,7 +70,9 @@ def write_model_folder(
     return folder
 
 
-def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRegressor:
+def load_sequence_model(
+    checkpoint: Path, record: SequencesRecord
+) -> tuple[SequenceRegressor, ImageSequenceData]:
     manifest = read_manifest(checkpoint)
     config = from_mapping(manifest.config, source=str(checkpoint / MANIFEST_FILE))
     data, settings = config.data, config.model
@@ -81,7 +83,7 @@ def load_sequence_model(checkpoint: Path, record: SequencesRecord) -> SequenceRe
         )
     encoding = ScalarEncoding.from_config(record.scalar_names, data, str(checkpoint))
     shape = SequenceShape.of(data, record.frames[1], encoding.size)
-    return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval()
+    return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval(), data
 
 
 @torch.no_grad()
@@ -111,7 +113,7 @@ def predict_windows(
 
 
 def windows_to_predict(
-    table: FrameTable, record: SequencesRecord, config: ImageSequenceData, *, needs_present: bool
+    table: FrameTable, record: SequencesRecord, config: ImageSequenceData
 ) -> SequenceWindows:
     """Return all complete windows of new frames, which must fit the model and its settings."""
     own, trained = table.images.shape[1:], record.frames[1:]
@@ -134,14 +136,6 @@ def windows_to_predict(
             f"{table.source}: {table.images.shape[0]} frames, but no {config.temporal_frames} "
             "consecutive frames without a gap, which a window of the model needs"
         )
-    if needs_present:
-        if table.present is None:
-            raise DataError(
-                f"{table.source}: no present, which the model needs because it predicts the change "
-                "from it; give the target's quantity at each frame"
-            )
-        if len(unknown := ends[~np.isfinite(table.present[ends])]):
-            raise DataError(f"{table.source}: present[{unknown[0]}] is not a finite number")
     encoding = ScalarEncoding.from_config(
         table.scalar_names, config.model_copy(update={"scalars": tuple(used)}), table.source
     )
@@ -163,16 +157,21 @@ def write_predictions(
     `metadata` is written to the file's schema.
     """
     table = windows.table
+    if len(bad := windows.ends[~np.isfinite(prediction)]):
+        raise DataError(
+            f"{table.source}: the prediction at frame {bad[0]} is not finite; a pixel or a scalar "
+            "of its window is far too large"
+        )
     columns = {
         "last_frame": pa.array(windows.ends, pa.int64()),
         "group": pa.array(windows.groups.tolist(), pa.string()),
     }
     if table.time is not None:
         columns["time"] = pa.array(table.time[windows.ends])
+    width = np.nan if half_width is None else half_width  # NaN becomes null
     columns["prediction"] = pa.array(prediction)
-    for name, sign in (("lower", -1), ("upper", 1)):
-        bound = None if half_width is None else prediction + sign * half_width
-        columns[name] = pa.nulls(len(windows), pa.float64()) if bound is None else pa.array(bound)
+    columns["lower"] = pa.array(prediction - width, from_pandas=True)
+    columns["upper"] = pa.array(prediction + width, from_pandas=True)
     with replacing(path) as temporary:
         pq.write_table(pa.table(columns).replace_schema_metadata(metadata), temporary)
 
@@ -187,9 +186,8 @@ class WindowPredictor:
 
     def __init__(self, folder: Path) -> None:
         self._record = SequencesRecord.read(folder / SEQUENCES_FILE)
-        config = from_mapping(read_manifest(folder).config, source=str(folder)).data
-        self._model, errors = load_sequence_model(folder, self._record), folder / HELD_OUT_FILE
-        assert isinstance(config, ImageSequenceData)
+        self._model, config = load_sequence_model(folder, self._record)
+        errors = folder / HELD_OUT_FILE
         self._errors = HeldOutErrors.read(errors) if errors.is_file() else None
         names = self._record.scalar_names
         self._encoding = ScalarEncoding.from_config(names, config, "the model")
@@ -229,7 +227,7 @@ class WindowPredictor:
                     "for intervals; leave confidence out"
                 )
             return {"prediction": value}
-        width = self._errors.half_width(confidence)
+        width = self._errors.intervals(confidence).half_width
         return {"prediction": value, "lower": value - width, "upper": value + width}
 
     @staticmethod

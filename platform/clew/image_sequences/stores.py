@@ -1,7 +1,6 @@
 """Opens the arrays of frames in an HDF5 file, a Zarr store or a folder of NumPy arrays.
 
-h5py's data sets, Zarr's arrays and NumPy's memory maps share `shape`, `dtype` and indexing, and
-nothing else is used of them. Opening reads no values: types and sizes are known from the headers.
+Opening reads no values: types and sizes are known from the headers.
 
 Only the named file or folder is opened. What leads out of it is refused: external raw storage,
 virtual data sets and external links of HDF5, links in a Zarr store. So are pickled values.
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,16 +39,8 @@ SIDES_OVER_CHANNELS = 4
 """Smallest ratio of both sides of a frame to an axis that is recognised as the channel axis."""
 
 
-class StoredArray(Protocol):
-    """What the three libraries share."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-    def __getitem__(self, place: Any, /) -> Any: ...
+StoredArray = Any
+"""A data set of h5py, an array of Zarr or a memory map: `shape`, `dtype` and indexing are used."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +98,22 @@ def _data_set(path: Path, file: Any, name: str) -> Any:
             )
     if found.dtype.kind == "O" and h5py.check_string_dtype(found.dtype) is None:
         raise DataError(f"{path}: {name} has type {found.dtype}; expected numbers or text")
+    _refuse_coded(path, name, found.attrs)
     return found
+
+
+PLAIN = {"scale_factor": 1.0, "add_offset": 0.0, "_FillValue": math.nan, "missing_value": math.nan}
+"""Attributes by which numbers of netCDF stand for others, and the values that change nothing."""
+
+
+def _refuse_coded(path: Path, name: str, attributes: Any) -> None:
+    for key, plain in PLAIN.items():
+        given = np.ravel(attributes.get(key, plain))
+        if given.dtype.kind in "fiu" and not np.array_equal(given, [plain], equal_nan=True):
+            raise DataError(
+                f"{path}: {name} has {key} {given[0]:g}, which is not applied; write plain values, "
+                "and NaN where one is missing"
+            )
 
 
 def _within(path: Path, group: Any, name: str, links: int) -> Any:
@@ -139,8 +145,11 @@ def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
 
     for name in ("", *names):
         _refuse_links(path / name, deep=bool(name))
-        for file in (path / name / array for array in ZARR_ARRAYS):
-            if file.is_file() and any("pickle" in text.lower() for text in _texts(_json(file))):
+        for file in (path / name / array for array in ZARR_ARRAYS if name):
+            content = _json(file) if file.is_file() else None
+            if isinstance(content, dict):
+                content.pop("attributes", None)
+            if "pickle" in json.dumps(content).lower():
                 raise DataError(
                     f"{file}: the chunks are pickled, which is not allowed; store numbers"
                 )
@@ -156,6 +165,8 @@ def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
     if wrong or "images" not in arrays:
         found = sorted(entry.name for entry in path.iterdir())
         raise _none(path, f"array {(*wrong, 'images')[0]}", found)
+    for name, array in arrays.items():
+        _refuse_coded(path, name, array.attrs)
     return FrameFile(arrays, attributes)
 
 
@@ -170,17 +181,6 @@ def _refuse_links(folder: Path, *, deep: bool) -> None:
                 )
         if not deep:
             return
-
-
-def _texts(content: object) -> list[str]:
-    """Return all texts in JSON values, except those of attributes."""
-    if isinstance(content, str):
-        return [content]
-    if isinstance(content, dict):
-        inner = [value for key, value in content.items() if key != "attributes"]
-    else:
-        inner = content if isinstance(content, list) else []
-    return [text for value in inner for text in _texts(value)]
 
 
 def _json(path: Path) -> Any:
@@ -299,7 +299,8 @@ class FrameLayout:
         """Return frames of the file as float32, `(frame, channel, height, width)`."""
         if self.channels == "last":
             pixels = np.moveaxis(pixels, -1, 1)
-        return pixels.reshape(len(pixels), *self.shape[1:]).astype(np.float32, order="C")
+        with np.errstate(over="ignore"):  # infinite, so not finite for data.nan_pixels
+            return pixels.reshape(len(pixels), *self.shape[1:]).astype(np.float32, order="C")
 
 
 def _channel_axis(path: Path, shape: tuple[int, ...]) -> ChannelAxis:

@@ -26,9 +26,6 @@ NUM_WINDOWS = 2
 TOLERANCE = 1e-4
 """Allowed difference between a served value and the checkpoint's, absolute or relative."""
 
-SEEDS_DIFFER = {"era5_uk": "0.82 to 0.93 K"}
-"""Test errors of three seeds of a preset, by data set: see docs/train.md."""
-
 
 class WindowSettings(Settings):
     """Share of targets that the intervals should contain."""
@@ -66,19 +63,20 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
     def describe_data(self, task: SequenceRegression) -> str:
         sizes = {split: len(windows) for split, windows in task.splits.windows.items()}
         table, groups = task.splits.table, task.describe()
+        unit = f" in {table.unit}" if table.unit else ""
         if groups["clew.validation_group"] == "none":  # then its windows are those of the test
             sizes["valid"] = 0
         return (
             f"{sizes['train']:,} windows to train, {sizes['valid']:,} to validate "
             f"(group {groups['clew.validation_group']}), {sizes['test']:,} to test "
-            f"(group {groups['clew.test_group']}); target {table.target_name} in {table.unit}"
+            f"(group {groups['clew.test_group']}); target {table.target_name}{unit}"
         )
 
     def summary(
         self, task: SequenceRegression, metrics: Mapping[str, float], split: str
     ) -> list[str]:
         error, r2 = (metrics[names.metric(split, name)] for name in (names.MAE, names.R2))
-        unit = task.splits.table.unit
+        unit = f" {task.splits.table.unit}".rstrip()
         baselines = {
             name: metrics[key]
             for name in ("persistence", "ridge", "mean")
@@ -89,14 +87,10 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
         if better:
             worth = f"worse than {' and '.join(better)}: do not use this model"
         shown = ", ".join(f"{name} {value:.3g}" for name, value in baselines.items())
-        lines = [
-            f"quality: mean absolute error {error:.3g} {unit} on the {split} windows, R2 {r2:.3f}",
-            f"against {shown} {unit}: {worth}",
+        return [
+            f"quality: mean absolute error {error:.3g}{unit} on the {split} windows, R2 {r2:.3f}",
+            f"against {shown}{unit}: {worth}",
         ]
-        if task.dataset in SEEDS_DIFFER:
-            differ = SEEDS_DIFFER[task.dataset]
-            lines.append(f"one seed: three seeds of the preset had {differ}; train with several")
-        return lines
 
     def next_commands(self, task: SequenceRegression, model: str) -> list[str]:
         asked = ["--frames", task.splits.table.source, "--output", "predictions.parquet"]

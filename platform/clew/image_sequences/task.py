@@ -24,7 +24,13 @@ from clew.image_sequences.errors import (
 )
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.image_sequences.prediction import SEQUENCES_FILE, predict_windows
-from clew.image_sequences.windows import SequenceBatch, SequenceSplits, SequenceWindows, fit_scalers
+from clew.image_sequences.windows import (
+    SequenceBatch,
+    SequenceSplits,
+    SequenceWindows,
+    fit_scalers,
+    present_values,
+)
 from clew.training.checkpoints import read_model
 from clew.training.task import ExampleValues, LossSum
 
@@ -53,10 +59,21 @@ class SequenceRegression:
         self.dataset = Path(data.source).stem
         self.data_fingerprint = splits.fingerprint
         self.scalers = fit_scalers(splits.windows["train"], change=self._change)
+        self._check_held_out()
         self._loss = loss
         self._batch_size = config.evaluation.batch_size
         self._results: dict[str, RegressionResult] = {}
         self._baselines: dict[str, dict[str, np.ndarray]] = {}
+
+    def _check_held_out(self) -> None:
+        """Refuse what is missing in held-out windows, before a training rather than after it."""
+        for split in ("valid", "test"):
+            windows = self.splits.windows[split]
+            if self._change:
+                present_values(windows)
+            if windows.refuse_nan:
+                for _ in windows.pixels():
+                    pass
 
     def describe(self) -> dict[str, str]:
         """Return tags with the unit of the errors and the held-out groups."""

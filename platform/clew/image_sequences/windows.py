@@ -1,6 +1,6 @@
 """Windows of consecutive frames, the examples of image-sequence regression, and their splits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,7 +58,8 @@ class ScalarEncoding:
                     parts.append(value)
         if not parts:
             return np.zeros((*scalars.shape[:-1], 0), dtype=np.float32)
-        return np.stack(parts, axis=-1).astype(np.float32)
+        with np.errstate(over="ignore"):  # infinite; the prediction is then refused
+            return np.stack(parts, axis=-1).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,22 @@ class SequenceWindows:
         """Indices of all frames in the windows, without repetitions, `(frame,)`."""
         return np.unique(self.ends[:, None] - np.arange(self.num_frames))
 
+    def pixels(self) -> Iterator[np.ndarray]:
+        """Yield the pixels of all frames, `(frame, channel, height, width)`, a few at once."""
+        frames = self.frames
+        for start in range(0, len(frames), FRAMES_AT_ONCE):
+            yield self._read(frames[start : start + FRAMES_AT_ONCE])
+
+    def _read(self, frames: np.ndarray) -> np.ndarray:
+        pixels = self.table.images.read(frames)
+        if self.refuse_nan and not np.isfinite(pixels).all():
+            place, *pixel = np.argwhere(~np.isfinite(pixels))[0].tolist()
+            raise DataError(
+                f"{self.table.source}: frame {frames[place]} has a pixel that is not finite "
+                f"(channel, row, column {pixel}); repair it, or set data.nan_pixels to mean or mask"
+            )
+        return pixels
+
     def only(self, chosen: np.ndarray) -> "SequenceWindows":
         return replace(self, ends=self.ends[chosen])
 
@@ -133,7 +150,7 @@ class SequenceWindows:
         frames = ends[:, None] + np.arange(1 - self.num_frames, 1)
         # Windows overlap, so each distinct frame is read only once.
         distinct, place = np.unique(frames, return_inverse=True)
-        pixels = read_checked(self.table, distinct, refuse_nan=self.refuse_nan)
+        pixels = self._read(distinct)
         present = self.table.present
         return SequenceBatch(
             images=torch.from_numpy(pixels[place.reshape(frames.shape)]),
@@ -142,18 +159,6 @@ class SequenceWindows:
             present=_single(np.full(len(ends), np.nan) if present is None else present[ends]),
             last_frame=torch.from_numpy(ends.astype(np.int64)),
         )
-
-
-def read_checked(table: FrameTable, frames: np.ndarray, *, refuse_nan: bool) -> np.ndarray:
-    """Return pixels of frames, `(frame, channel, height, width)`."""
-    pixels = table.images.read(frames)
-    if refuse_nan and not np.isfinite(pixels).all():
-        place, *pixel = np.argwhere(~np.isfinite(pixels))[0].tolist()
-        raise DataError(
-            f"{table.source}: frame {frames[place]} has a pixel that is not finite (channel, row, "
-            f"column {pixel}); repair it, or set data.nan_pixels to mean or mask"
-        )
-    return pixels
 
 
 def complete_window_ends(table: FrameTable, config: ImageSequenceData) -> np.ndarray:
@@ -168,8 +173,9 @@ def find_window_ends(table: FrameTable, config: ImageSequenceData) -> np.ndarray
     """Return the last frames of the complete windows that end at a target."""
     complete = complete_window_ends(table, config)
     ends: np.ndarray = complete[np.isfinite(table.target[complete])]
+    ended = set(table.group[ends].tolist())
     for group in group_names(table.group):
-        if group not in table.group[ends]:
+        if group not in ended:
             own = np.flatnonzero(table.group == group)
             raise DataError(
                 f"{table.source}: group {group!r} (frames {own[0]} to {own[-1]}) has no "
@@ -342,7 +348,7 @@ def fit_scalers(windows: SequenceWindows, *, change: bool) -> Scalers:
     With `change`, the model predicts the target's difference from the present value.
     """
     table, frames = windows.table, windows.frames
-    mean, std = _pixel_moments(table, frames, refuse_nan=windows.refuse_nan)
+    mean, std = _pixel_moments(windows)
     scalars = windows.encoding.encode(table.scalars[frames]).astype(np.float64)
     targets = windows.targets
     if change:
@@ -356,28 +362,26 @@ def present_values(windows: SequenceWindows) -> np.ndarray:
     table = windows.table
     if table.present is None:
         raise DataError(
-            f"{table.source}: no present, which model.predicts=change needs; give the target's "
-            "quantity at each frame, or set model.predicts=value"
+            f"{table.source}: no present, which a model of changes (model.predicts=change) needs; "
+            "give the target's quantity at each frame"
         )
-    missing = np.flatnonzero(np.isfinite(table.target) & ~np.isfinite(table.present))
-    if len(missing):
-        raise DataError(f"{table.source}: present[{missing[0]}] is not a finite number")
-    return np.asarray(table.present[windows.ends])
+    found = np.asarray(table.present[windows.ends])
+    if len(unknown := windows.ends[~np.isfinite(found)]):
+        raise DataError(f"{table.source}: present[{unknown[0]}] is not a finite number")
+    return found
 
 
-def _pixel_moments(
-    table: FrameTable, frames: np.ndarray, *, refuse_nan: bool
-) -> tuple[np.ndarray, np.ndarray]:
+def _pixel_moments(windows: SequenceWindows) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation of each channel's finite pixels, in float64."""
-    sums = np.zeros((3, table.images.shape[1]))
-    for start in range(0, len(frames), FRAMES_AT_ONCE):
-        part = frames[start : start + FRAMES_AT_ONCE]
-        pixels = read_checked(table, part, refuse_nan=refuse_nan).astype(np.float64)
-        finite = np.isfinite(pixels)
-        pixels = np.where(finite, pixels, 0.0)
+    sums = np.zeros((3, windows.table.images.shape[1]))
+    for read in windows.pixels():
+        finite = np.isfinite(read)
+        pixels = np.where(finite, read.astype(np.float64), 0.0)
         sums += [x.sum((0, 2, 3)) for x in (finite, pixels, pixels**2)]
     if not sums[0].all():
-        raise DataError(f"{table.source}: a channel has no finite pixel in the training groups")
+        raise DataError(
+            f"{windows.table.source}: a channel has no finite pixel in the training groups"
+        )
     mean = sums[1] / sums[0]
     return mean, _positive(np.sqrt(np.maximum(sums[2] / sums[0] - mean**2, 0.0)))
 

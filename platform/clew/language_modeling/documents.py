@@ -23,7 +23,14 @@ import pyarrow.parquet as pq
 
 from clew.errors import DataError, described, quoted
 from clew.files import expanded
-from clew.input_files import COMPRESSIONS, UNPACKING, checked_blocks, unpacked
+from clew.input_files import (
+    ARCHIVE,
+    BYTE_ORDER_MARK,
+    COMPRESSIONS,
+    UNPACKING,
+    checked_blocks,
+    unpacked,
+)
 
 UnitKind = Literal["text", "json_lines", "parquet", "huggingface"]
 SUFFIXES: dict[str, UnitKind] = {
@@ -94,6 +101,8 @@ def _kind_of(path: Path) -> UnitKind | None:
 
 
 def _units_of_file(path: Path, unit_bytes: int) -> list[Unit]:
+    if ARCHIVE.search(path.name) or path.suffix.lower() == ".zip":
+        raise DataError(f"{path}: an archive; unpack it first")
     kind = _kind_of(path) or "text"
     if kind == "parquet":
         with _parquet(path) as file:
@@ -153,8 +162,12 @@ def _read_text(unit: Unit) -> Iterator[Piece]:
     check, position, rest = codecs.getincrementaldecoder("utf-8")(), unit.start, b""
     for block in _blocks(unit):
         _check_utf8(check, block, unit.path, position, final=False)
+        if not position and block.count(b"\0") > len(block) // 4:
+            raise DataError(
+                f"{unit.path}: a quarter of its bytes are zero, as in UTF-16; convert it to UTF-8"
+            )
+        rest += block if position else block.removeprefix(BYTE_ORDER_MARK)
         position += len(block)
-        rest += block
         if cut := _cut(rest):
             yield Piece(rest[:cut], ends_document=False)
             rest = rest[cut:]
@@ -206,13 +219,18 @@ def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> It
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: {line[:60]!r} is not JSON ({described(error)})") from None
-    text = content.get(text_column) if isinstance(content, dict) else None
-    if not isinstance(text, str):
+    if not isinstance(content, dict) or text_column not in content:
         keys = _listed(content) if isinstance(content, dict) else type(content).__name__
         raise DataError(
             f"{place}: no text under {quoted(text_column)}; found {keys}; set data.text_column"
         )
-    yield Piece(text.encode("utf-8", "replace"), ends_document=True)
+    yield _document(content[text_column], place)
+
+
+def _document(text: object, place: str) -> Piece:
+    if not isinstance(text, str):
+        raise DataError(f"{place}: {quoted(text)} is not text; expected one document of text")
+    return Piece(text.encode("utf-8", "replace"), ends_document=True)
 
 
 def _parquet(path: Path) -> Any:
@@ -265,4 +283,5 @@ def _read_huggingface(name: str, text_column: str) -> Iterator[Piece]:
     for row in rows:
         if text_column not in row:
             raise DataError(f"{name}: no column {text_column!r}; found {_listed(row)}")
-        yield Piece(str(row[text_column]).encode("utf-8", "replace"), ends_document=True)
+        if row[text_column] is not None:  # as in Parquet, a row without text is none
+            yield _document(row[text_column], name)

@@ -44,7 +44,7 @@ class PackManifest:
     tokenizer_fingerprint: str
     vocabulary_size: Annotated[int, Field(strict=True, ge=1, le=2**32)]
     end_of_text: Count
-    dtype: Annotated[str, Field(pattern=r"\A(uint|<u)(2|4|16|32)\z")]
+    dtype: Annotated[str, Field(pattern=r"\A(<u2|<u4|uint16|uint32)\z")]
     num_tokens: Count
     num_documents: Count
     num_bytes: Count

@@ -13,11 +13,12 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import multiprocessing
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -103,6 +104,8 @@ def plan_text(settings: PackSettings, units: list[Unit]) -> str:
         del chosen["held_out_fraction"]
     if settings.tokenizer != BYTES:
         chosen["version"] = PLAN_VERSION
+    if settings.tokenizer not in {BPE, BYTES}:
+        chosen["tokenizer"] = load_tokenizer(settings.tokenizer).fingerprint
     # Size and modification time of every file show whether it has changed.
     stats = {unit.path: Path(unit.path).stat() for unit in units if unit.kind != "huggingface"}
     files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
@@ -263,22 +266,21 @@ def _clear(output: Path) -> None:
 
 
 def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokenizer:
-    plan = plan_text(settings, units)
-    path = output / PLAN_FILE
-    if path.is_file() and path.read_bytes() != plan.encode():
+    plan, path, kept = plan_text(settings, units), output / PLAN_FILE, output / TOKENIZER_FILE
+    continues = path.is_file() and path.read_bytes() == plan.encode()
+    if path.is_file() and not continues:
         if is_packed(output) or any((output / PARTS_FOLDER).glob("*.json")):
             raise DataError(
                 f"{output}: contains a pack of other data or settings; choose another folder, or "
                 "use force to start again"
             )
         _clear(output)
-    if settings.tokenizer == BPE and not (output / TOKENIZER_FILE).is_file():
-        texts = _texts_for_tokenizer(settings, units)
-        train_bpe(texts, settings.vocabulary_size, output / TOKENIZER_FILE)
-    elif settings.tokenizer not in {BPE, BYTES}:
-        load_tokenizer(settings.tokenizer)
-        shutil.copyfile(expanded(settings.tokenizer), output / TOKENIZER_FILE)
     write_whole(path, plan)
+    if settings.tokenizer == BPE and not (continues and kept.is_file()):
+        train_bpe(_texts_for_tokenizer(settings, units), settings.vocabulary_size, kept)
+    elif settings.tokenizer != BYTES and not (continues and kept.is_file()):
+        with replacing(kept) as temporary:
+            shutil.copyfile(expanded(settings.tokenizer), temporary)
     return load_tokenizer(settings.kept_tokenizer, output)
 
 
@@ -302,32 +304,21 @@ def _tokenize(
 ) -> list[tuple[Path, Part]]:
     """Tokenize the units that are not done yet, and return all needed parts in order."""
     (output / PARTS_FOLDER).mkdir(exist_ok=True)
-    wanted = settings.most_tokens
+    wanted, num_tokens = settings.most_tokens or math.inf, 0
     paths = [output / PARTS_FOLDER / f"{number:06d}.bin" for number in range(len(units))]
     work = functools.partial(tokenize_unit, settings=settings, output=output)
     parts: list[tuple[Path, Part]] = []
-    num_tokens = 0
-    with _mapped(work, units, paths, num_proc) as results:
+    with ExitStack() as stack:
+        results: Iterator[Part] = map(work, units, paths)
+        if num_proc > 1 and len(units) > 1:
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(min(num_proc, len(units)), mp_context=context)
+            stack.callback(pool.shutdown, cancel_futures=True)
+            results = pool.map(work, units, paths)
         bar = tqdm(results, total=len(units), desc="pretokenize", unit="unit", disable=None)
         for path, part in zip(paths, bar, strict=False):
             parts.append((path, part))
             num_tokens += part.num_tokens
-            if wanted is not None and num_tokens >= wanted:
+            if num_tokens >= wanted:
                 break
     return parts
-
-
-@contextmanager
-def _mapped(
-    work: "functools.partial[Part]", units: list[Unit], paths: list[Path], num_proc: int
-) -> Iterator[Iterable[Part]]:
-    """Apply the work to every unit in order, in several processes if `num_proc` is above 1."""
-    if num_proc == 1 or len(units) == 1:
-        yield map(work, units, paths)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(num_proc, len(units)), mp_context=context) as pool:
-        try:
-            yield pool.map(work, units, paths)
-        finally:
-            pool.shutdown(cancel_futures=True)

@@ -114,7 +114,11 @@ class Texts(Subject[LanguageModeling, TextBatch, TextSettings]):
         """Return pieces of the training text that are evenly spaced."""
         stream, tokenizer = task.splits.windows["train"].stream, task.splits.tokenizer
         starts = range(0, len(stream), -(-len(stream) // NUM_PROMPTS))
-        texts = [tokenizer.decode(stream[start : start + PROMPT_TOKENS]) for start in starts]
+        pieces = [stream[start : start + PROMPT_TOKENS] for start in starts]
+        # A prompt is text of one document: it cannot contain the end of another.
+        cut = [np.split(p, np.flatnonzero(p == tokenizer.end_of_text)) for p in pieces]
+        parts = [max(each, key=len) for each in cut]
+        texts = [tokenizer.decode(part[part != tokenizer.end_of_text]) for part in parts]
         # Text with the token for unknown text cannot be used as a prompt.
         return [{"prompt": text} for text in texts if text and not tokenizer.first_unknown(text)]
 

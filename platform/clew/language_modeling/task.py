@@ -126,17 +126,22 @@ class LanguageModeling:
             yield self._further_weight, ahead(hidden)[:, :-distance], targets
 
     def has_examples(self, split: str) -> bool:
-        """Return whether a split has at least two tokens, so that one can be predicted."""
-        return len(self.splits.windows[split].stream) > 1
+        """Return whether a split has text to predict, and not only empty documents."""
+        return self._num_bytes(split) > 0
+
+    def _num_bytes(self, split: str) -> int:
+        """Return the number of bytes of text of all tokens of a split except the first."""
+        windows = self.splits.windows[split]
+        windows.require_known(windows.stream)
+        return self.splits.num_bytes(windows.start + 1, windows.end)
 
     def metrics(self, model: nn.Module, split: str, device: torch.device) -> dict[str, float]:
         """Return loss, perplexity, bits per byte, and the loss by position in a window."""
         windows = self.splits.windows[split]
-        text = windows.stream
-        if not self.has_examples(split):
+        text, size = windows.stream, self._num_bytes(split)
+        if not size:
             return {}
-        language_model = self.as_model(model)
-        size, chunk_bytes = self.splits.num_bytes(windows.start + 1, windows.end), self._chunk_bytes
+        language_model, chunk_bytes = self.as_model(model), self._chunk_bytes
         quality = measure_perplexity(
             language_model, text, num_bytes=size, device=device, chunk_bytes=chunk_bytes
         )
@@ -165,8 +170,8 @@ class LanguageModeling:
         """Return the loss of each stretch of the text, as a multiple of an equal share of it."""
         windows = self.splits.windows[split]
         num_tokens = len(windows.stream) - 1
-        num_bytes = self.splits.num_bytes(windows.start + 1, windows.end)
-        divisors = {names.LOSS: num_tokens, names.BITS_PER_BYTE: math.log(2) * num_bytes}
+        of_text = math.log(2) * self._num_bytes(split)
+        divisors = {names.LOSS: num_tokens, names.BITS_PER_BYTE: of_text}
         if name not in divisors:
             return None
         size, text = min(SEGMENT_TOKENS, -(-num_tokens // NUM_STRETCHES)), windows.stream

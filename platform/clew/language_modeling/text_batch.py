@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_map
 
 from clew.errors import NonFiniteLossError
 from clew.language_modeling.model import Sampling, TextState, read_text
-from clew.language_modeling.writer import TextModel, TextPieces, encode_prompt
+from clew.language_modeling.tokenizers import encode_prompt
+from clew.language_modeling.writer import TextModel, TextPieces
 from clew.subject import Waiting, current_request
 
 MOST_TEXTS = 64

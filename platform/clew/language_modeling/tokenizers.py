@@ -6,6 +6,7 @@ Every tokenizer has an end-of-text token, which separates documents. No text enc
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clew.errors import DataError, described, extra, quoted
+from clew.errors import ConfigError, DataError, described, extra, quoted
 from clew.files import expanded, write_whole
 
 logger = logging.getLogger(__name__)
@@ -23,6 +24,7 @@ BPE = "bpe"
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
 MAX_FILE_BYTES = 2**27
+MAX_GROWTH = 1000
 _WITHIN_END_OF_TEXT = re.compile(r"(?<=<\|endof)(?=text\|>)", re.IGNORECASE)
 
 
@@ -81,6 +83,11 @@ class FileTokenizer:
             raise DataError(
                 f"{path}: not a tokenizer that the package tokenizers can read ({described(error)})"
             ) from None
+        if _growth({k: part for k, part in settings.items() if k != "model"}) > MAX_GROWTH:
+            raise DataError(
+                f"{path}: its replacements can make a text more than {MAX_GROWTH:,} times as long; "
+                "use another tokenizer"
+            )
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -185,6 +192,15 @@ class FileTokenizer:
 Tokenizer = ByteTokenizer | FileTokenizer
 
 
+def _growth(settings: Any) -> int:
+    """Return by how much all replacements in the settings of a tokenizer can lengthen a text."""
+    parts = settings.values() if isinstance(settings, dict) else settings
+    growth = math.prod(_growth(part) for part in parts if isinstance(part, dict | list))
+    if isinstance(settings, dict) and settings.get("type") == "Replace":
+        growth *= max(1, len(settings["content"]))
+    return growth
+
+
 def _is_byte_level(content: dict[str, Any]) -> bool:
     """Return whether tokens are the exact bytes of the text, with nothing changed or removed."""
     before = content.get("pre_tokenizer") or {}
@@ -226,3 +242,24 @@ def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
     if name == BPE and folder is not None:
         return FileTokenizer(folder / TOKENIZER_FILE)
     return FileTokenizer(expanded(name))
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
+    """Return the tokens of a text that someone typed, `(token,)`."""
+    try:
+        text = prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the text is not UTF-8: character {error.start + 1} is "
+            f"{prompt[error.start]!r}; give it as UTF-8, for example with --prompt-file"
+        ) from None
+    unknown = tokenizer.first_unknown(prompt)
+    if unknown is not None:
+        raise DataError(
+            f"the text contains {quoted(unknown)}, for which the model's tokenizer has no token; "
+            "remove it, or train with a tokenizer that can encode it, such as bytes"
+        )
+    tokens = tokenizer.encode(text)
+    if not len(tokens):
+        raise ConfigError(f"the text {quoted(prompt)} has no token; expected longer text")
+    return tokens

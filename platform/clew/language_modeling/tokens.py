@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clew.config.data import TokenData
-from clew.errors import ConfigError, DataError, quoted
+from clew.errors import ConfigError, DataError
 from clew.files import DATA_VARIABLE, cache_folder, check_data_name, data_folder, expanded
 from clew.language_modeling.documents import plan_units
 from clew.language_modeling.packed_tokens import (
@@ -28,7 +28,7 @@ from clew.language_modeling.packed_tokens import (
     read_manifest,
 )
 from clew.language_modeling.pretokenize import PackSettings, plan_text, pretokenize
-from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, load_tokenizer
+from clew.language_modeling.tokenizers import BPE, BYTES, Tokenizer, encode_prompt, load_tokenizer
 
 SPLITS = ("train", "valid", "test")
 
@@ -80,33 +80,29 @@ class TokenBatch:
 
 def continuation_batch(tokenizer: Tokenizer, prompt: str, continuation: str) -> TokenBatch:
     """Return a text as one window whose loss counts only the continuation."""
-    before, after = (tokenizer.encode(text.encode()) for text in (prompt, continuation))
-    if not len(before) or not len(after):
-        raise DataError(
-            f"prompt {quoted(prompt)} and continuation {quoted(continuation)} given; expected text "
-            "in both, because the continuation after the prompt is explained"
-        )
+    before, after = (encode_prompt(tokenizer, text) for text in (prompt, continuation))
     tokens = np.concatenate([before, after]).astype(np.int64)
     counted = np.arange(1, len(tokens)) >= len(before)
     window, own = (torch.from_numpy(values).unsqueeze(0) for values in (tokens, counted))
     return TokenBatch(window, torch.zeros(1, dtype=torch.int64), own)
 
 
+@dataclass(frozen=True, eq=False)
 class TokenWindows:
     """The windows of a split of a packed corpus; each worker opens the memory map itself."""
 
-    def __init__(
-        self, packed: PackedTokens, *, start: int, end: int, length: int, stride: int | None = None
-    ) -> None:
-        self.packed = packed
-        self.start, self.end, self.length = start, end, length
-        self.stride = stride or length
+    packed: PackedTokens
+    start: int
+    """First token of the split; `end` is the token after its last."""
+    end: int
+    length: int
+    stride: int
 
     def __len__(self) -> int:
         return max(0, (self.end - self.start - 1 - self.length + self.stride) // self.stride)
 
     def without_overlap(self) -> Self:
-        return type(self)(self.packed, start=self.start, end=self.end, length=self.length)
+        return replace(self, stride=self.length)
 
     @property
     def stream(self) -> np.ndarray:
@@ -118,13 +114,16 @@ class TokenWindows:
         for row, index in zip(rows, indices.tolist(), strict=True):
             start = self.start + index * self.stride
             row[:] = self.packed.tokens[start : start + self.length + 1]
-        size = self.packed.manifest.vocabulary_size
-        if rows.size and rows.max() >= size:
-            raise DataError(
-                f"{self.packed.folder}: found token {rows.max()}, but the vocabulary has {size:,} "
-                "tokens; the file is damaged; pack again with force"
-            )
+        self.require_known(rows)
         return TokenBatch(torch.from_numpy(rows), torch.from_numpy(indices.astype(np.int64)))
+
+    def require_known(self, tokens: np.ndarray) -> None:
+        size = self.packed.manifest.vocabulary_size
+        if tokens.size and tokens.max() >= size:
+            raise DataError(
+                f"{self.packed.folder}: found token {tokens.max()}, but the vocabulary has "
+                f"{size:,} tokens; the file is damaged; pack again with force"
+            )
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,10 @@ def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
     windows = {
         name: TokenWindows(
             packed,
-            start=start,
-            end=end,
+            start,
+            end,
             length=window,
-            stride=config.stride if name == "train" else None,
+            stride=(config.stride if name == "train" else None) or window,
         )
         for name, start, end in bounds
     }

@@ -32,7 +32,7 @@ from torch.utils._pytree import (
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.load import from_mapping
-from clew.errors import CheckpointError, ConfigError, DataError, described, quoted
+from clew.errors import CheckpointError, DataError, described, quoted
 from clew.files import replacing
 from clew.language_modeling.model import (
     CarriedState,
@@ -44,7 +44,14 @@ from clew.language_modeling.model import (
 )
 from clew.language_modeling.packed_tokens import PackedTokens, PackManifest
 from clew.language_modeling.packed_tokens import read_manifest as read_pack_manifest
-from clew.language_modeling.tokenizers import BPE, BYTES, TOKENIZER_FILE, Tokenizer, load_tokenizer
+from clew.language_modeling.tokenizers import (
+    BPE,
+    BYTES,
+    TOKENIZER_FILE,
+    Tokenizer,
+    encode_prompt,
+    load_tokenizer,
+)
 from clew.layers.eigenstate import LayerState
 from clew.training.checkpoints import copy_weights, read_model
 from clew.training.manifest import MANIFEST_FILE, read_manifest
@@ -286,24 +293,3 @@ def continuation(
     writer = TextWriter(text_model, seed=seed)
     writer.read(prompt)
     return "".join(writer.write(max_tokens, sampling or Sampling())) + writer.rest()
-
-
-def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:
-    """Return the tokens of a prompt, `(token,)`."""
-    try:
-        text = prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"the prompt is not UTF-8 text: character {error.start + 1} is "
-            f"{prompt[error.start]!r}; give the prompt as UTF-8, for example with --prompt-file"
-        ) from None
-    unknown = tokenizer.first_unknown(prompt)
-    if unknown is not None:
-        raise DataError(
-            f"the prompt contains {quoted(unknown)}, for which the model's tokenizer has no token; "
-            "remove it, or train with a tokenizer that can encode it, such as bytes"
-        )
-    tokens = tokenizer.encode(text)
-    if not len(tokens):
-        raise ConfigError(f"the prompt {quoted(prompt)} has no token; expected text to continue")
-    return tokens

@@ -64,6 +64,10 @@ def effects_of(model: nn.Module) -> Callable[[], None]:
     return undo
 
 
+NUMBERS_OF_MODULE = 1024
+"""As many numbers take about the memory of the Python objects around a tensor of a model."""
+
+
 class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes this thread draw random tensors from a separate generator.
 
@@ -92,7 +96,8 @@ class DrawingApart(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         given, size = dict(kwargs or {}), args[0] if args else None
         if isinstance(size, list) and all(isinstance(length, int) for length in size):
-            self._left -= math.prod(size)  # those of a new tensor, which is not made yet
+            # Those of a new tensor, which is not made yet, and the memory of its module.
+            self._left -= math.prod(size) + NUMBERS_OF_MODULE
             if self._left < 0:
                 raise MemoryError
         if torch.Tag.nondeterministic_seeded in func.tags:

@@ -112,7 +112,7 @@ def _tokens(vocabulary_size: int, window: int) -> TokenSplits:
         fingerprint=NAME,
     )
     packed = PackedTokens(Path(NAME), manifest, tokens)
-    windows = TokenWindows(packed, start=0, end=len(tokens), length=window)
+    windows = TokenWindows(packed, start=0, end=len(tokens), length=window, stride=window)
     return TokenSplits(packed, ByteTokenizer(), dict.fromkeys(SPLITS, windows))
 
 

@@ -10,7 +10,7 @@ import torch
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, UsageError, counted
 from clew.files import working_folder
-from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
+from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors, Intervals
 from clew.image_sequences.files import handed_in_frames
 from clew.image_sequences.model import SequenceRegressor
 from clew.image_sequences.prediction import (
@@ -23,6 +23,7 @@ from clew.image_sequences.prediction import (
     write_predictions,
 )
 from clew.image_sequences.task import SequenceRegression
+from clew.image_sequences.windows import present_values
 from clew.workflows.model_source import (
     ModelSource,
     device_of,
@@ -32,21 +33,6 @@ from clew.workflows.model_source import (
     require_data,
 )
 from clew.workflows.outputs import check_file
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """Split-conformal intervals: prediction plus and minus a half width."""
-
-    confidence: float
-    """Share of targets that the intervals should contain."""
-    half_width: float
-    """Half width in the target's unit."""
-    validation_windows: int
-    """Number of held-out errors from which the half width is computed."""
-    test_windows: int
-    test_coverage: float
-    """Share of the test windows' targets that the intervals contain."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +53,11 @@ class FramesResult:
 
     def table(self) -> str:
         """Return the output file and the coverage of the intervals, one per line."""
-        unit = f" {self.unit}" if self.unit else ""
         shown = [f"model: {self.model}"]
         shown += [f"note: {note}" for note in self.notes]
         shown.append(f"{self.output}: {self.target_name} of {counted(self.num_windows, 'window')}")
-        if (found := self.intervals) is not None:
-            shown.append(
-                f"intervals of {found.confidence:.0%}: +- {found.half_width:.4g}{unit}, from "
-                f"{found.validation_windows:,} validation windows; of {found.test_windows:,} test "
-                f"windows they contain {found.test_coverage:.1%}"
-            )
+        if self.intervals is not None:
+            shown.append(self.intervals.describe(self.unit))
         return "\n".join(shown)
 
 
@@ -97,8 +78,8 @@ def predict_frames(
     check_file("--output", output)
     if not frames.exists():
         raise ConfigError(
-            f"--frames {frames}: no such file or folder; expected an HDF5 file or a folder with "
-            "images.npy"
+            f"--frames {frames}: no such file or folder; expected HDF5, a Zarr store or a folder "
+            "with images.npy"
         )
     with open_model(model) as source:
         only = "only models of image sequences predict frames"
@@ -106,16 +87,14 @@ def predict_frames(
         device = device_of(config)
         with working_folder("sequences") as work:
             record = SequencesRecord.read(recorded(source, SEQUENCES_FILE, work))
-        regressor = load_sequence_model(source.checkpoint, record).to(device)
+        regressor, _ = load_sequence_model(source.checkpoint, record)
+        regressor.to(device)
         errors, notes = _held_out_errors(source, regressor, device)
-        intervals, width = None, None
-        if errors is not None:
-            width = errors.half_width(confidence)
-            sizes = len(errors.valid), len(errors.test)
-            intervals = Intervals(confidence, width, *sizes, errors.coverage(width))
+        intervals = None if errors is None else errors.intervals(confidence)
         with handed_in_frames(frames, data.channels) as table:
-            needs_present = regressor.config.predicts == "change"
-            windows = windows_to_predict(table, record, data, needs_present=needs_present)
+            windows = windows_to_predict(table, record, data)
+            if regressor.config.predicts == "change":
+                present_values(windows)
             prediction = predict_windows(
                 regressor,
                 windows,
@@ -127,6 +106,7 @@ def predict_frames(
         if intervals:
             said |= {key: str(value) for key, value in asdict(intervals).items()}
         metadata = {f"clew.{key}": value for key, value in said.items()}
+        width = None if intervals is None else intervals.half_width
         write_predictions(output, windows, prediction, width, metadata)
         return FramesResult(
             model=source.title,

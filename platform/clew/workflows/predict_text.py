@@ -85,8 +85,8 @@ def predict_text(
 def open_text_model(source: ModelSource) -> TextModel:
     """Load a language model with its tokenizer, on a GPU if there is one.
 
-    The tokenizer is read from the run's record of its tokens. If an older run has no such record,
-    the tokenizer is read from the training text.
+    The tokenizer is read from the run's record of its tokens. Without such a record, beside a
+    copied checkpoint for example, it is read from the training text.
     """
     config = source.config
     with working_folder("tokens") as work:
@@ -116,7 +116,7 @@ def read_prompt(name: str, standard_input: BinaryIO) -> str:
     """
     try:
         content = standard_input.read() if name == "-" else Path(name).read_bytes()
-        return content.decode("utf-8")
+        return content.decode("utf-8").removeprefix("\N{BYTE ORDER MARK}")
     except OSError as error:
         raise DataError(f"{name}: cannot be read as a prompt ({error.strerror})") from None
     except UnicodeDecodeError as error:

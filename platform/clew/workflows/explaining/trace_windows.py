@@ -15,7 +15,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from clew import names
-from clew.errors import ConfigError, DataError, described
+from clew.errors import ConfigError, DataError, described, quoted
 from clew.files import cache_folder, working_folder
 from clew.image_sequences.errors import draw_windows
 from clew.image_sequences.task import SequenceRegression
@@ -26,6 +26,7 @@ from clew.influence.window_tracer import UnrolledWindowTracer, WindowExplanation
 from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling, generate
 from clew.language_modeling.task import LanguageModeling
+from clew.language_modeling.tokenizers import encode_prompt
 from clew.language_modeling.tokens import continuation_batch
 from clew.runs.reading.runs import keep_folder
 from clew.runs.window_report import (
@@ -361,14 +362,19 @@ def trace_texts(
 
 
 def _written(loaded: LoadedModel, task: LanguageModeling, prompt: str) -> str:
-    tokens = task.splits.tokenizer.encode(prompt.encode()).astype(np.int64)
-    if not len(tokens):
-        raise ConfigError("no prompt given; expected text to continue")
+    """Return what the model writes after a prompt, up to the end of the document."""
+    tokenizer = task.splits.tokenizer
+    tokens = encode_prompt(tokenizer, prompt).astype(np.int64)
     inputs = torch.from_numpy(tokens).unsqueeze(0).to(loaded.device)
-    written = generate(
-        task.as_model(loaded.model), inputs, WRITTEN_TOKENS, Sampling(temperature=0.0)
-    )
-    return task.splits.tokenizer.decode(written[0].cpu().numpy())
+    model = task.as_model(loaded.model)
+    written = generate(model, inputs, WRITTEN_TOKENS, Sampling(temperature=0.0))[0].cpu().numpy()
+    kept = written[: np.argmax(np.append(written, tokenizer.end_of_text) == tokenizer.end_of_text)]
+    if not len(kept):
+        raise ConfigError(
+            f"after the prompt {quoted(prompt)} the model ends the text at once; give a "
+            "continuation to explain"
+        )
+    return tokenizer.decode(kept)
 
 
 def trace_sequences(
