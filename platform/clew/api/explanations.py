@@ -23,7 +23,8 @@ from clew.runs.influence_report import (
     numbers_of,
 )
 from clew.runs.reading.picture import PLAIN
-from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
+from clew.workflows.explaining.trace_sequence import trace_sequences
+from clew.workflows.explaining.trace_text import Text, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
 
 if TYPE_CHECKING:
