@@ -27,7 +27,8 @@ import numpy as np
 from scipy.sparse import csr_matrix, diags
 
 from clew.config.load import load
-from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.config.services import InfluenceConfig
+from clew.influence.link_prediction.proximity import Neighbourhood
 from clew.influence.outcomes import adamic_adar, measured, siblings, touching
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
@@ -87,7 +88,7 @@ class Treatments:
         head, _, tail = self.tests[row].tolist()
         near = Neighbourhood(graph.train[kept], graph.num_entities)
         inside = np.zeros(len(graph.train), bool)
-        paths = Filtering(n_hops=MAX_STEPS // 2, strict_paths=True)
+        paths = InfluenceConfig(n_hops=MAX_STEPS // 2, strict_path_filtering=True)
         inside[kept[near.candidates(head, tail, paths)]] = True
         return inside
 

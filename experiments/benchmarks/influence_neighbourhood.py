@@ -12,8 +12,9 @@ import time
 
 import numpy as np
 
+from clew.config.services import InfluenceConfig
 from clew.influence.link_prediction.paths import PathFinder
-from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.influence.link_prediction.proximity import Neighbourhood
 from experiments.benchmarks.harness import (
     print_table,
     report_child,
@@ -25,10 +26,10 @@ from experiments.benchmarks.harness import (
 NAME = "influence_neighbourhood"
 ENTITIES, EDGES, QUERIES = 1_000_000, 10_000_000, 200
 FILTERS = {
-    "1 hop": Filtering(1),
-    "2 hops": Filtering(2),
-    "2 hops, min_degree 30": Filtering(2, 30),
-    "paths of 4": Filtering(2, strict_paths=True),
+    "1 hop": InfluenceConfig(n_hops=1),
+    "2 hops": InfluenceConfig(n_hops=2),
+    "2 hops, min_degree 30": InfluenceConfig(n_hops=2, min_degree=30),
+    "paths of 4": InfluenceConfig(n_hops=2, strict_path_filtering=True),
 }
 
 
@@ -53,14 +54,16 @@ def child(kind: str) -> None:
     built = time.perf_counter() - start
     found: dict[str, object] = {
         "build s": built,
-        "largest degree": max(index.degree(entity) for entity in range(1000)),
+        "largest degree": int(index.degrees[:1000].max()),
         "resident before GiB": before,
     }
     chosen = np.random.default_rng(1).integers(0, EDGES, QUERIES)
     for name, filtering in FILTERS.items():
         times, sizes = [], []
         # Each query for paths through hubs takes seconds, so there are fewer of them.
-        for head, _, tail in triples[chosen[: 10 if filtering.strict_paths else None]].tolist():
+        for head, _, tail in triples[
+            chosen[: 10 if filtering.strict_path_filtering else None]
+        ].tolist():
             start = time.perf_counter()
             sizes.append(len(index.candidates(head, tail, filtering)))
             times.append(1e3 * (time.perf_counter() - start))

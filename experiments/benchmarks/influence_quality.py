@@ -26,7 +26,8 @@ import torch
 from scipy.stats import rankdata
 
 from clew.config.load import load
-from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.config.services import InfluenceConfig
+from clew.influence.link_prediction.proximity import Neighbourhood
 from clew.link_prediction.sources import BUNDLED
 from clew.link_prediction.triples import add_inverses
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
@@ -128,11 +129,11 @@ def recall(source: TraceSource) -> list[dict[str, object]]:
     index = Neighbourhood(graph.train, graph.num_entities)
     table: list[dict[str, object]] = []
     for filtering in (
-        Filtering(1),
-        Filtering(2),
-        Filtering(2, 10),
-        Filtering(1, strict_paths=True),
-        Filtering(2, strict_paths=True),
+        InfluenceConfig(n_hops=1),
+        InfluenceConfig(n_hops=2),
+        InfluenceConfig(n_hops=2, min_degree=10),
+        InfluenceConfig(n_hops=1, strict_path_filtering=True),
+        InfluenceConfig(n_hops=2, strict_path_filtering=True),
     ):
         found: tuple[list[float], list[float]] = ([], [])
         sizes = []
@@ -148,7 +149,7 @@ def recall(source: TraceSource) -> list[dict[str, object]]:
                 "data": graph.name,
                 "n_hops": filtering.n_hops,
                 "min_degree": filtering.min_degree,
-                "strict paths": filtering.strict_paths,
+                "strict paths": filtering.strict_path_filtering,
                 "share of triples": float(np.mean(sizes)) / len(graph.train),
                 "recall of proponents": float(np.mean(found[0])),
                 "recall of opponents": float(np.mean(found[1])),

@@ -31,9 +31,9 @@ import torch
 
 from clew.config.load import load
 from clew.config.schema import RunConfig
+from clew.config.services import InfluenceConfig
 from clew.files import write_whole
 from clew.image_sequences.task import SequenceRegression
-from clew.influence.window_index import SearchSettings
 from clew.influence.window_tracer import WindowExplanation, WindowTracer
 from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokens import continuation_batch
@@ -168,7 +168,7 @@ def price_of_cosines(tracer: WindowTracer[Any], tests: Sequence[Any]) -> dict[st
 
 
 def searches(
-    tracer: WindowTracer[Any], tests: Sequence[Any], settings: SearchSettings
+    tracer: WindowTracer[Any], tests: Sequence[Any], settings: InfluenceConfig
 ) -> dict[str, Any]:
     """Search for one test after the other; an untimed first search builds the index."""
     made = tracer.explain(tests[:1], top_k=TOP, settings=settings, progress=show)[0].searched
@@ -238,7 +238,9 @@ def main() -> None:
     rows = []
     tried = itertools.product(map(int, given.candidates.split(",")), (True, False))
     for candidates, opponents in tried:
-        settings = SearchSettings(candidates, given.rank, opponents)
+        settings = InfluenceConfig(
+            candidates=candidates, projection_rank=given.rank, search_opponents=opponents
+        )
         signs = "both" if opponents else "proponents"
         name = f"search-{label}-{given.rank}-{candidates}-{signs}.json"
         found = kept(folder / name, lambda s=settings: searches(tracer, tests, s))  # type: ignore[misc]

@@ -263,9 +263,18 @@ WORST_FACTS = "worst_facts.tsv"
 VALIDATION_JSON = "validation.json"
 
 
+def of_the_last_layers(count: int) -> str:
+    """Return a note on scores that leave out the parameters of other layers."""
+    layers = "last layer" if count == 1 else f"last {count} layers"
+    return f"Only the parameters of the {layers} count: coarser scores than those of all."
+
+
 def model_notes(settings: Mapping[str, Any]) -> list[str]:
-    """Return notes to show with an explanation if predictions come from other parameters."""
+    """Return notes to show with an explanation: which parameters it leaves out, or is not of."""
     found = [NOT_OF_THE_AVERAGE] if SETTING_EMA_DECAY in settings else []
+    if settings.get("use_last_layers_only"):  # of a graph model, whose layers are three
+        count = settings["num_last_layers"]
+        found += [of_the_last_layers(count)] if count < 3 else []
     if best := settings.get(SETTING_BEST):
         last, first = (
             f"{best['unit']}{'s' * (len(places) > 1)} {', '.join(map(str, places))}"

@@ -32,7 +32,7 @@ from clew.runs.store import creation_lock
 from clew.runs.window_report import TextInfluenceReport
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 from clew.training.progress import last_step
-from clew.workflows.explaining.batch_results import (
+from clew.workflows.explaining.result_files import (
     NOTE_FILE,
     SETTINGS_FILE,
     SUMMARY_FILE,

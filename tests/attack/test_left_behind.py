@@ -37,7 +37,7 @@ from clew.language_modeling.pretokenize import PackSettings, tokenize_unit
 from clew.language_modeling.tokens import load_tokens
 from clew.runs.influence_report import read_influence_json
 from clew.training.progress import last_step
-from clew.workflows.explaining.batch_results import (
+from clew.workflows.explaining.result_files import (
     NOTE_FILE,
     SUMMARY_FILE,
     OutputFolder,

@@ -54,6 +54,18 @@ def test_the_unit_of_windows(kind: type, unit: str) -> None:
     assert form_of({"score": "raw"}, loss_unit=kind.loss_unit).unit == unit
 
 
+@pytest.mark.parametrize(
+    ("unit", "shown"), [("", "predicted 0.5, true 2"), ("W", "0.5 W, true 2 W")]
+)
+def test_frames_can_be_without_a_unit(unit: str, shown: str) -> None:
+    said = dict.fromkeys(("run_id", "dataset", "device", "group"), "x")
+    said |= dict.fromkeys(("steps", "weights", "proponents", "opponents"), ())
+    numbers = dict.fromkeys(("loss", "num_windows", "seconds", "last_frame"), 1)
+    target = {"unit": unit, "target": 2.0, "prediction": 0.5, "self_influence": None}
+    (line,) = SequenceInfluenceReport(**said, **numbers, **target).headline()
+    assert line.endswith(shown)
+
+
 @pytest.mark.parametrize("form", [*FORMS.values(), UNKNOWN])
 def test_a_page_names_each_number(form: Form) -> None:
     words = glossary.score("influence", form)

@@ -3,7 +3,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.config.services import InfluenceConfig
+from clew.influence.link_prediction.proximity import Neighbourhood
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 
@@ -33,7 +34,7 @@ def plain_neighbours(triples: np.ndarray, entities: int) -> list[list[tuple[int,
 
 
 def plain_candidates(
-    triples: np.ndarray, entities: int, head: int, tail: int, filtering: Filtering
+    triples: np.ndarray, entities: int, head: int, tail: int, filtering: InfluenceConfig
 ) -> list[int]:
     around = plain_neighbours(triples, entities)
     reached = frontier = {head, tail}
@@ -45,7 +46,7 @@ def plain_candidates(
 
 
 def plain_paths(
-    triples: np.ndarray, entities: int, head: int, tail: int, filtering: Filtering
+    triples: np.ndarray, entities: int, head: int, tail: int, filtering: InfluenceConfig
 ) -> list[int]:
     """Return the facts of every simple path of bounded length, by exhaustive search."""
     around = plain_neighbours(triples, entities)
@@ -68,7 +69,7 @@ def plain_paths(
 
 @pytest.mark.parametrize(("n_hops", "min_degree"), list(product((1, 2, 3), (1, 4))))
 def test_candidates_equal_a_plain_search(n_hops, min_degree):
-    filtering = Filtering(n_hops, min_degree)
+    filtering = InfluenceConfig(n_hops=n_hops, min_degree=min_degree)
     for seed in range(6):
         triples = random_triples(seed, 30, 40)
         index = Neighbourhood(triples, 30)
@@ -79,7 +80,7 @@ def test_candidates_equal_a_plain_search(n_hops, min_degree):
 
 @pytest.mark.parametrize(("n_hops", "min_degree"), list(product((1, 2), (1, 3))))
 def test_edges_on_paths_equal_exhaustive_search(n_hops, min_degree):
-    filtering = Filtering(n_hops, min_degree, strict_paths=True)
+    filtering = InfluenceConfig(n_hops=n_hops, min_degree=min_degree, strict_path_filtering=True)
     found = 0
     for seed, count in product(range(5), (15, 30, 50)):
         triples = random_triples(seed, 16, count)
@@ -92,7 +93,7 @@ def test_edges_on_paths_equal_exhaustive_search(n_hops, min_degree):
 
 
 def test_longer_paths_contain_every_simple_one():
-    filtering = Filtering(3, 1, strict_paths=True)
+    filtering = InfluenceConfig(n_hops=3, min_degree=1, strict_path_filtering=True)
     triples = random_triples(1, 20, 26)
     index = Neighbourhood(triples, 20)
     for tail in range(1, 8):
@@ -103,7 +104,11 @@ def test_longer_paths_contain_every_simple_one():
 def test_queries_leave_no_trace():
     triples = random_triples(3, 30, 60)
     index = Neighbourhood(triples, 30)
-    filterings = [Filtering(2), Filtering(2, 1, True), Filtering(3, 5)]
+    filterings = [
+        InfluenceConfig(n_hops=2),
+        InfluenceConfig(n_hops=2, min_degree=1, strict_path_filtering=True),
+        InfluenceConfig(n_hops=3, min_degree=5),
+    ]
     fresh = [Neighbourhood(triples, 30).candidates(2, 9, filtering) for filtering in filterings]
     for _ in range(2):
         for filtering, expected in zip(filterings, fresh, strict=True):
@@ -113,15 +118,21 @@ def test_queries_leave_no_trace():
 def test_parallel_edges_loops_and_lonely_entities():
     triples = np.array([[0, 0, 1], [1, 1, 0], [1, 0, 1], [2, 0, 3]], np.int32)
     index = Neighbourhood(triples, 6)
-    assert [index.degree(e) for e in range(6)] == [2, 4, 1, 1, 0, 0]
-    assert index.candidates(0, 5, Filtering(1)).tolist() == [0, 1]
-    assert index.candidates(0, 5, Filtering(2)).tolist() == [0, 1, 2]
-    assert index.candidates(4, 5, Filtering(2)).tolist() == []
-    assert index.candidates(4, 5, Filtering(2, strict_paths=True)).tolist() == []
-    assert index.candidates(0, 1, Filtering(2, strict_paths=True)).tolist() == [0, 1]
-    assert index.candidates(1, 1, Filtering(2, strict_paths=True)).tolist() == []
+    assert index.degrees.tolist() == [2, 4, 1, 1, 0, 0]
+    assert index.candidates(0, 5, InfluenceConfig(n_hops=1)).tolist() == [0, 1]
+    assert index.candidates(0, 5, InfluenceConfig(n_hops=2)).tolist() == [0, 1, 2]
+    assert index.candidates(4, 5, InfluenceConfig(n_hops=2)).tolist() == []
+    assert (
+        index.candidates(4, 5, InfluenceConfig(n_hops=2, strict_path_filtering=True)).tolist() == []
+    )
+    assert index.candidates(
+        0, 1, InfluenceConfig(n_hops=2, strict_path_filtering=True)
+    ).tolist() == [0, 1]
+    assert (
+        index.candidates(1, 1, InfluenceConfig(n_hops=2, strict_path_filtering=True)).tolist() == []
+    )
 
 
 def test_no_training_triples():
     index = Neighbourhood(no_triples(), 3)
-    assert index.candidates(0, 1, Filtering(2)).tolist() == []
+    assert index.candidates(0, 1, InfluenceConfig(n_hops=2)).tolist() == []

@@ -11,11 +11,10 @@ from pydantic import ValidationError
 
 from clew.api.explanations import triple_table
 from clew.influence.link_prediction import report as report_module
-from clew.influence.link_prediction.paths import EntityPath
+from clew.influence.link_prediction.paths import EntityPath, ScoredPaths
 from clew.influence.link_prediction.report import (
     Findings,
     ReportSource,
-    ScoredPaths,
     build_report,
     write_report,
 )
@@ -36,7 +35,7 @@ from clew.runs.reading.facts import answer, evidence, paths_of, untrained_senten
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
 from clew.spreadsheets import restored
 from clew.training.manifest import CheckpointRecord
-from clew.workflows.explaining.batch_results import Outcome, OutputFolder
+from clew.workflows.explaining.result_files import Outcome, OutputFolder
 from clew.workflows.explaining.tracin import TraceResult
 
 NAMES = ["plain", "tab\there", "comma, here", 'quote " here', "=1+1", "-minus", "line\nbreak", "ü"]

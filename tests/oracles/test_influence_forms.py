@@ -414,5 +414,5 @@ def test_rank_and_score_are_of_the_question_that_is_explained(tmp_path):
 
 def test_a_model_without_inverse_relations_has_no_question_for_heads(tmp_path):
     small = fixture_of(tmp_path, DoubleTask, inverse=False)
-    with pytest.raises(ConfigError, match=r"direction is head, .*inverse_relations=false"):
+    with pytest.raises(ConfigError, match=r"direction.*head.*inverse_relations"):
         small.tracer(direction="head")

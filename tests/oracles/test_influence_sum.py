@@ -370,7 +370,7 @@ def test_deviation_of_half_precision_is_measured(tmp_path):
     deviation = tracer.half_precision_deviation(small.tests)
     assert 0.99 <= deviation["spearman_top_100"] <= 1.0
     assert 0.0 < deviation["relative_error"] < 0.01
-    with pytest.raises(ConfigError, match="use_mixed_precision is false"):
+    with pytest.raises(ConfigError, match="use_mixed_precision"):
         small.tracer().half_precision_deviation(small.tests)
 
 

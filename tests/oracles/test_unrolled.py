@@ -319,7 +319,7 @@ def asked(run: SimpleNamespace, triple: np.ndarray) -> list[tuple[list[int], lis
 
 def test_a_regularizer_is_refused(tmp_path):
     run = train(tmp_path / "run", model__kind="complex", loss__regularizer="n3")
-    with pytest.raises(ConfigError, match="not defined for loss terms per triple"):
+    with pytest.raises(ConfigError, match=r"loss\.regularizer"):
         UnrolledTracer(run.task, run.config, run.records, CPU, tmp_path)
 
 
@@ -348,7 +348,7 @@ def test_a_replay_that_differs_is_refused_with_the_step(tmp_path):
     run = train(tmp_path / "run")
     path = run.records[0].path
     edit_weights(path, lambda tensors: tensors["relation.weight"][0, 0].add_(1e-12))
-    with pytest.raises(CheckpointError, match=r"epoch-0004: the replay differs .* at step 28 \("):
+    with pytest.raises(CheckpointError, match=r"epoch-0004\b.*\bstep 28\b"):
         unroll(run)
 
 

@@ -1,7 +1,6 @@
 """Scores of many texts in one pass, and a search with an index, against plain gradients."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from clew.config.services import InfluenceConfig
 from clew.influence.factors import Explicit, Outer, TableRows, explicit, in_full, is_cheaper_in_full
 from clew.influence.projections import SharedDirections
-from clew.influence.window_index import FOLDER, INDEX_FILE, WINDOWS_FILE, SearchSettings
+from clew.influence.window_index import FOLDER, INDEX_FILE, WINDOWS_FILE
 from clew.influence.window_tracer import WindowTracer
 from clew.language_modeling.tokens import TokenBatch, continuation_batch
 from clew.layers import products
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.slow
 
 __all__ = ["trained"]
 TEXTS = (("the password is", " zwieback"), ("3 green", " bottles on"), ("x", "y"))
-EVERY = SearchSettings(candidates=100, rank=8)
-FEW = SearchSettings(candidates=6, rank=16)
+EVERY = InfluenceConfig(candidates=100, projection_rank=8)
+FEW = InfluenceConfig(candidates=6, projection_rank=16)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_search_for_proponents_alone_scores_half_as_many_windows(trained: Any,
     test = texts_of(trained)[:1]
     (both,) = tracer_of(trained, checkpoints).explain(test, top_k=3, settings=FEW)
     (found,) = tracer_of(trained, checkpoints).explain(
-        test, top_k=3, settings=replace(FEW, opponents=False)
+        test, top_k=3, settings=FEW.model_copy(update={"search_opponents": False})
     )
     assert found.searched is not None
     assert (found.searched.num_scored, found.searched.opponents) == (6, False)
@@ -144,7 +144,7 @@ def test_a_search_for_proponents_alone_scores_half_as_many_windows(trained: Any,
 
 
 def test_an_index_of_all_directions_has_no_error(trained: Any, checkpoints: Path):
-    settings = SearchSettings(candidates=6, rank=128)
+    settings = InfluenceConfig(candidates=6, projection_rank=128)
     (found,) = tracer_of(trained, checkpoints).explain(
         texts_of(trained)[:1], top_k=3, settings=settings
     )
@@ -164,7 +164,7 @@ def test_the_last_layers_are_searched_in_the_same_index(trained: Any, checkpoint
     np.testing.assert_array_equal(found.proponents.train, exact.proponents.train)
 
 
-def made(trained: Any, checkpoints: Path, settings: SearchSettings = FEW) -> int:
+def made(trained: Any, checkpoints: Path, settings: InfluenceConfig = FEW) -> int:
     """Return the number of indices that a search had to build."""
     tracer = tracer_of(trained, checkpoints)
     (found,) = tracer.explain(texts_of(trained)[:1], top_k=3, settings=settings)
@@ -185,7 +185,7 @@ def test_an_index_is_made_once_and_again_where_it_is_stale_or_damaged(
     assert "windows.npy was changed or damaged" in caplog.text
     (first / INDEX_FILE).write_text("{}")
     assert made(trained, checkpoints) == 1
-    assert made(trained, checkpoints, SearchSettings(candidates=6, rank=4)) == 2
+    assert made(trained, checkpoints, InfluenceConfig(candidates=6, projection_rank=4)) == 2
     assert f"stale: rank is {FEW.rank}, expected 4" in caplog.text
 
 

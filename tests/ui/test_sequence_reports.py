@@ -49,7 +49,7 @@ def test_windows_come_in_order_of_their_influence(report: SequenceInfluenceRepor
 def content(report: str, picture: str) -> None:
     from pathlib import Path
 
-    from clew.runs.influence_report import SequenceInfluenceReport
+    from clew.runs.window_report import SequenceInfluenceReport
     from clew.ui.components import windows
 
     found = SequenceInfluenceReport.read(Path(report))

@@ -7,12 +7,9 @@ import pytest
 from clew.errors import ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.window_report import SequenceInfluenceReport
-from clew.workflows.explaining.trace_windows import (
-    Text,
-    WindowTrace,
-    trace_sequences,
-    trace_texts,
-)
+from clew.workflows.explaining.trace_sequence import trace_sequences
+from clew.workflows.explaining.trace_text import Text, trace_texts
+from clew.workflows.explaining.trace_windows import WindowTrace
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.train import train
 from tests.image_sequences.sequence_files import sequence_columns
@@ -69,7 +66,7 @@ def test_a_window_is_traced_and_recorded(model: str, tmp_path: Path) -> None:
 
 def test_unless_told_otherwise_it_is_the_worst_prediction(model: str) -> None:
     check(trace_sequences(model, [None], {})[0])
-    with pytest.raises(ConfigError, match=r"--frame is 3, which ends no test window.*22 to 29"):
+    with pytest.raises(ConfigError, match=r"--frame\b.*\b3\b.*\b22\b.*\b29\b"):
         trace_sequences(model, [3], {})
 
 
@@ -77,9 +74,9 @@ def test_a_command_for_other_models_is_refused_before_data_are_read(model: str) 
     with pytest.MonkeyPatch.context() as patch:
         for module in ("trace_source", "trace_windows"):
             patch.delattr(f"clew.workflows.explaining.{module}.own_task")
-        with pytest.raises(ConfigError, match="regression model; tracin explains link prediction"):
+        with pytest.raises(ConfigError, match=r"_regression\b.*\btracin\b"):
             tracin(model, "a,b,c", {})
-        with pytest.raises(ConfigError, match="regression model; trace-text explains language"):
+        with pytest.raises(ConfigError, match=r"_regression\b.*\btrace-text\b"):
             trace_texts(model, [Text("a")], {})
 
 
@@ -87,7 +84,7 @@ def test_a_report_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as an explanation"):
         SequenceInfluenceReport.read(tmp_path / "none.json")
     (tmp_path / "old.json").write_text('{"schema_version": 7}')
-    with pytest.raises(DataError, match="schema_version is 7"):
+    with pytest.raises(DataError, match=r"schema_version\b.*\b7\b"):
         SequenceInfluenceReport.read(tmp_path / "old.json")
 
 

@@ -12,13 +12,9 @@ from clew.errors import CheckpointError, ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.window_report import TextInfluenceReport
-from clew.workflows.explaining import trace_windows
-from clew.workflows.explaining.trace_windows import (
-    Text,
-    WindowTrace,
-    read_texts,
-    trace_texts,
-)
+from clew.workflows.explaining import trace_text
+from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
+from clew.workflows.explaining.trace_windows import WindowTrace
 from clew.workflows.predict import asked, predict
 from tests.workflows.trained import StoredRun
 
@@ -64,14 +60,14 @@ def test_a_given_continuation_is_traced_and_recorded(model: str, tmp_path: Path)
 
 def test_the_average_is_not_explained(model: str, tmp_path: Path):
     best = download_artifact(model, names.ARTIFACT_BEST, tmp_path)
-    with pytest.raises(CheckpointError, match="contains the average of the parameters"):
+    with pytest.raises(CheckpointError, match=r"training\.ema_decay"):
         explained(str(best), "green bottles", " on", {})
 
 
 def test_a_copy_that_cannot_be_written_loses_nothing(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trace_windows, "check_output", lambda *_: None)
+    monkeypatch.setattr(trace_text, "check_output", lambda *_: None)
     with pytest.raises(IsADirectoryError):
         explained(model, "green bottles", " on", {}, output=tmp_path)
     (run,) = search_runs(RunQuery(kind=names.KIND_TRACE, source_run=model), limit=1).runs
@@ -130,6 +126,7 @@ def test_top_k_of_zero_keeps_every_window(model: str):
 def test_without_a_continuation_the_models_own_is_traced(model: str):
     result = explained(model, "green", "", {"influence.top_k": "2"}, num_last_layers=1)
     assert result.report.continuation
+    assert names.of_the_last_layers(1) in result.table()
     assert {part for entry in result.report.proponents for part in entry.by_part} == {"norm"}
 
 
@@ -139,22 +136,22 @@ def test_what_cannot_be_traced_is_refused(model: str):
             explained(model, "", continuation, {})
     with pytest.raises(CheckpointError, match="no such folder"):
         explained("some/where", "a", "b", {})
-    with pytest.raises(ConfigError, match="the last 0 modules were asked for"):
+    with pytest.raises(ConfigError, match=r"\b0\b"):
         explained(model, "a", "b", {}, num_last_layers=0)
 
 
 def test_a_language_model_has_no_names_to_ask_for(model: str):
-    with pytest.raises(ConfigError, match="is a language_modeling model; only link prediction"):
+    with pytest.raises(ConfigError, match=r"\blanguage_modeling\b"):
         predict(model, [asked("virus", "isa", "")])
 
 
 def test_a_damaged_report_is_named(tmp_path: Path):
     path = tmp_path / "report.json"
     path.write_text("{}")
-    with pytest.raises(DataError, match=r"cannot be read as an explanation of a text \(run_id: "):
+    with pytest.raises(DataError, match=r"report\.json.*\brun_id\b"):
         TextInfluenceReport.read(path)
     path.write_text('{"schema_version": 2}')
-    with pytest.raises(DataError, match="schema_version is 2, this version of Clew reads 1"):
+    with pytest.raises(DataError, match=r"schema_version\b.*\b2\b.*\b1\b"):
         TextInfluenceReport.read(path)
     path.write_text("nonsense")
     with pytest.raises(DataError, match="cannot be read as an explanation"):
@@ -162,12 +159,12 @@ def test_a_damaged_report_is_named(tmp_path: Path):
 
 
 def test_forms_of_graph_models_are_refused(model: str):
-    with pytest.raises(ConfigError, match=r"influence\.score is kronecker, but training windows"):
+    with pytest.raises(ConfigError, match=r"influence\.score\b.*\bkronecker\b"):
         explained(model, "green", "", {"influence.score": "kronecker"})
 
 
 def test_one_run_is_explained(model: str):
-    with pytest.raises(ConfigError, match=r"influence\.seeds is 2"):
+    with pytest.raises(ConfigError, match=r"influence\.seeds\b.*\b2\b"):
         explained(model, "green", "", {"influence.seeds": 2})
 
 
@@ -224,7 +221,7 @@ def test_a_search_keeps_its_index_with_the_run(model: str):
     assert said in without.notes()[-1]
     assert exact.num_scored == exact.num_windows
     before = len(search_runs(RunQuery(kind=names.KIND_TRACE), limit=100).runs)
-    with pytest.raises(ConfigError, match=r"influence.top_k is 0, but a search scores"):
+    with pytest.raises(ConfigError, match=r"influence\.top_k\b.*\b0\b.*influence\.candidates"):
         explained(model, "green", "", settings | {"influence.top_k": 0})
     assert len(search_runs(RunQuery(kind=names.KIND_TRACE), limit=100).runs) == before
 
@@ -242,7 +239,7 @@ def test_what_the_model_writes_ends_with_its_document(model: str, monkeypatch: p
 
     def writes(*tokens: int) -> None:
         monkeypatch.setattr(
-            trace_windows, "generate", lambda *_: torch.tensor([[*tokens, 256, 98, 99]])
+            trace_text, "generate", lambda *_: torch.tensor([[*tokens, 256, 98, 99]])
         )
 
     writes(32, 111, 110)

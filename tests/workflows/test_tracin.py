@@ -17,10 +17,11 @@ from mlflow import MlflowClient
 from clew import names
 from clew.__main__ import run as run_command
 from clew.config.data import TripleData
+from clew.config.services import InfluenceConfig
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.files import cache_folder
 from clew.influence.link_prediction import traced_run
-from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.influence.link_prediction.proximity import Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence_json
@@ -29,8 +30,8 @@ from clew.runs.reading.runs import find_run
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 from clew.workflows.explaining import batch_tracin as batch_work
 from clew.workflows.explaining import tracin as tracing
-from clew.workflows.explaining.batch_results import OutputFolder
 from clew.workflows.explaining.batch_tracin import BatchRequest, BatchResult, batch_tracin
+from clew.workflows.explaining.result_files import OutputFolder
 from clew.workflows.explaining.trace_source import GivenFiles, open_trace_source
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.open_run import open_run
@@ -137,7 +138,7 @@ def test_a_first_answer_has_the_scores_of_the_whole(trained: TrainedStore, tmp_p
     index = Neighbourhood(graph.train, graph.num_entities)
     (first,), (test,) = read_influence_json(path).tests, whole.report.tests
     ends = (graph.entities.id(test.test.head.id), graph.entities.id(test.test.tail.id))
-    near = index.candidates(*ends, Filtering(n_hops=1))
+    near = index.candidates(*ends, InfluenceConfig(n_hops=1))
     assert first.candidates == len(near) < test.candidates == len(graph.train)
     assert (first.score, first.rank) == (test.score, test.rank)
     every = {entry.train_index: entry.influence for entry in (*test.proponents, *test.opponents)}
@@ -182,6 +183,8 @@ def test_every_score_in_half_precision_of_the_last_layers(trained: TrainedStore,
     assert len(test.proponents) + len(test.opponents) == test.candidates == 5216
     assert not test.truncated
     assert set(test.proponents[0].by_part) == {"entity_output", "dense"}
+    assert report.notes() == [names.of_the_last_layers(2)]
+    assert report.notes()[0] in result.table()
     deviation = report.settings["half_precision_deviation"]
     assert deviation["spearman_top_100"] > 0.9
     recorded = MlflowClient(trained.uri).get_run(result.run_id or "").data
@@ -286,7 +289,7 @@ def test_training_file_must_be_the_model_s(trained: TrainedStore, tmp_path: Path
         trained.strong, LINES[0].replace("\t", ","), {}, files=GivenFiles(str(path))
     ).run_id
     path.write_text("\n".join(own[:-1]) + "\n")
-    with pytest.raises(CheckpointError, match="holds 5215 distinct triples"):
+    with pytest.raises(CheckpointError, match=r"train\.txt.*\b5215\b"):
         tracin(trained.strong, LINES[0].replace("\t", ","), {}, files=GivenFiles(str(path)))
 
 
@@ -316,7 +319,7 @@ def test_damaged_checkpoints(trained, tmp_path, change: Callable, message):
 )
 def test_a_run_is_not_explained_as_if_it_were_trained_otherwise(trained, setting):
     ((key, value),) = setting.items()
-    with pytest.raises(ConfigError, match=f"{key} is {value}, but the run was trained with"):
+    with pytest.raises(ConfigError, match=f"{key} .*{value}"):
         tracin(trained.strong, LINES[0].replace("\t", ","), setting)
     as_it_was = {"training.device": "cpu", "influence.top_k": "3", "loss.chunk_mib": "8"}
     assert tracin(trained.strong, LINES[0].replace("\t", ","), as_it_was).run_id
@@ -332,14 +335,14 @@ def test_results_of_other_settings_are_kept(trained: TrainedStore, tmp_path: Pat
     out, test = tmp_path / "out", LINES[0].replace("\t", ",")
     tracin(trained.strong, test, {}, output=out)
     before = (out / "influence.json").read_bytes()
-    with pytest.raises(ConfigError, match="other settings \\(top_k: 10 there, 3 now"):
+    with pytest.raises(ConfigError, match=r"\(top_k\b.*\b10\b.*\b3\b"):
         tracin(trained.strong, test, {"influence.top_k": "3"}, output=out)
     assert (out / "influence.json").read_bytes() == before
-    with pytest.raises(ConfigError, match=r"influence\.json explains other test triples"):
+    with pytest.raises(ConfigError, match=r"influence\.json .*test triples"):
         tracin(trained.strong, LINES[1].replace("\t", ","), {}, output=out)
     assert (out / "influence.json").read_bytes() == before
     tracin(trained.strong, test, {"influence.memory_budget_mib": "64"}, output=out)
-    with pytest.raises(ConfigError, match=r"other settings \((config_hash|model): "):
+    with pytest.raises(ConfigError, match=r"\((config_hash|model)\b"):
         tracin(trained.weak, test, {}, output=out)
 
 
@@ -349,11 +352,11 @@ def test_results_of_a_run_with_the_same_configuration_are_kept(trained, tmp_path
     content = json.loads(target.read_text())
     content["model"]["run_id"] = "twin"
     target.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=f"\\(model: 'twin' there, '{trained.strong}' now"):
+    with pytest.raises(ConfigError, match=f"\\(model\\b.*'twin'.*'{trained.strong}'"):
         tracin(trained.strong, test, {}, output=target)
     content["model"] |= {"run_id": trained.strong, "checkpoints": []}
     target.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="\\(checkpoints: "):
+    with pytest.raises(ConfigError, match=r"\(checkpoints\b"):
         tracin(trained.strong, test, {}, output=target)
 
 
@@ -363,7 +366,7 @@ def test_files_that_do_not_say_of_what_they_are_are_kept(trained, tmp_path, name
     existing.parent.mkdir(exist_ok=True)
     existing.write_text("precious")
     output = existing if existing.parent == tmp_path else existing.parent
-    with pytest.raises(ConfigError, match=f"{name} exists and does not say with which settings"):
+    with pytest.raises(ConfigError, match=name):
         tracin(trained.strong, LINES[0].replace("\t", ","), {}, output=output)
     assert existing.read_text() == "precious"
 
@@ -559,10 +562,10 @@ def test_results_of_another_version_are_refused_before_anything_is_explained(
 
 def test_batch_refuses_folders_of_something_else(trained, triples, tmp_path):
     batch(trained, triples, tmp_path / "b", max_triples=2)
-    with pytest.raises(ConfigError, match="other settings \\(n_hops: 1 there, 2 now"):
+    with pytest.raises(ConfigError, match=r"\(n_hops\b.*\b1\b.*\b2\b"):
         batch(trained, triples, tmp_path / "b", settings={"influence.n_hops": 2})
     triples.write_text("\n".join(LINES[3:6]) + "\n")
-    with pytest.raises(ConfigError, match="line 1 of the test triples is now"):
+    with pytest.raises(ConfigError, match=r"\bline 1\b"):
         batch(trained, triples, tmp_path / "b")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("precious")
@@ -573,7 +576,7 @@ def test_batch_refuses_folders_of_something_else(trained, triples, tmp_path):
 
 def test_batch_bad_input(trained, triples, tmp_path):
     triples.write_text("\n".join(LINES[:6]) + "\n")
-    with pytest.raises(ConfigError, match="has 6 lines"):
+    with pytest.raises(ConfigError, match=r"start_index\b.*\b6\b.*triples\.txt"):
         batch(trained, triples, tmp_path / "b", start_index=6)
 
 
@@ -591,7 +594,7 @@ def test_labels_from_other_files(trained, triples, tmp_path):
     assert test.test.relation.label == "does something to"
     assert test.test.head.id == head
     (tmp_path / "edges.json").write_text(json.dumps({relation: "has to do with"}))
-    with pytest.raises(ConfigError, match=r"other settings \(edge_map_sha256: '.* there, '.* now"):
+    with pytest.raises(ConfigError, match=r"\(edge_map_sha256\b"):
         batch(trained, triples, tmp_path / "b", **labels)
 
 
@@ -614,5 +617,5 @@ def test_commands(trained: TrainedStore, triples: Path, tmp_path: Path, capsys):
 def test_batch_without_candidates(trained, triples, tmp_path):
     triples.write_text("steroid\tinteracts_with\tsteroid\n")  # no path leads back to its start
     strict = {"influence.strict_path_filtering": True}
-    with pytest.raises(DataError, match=r"no candidates within n_hops=1 .*widen the filter"):
+    with pytest.raises(DataError, match=r"n_hops=1 .*strict_path_filtering=true"):
         batch(trained, triples, tmp_path / "b", settings=strict)

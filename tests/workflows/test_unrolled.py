@@ -145,12 +145,12 @@ def test_what_cannot_be_replayed_is_one_line(trained, folder, change, message):
 
 def test_other_settings_of_the_explanation_are_refused(trained: TrainedStore):
     settings = UNROLLED | {"influence.use_last_layers_only": True}
-    with pytest.raises(ConfigError, match="use_last_layers_only is true"):
+    with pytest.raises(ConfigError, match=r"influence\.use_last_layers_only"):
         tracin(trained.strong, TEST, settings)
 
 
 def test_the_filtered_loss_is_refused(trained: TrainedStore):
-    with pytest.raises(ConfigError, match="test_loss is filtered; only the trained loss"):
+    with pytest.raises(ConfigError, match=r"influence\.test_loss.*filtered"):
         tracin(trained.strong, TEST, UNROLLED | {"influence.test_loss": "filtered"})
 
 
@@ -213,7 +213,7 @@ def test_what_cannot_be_tuned_is_one_line(trained, folder):
 def test_several_runs_are_refused(trained: TrainedStore):
     with open_trace_source(trained.strong, UNROLLED) as source:
         several = replace(source, runs=("one", "other"))
-        with pytest.raises(ConfigError, match="explains one run, but 2 are given"):
+        with pytest.raises(ConfigError, match=r"\b2\b.*\bgiven\b"):
             prepare(several)
 
 

@@ -137,7 +137,7 @@ class TraceSequenceOptions(TraceWindowsOptions):
 @command(TraceSequenceOptions, "clew trace-sequence newest frame=1200")
 def trace_sequence(options: TraceSequenceOptions) -> None:
     """Find the training windows behind a frame prediction."""
-    from clew.workflows.explaining.trace_windows import trace_sequences
+    from clew.workflows.explaining.trace_sequence import trace_sequences
 
     results = trace_sequences(
         options.model,
@@ -165,7 +165,7 @@ class TraceTextOptions(TraceWindowsOptions):
 @command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
 def trace_text(options: TraceTextOptions) -> None:
     """Find the training windows behind a text. They made its continuation likely."""
-    from clew.workflows.explaining.trace_windows import Text, read_texts, trace_texts
+    from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
 
     if options.prompts is not None and (options.prompt or options.continuation):
         beside = "--prompt" if options.prompt else "--continuation"

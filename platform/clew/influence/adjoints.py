@@ -123,9 +123,9 @@ class OptimizerAdjoint:
         settings: config.Adam, a: Tensor, g: Tensor, moments: "_Moments", rate: float
     ) -> Tensor:
         beta1, beta2 = settings.beta1, settings.beta2
-        step = float(moments.saved["step"])
+        step = float(moments.saved("step"))
         correction1, correction2 = 1.0 - beta1**step, 1.0 - beta2**step
-        first, second = moments.saved["exp_avg"], moments.saved["exp_avg_sq"]
+        first, second = moments.saved("exp_avg"), moments.saved("exp_avg_sq")
         root = second.sqrt().div_(correction2**0.5)
         through = a.mul(rate / correction1).div_(root + settings.epsilon)
         d_first = moments.adjoint("exp_avg").sub_(through)
@@ -140,7 +140,7 @@ class OptimizerAdjoint:
     def _adagrad(
         settings: config.Adagrad, a: Tensor, g: Tensor, moments: "_Moments", rate: float
     ) -> Tensor:
-        total = moments.saved["sum"]
+        total = moments.saved("sum")
         by_row = total.shape != g.shape
         root = total.sqrt()
         spread = root[:, None] if by_row else root
@@ -166,21 +166,20 @@ def _over_root(values: Tensor, root: Tensor, factor: float) -> Tensor:
     return values.div(factor * root).masked_fill_(root == 0.0, 0.0)
 
 
+@dataclass(frozen=True, eq=False)
 class _Moments:
     """The optimizer's state of one parameter after a step, and the adjoints of this state."""
 
-    def __init__(self, name: str, adjoints: Adjoints, states: Mapping[str, Tensor]) -> None:
-        prefix = f"{name}/"
-        self.saved = {
-            key.removeprefix(prefix): value
-            for key, value in states.items()
-            if key.startswith(prefix)
-        }
-        self._prefix, self._adjoints = prefix, adjoints
+    parameter: str
+    adjoints: Adjoints
+    states: Mapping[str, Tensor]
+
+    def saved(self, state: str) -> Tensor:
+        return self.states[f"{self.parameter}/{state}"]
 
     def adjoint(self, state: str) -> Tensor:
         """Return the adjoint of a state, which the caller changes in place; zeros at first."""
-        key = self._prefix + state
-        if key not in self._adjoints:
-            self._adjoints[key] = torch.zeros_like(self.saved[state])
-        return self._adjoints[key]
+        key = f"{self.parameter}/{state}"
+        if key not in self.adjoints:
+            self.adjoints[key] = torch.zeros_like(self.saved(state))
+        return self.adjoints[key]

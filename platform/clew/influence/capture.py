@@ -11,7 +11,7 @@ the first axis of inputs and outputs, either alone or flattened together with th
 follow it (example-major).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from clew.influence.factors import Explicit, Factor, TableRows, outer_or_explicit
 
@@ -208,8 +208,7 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        leaves = _leaves((args, kwargs))
-        found = [t for t in leaves if isinstance(t, Tensor) and id(t) in self._names]
+        found = [tensor for tensor in _tensors((args, kwargs)) if id(tensor) in self._names]
         if not found or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if func in RULES:
@@ -217,7 +216,7 @@ class Recorder(TorchFunctionMode):
         if func in ELEMENTWISE and len(found) == 1:
             return self._elementwise(func, args, kwargs, found[0])
         out = func(*args, **kwargs)
-        if any(isinstance(leaf, Tensor) and id(leaf) not in self._names for leaf in _leaves(out)):
+        if any(id(tensor) not in self._names for tensor in _tensors(out)):
             self._mark_unknown(func, found)
         return out
 
@@ -252,8 +251,7 @@ class Recorder(TorchFunctionMode):
         parameter: Tensor,
     ) -> Any:
         """Expand a plain parameter to the output's shape, so that each example has its own copy."""
-        others = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        shape = np.broadcast_shapes(*(tuple(other.shape) for other in others))
+        shape = np.broadcast_shapes(*(tuple(each.shape) for each in _tensors((args, kwargs))))
         if parameter.dim() == len(shape) and len(parameter) != 1:  # it has an example axis
             self._mark_unknown(func, [parameter])
             return func(*args, **kwargs)
@@ -265,12 +263,8 @@ class Recorder(TorchFunctionMode):
         return func(*replaced[0], **replaced[1])
 
 
-def _leaves(value: object) -> Iterator[object]:
-    if isinstance(value, list | tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(part)
-    else:
-        yield value
+def _tensors(value: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _tap(out: Tensor) -> tuple[Tensor, Tensor, GradientEdge]:

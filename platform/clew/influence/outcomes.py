@@ -48,6 +48,8 @@ class FactKeys:
     """Distinct positives (head, relation, tail), each as one number, in ascending order."""
     of_fact: Int64[np.ndarray, "direction fact"]
     """Index of each fact in `keys`; copies of a fact have the same index."""
+    fact: Int64[np.ndarray, " key"]
+    """First fact of each of `keys`."""
 
     @classmethod
     def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> "FactKeys":
@@ -59,8 +61,9 @@ class FactKeys:
         )
         num_relations = directions * graph.num_relations
         all_keys = (head * num_relations + relation) * graph.num_entities + tail
-        keys, places = np.unique(all_keys, return_inverse=True)
-        return cls(num_relations, graph.num_entities, keys, places.reshape(directions, -1))
+        keys, first, places = np.unique(all_keys, return_index=True, return_inverse=True)
+        of_fact, fact = places.reshape(directions, -1), first % len(graph.train)
+        return cls(num_relations, graph.num_entities, keys, of_fact, fact)
 
     def kept(self, dropped: Facts) -> Bool[np.ndarray, " key"]:
         kept = np.ones(len(self.keys), bool)

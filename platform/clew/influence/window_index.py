@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from clew.config.services import InfluenceConfig
 from clew.errors import CheckpointError, described
 from clew.files import replacing
 from clew.influence.factors import (
@@ -306,18 +307,6 @@ def _directions(projections: Mapping[str, Projection]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class SearchSettings:
-    """How windows are searched before scores are computed."""
-
-    candidates: int
-    """Windows of each sign whose scores are computed."""
-    rank: int
-    """Directions on each side of a projection."""
-    opponents: bool = True
-    """Whether to search for opponents too, or only for proponents."""
-
-
-@dataclass(frozen=True)
 class Searched:
     """Statistics of a search."""
 
@@ -344,7 +333,7 @@ class Estimates:
     scores: Float[Tensor, "test window"]
     own: Float[Tensor, "window"]
     """Self-influence of the windows; this is exact, not an estimate."""
-    settings: SearchSettings
+    settings: InfluenceConfig
     indices: Sequence[WindowIndex]
     making_seconds: Sequence[float]
     """Time to build each missing index."""
@@ -352,7 +341,7 @@ class Estimates:
     def candidates(self) -> Int[np.ndarray, "window"]:
         """Return the windows with the largest or the smallest estimates for any test."""
         count = min(self.settings.candidates, self.scores.shape[1])
-        signs = (True, False) if self.settings.opponents else (True,)
+        signs = (True, False) if self.settings.search_opponents else (True,)
         ends = [self.scores.topk(count, largest=largest).indices for largest in signs]
         return np.unique(torch.cat(ends).numpy())
 
@@ -364,7 +353,7 @@ class Estimates:
         stated = [index.manifest.cosine_error for index in self.indices]
         return Searched(
             num_scored=len(chosen),
-            opponents=self.settings.opponents,
+            opponents=self.settings.search_opponents,
             cosine_error=float(errors.square().mean().sqrt()),
             index_bytes=sum(index.windows.nbytes for index in self.indices),
             index_cosine_error=max((e for e in stated if e is not None), default=None),

@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clew.config.schema import RunConfig
+from clew.config.services import InfluenceConfig
 from clew.errors import ConfigError
 from clew.influence.factors import (
     Factor,
@@ -54,7 +55,6 @@ from clew.influence.unrolling import (
 from clew.influence.window_index import (
     Estimates,
     Searched,
-    SearchSettings,
     find_index,
     index_of,
     make_index,
@@ -196,7 +196,7 @@ class WindowTracer(Generic[B]):
         tests: Sequence[B],
         *,
         top_k: int,
-        settings: SearchSettings | None = None,
+        settings: InfluenceConfig | None = None,
         progress: Progress = lambda done, total: None,
     ) -> list[WindowExplanation]:
         """Score training windows for test windows, in one pass over the training windows."""
@@ -211,7 +211,7 @@ class WindowTracer(Generic[B]):
         tile, own = sums.tile(chosen, of_tests, cosine=True), of_tests.tolist()
         model, on_device = last.gradients.model, [test.to(self.device) for test in tests]
         losses = [float(self.task.loss(model, test).total) for test in on_device]
-        opponents = found is None or found.settings.opponents
+        opponents = found is None or found.settings.search_opponents
         best, worst = strongest(tile, top_k, opponents=opponents)
         require_finite(best, worst)
         return [
@@ -259,12 +259,12 @@ class WindowTracer(Generic[B]):
         return WindowCheckpoint(gradients, self.windows, tests, MatrixProduct(half))
 
     def _estimates(
-        self, tests: Sequence[B], settings: SearchSettings, progress: Progress
+        self, tests: Sequence[B], settings: InfluenceConfig, progress: Progress
     ) -> Estimates:
         """Estimate all scores; a missing index is built first."""
         indices, made, scores, own, total = [], [], [], [], len(self.windows)
         for record, weight in zip(self.checkpoints, self.weights, strict=True):
-            wanted = index_of(record.path, total, settings.rank, self.half)
+            wanted = index_of(record.path, total, settings.projection_rank, self.half)
             index = find_index(record.path, wanted)
             if index is None:
                 index = make_index(
@@ -344,7 +344,7 @@ class UnrolledWindowTracer(WindowTracer[B]):
         tests: Sequence[B],
         *,
         top_k: int,
-        settings: SearchSettings | None = None,
+        settings: InfluenceConfig | None = None,
         progress: Progress = lambda done, total: None,
     ) -> list[WindowExplanation]:
         """Score all training examples for every test, in one pass over the training."""

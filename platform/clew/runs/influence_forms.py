@@ -66,7 +66,7 @@ def agreement_sentence(runs: int, listed: int, disputed: int) -> list[str]:
     """Return a sentence on how many listed facts the runs of an ensemble dispute; none for one."""
     if not runs:
         return []
-    grey = "; the others are grey" * bool(disputed)
+    grey = "; the others are grey where colours are shown" * bool(disputed)
     return [
         f"Means over {runs} training runs that differ only in their random seed. All agree on the "
         f"sign of {listed - disputed:,} of the {listed:,} facts listed{grey}."
@@ -118,8 +118,9 @@ FORMS = {
             "raw",
             NATS,
             "TracIn as published, the fall of the prediction's loss by plain gradient descent on "
-            "this fact at the run's learning rates, to first order, summed over the checkpoints. "
-            "It can be far larger than the loss itself if training did not take such steps.",
+            "this example at the run's learning rates, to first order, summed over the "
+            "checkpoints. It can be far larger than the loss itself if training did not take such "
+            "steps.",
         ),
         Form(
             "cosine",
@@ -149,8 +150,8 @@ FORMS = {
         Form(
             "unrolled",
             NATS,
-            "minus the derivative of the prediction's loss with respect to the fact's weight (1 in "
-            "training) through all of training: what this run's prediction would lose for each "
+            "minus the derivative of the prediction's loss with respect to the example's weight (1 "
+            "in training) through all of training: what this run's prediction would lose for each "
             "unit of weight taken away, to first order.",
         ),
         Form(

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from clew.files import write_whole
-from clew.names import SETTING_SEARCH, model_notes
+from clew.names import SETTING_SEARCH, model_notes, of_the_last_layers
 from clew.runs import influence_forms as forms
 from clew.runs.influence_report import InfluenceEntry, read_report
 from clew.runs.validation_record import Label, label_of
@@ -126,6 +126,8 @@ class WindowReport(ABC, Generic[W]):
     def notes(self) -> list[str]:
         """Return notes on the scores: what they leave out or do not describe."""
         found = model_notes(self.settings)
+        if count := self.settings.get("num_last_layers"):
+            found.append(of_the_last_layers(count))
         if search := self.settings.get(SETTING_SEARCH):
             kinds = "proponents and opponents" if search.get("opponents", True) else "proponents"
             found += [
@@ -197,9 +199,12 @@ class SequenceInfluenceReport(WindowReport[FrameWindow]):
         """Return the position of the window, the predicted value and the true value."""
         return [
             f"window that ends at frame {self.last_frame} (group {self.group}): predicted "
-            f"{self.prediction:.4g} {self.unit}, true {self.target:.4g} {self.unit}"
+            f"{self._with_unit(self.prediction)}, true {self._with_unit(self.target)}"
         ]
 
     def shown(self, window: FrameWindow) -> str:
         where = f"frame {window.last_frame} (group {window.group})"
-        return f"{where}, target {window.target:.4g} {self.unit}"
+        return f"{where}, target {self._with_unit(window.target)}"
+
+    def _with_unit(self, value: float) -> str:
+        return f"{value:.4g} {self.unit}".rstrip()

@@ -1,4 +1,4 @@
-"""Find the paths of training facts from the head of a test triple to its tail.
+"""Find the paths of training facts from the head of a test triple to its tail, with their scores.
 
 The graph is treated as undirected, and no path visits an entity twice. A path costs the sum of
 log2(1 + degree) over the entities that it passes, so a path through rare entities comes before one
@@ -10,17 +10,23 @@ lower bound, and the middles are tried in the order of their bounds.
 """
 
 import heapq
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 
 import numpy as np
+import torch
 from jaxtyping import Int
 
 from clew.influence.link_prediction.proximity import Neighbourhood
+from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.scores import Explanation
 from clew.link_prediction.triples import Triples
 
 MAX_STEPS = 4
 MAX_PATHS = 20
+TESTS_PER_PASS = 16
+FACTS_PER_PASS = 2**14
 
 
 @dataclass(frozen=True)
@@ -140,3 +146,61 @@ class _Search:
     def result(self) -> list[tuple[float, tuple[int, ...]]]:
         """Return cost and entities of the paths, the cheapest first."""
         return [(-cost, entities) for cost, _, entities in sorted(self._kept, reverse=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredPaths:
+    """The paths of one test triple, with the influence of their facts by training index."""
+
+    paths: Sequence[EntityPath]
+    influence: Mapping[int, float]
+    agreeing: Mapping[int, int] = field(default_factory=dict)
+    """Number of runs with the sign of the mean; empty without an ensemble."""
+
+
+def scored_paths(
+    tracer: Tracer, finder: PathFinder, tests: Triples, explanations: Sequence[Explanation]
+) -> list[ScoredPaths]:
+    """Find the paths of each test, and score their facts in groups of a few tests.
+
+    Scores through training steps come from one pass for all facts: only those that the explanations
+    list are known.
+    """
+    found = [finder.find(test) for test in tests]
+    if tracer.settings.goes_through_steps:
+        listed = [scores for each in explanations for scores in _listed(each)]
+        return [ScoredPaths(*both) for both in zip(found, listed, strict=True)]
+    scored: list[ScoredPaths] = []
+    for start in range(0, len(tests), TESTS_PER_PASS):
+        group = found[start : start + TESTS_PER_PASS]
+        facts = [{f for path in paths for step in path.steps for f in step} for paths in group]
+        every = sorted(set().union(*facts))
+        if not every:
+            scored += [ScoredPaths(paths, {}) for paths in group]
+            continue
+        summation = tracer.summation(tests[start : start + TESTS_PER_PASS])
+        blocks = np.array_split(np.array(every, np.int64), -(-len(every) // FACTS_PER_PASS))
+        tiles = [summation.tile(block) for block in blocks]
+        agreeing = [tile.agreeing for tile in tiles if tile.agreeing is not None]
+        counts = torch.cat(agreeing, 1).tolist() if agreeing else [()] * len(group)
+        influence = torch.cat([tile.influence for tile in tiles], 1).tolist()
+        for paths, own, *rows in zip(group, facts, influence, counts, strict=True):
+            scores, agree = (
+                {fact: value for fact, value in zip(every, row, strict=False) if fact in own}
+                for row in rows
+            )
+            scored.append(ScoredPaths(paths, scores, agree))
+    return scored
+
+
+def _listed(explanation: Explanation) -> Iterator[dict[int, float]]:
+    """Yield the listed scores of each test by training index."""
+    for row in range(len(explanation.self_influence)):
+        yield {
+            fact: score
+            for side in (explanation.proponents, explanation.opponents)
+            for fact, score in zip(
+                side.train[row].tolist(), side.influence[row].tolist(), strict=True
+            )
+            if fact >= 0
+        }

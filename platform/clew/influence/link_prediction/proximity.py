@@ -10,29 +10,12 @@ pass through entities with fewer than `min_degree` edges.
 The index is a compressed sparse matrix (entity, edge) that also stores edge numbers.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 from jaxtyping import Int
 from scipy.sparse import csr_matrix
 
 from clew.config.services import InfluenceConfig
 from clew.link_prediction.triples import HEAD, TAIL, Triples
-
-FAR = np.iinfo(np.int32).max
-
-
-@dataclass(frozen=True)
-class Filtering:
-    """Defines which triples are near."""
-
-    n_hops: int = 2
-    min_degree: int = 1
-    strict_paths: bool = False
-
-    @classmethod
-    def from_config(cls, config: InfluenceConfig) -> "Filtering":
-        return cls(config.n_hops, config.min_degree, config.strict_path_filtering)
 
 
 class Neighbourhood:
@@ -47,15 +30,7 @@ class Neighbourhood:
         others = np.concatenate([triples[:, TAIL], triples[:, HEAD]])
         self._offsets = incidence.indptr.astype(np.int64)
         self._neighbours, self._edges = others[incidence.indices], incidence.data
-        self._distance = np.full(num_entities, FAR, np.int32)
-        self._seen = np.zeros(count, bool)
-
-    @property
-    def degrees(self) -> Int[np.ndarray, "entity"]:
-        return np.diff(self._offsets)
-
-    def degree(self, entity: int) -> int:
-        return int(self._offsets[entity + 1] - self._offsets[entity])
+        self.degrees = np.diff(self._offsets)
 
     def around(self, entity: int) -> Int[np.ndarray, "neighbour"]:
         """Return the entities next to `entity` except itself, each once, in ascending order."""
@@ -71,20 +46,20 @@ class Neighbourhood:
 
     def between(self, one: int, other: int) -> Int[np.ndarray, "edge"]:
         """Return the edges between two entities, in either direction, in ascending order."""
-        one, other = sorted((one, other), key=self.degree)
+        one, other = sorted((one, other), key=self.degrees.__getitem__)
         _, others, edges = self._incidences(np.array([one]))
         return np.unique(edges[others == other])
 
     def candidates(
-        self, head: int, tail: int, filtering: Filtering
+        self, head: int, tail: int, settings: InfluenceConfig
     ) -> Int[np.ndarray, "candidate"]:
         """Return the training triples near a test triple, in ascending order of index."""
-        if filtering.strict_paths:
-            return self._on_paths(head, tail, filtering)
-        reached = self._reach([head, tail], filtering.n_hops - 1, filtering.min_degree)
-        return self._edges_at(np.concatenate(reached))
+        if settings.strict_path_filtering:
+            return self._on_paths(head, tail, settings)
+        reached = self._reach([head, tail], settings.n_hops - 1, settings.min_degree)
+        return np.unique(self._incidences(np.concatenate(reached))[2])
 
-    def _on_paths(self, head: int, tail: int, filtering: Filtering) -> np.ndarray:
+    def _on_paths(self, head: int, tail: int, settings: InfluenceConfig) -> np.ndarray:
         """Return the edges on a path between head and tail, in either direction.
 
         Edge (u, v) is on a path if d(head, u) without v, plus 1, plus d(v, tail) without u is at
@@ -92,9 +67,9 @@ class Neighbourhood:
         """
         if head == tail:
             return np.empty(0, np.int32)
-        length = 2 * filtering.n_hops
+        length = 2 * settings.n_hops
         near = [
-            self._reach([source], filtering.n_hops, filtering.min_degree, blocked=other)
+            self._reach([source], settings.n_hops, settings.min_degree, blocked=other)
             for source, other in ((head, tail), (tail, head))
         ]
         inside = np.unique(np.concatenate([*near[0], *near[1]]))
@@ -122,31 +97,15 @@ class Neighbourhood:
         Paths do not enter `blocked` or entities of small degree.
         """
         levels = [np.unique(np.array(sources, np.int64))]
-        self._distance[levels[0]] = 0
-        for hop in range(1, limit + 1):
-            others = self._incidences(levels[-1])[1]
-            fresh = np.unique(others[self._distance[others] == FAR]).astype(np.int64)
-            if min_degree > 1:
-                fresh = fresh[self._offsets[fresh + 1] - self._offsets[fresh] >= min_degree]
-            if blocked is not None:
-                fresh = fresh[fresh != blocked]
+        passed = levels[0] if blocked is None else np.union1d(levels[0], blocked)
+        for _ in range(limit):
+            fresh = np.setdiff1d(self._incidences(levels[-1])[1], passed).astype(np.int64)
+            fresh = fresh[self.degrees[fresh] >= min_degree]
             if not len(fresh):
                 break
-            self._distance[fresh] = hop
             levels.append(fresh)
-        for level in levels:
-            self._distance[level] = FAR
+            passed = np.union1d(passed, fresh)
         return levels
-
-    def _edges_at(self, entities: np.ndarray) -> np.ndarray:
-        """Return the edges with an end among `entities`, each once, in ascending order."""
-        edges = self._incidences(entities)[2]
-        if len(edges) < len(self._seen) // 16:
-            return np.unique(edges)
-        self._seen[edges] = True
-        found = np.flatnonzero(self._seen)
-        self._seen[found] = False
-        return found
 
     def _incidences(self, entities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         begin = self._offsets[entities]

@@ -30,6 +30,7 @@ from clew.errors import ConfigError
 from clew.files import working_folder
 from clew.influence.linearization import WeightedLoss
 from clew.influence.link_prediction.rows import Directions, LossForm
+from clew.influence.outcomes import FactKeys
 from clew.influence.retraining import Retrainer
 from clew.influence.scores import Everything, Explanation, strongest, tile_of_intervals
 from clew.influence.unrolling import (
@@ -198,17 +199,11 @@ class TripleFacts:
 
     def __init__(self, task: LinkPrediction, config: RunConfig) -> None:
         assert isinstance(config.loss, OneVsAllLoss | KvsAllLoss)
-        self.task = task
-        self.form = LossForm.from_config(config.loss)
-        self._num_triples = len(task.graph.train)
-        self._kind = Directions(task.graph.num_relations, task.inverse_relations)
-        rows = self._kind.rows(task.graph.train).astype(np.int64)
-        keys = self._keys(rows[:, HEAD], rows[:, RELATION], rows[:, TAIL])
-        self._order = np.argsort(keys, kind="stable")
-        self._sorted_keys = keys[self._order]
+        self.task, self.form = task, LossForm.from_config(config.loss)
+        self._keys = FactKeys.from_graph(task.graph, inverse_relations=task.inverse_relations)
 
     def __len__(self) -> int:
-        return self._num_triples
+        return len(self.task.graph.train)
 
     def loss(self, model: nn.Module, batch: TripleBatch, examples: np.ndarray) -> WeightedLoss:
         assert isinstance(model, GraphModel)
@@ -216,12 +211,10 @@ class TripleFacts:
         losses = self.task.query_losses(model, queries, batch)
         if not (self.form.one_query_a_row or isinstance(batch, GroupedBatch)):
             weight = torch.ones_like(losses, requires_grad=True)
-            return WeightedLoss((weight * losses).sum(), weight, examples % self._num_triples)
+            return WeightedLoss((weight * losses).sum(), weight, examples % len(self))
         weight = losses.new_ones(len(batch.row), requires_grad=True)
         shares = self._shares(model, queries, losses, batch)
-        columns = (batch.head[batch.row], batch.relation[batch.row], batch.entity)
-        keys = self._keys(*(column.cpu().numpy() for column in columns))
-        found = self._order[np.searchsorted(self._sorted_keys, keys)] % self._num_triples
+        found = self._keys.fact[self._keys.places(batch).numpy()]
         return WeightedLoss(losses.sum() + ((weight - 1.0) * shares).sum(), weight, found)
 
     def _shares(
@@ -243,11 +236,6 @@ class TripleFacts:
         if isinstance(batch, GroupedBatch):
             return losses[row] / count - keep * further
         return torch.where(count == 1, losses[row], -keep * further / (count - 1).clamp_min(1))
-
-    def _keys(self, head: np.ndarray, relation: np.ndarray, tail: np.ndarray) -> np.ndarray:
-        size = self.task.graph.num_entities
-        keys: np.ndarray = (head * self._kind.num_model_relations + relation) * size + tail
-        return keys
 
 
 def triples_loss(

@@ -22,7 +22,7 @@ import numpy as np
 from clew import names
 from clew.config.services import ClusterRequest
 from clew.errors import ClewError, ClusterError, ConfigError, DataError, Interrupted, described
-from clew.influence.link_prediction.proximity import Filtering, Neighbourhood
+from clew.influence.link_prediction.proximity import Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.link_prediction.descriptions import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph, Triples
@@ -30,8 +30,8 @@ from clew.runs.base import Tracker
 from clew.runs.validation_record import label_of
 from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.explaining import tracin
-from clew.workflows.explaining.batch_results import Outcome, OutputFolder
 from clew.workflows.explaining.members import Progress, open_with_members
+from clew.workflows.explaining.result_files import Outcome, OutputFolder, identity_of
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
     GivenTriple,
@@ -96,9 +96,9 @@ class BatchRequest:
         return replace(graph, **changed)
 
     def identity(self, report: ReportSource) -> dict[str, Any]:
-        """Return what the results depend on: `identity` of the report, and the files of labels."""
+        """Return what the results depend on: `identity_of` the report, and the files of labels."""
         files = {"edge_map": self.edge_map, "node_name_dict": self.node_name_dict}
-        return tracin.identity(report) | {
+        return identity_of(report) | {
             f"{name}_sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
             for name, path in files.items()
             if path
@@ -120,18 +120,19 @@ class BatchTrace:
         """Note the outcomes that are known already, and return the triples to explain."""
         graph, waiting = self.report.graph, Waiting()
         near = Neighbourhood(graph.train, graph.num_entities)
-        f = Filtering.from_config(self.source.model.config.influence)
+        settings = self.source.model.config.influence
         for test in tests:
             if test.ids is None:
                 self.outcomes[test.index] = failed(test, test.problem)
             elif (kept := self.output.kept(test.index, test.text)) is not None:
                 self.outcomes[test.index] = kept
-            elif len(candidates := near.candidates(test.ids[0], test.ids[2], f)):
+            elif len(candidates := near.candidates(test.ids[0], test.ids[2], settings)):
                 waiting.append((test, candidates))
             else:
+                strict = str(settings.strict_path_filtering).lower()
                 message = (
-                    f"no candidates within n_hops={f.n_hops} (min_degree={f.min_degree}, "
-                    f"strict_path_filtering={str(f.strict_paths).lower()}); widen the filter"
+                    f"no candidates within n_hops={settings.n_hops} (min_degree="
+                    f"{settings.min_degree}, strict_path_filtering={strict}); widen the filter"
                 )
                 self.outcomes[test.index] = failed(test, message)
         return waiting
@@ -297,9 +298,9 @@ def _record(
     nothing = Findings(np.empty((0, 3), np.int32), [], *(np.empty(0),) * 3, batch.seconds)
     tracker.artifact(batch.output.join(build_report(batch.report, nothing)))
     tracker.artifact(batch.output.root / "summary.json", "influence")
-    done = np.array([outcome.candidates for outcome in outcomes if outcome.status == "done"])
-    if len(done):
-        measured = tracin.speed(done, batch.seconds) | tracin.deviation(batch.report.settings)
+    if done := [outcome.candidates for outcome in outcomes if outcome.status == "done"]:
+        settings = batch.report.settings
+        measured = tracin.metrics_of(len(done), sum(done), batch.seconds, settings)
         tracker.metrics(measured, batch.source.model.manifest.step)
 
 

@@ -353,8 +353,8 @@ def prepare(source: TraceSource, form: str = "unrolled") -> UnrolledTracer:
     """Return the tracer of unrolled or tuned scores, after all checks that can refuse the run."""
     if source.runs:
         raise ConfigError(
-            f"influence.score is {form}, which explains one run, but {len(source.runs)} are "
-            "given; explain each run separately, or choose raw or cosine"
+            f"{len(source.runs)} runs are given, but a derivative through training steps is of one "
+            "run; give one of them, or explain with --score raw or cosine"
         )
     model, device = source.model, source.tracer.device
     of_run = (source.task, model.config, source.checkpoints, device, cache_folder(form))

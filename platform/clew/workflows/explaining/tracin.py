@@ -1,7 +1,6 @@
 """Explain test triples by all training triples with TracIn, and record it as a run."""
 
 import logging
-import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,27 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from clew import names
-from clew.errors import ConfigError, counted, printable
-from clew.files import replacing, working_folder
+from clew.errors import counted, printable
+from clew.files import working_folder
+from clew.influence.link_prediction.paths import scored_paths
 from clew.influence.link_prediction.report import (
     Findings,
     ReportSource,
-    ScoredPaths,
     build_report,
     write_report,
 )
 from clew.influence.link_prediction.traced_run import MOMENTS
-from clew.influence.scores import Explanation
-from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
+from clew.influence.outcomes import touching
+from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.runs.influence_forms import form_of
 from clew.runs.influence_report import (
     InfluenceReport,
     TripleRecord,
-    read_influence_json,
     write_influence_json,
 )
 from clew.runs.reading.explanation import open_explanation, picture_of
@@ -40,6 +36,7 @@ from clew.runs.reading.run_details import find_validation
 from clew.runs.verification import Names
 from clew.training.precision import PRECISION_NAMES, device_name
 from clew.workflows.explaining.members import Progress, open_with_members
+from clew.workflows.explaining.result_files import check_output, copy_files, targets_of
 from clew.workflows.explaining.trace_source import (
     GivenFiles,
     TraceSource,
@@ -53,85 +50,14 @@ from clew.workflows.outputs import check_file, check_folder
 from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.training_run import trace_run
 
-REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
-WITHOUT_EFFECT = frozenset(
-    {
-        "batch_size",
-        "enable_memory_cleanup",
-        "half_precision_deviation",
-        names.SETTING_BEST,
-        "memory_budget_mib",
-        "seeds",  # the report names the runs
-        "tests_per_group",
-        "tests_per_pass",
-        "tile_triples",
-        "use_gradient_checkpointing",
-    }
-)
-"""Settings that change time or memory, or that the rest of a report says, but not the results."""
 logger = logging.getLogger(__name__)
 SHOWN_PROPONENTS = 3
-TESTS_PER_PATH_PASS = 16
-FACTS_PER_PATH_PASS = 2**14
 LARGEST_SHARE = 0.25
 """Largest share of training triples in a first answer; a larger one would delay the full report."""
 NUM_PICTURES = 10
 """Largest number of explanations of a run that are drawn for MLflow's pages."""
 NAME_CHARACTERS = 120
 """Largest length of a run's name; labels can have any length."""
-
-
-def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
-    """Refuse to overwrite results of other settings, models or tests, or of unknown ones."""
-    existing = [path for path in targets_of(output) if path.exists()]
-    said = [path for path in existing if path.suffix == ".json"]
-    if existing and not said:
-        raise ConfigError(
-            f"{existing[0]} exists and does not say with which settings it was made; give another "
-            "output, or move that file away"
-        )
-    for path in said:
-        report = read_influence_json(path)
-        earlier = identity(report)
-        for key, value in identity(source).items():
-            if earlier.get(key) != value:
-                raise ConfigError(
-                    f"{path} holds results for other settings ({key}: {earlier.get(key)!r} there, "
-                    f"{value!r} now); give another output, or move that file away"
-                )
-        if [explained.test for explained in report.tests] != [
-            source.triple(test) for test in tests
-        ]:
-            raise ConfigError(
-                f"{path} explains other test triples; give another output, or move that file away"
-            )
-
-
-def identity(report: ReportSource | InfluenceReport) -> dict[str, Any]:
-    """Return what the scores depend on: the model, its checkpoints, and settings with an effect."""
-    model = report.model
-    checkpoints = [[checkpoint.step, checkpoint.weight] for checkpoint in model.checkpoints]
-    content = {key: value for key, value in report.settings.items() if key not in WITHOUT_EFFECT}
-    content |= {"model": model.run_id, "checkpoints": checkpoints}
-    return content | ({"runs": list(model.runs)} if model.runs else {})
-
-
-def copy_files(folder: Path, output: Path | None) -> None:
-    """Copy the three files to a folder, or one of them to a file, each all or nothing."""
-    for target in targets_of(output):
-        found = folder / f"influence{target.suffix}"
-        if not found.is_file():
-            continue
-        with replacing(target) as temporary:
-            shutil.copyfile(found, temporary)
-
-
-def targets_of(output: Path | None) -> list[Path]:
-    """Return the files that an output path means: itself, or three in a folder."""
-    if output is None:
-        return []
-    files = [output / name for name in REPORT_FILES]
-    return [output] if output.suffix in {file.suffix for file in files} else files
 
 
 @dataclass(frozen=True)
@@ -150,33 +76,38 @@ class TraceResult:
         lines = [f"run {self.run_id or '(not recorded)'}"]
         if self.output is not None:
             lines.append(f"files in {self.output}")
-        shared, form = shared_labels(self.report), form_of(self.report.settings)
-        fall = self.report.label.fall
+        most = SHOWN_PROPONENTS
+        tests = [
+            replace(test, proponents=test.proponents[:most], opponents=test.opponents[:most])
+            for test in self.report.tests
+        ]
+        report = replace(self.report, tests=tuple(tests))
+        shared, form, fall = shared_labels(report), report.form, report.label.fall
         expected = " (expected fall of the log-probability without it)" if fall else ""
-        over = averaged(self.report.settings, len(self.report.model.runs))
-        for test in self.report.tests:
-            rank = f"rank {rank_text(test.rank)}{over}"
-            lines += ["", f"{in_words(test.test, shared)}   model's score {test.score:.4f}, {rank}"]
+        runs, is_head = len(report.model.runs), report.settings.get("direction") == "head"
+        of = " of the head" * is_head + averaged(report.settings, runs)
+        for test in tests:
+            score = f"model's score {test.score:.4f}, rank {rank_text(test.rank)}{of}"
+            lines += ["", f"{in_words(test.test, shared)}   {score}"]
             if test.untrained:
                 lines.append(f"  {untrained_sentence(test.untrained)}")
             strongest = f"the strongest of {test.candidates:,} training facts:"
             lines.append(f"  {form.heading}{expected}, {strongest}")
-            for sign, entries in (("+", test.proponents), ("-", test.opponents)):
-                for entry in entries[:SHOWN_PROPONENTS]:
-                    line = f"  {sign} {entry.influence:+.4g}"
-                    line += f" ({entry.influence * fall.mean:+.2g})  " if fall else "  "
-                    line += in_words(entry.train, shared)
-                    if entry.spread is not None:
-                        agreeing = f"{entry.runs_agreeing} of {len(self.report.model.runs)}"
-                        line += f"  +- {entry.spread:.2g}, {agreeing} runs agree"
-                    line += f"  [{entry.counterpart} of the triple]" if entry.counterpart else ""
-                    lines.append(grey(line) if self.report.is_disputed(entry) else line)
+            for entry in (*test.proponents, *test.opponents):
+                line = f"  {'+' if entry.influence > 0 else '-'} {entry.influence:+.4g}"
+                line += f" ({entry.influence * fall.mean:+.2g})  " if fall else "  "
+                line += in_words(entry.train, shared)
+                if entry.spread is not None:
+                    line += f"  +- {entry.spread:.2g}, {entry.runs_agreeing} of {runs} runs agree"
+                line += f"  [{entry.counterpart} of the triple]" if entry.counterpart else ""
+                lines.append(grey(line) if report.is_disputed(entry) else line)
             if test.paths is not None:
-                found = test.paths.paths[:SHOWN_PROPONENTS]
+                paths = [path.chain(test.test.head) for path in test.paths.paths]
+                more = [f"and {len(paths) - most} more, in the report"] * (len(paths) > most)
                 lines.append(f"  {test.paths.sentence}")
-                lines += [f"    {path.chain(test.test.head)}" for path in found]
-        notes = self.report.notes() + self.report.agreement
-        said = [self.report.sign, form.sentence, *notes, self.report.label.sentence]
+                lines += [f"    {line}" for line in (*paths[:most], *more)]
+        notes = report.notes() + report.agreement
+        said = [report.sign, form.sentence, *notes, report.label.sentence]
         if self.run_id:
             said.append(f"next: clew report --explanation {self.run_id} --output why.html")
         return "\n".join([*lines, "", *said])
@@ -266,7 +197,8 @@ def tracin(
             folder = temporary / names.ARTIFACT_INFLUENCE
             findings = explain(source, tests, progress=progress)
             report = write_report(folder, described, findings)
-            measured = speed(findings.candidates, findings.seconds) | deviation(settings)
+            pairs = int(findings.candidates.sum())
+            measured = metrics_of(len(tests), pairs, findings.seconds, settings)
             tracker.metrics(measured, source.model.manifest.step)
             _draw(folder, source, len(report.tests))
             tracker.artifact(folder)
@@ -303,7 +235,7 @@ def explain(
     else:
         explanations = tracer.explain(tests, candidates=candidates, progress=progress)
     scores, ranks = tracer.scores_and_ranks(tests)
-    paths = _score_paths(source, tests, explanations)
+    paths = scored_paths(tracer, source.paths, tests, explanations)
     counts = np.full(len(tests), len(source.task.graph.train))
     return Findings(
         tests=tests,
@@ -316,51 +248,6 @@ def explain(
     )
 
 
-def _score_paths(
-    source: TraceSource, tests: Triples, explanations: Sequence[Explanation]
-) -> list[ScoredPaths]:
-    """Find the paths of each test, and score their facts in groups of a few tests."""
-    found = [source.paths.find(test) for test in tests]
-    facts = [
-        sorted({fact for path in paths for step in path.steps for fact in step}) for paths in found
-    ]
-    scored: list[tuple[dict[int, float], dict[int, int]]] = []
-    if source.tracer.settings.goes_through_steps:  # scores come from one backward pass for all
-        scored = [(scores, {}) for each in explanations for scores in _scores_of(each)]
-    else:
-        for start in range(0, len(tests), TESTS_PER_PATH_PASS):
-            part = slice(start, start + TESTS_PER_PATH_PASS)
-            every = np.array(sorted(set().union(*facts[part])), np.int64)
-            if not len(every):
-                scored += [({}, {}) for _ in facts[part]]
-                continue
-            summation = source.tracer.summation(tests[part])
-            blocks = np.array_split(every, -(-len(every) // FACTS_PER_PATH_PASS))
-            tiles = [summation.tile(block) for block in blocks]
-            agreeing = [tile.agreeing for tile in tiles if tile.agreeing is not None]
-            agree = torch.cat(agreeing, 1).tolist() if agreeing else []
-            for row, scores in enumerate(torch.cat([t.influence for t in tiles], 1).tolist()):
-                counts = dict(zip(every.tolist(), agree[row], strict=True)) if agree else {}
-                scored.append((dict(zip(every.tolist(), scores, strict=True)), counts))
-    return [
-        ScoredPaths(paths, {fact: scores[fact] for fact in wanted if fact in scores}, counts)
-        for paths, wanted, (scores, counts) in zip(found, facts, scored, strict=True)
-    ]
-
-
-def _scores_of(explanation: Explanation) -> Iterator[dict[int, float]]:
-    """Yield the listed scores of each test by training index."""
-    for row in range(len(explanation.self_influence)):
-        yield {
-            fact: score
-            for listed in (explanation.proponents, explanation.opponents)
-            for fact, score in zip(
-                listed.train[row].tolist(), listed.influence[row].tolist(), strict=True
-            )
-            if fact >= 0
-        }
-
-
 def write_first_answer(
     path: Path, source: TraceSource, described: ReportSource, tests: Triples
 ) -> None:
@@ -371,8 +258,7 @@ def write_first_answer(
     log says so.
     """
     train = source.task.graph.train
-    ends = train[:, [HEAD, TAIL]]
-    near = np.stack([np.isin(ends, test[[HEAD, TAIL]]).any(1) for test in tests])
+    near = touching(source.task.graph, tests) > 0
     share = float(near.any(0).mean())
     if source.tracer.settings.goes_through_steps or not 0 < share <= LARGEST_SHARE:
         logger.info(
@@ -400,9 +286,10 @@ def settings_of(source: TraceSource, tests: Triples) -> dict[str, Any]:
         "config_hash": source.model.manifest.config_hash,
         **source.best,
     }
+    if tracer.settings.score != "unrolled":  # explains the run's average, if it keeps one
+        settings |= average_setting(source.model.config)
     if tracer.settings.goes_through_steps:
         return settings | unrolled_settings(source)
-    settings |= average_setting(source.model.config)
     if tracer.settings.score == "preconditioned":
         settings["second_moment"] = "rank 1 for entity table and projection, exact elsewhere"
     if tracer.settings.score in {"deflated", "kronecker"}:
@@ -453,20 +340,15 @@ def variant(source: TraceSource) -> str:
     return name if asked == "auto" else f"{name}+{asked}"
 
 
-def speed(candidates: np.ndarray, seconds: float) -> dict[str, float]:
-    """Return the metrics of speed, given the number of candidates of each test."""
-    return {
-        names.INFLUENCE_SECONDS_PER_TEST: seconds / len(candidates),
-        names.INFLUENCE_PAIRS_PER_SECOND: float(candidates.sum()) / seconds,
+def metrics_of(
+    num_tests: int, num_pairs: int, seconds: float, settings: Mapping[str, Any]
+) -> dict[str, float]:
+    """Return the metrics of speed, and of the deviation due to half precision if there is one."""
+    found = {
+        names.INFLUENCE_SECONDS_PER_TEST: seconds / num_tests,
+        names.INFLUENCE_PAIRS_PER_SECOND: num_pairs / seconds,
     }
-
-
-def deviation(settings: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of the deviation due to half precision; empty in float32."""
-    measured = settings.get("half_precision_deviation")
-    if measured is None:
-        return {}
-    return {
-        names.INFLUENCE_HALF_PRECISION_ERROR: measured["relative_error"],
-        names.INFLUENCE_HALF_PRECISION_SPEARMAN: measured["spearman_top_100"],
-    }
+    if measured := settings.get("half_precision_deviation"):
+        found[names.INFLUENCE_HALF_PRECISION_ERROR] = measured["relative_error"]
+        found[names.INFLUENCE_HALF_PRECISION_SPEARMAN] = measured["spearman_top_100"]
+    return found

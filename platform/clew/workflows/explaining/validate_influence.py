@@ -28,6 +28,7 @@ from clew.training.reports import lasting
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.validation_plan import choose_tests, measure, plan_experiment
 from clew.workflows.outputs import check_folder
+from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.training_run import linked_run
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class ValidationResult:
 
     run_id: str | None
     record: ValidationRecord
+    notes: tuple[str, ...] = ()
+    """Whether predictions come from other parameters."""
 
     def table(self) -> str:
         head = [f"run {self.run_id or '(not recorded)'}", ""]
@@ -57,7 +60,16 @@ class ValidationResult:
             f"run's by up to {self.record.largest_difference:.2g}."
         )
         return "\n".join(
-            [*head, *self.record.markdown(), "", note, again, "", *self.record.labels()]
+            [
+                *head,
+                *self.record.markdown(),
+                "",
+                note,
+                again,
+                *self.notes,
+                "",
+                *self.record.labels(),
+            ]
         )
 
 
@@ -85,7 +97,7 @@ def validate_influence(
         plan = plan_experiment(request, source, tests, trained)
         every = {one.key: one for one in plan.retrainings}
         missing = [one for one in every.values() if one not in folder]
-        _forecast(request, retrainer, len(missing), say)
+        _forecast(request, retrainer, len(missing), len(tests), say)
         with linked_run(
             source.model,
             source.loaded,
@@ -100,16 +112,19 @@ def validate_influence(
                 progress(done, len(every))
             record = measure(plan, source, folder, trained)
             _store(tracker, record, source, time.perf_counter() - began)
-        return ValidationResult(tracker.run_id, record)
+        of_model = {**average_setting(source.model.config), **source.best}
+        return ValidationResult(tracker.run_id, record, tuple(names.model_notes(of_model)))
 
 
-def _forecast(request: ValidationRequest, retrainer: Retrainer, count: int, say: Say) -> None:
+def _forecast(
+    request: ValidationRequest, retrainer: Retrainer, count: int, num_tests: int, say: Say
+) -> None:
     """Report how long the retrainings take, and whether they are too few to say anything."""
-    seconds = count * _seconds_per_model(retrainer)
+    seconds = count * _seconds_per_model(retrainer) if count else 0.0
     lasts, at_once = lasting(seconds), retrainer.models_at_once
     how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
     say(f"{count} retrainings ({how}), about {lasts}")
-    if request.subsets < FEWEST_SUBSETS or request.tests < FEWEST_TESTS:
+    if request.subsets < FEWEST_SUBSETS or num_tests < FEWEST_TESTS:
         logger.warning(
             "too few to say anything: a test needs %d subsets and %d test triples",
             FEWEST_SUBSETS,

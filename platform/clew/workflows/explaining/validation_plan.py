@@ -95,6 +95,8 @@ def plan_experiment(
     first = np.flatnonzero((asked.rank == 1.0).all(0))[: request.deletions].tolist()
     if not request.seeds and request.deletions:
         logger.warning("no facts are deleted: deletions are trained with other seeds (--seeds)")
+    elif not first and request.deletions:
+        logger.warning("no facts are deleted: the model ranks none of the test triples first")
     elif len(first) < request.deletions:
         logger.warning(
             "the model ranks only %d of the test triples first: their strongest facts are deleted, "

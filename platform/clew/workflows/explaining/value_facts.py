@@ -7,9 +7,11 @@ few rows can make arbitrarily large. So both ends of the list can be confirmed: 
 is trained again with its seed, without one fact at a time.
 """
 
+import shlex
 import shutil
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +22,12 @@ from clew import names
 from clew.config.services import ValueRequest
 from clew.errors import ConfigError, DataError, counted, quoted
 from clew.files import working_folder, write_whole
-from clew.influence.link_prediction.report import write_values_csv
+from clew.influence.link_prediction.report_tables import write_values_csv
 from clew.influence.link_prediction.unrolled import triples_loss
 from clew.influence.retraining import NOTHING, Retrainer
 from clew.influence.unrolling import Objective
 from clew.input_files import read_lines
-from clew.link_prediction.triples import KnowledgeGraph, Triples
+from clew.link_prediction.triples import KnowledgeGraph, Triples, as_keys
 from clew.runs.base import Tracker
 from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
@@ -51,12 +53,14 @@ class FactValues:
 
     graph: KnowledgeGraph
     values: np.ndarray
-    """How much a fact's weight lowers the sum of losses, `(train,)`."""
+    """How much the weight of a fact and its copies lowers the sum of losses, `(train,)`."""
     num_tests: int
     without: np.ndarray
     """Rise of that sum after training without the fact, `(train,)`; NaN if that was not tried."""
     request: ValueRequest
     run_id: str | None
+    notes: tuple[str, ...] = ()
+    """Whether predictions come from other parameters."""
 
     @property
     def confirmed(self) -> np.ndarray:
@@ -66,24 +70,33 @@ class FactValues:
         close: np.ndarray = (ratio >= 1 / TIMES) & (ratio <= TIMES)
         return close
 
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Indices of the facts, the highest value first; of several copies, the first."""
+        first = np.sort(np.unique(as_keys(self.graph.train), return_index=True)[1])
+        order: np.ndarray = first[np.argsort(-self.values[first], kind="stable")]
+        return order
+
     @property
     def worst(self) -> np.ndarray:
         """Return indices of the worst facts, the lowest value first; confirmed ones, if tried."""
-        order = np.argsort(self.values, kind="stable")
-        eligible = self.confirmed if self.request.confirm else np.ones(len(order), bool)
-        found: np.ndarray = order[(self.values[order] < 0) & eligible[order]]
+        order = self.order[::-1]
+        if self.request.confirm:
+            order = order[self.confirmed[order]]
+        found: np.ndarray = order[self.values[order] < 0]
         return found[: self.request.worst]
 
     def table(self) -> str:
         """Return the facts with the highest and the lowest values."""
-        order = np.argsort(-self.values, kind="stable")
+        order, values = self.order, self.values[self.order]
         shown = max(SHOWN, self.request.confirm)
+        loss = "mean loss" if self.request.weights is None else "weighted sum of the losses"
         lines = [
             f"run {self.run_id or '(not recorded)'}",
-            f"values of {len(self.values)} facts for {counted(self.num_tests, 'prediction')} "
-            "together, in nats of their loss for each unit of a fact's weight: "
-            f"{int((self.values > 0).sum())} lower the loss, "
-            f"{int((self.values < 0).sum())} raise it",
+            f"values of {len(order):,} facts for the {loss} of "
+            f"{counted(self.num_tests, 'triple')}, in nats for each unit of a fact's weight: "
+            f"{(values > 0).sum():,} lower it, {(values < 0).sum():,} raise it",
+            *self.notes,
         ]
         for title, facts in (("highest", order[:shown]), ("lowest", order[::-1][:shown])):
             lines += ["", title, *(f"  {self.values[i]:+.4g}  {self._words(i)}" for i in facts)]
@@ -94,11 +107,12 @@ class FactValues:
                 f"{names.WORST_FACTS} lists only confirmed ones"
             )
             return "\n".join([*lines, "", said])
-        tests = self.request.test
-        test = f" --test {tests}" if tests and isinstance(tests, str) else ""
-        following = f"next: clew value-facts {self.request.model}{test} --confirm 20"
         said = "no retraining has confirmed these values: look facts up before leaving any out"
-        return "\n".join([*lines, "", said, following])
+        kept = {"test", "weights", "direction"}
+        given = self.request.model_dump(include=kept, exclude_defaults=True) | {"confirm": 20}
+        options = [f"{key}={value}" for key, value in given.items()]
+        following = shlex.join(["clew", "value-facts", self.request.model, *options])
+        return "\n".join([*lines, "", said, f"next: {following}"])
 
     def _words(self, fact: int) -> str:
         head, relation, tail = self.graph.train[fact].tolist()
@@ -134,15 +148,18 @@ def value_facts(
             began = time.perf_counter()
             values = tracer.values(tests, weights, progress=progress)
             seconds = time.perf_counter() - began
-            without = np.full(len(values), np.nan)
+            # Copies of a fact are left out together, so each has the value of all.
+            graph = source.task.graph
+            copy = np.unique(as_keys(graph.train), return_inverse=True)[1]
+            values = np.bincount(copy, values)[copy]
+            without, notes = np.full(len(values), np.nan), tuple(names.model_notes(source.best))
+            found = FactValues(graph, values, len(tests), without, request, tracker.run_id, notes)
             if again is not None:
                 way = request.direction
                 loss = triples_loss(source.task, tests, weights, device, direction=way)
-                order = np.argsort(values, kind="stable")
-                ends = np.unique([order[: request.confirm], order[::-1][: request.confirm]])
+                most = request.confirm
+                ends = np.unique([found.order[:most], found.order[::-1][:most]])
                 without[ends] = _rises_without(again, loss, ends, retrained)
-            graph, run_id = source.task.graph, tracker.run_id
-            found = FactValues(graph, values, len(tests), without, request, run_id)
             _record(tracker, source, request, found)
             tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
         return found

@@ -1,4 +1,6 @@
-"""The output folder of `batch_tracin`: one folder per test triple, a summary and a joined report.
+"""The files that `tracin` and `batch_tracin` write; results of other settings are not overwritten.
+
+`batch_tracin` has a folder with one folder per test triple, a summary and a joined report:
 
 settings.json                 the settings of the results; other settings are refused
 tests/000012/influence.json   and .csv, .parquet: written under a temporary name and renamed, so
@@ -27,6 +29,7 @@ from clew import names
 from clew.errors import ConfigError, DataError, described, quoted
 from clew.files import replacing, write_whole
 from clew.influence.link_prediction.report import Findings, ReportSource, write_report
+from clew.link_prediction.triples import Triples
 from clew.runs.influence_forms import TEST_INDEX_COLUMN
 from clew.runs.influence_report import (
     ExplainedTriple,
@@ -44,6 +47,22 @@ VERSION, FILES_VERSION = "version_of_files", 3
 """In the settings; higher if the columns of the files change, as results are joined."""
 NOTE_FILE = "test.json"
 """File next to a finished test triple's results that holds its outcome."""
+REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
+WITHOUT_EFFECT = frozenset(
+    {
+        "batch_size",
+        "enable_memory_cleanup",
+        "half_precision_deviation",
+        names.SETTING_BEST,
+        "memory_budget_mib",
+        "seeds",  # the report names the runs
+        "tests_per_group",
+        "tests_per_pass",
+        "tile_triples",
+        "use_gradient_checkpointing",
+    }
+)
+"""Settings that change time or memory, or that the rest of a report says, but not the results."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +102,7 @@ class OutputFolder:
         settings = {**settings, VERSION: FILES_VERSION}
         if path.is_file():
             earlier: dict[str, Any] = _read(path, _SETTINGS)
-            for key in sorted(earlier.keys() | settings.keys()):
-                if earlier.get(key) != settings.get(key):
-                    raise ConfigError(
-                        f"{self.root} holds results for other settings ({quoted(key)[1:-1]}: "
-                        f"{quoted(earlier.get(key))} there, {quoted(settings.get(key))} now); give "
-                        "another output folder"
-                    )
+            _require_same(self.root, earlier, settings, "output folder")
         elif self.root.is_dir() and any(self.root.iterdir()):
             raise ConfigError(
                 f"{self.root}: is not empty and has no {SETTINGS_FILE}; give a new folder, or the "
@@ -225,3 +238,57 @@ def _join_parquet(folders: Sequence[Path], target: Path) -> None:
 
 def _write_json(path: Path, content: object) -> None:
     write_whole(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def check_output(output: Path | None, source: ReportSource, tests: Triples) -> None:
+    """Refuse to overwrite results of other settings, models or tests, or of unknown ones."""
+    existing = [path for path in targets_of(output) if path.exists()]
+    said = [path for path in existing if path.suffix == ".json"]
+    if existing and not said:
+        raise ConfigError(
+            f"{existing[0]} exists and does not say with which settings it was made; give another "
+            "output, or move that file away"
+        )
+    for path in said:
+        report = read_influence_json(path)
+        otherwise = "output, or move that file away"
+        _require_same(path, identity_of(report), identity_of(source), otherwise)
+        if [explained.test for explained in report.tests] != [*map(source.triple, tests)]:
+            raise ConfigError(f"{path} explains other test triples; give another {otherwise}")
+
+
+def identity_of(report: ReportSource | InfluenceReport) -> dict[str, Any]:
+    """Return what the scores depend on: the model, its checkpoints, and settings with an effect."""
+    model = report.model
+    checkpoints = [[checkpoint.step, checkpoint.weight] for checkpoint in model.checkpoints]
+    content = {key: value for key, value in report.settings.items() if key not in WITHOUT_EFFECT}
+    content |= {"model": model.run_id, "checkpoints": checkpoints}
+    return content | ({"runs": list(model.runs)} if model.runs else {})
+
+
+def _require_same(
+    path: Path, earlier: Mapping[str, Any], now: Mapping[str, Any], otherwise: str
+) -> None:
+    for key in {**now, **earlier}:
+        if earlier.get(key) != now.get(key):
+            raise ConfigError(
+                f"{path} holds results for other settings ({quoted(key)[1:-1]}: "
+                f"{quoted(earlier.get(key))} there, {quoted(now.get(key))} now); give another "
+                f"{otherwise}"
+            )
+
+
+def copy_files(folder: Path, output: Path | None) -> None:
+    """Copy the three files to a folder, or one of them to a file, each all or nothing."""
+    for target in targets_of(output):
+        if (found := folder / f"influence{target.suffix}").is_file():
+            with replacing(target) as temporary:
+                shutil.copyfile(found, temporary)
+
+
+def targets_of(output: Path | None) -> list[Path]:
+    """Return the files that an output path means: itself, or three in a folder."""
+    if output is None:
+        return []
+    files = [output / name for name in REPORT_FILES]
+    return [output] if output.suffix in {file.suffix for file in files} else files
