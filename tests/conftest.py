@@ -82,9 +82,9 @@ install_import_hook(
     "beartype.beartype",
 )
 
-from clew.cli import options  # noqa: E402  # after the hook
+from clew.cli import output  # noqa: E402  # after the hook
 
-options.SILENT_SECONDS = math.inf  # a command that says one line says it on a slow machine too
+output.SILENT_SECONDS = math.inf  # a command that says one line says it on a slow machine too
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

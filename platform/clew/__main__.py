@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _log_to_stderr() -> None:
-    from clew.cli.options import is_main_process
+    from clew.cli.output import is_main_process
 
     # Of the processes that torchrun starts, only the main one logs progress; all report errors.
     usual = "INFO" if is_main_process() else "WARNING"

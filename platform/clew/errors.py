@@ -122,12 +122,13 @@ def described(error: BaseException) -> str:
     return printable(masked(said)[:300])
 
 
+_MAPPINGS = ("dict_type", "mapping_type", "model_type", "model_attributes_type")
 _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
-    **dict.fromkeys(("list_type", "tuple_type"), "a list"),
-    **dict.fromkeys(("dict_type", "mapping_type", "model_type"), "keys with values"),
+    **dict.fromkeys(("list_type", "tuple_type", "sequence_str"), "a list"),
+    **dict.fromkeys(_MAPPINGS, "keys with values"),
     "string_type": "text",
     "string_unicode": "valid Unicode text",
     "string_too_short": "text, which must not be empty",
@@ -178,7 +179,7 @@ LONGEST_NAME = 200
 
 def quoted(value: object) -> str:
     """Return a value, quoted and short enough for a one-line message."""
-    shown = value if isinstance(value, str) else repr(value)
+    shown = value if isinstance(value, str) else " ".join(repr(value).split())
     if len(shown) > SHOWN_CHARACTERS:
         shown = shown[:SHOWN_CHARACTERS] + "…"
     return repr(shown) if isinstance(value, str) else shown

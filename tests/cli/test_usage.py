@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clew.__main__ import run as run_command
-from clew.cli import cli, options
+from clew.cli import cli, output
 from clew.cli.options import Verb, dashed
 from clew.workflows.train import TrainResult
 
@@ -145,28 +145,28 @@ def test_underscores_stand_for_dashes(verb: str, capsys: pytest.CaptureFixture[s
 
 
 def test_a_command_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "SILENT_SECONDS", 0.0)
-    monkeypatch.setattr(options, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(output, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(output, "BEAT_SECONDS", 0.001)
     heard = queue.Queue[str]()
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             heard.put(record.getMessage())
 
-    logger, listener = logging.getLogger(options.__name__), Listener()
+    logger, listener = logging.getLogger(output.__name__), Listener()
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(listener)
     try:
-        with options.Heartbeat():
+        with output.Heartbeat():
             assert heard.get(timeout=60)
-            options.progress_bar("tests", as_json=False)(3, 7)
+            output.progress_bar("tests", as_json=False)(3, 7)
             while "3 of 7 tests" not in heard.get(timeout=60):
                 pass
     finally:
         logger.removeHandler(listener)
         logger.setLevel(level)
-    assert options.BEATING == []
+    assert output.BEATING == []
 
 
 def test_what_was_not_sent_is_told_by_the_exit_code_or_to_a_study_by_its_file(

@@ -12,14 +12,13 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.config.schema import RunConfig
-from clew.config.study import load_study
+from clew.config.study import load_study, metric_name
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.runs.base import check_key
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.estimate import Estimate
 from clew.workflows import compare as study_cells
 from clew.workflows import compare as workflow
-from clew.workflows.study_report import metric_name
 from clew.workflows.train import TrainResult
 
 ROOT = Path(__file__).parents[2]
@@ -272,3 +271,42 @@ def test_a_seed_that_comes_twice_is_refused(tmp_path: Path) -> None:
         load_study(write(tmp_path, seeds=[3, 4, 3]))
     with pytest.raises(ConfigError, match="seeds: 1 is given twice"):
         load_study(write(tmp_path), seeds=[1, 1])
+
+
+@pytest.mark.parametrize("variant", ["", "%", "a/b", "x" * 300])
+def test_a_variant_whose_ratios_could_not_be_stored_is_refused(
+    tmp_path: Path, variant: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_study(write(tmp_path, variants={"a b": {}, variant: {}}))
+    assert "variants" in str(error.value)
+
+
+@pytest.mark.parametrize("seeds", [[0, -1], [0, 2**32]])
+def test_every_seed_is_checked_before_anything_runs(tmp_path: Path, seeds: list[int]) -> None:
+    with pytest.raises(ConfigError, match=f"training.seed.*{seeds[1]}"):
+        load_study(write(tmp_path), seeds=seeds)
+
+
+def test_a_study_without_its_metrics_ends_with_the_first_run(
+    trained: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    measures = [{"metric": "test/mmr", "label": "MRR"}, {"metric": "test/x", "label": "x"}]
+    with pytest.raises(UsageError, match=r"test/mmr or test/x.*'test/mrr'"):
+        list(workflow.compare(load_study(write(tmp_path, measures=measures))))
+    assert trained == [("fp32", 0)]
+
+
+def test_cells_on_other_data_run_again(trained: list[tuple[str, int]], tmp_path: Path) -> None:
+    triples = {"train": "a\tr\tb\nb\tr\tc\n", "valid": "a\tr\tc\n", "test": "b\tr\ta\n"}
+    files = {split: tmp_path / f"{split}.txt" for split in triples}
+    for split, path in files.items():
+        path.write_text(triples[split])
+    data = {f"data.{split}": str(path) for split, path in files.items()}
+    study = load_study(write(tmp_path, overrides=data), seeds=[0])
+    list(workflow.compare(study))
+    list(workflow.compare(study))
+    assert len(trained) == 2
+    files["train"].write_text(triples["train"] + "c\tr\ta\n")
+    list(workflow.compare(study))
+    assert len(trained) == 4

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from clew import names
 from clew.__main__ import run as run_command
-from clew.cli.options import tell
+from clew.cli.output import tell
 from clew.workflows.train import train
 from tests.workflows.trained import small_config
 

@@ -1,10 +1,13 @@
 """The chart of an explanation; outside the dashboard, only this module imports Altair."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import altair as alt
 import pandas as pd
+from pydantic import Field
 
+from clew.api.arguments import checked
 from clew.api.explanations import FACT, TEST
 
 FOR, AGAINST = "#1F88CB", "#D55E00"
@@ -16,8 +19,13 @@ LABEL_PIXELS = 420
 Chart = alt.Chart | alt.VConcatChart
 
 
+@checked
 def influence_chart(
-    frame: pd.DataFrame, titles: Sequence[str], heading: str, *, num_examples: int
+    frame: pd.DataFrame,
+    titles: Sequence[str],
+    heading: str,
+    *,
+    num_examples: Annotated[int, Field(ge=1)],
 ) -> Chart:
     """Return bars of the strongest examples, one panel with a title for each prediction.
 

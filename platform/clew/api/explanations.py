@@ -4,18 +4,20 @@ import html
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pandas as pd
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, SkipValidation
 from tqdm import tqdm
 
-from clew.api.models import Model, Recorded, reference_of
-from clew.errors import ConfigError, extra, quoted
-from clew.runs.influence_forms import AGREEING_COLUMN, CHECKPOINT_PREFIX, PART_PREFIX, Form, form_of
+from clew.api.arguments import Triple, checked, named_triples
+from clew.api.models import AnyModel, Model, reference_of
+from clew.config.load import full_settings
+from clew.errors import ConfigError, extra
+from clew.runs.influence_forms import AGREEING_COLUMN, CHECKPOINT_PREFIX, PART_PREFIX, Form
 from clew.runs.influence_report import InfluenceReport, TripleRecord
 from clew.runs.reading.picture import PLAIN
+from clew.runs.verification import Verification
 from clew.runs.window_report import (
     SequenceInfluenceReport,
     TextInfluenceReport,
@@ -28,12 +30,9 @@ from clew.workflows.explaining.tracin import in_words, tracin
 
 if TYPE_CHECKING:
     from clew.api.charts import Chart
-    from clew.runs.verification import Verification
 
 SHOWN_ROWS = 10
-TRIPLE_COLUMNS = ["head", "relation", "tail"]
 SPLIT_COLUMNS = (CHECKPOINT_PREFIX, PART_PREFIX)
-Triple = tuple[str, str, str]
 Report = InfluenceReport | TextInfluenceReport | SequenceInfluenceReport
 Progress = Callable[[int, int], None]
 
@@ -61,8 +60,6 @@ class Attribution:
     @property
     def form(self) -> Form:
         """Name (`key`), `unit` and `meaning` of the numbers in the column `influence`."""
-        if isinstance(self.report, InfluenceReport):
-            return form_of(self.report.settings)
         return self.report.form
 
     @property
@@ -88,7 +85,10 @@ class Attribution:
         """
         return self._frame.copy()
 
-    def verify(self, *, seeds: int = 2, whole: bool = False) -> "Verification":
+    @checked
+    def verify(
+        self, *, seeds: Annotated[int, Field(ge=1)] = 2, whole: bool = False
+    ) -> Verification:
         """Return what happens without the strongest facts, as `clew verify` finds it.
 
         Args:
@@ -96,12 +96,12 @@ class Attribution:
             whole: Also train again from the start, as the reference.
 
         Raises:
-            UsageError: If the explanation is not a recorded one of triples of one run.
+            UsageError: If the explanation is not a recorded one of triples.
         """
         from clew.workflows.verify import VerifyRequest, verify
 
         titles = len(self._titles())
-        request = VerifyRequest(self.run_id or "", top_tests=titles, seeds=seeds, whole=whole)
+        request = VerifyRequest(reference_of(self), top_tests=titles, seeds=seeds, whole=whole)
         with progress_of("training runs") as progress:
             return verify(request, progress=progress)
 
@@ -114,10 +114,6 @@ class Attribution:
         Raises:
             ConfigError: If `num_examples` is not a whole number of at least 1.
         """
-        if not isinstance(num_examples, int) or num_examples < 1:
-            raise ConfigError(
-                f"num_examples is {quoted(num_examples)}; expected a whole number, at least 1"
-            )
         with extra("ui"):
             from clew.api.charts import influence_chart
 
@@ -174,20 +170,19 @@ class Attribution:
         return head + "".join(mark + row for mark, row in zip(marks, body, strict=True))
 
 
+@checked
 def attribute(
-    model: Model | Recorded | str | Path,
-    triples: pd.DataFrame | Iterable[Triple] | None = None,
+    model: SkipValidation[AnyModel],
+    triples: SkipValidation[pd.DataFrame | Iterable[Triple] | None] = None,
     *,
     prompt: str | None = None,
     continuation: str = "",
     frame: int | None = None,
-    top_k: int = 20,
-    seeds: int | None = None,
+    top_k: Annotated[int, Field(ge=0)] = 20,
+    seeds: Annotated[int, Field(ge=1)] | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Attribution:
     """Find the training examples behind a prediction, and record the result as a run.
-
-    Scores are those of TracIn or a form of it (`influence.score`), summed over all checkpoints.
 
     The arguments determine what is explained: triples of a graph, the continuation of a prompt, or,
     with neither, a window of image frames.
@@ -213,18 +208,11 @@ def attribute(
         raise ConfigError("more than one of triples, prompt and frame is given; give one of them")
     if continuation and prompt is None:
         raise ConfigError("a continuation is given without a prompt; give the text before it")
-    for name, given in (("prompt", prompt), ("continuation", continuation)):
-        if not isinstance(given, str | None):
-            raise ConfigError(f"{name} is {quoted(given)}; expected text")
-    if overrides is not None and not isinstance(overrides, Mapping):
-        raise ConfigError(
-            f"overrides is {quoted(overrides)}; expected keys with values, such as "
-            '{"influence.score": "cosine"}'
-        )
     nothing = triples is None and prompt is None and frame is None
     if nothing and isinstance(model, Model) and model.explained_with:  # others choose a window
         raise ConfigError(f"{model.title} is a {model.task} model; give {model.explained_with}")
-    reference, settings = reference_of(model), {"influence.top_k": top_k, **(overrides or {})}
+    reference = reference_of(model)
+    settings = {"influence.top_k": top_k} | full_settings(overrides or {})
     if seeds is not None:
         settings["influence.seeds"] = seeds
     if triples is not None:
@@ -239,33 +227,6 @@ def attribute(
             return Attribution(text.report, text.run_id, window_table(text.report))
         (frames,) = trace_sequences(reference, [frame], settings, progress=progress)
         return Attribution(frames.report, frames.run_id, window_table(frames.report))
-
-
-def named_triples(triples: pd.DataFrame | Iterable[Triple]) -> list[Triple]:
-    """Return triples of names as a list; refuse anything else."""
-    if isinstance(triples, pd.DataFrame):
-        if missing := [name for name in TRIPLE_COLUMNS if name not in triples.columns]:
-            raise ConfigError(
-                f"triples is a table without the column {missing[0]}; expected "
-                f"{', '.join(TRIPLE_COLUMNS)}, one triple in each row"
-            )
-        triples = triples[TRIPLE_COLUMNS].itertuples(index=False, name=None)
-    is_listed = isinstance(triples, Iterable) and not isinstance(triples, str)
-    given: Any = list(triples) if is_listed else triples
-    try:
-        found = TypeAdapter(list[Triple]).validate_python(given, strict=True)
-    except ValidationError as error:
-        place = error.errors()[0]["loc"][:1]
-        wrong = (
-            f"triples[{place[0]}] is {quoted(given[place[0]])}" if place else f"triples is {given}"
-        )
-        raise ConfigError(
-            f"{wrong}; expected (head, relation, tail) by name, a tuple for each triple, such as "
-            "[('virus', 'causes', 'neoplastic_process')]"
-        ) from None
-    if not found:
-        raise ConfigError("triples is empty; give at least one (head, relation, tail)")
-    return found
 
 
 @contextmanager

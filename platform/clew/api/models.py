@@ -2,21 +2,21 @@
 
 import inspect
 import logging
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Concatenate, Literal, Protocol, TypeVar
 
 import pandas as pd
-from pydantic import ConfigDict, Field, ValidationError, validate_call
+from pydantic import Field, SkipValidation
 
 from clew import names
+from clew.api.arguments import Name, Names, P, R, Triple, checked, named_triples
 from clew.config.data import TokenData, TripleData
 from clew.config.schema import RunConfig
-from clew.errors import ConfigError, UsageError, quoted, reason_of
+from clew.errors import ConfigError, UsageError, quoted, similar_name
 from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE
 from clew.language_modeling.model import Sampling
@@ -34,8 +34,6 @@ from clew.workflows.predict_text import open_text_model
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
 ANSWER_COLUMNS = ["rank", "name", "label", "score", "probability", "known"]
 PLACE_COLUMNS = ["end", "rank", "num_candidates", "name", "label", "score", "probability", "known"]
@@ -48,39 +46,6 @@ class Recorded(Protocol):
     def run_id(self) -> str | None:
         """The run's id; None if the run was not recorded."""
         ...
-
-
-def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that checks the types of its arguments before it runs.
-
-    The function raises a one-line ConfigError if an argument does not fit the signature.
-    """
-    signature = inspect.signature(function)
-    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-            given |= given.pop("settings", {})
-        except TypeError as error:
-            raise TypeError(f"{function.__name__}(): {error}") from None
-        try:
-            return validated(**given)  # type: ignore[call-arg]
-        except ValidationError as error:
-            if error.title != function.__qualname__:  # the error comes from inside the function
-                raise
-            problem, *others = error.errors()
-            name = str(problem["loc"][0])
-            expected = reason_of(problem)
-            if any(other["loc"][0] == name for other in others):  # fits none of several types
-                annotation = inspect.formatannotation(signature.parameters[name].annotation)
-                expected = "expected " + re.sub(r"(\w+\.)+", "", annotation)
-            elif len(problem["loc"]) > 1:  # an element of the argument
-                raise ConfigError(f"{name}: {quoted(problem['input'])} given; {expected}") from None
-            raise ConfigError(f"{name} is {quoted(given[name])}; {expected}") from None
-
-    return call
 
 
 @dataclass(frozen=True)
@@ -112,6 +77,8 @@ class Model(ABC):
         """
 
 
+AnyModel = Model | Recorded | str | Path
+"""A loaded model, a run, or a run id, `newest`, `models:/name@alias` or a folder of checkpoints."""
 ModelT = TypeVar("ModelT", bound=Model)
 
 
@@ -125,9 +92,8 @@ def _asking(ask: Callable[Concatenate[ModelT, P], R]) -> Callable[Concatenate[Mo
         foreign = [name for name in given if name not in valid]
         if foreign or valid[0] not in given:
             wrong = f"{' and '.join(foreign)} given" if foreign else f"no {valid[0]} given"
-            raise ConfigError(
-                f"{self.title} is a {self.task} model, {wrong}; expected {self.asked_with}"
-            )
+            said = f"{self.title} is a {self.task} model, {wrong}; expected {self.asked_with}; "
+            raise ConfigError((said + similar_name("".join(foreign), valid)).removesuffix("; "))
         return validated(self, *args, **given)
 
     return call
@@ -207,7 +173,8 @@ class TripleModel(Model):
                 )
         return frame
 
-    def place(self, head: str, relation: str, tail: str) -> pd.DataFrame:
+    @checked
+    def place(self, head: Name, relation: Name, tail: Name) -> pd.DataFrame:
         """Return the rank of a triple's tail among all tails, and of its head among all heads.
 
         A row is an `end` of the triple. `tail` is first; it is the only row if the model was
@@ -218,15 +185,10 @@ class TripleModel(Model):
         entity, given that it is none of those other answers.
 
         Raises:
-            ConfigError: If a part of the triple is empty.
+            ConfigError: If a part of the triple is empty; `predict` asks for an end.
             DataError: If a name is unknown; the message lists similar names.
         """
         answering = self._ready
-        if not all(name and isinstance(name, str) for name in (head, relation, tail)):
-            raise ConfigError(
-                f"triple with head {head!r}, relation {relation!r}, tail {tail!r}; give all three "
-                "by name, or ask for an end with predict"
-            )
         triple = Query(relation, head=head, tail=tail)
         found = answering.predict(triple.ways(heads=answering.has_inverses), top_k=1)
         for prediction in found:
@@ -254,8 +216,8 @@ class TripleModel(Model):
         filter_known: bool = True,
         head_kind: str = "",
         tail_kind: str = "",
-        heads: Sequence[str] | None = None,
-        tails: Sequence[str] | None = None,
+        heads: Names | None = None,
+        tails: Names | None = None,
         seen: bool = False,
     ) -> pd.DataFrame:
         """Return the best pairs of a relation, the best first.
@@ -284,16 +246,15 @@ class TripleModel(Model):
         )
         return pd.DataFrame(rows.to_pandas())
 
-    @checked
-    def score(self, triples: Sequence[Sequence[str]]) -> pd.DataFrame:
-        """Return a row for each triple (head, relation, tail), with the columns of `rank`.
+    def score(self, triples: pd.DataFrame | Iterable[Triple]) -> pd.DataFrame:
+        """Return a row for each `(head, relation, tail)` by name, with the columns of `rank`.
 
         The column `error` says why a triple has no score, such as an unknown name.
 
         Raises:
             DataError: If no triple can be scored.
         """
-        return pd.DataFrame(scored_triples(self._ready, triples).to_pandas())
+        return pd.DataFrame(scored_triples(self._ready, named_triples(triples)).to_pandas())
 
 
 @dataclass(frozen=True)
@@ -393,8 +354,9 @@ def load(reference: str | Path) -> Model:
                 return SequenceModel(*said)
 
 
+@checked
 def evaluate(
-    model: Model | Recorded | str | Path, split: Literal["valid", "test"] = "test"
+    model: SkipValidation[AnyModel], split: Literal["valid", "test"] = "test"
 ) -> EvaluateResult:
     """Evaluate a model on a split of its training data set, and record the result as a run.
 
@@ -412,20 +374,21 @@ def evaluate(
     return evaluate_model(reference_of(model), split)
 
 
-def reference_of(model: Model | Recorded | str | Path) -> str:
+def reference_of(model: AnyModel) -> str:
     """Return the reference of a model that the workflows use; refuse a run that has none."""
     if isinstance(model, str | Path):
         return run_meant(str(model), names.KIND_TRAIN)
     if isinstance(model, Model):
         return model.reference
-    if not hasattr(model, "run_id"):
+    run_id = getattr(model, "run_id", 0)
+    if not isinstance(run_id, str | None):
         raise ConfigError(
             f"model is {quoted(model)}; expected a loaded model, a run, a run id, 'newest', "
             "'models:/name@alias' or a folder of checkpoints"
         )
-    if model.run_id is None:
+    if run_id is None:
         raise UsageError(
             "this run has no id, because the tracking store did not answer or another of its "
             "processes recorded it; run clew sync, then give the run's id"
         )
-    return model.run_id
+    return run_id

@@ -10,7 +10,8 @@ import pandas as pd
 from pydantic import Field
 
 from clew import names
-from clew.api.models import Model, checked, load, reference_of
+from clew.api.arguments import checked
+from clew.api.models import Model, load, reference_of
 from clew.config.load import from_mapping, full_settings
 from clew.config.load import load as load_config
 from clew.config.schema import RunConfig

@@ -1,29 +1,30 @@
 """`clew.value_facts`: the effect of each training fact on the total loss of many predictions."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
-from pydantic import ValidationError
+from pydantic import Field, SkipValidation
 
-from clew.api.explanations import Triple, named_triples, progress_of
-from clew.api.models import Model, Recorded, reference_of
+from clew.api.arguments import Triple, checked, named_triples
+from clew.api.explanations import progress_of
+from clew.api.models import AnyModel, reference_of
 from clew.config.services import Question, ValueRequest
-from clew.errors import ConfigError, described, quoted
+from clew.errors import ConfigError, quoted
 from clew.link_prediction.triples import HEAD, RELATION, TAIL
 from clew.workflows.explaining.value_facts import FactValues
 from clew.workflows.explaining.value_facts import value_facts as workflow
 
 
+@checked
 def value_facts(
-    model: Model | Recorded | str | Path,
-    triples: pd.DataFrame | Iterable[Triple] | None = None,
+    model: SkipValidation[AnyModel],
+    triples: SkipValidation[pd.DataFrame | Iterable[Triple] | None] = None,
     *,
-    weights: Sequence[float] | None = None,
+    weights: SkipValidation[Sequence[float] | None] = None,
     direction: Question = "both",
-    confirm: int = 0,
+    confirm: Annotated[int, Field(ge=0)] = 0,
 ) -> pd.DataFrame:
     """Compute the value of every training fact for the losses of many triples, in one pass.
 
@@ -55,16 +56,13 @@ def value_facts(
         raise ConfigError("weights are given without triples; give the triples that they are for")
     tests = [] if triples is None else named_triples(triples)
     numbers = None if weights is None else _numbers(weights, len(tests))
-    asked: dict[str, Any] = {
-        "test": tuple(tests),
-        "weights": numbers,
-        "direction": direction,
-        "confirm": confirm,
-    }
-    try:
-        request = ValueRequest(model=reference_of(model), **asked)
-    except ValidationError as error:
-        raise ConfigError(described(error)) from None
+    request = ValueRequest(
+        model=reference_of(model),
+        test=tuple(tests),
+        weights=numbers,
+        direction=direction,
+        confirm=confirm,
+    )
     with progress_of("steps") as progress:
         return _table(workflow(request, progress=progress))
 

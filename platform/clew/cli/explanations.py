@@ -15,9 +15,8 @@ from clew.cli.options import (
     Printed,
     Spoken,
     command,
-    progress_bar,
-    tell,
 )
+from clew.cli.output import progress_bar, tell
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, ValidationRequest, ValueRequest
 from clew.errors import ConfigError

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import click
 from click.shell_completion import CompletionItem
 
+from clew.cli.output import tell
 from clew.config.data import TripleData
 from clew.config.files import SUFFIXES, presets
 from clew.config.load import full_key
@@ -73,6 +74,23 @@ def type_of(option: "DeclaredOption") -> str:
     parts = [option.annotation, get_origin(option.annotation), *get_args(option.annotation)]
     text = "FILE" if option.name in TripleData.paths else "CHOICE" if Literal in parts else "TEXT"
     return next((kinds[part] for part in parts if part in kinds), text)
+
+
+def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        context.meta[str(option.name)] = True
+        tell(context.get_help())
+        context.exit()
+
+
+HELP_ALL = click.Option(
+    ["--help-all"],
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_all,
+    help="Show all options and exit.",
+)
 
 
 def write_short_help(verb: "Verb", formatter: click.HelpFormatter) -> None:

@@ -17,9 +17,8 @@ from clew.cli.options import (
     Spoken,
     command,
     dashed,
-    progress_bar,
-    tell,
 )
+from clew.cli.output import progress_bar, tell
 
 if TYPE_CHECKING:
     from clew.link_prediction.candidates import Limits
@@ -171,7 +170,7 @@ def _answer(options: PredictOptions) -> None:
             tell(f"note: {note}")
         tell(f"{options.output}: {rows.num_rows:,} rows")
         return
-    tell(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
 
 
 def _list(options: PredictOptions) -> None:
@@ -186,7 +185,7 @@ def _list(options: PredictOptions) -> None:
         limits=options.limits(),
         output=options.output,
     )
-    tell(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
 
 
 def _continue(options: PredictOptions) -> None:
@@ -206,7 +205,7 @@ def _continue(options: PredictOptions) -> None:
     pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
     if options.as_json:
         content = {"model": options.model, "prompt": prompt, "text": "".join(pieces)}
-        tell(json.dumps(content, indent=1))
+        tell(json.dumps(content))
         return
     for piece in pieces:
         tell(piece, nl=False)
@@ -225,7 +224,7 @@ def _predict_frames(options: PredictOptions) -> None:
         confidence=options.confidence,
         progress=progress_bar("windows", as_json=False),
     )
-    tell(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
 
 
 class PromoteOptions(Spoken, Printed):

@@ -1,19 +1,14 @@
 """The options of a command, declared once as a class from which the command is built.
 
 Each field of such a class is an option of the command line and a parameter of MLproject; its
-docstring is the help text. Configuration settings that have their own option
-(`clew.cli.options`) are added automatically. `experiments.reference` writes MLproject and the
-reference pages from the same declarations.
+docstring is the help text. Settings of the configuration that are marked with a `Flag` are added.
 """
 
 import functools
-import json
 import logging
 import os
 import re
 import shlex
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -24,15 +19,14 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from clew.cli import help
+from clew.cli.output import Heartbeat, is_main_process
 from clew.config.base import Flag, Section
 from clew.config.load import SHORT_KEYS, from_mapping, full_settings, load, parse_assignments
 from clew.config.schema import RunConfig, section_classes, task_of
-from clew.errors import ConfigError, harmless, quoted, reason_of, valid_names
+from clew.errors import ConfigError, quoted, reason_of, valid_names
 from clew.names import KIND_TRAIN, NEWEST
 from clew.processes import typed_command
 
-logger = logging.getLogger(__name__)
-SILENT_SECONDS, BEAT_SECONDS = 25.0, 1.0
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "max_content_width": 100,
@@ -69,47 +63,6 @@ class Option:
 
 ModelReference = Annotated[str, Option(run_kind=KIND_TRAIN, first=True)]
 HIDDEN = Option(terminal_only=True, hidden=True)
-
-
-class Heartbeat(logging.Handler):
-    """Ends a command's silences: after `SILENT_SECONDS` without a line, it logs one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.doing = "at work"
-        self._began = self._said = time.monotonic()
-        self._ended = threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Count the silence from this line."""
-        self.heard()
-
-    def heard(self) -> None:
-        """Count the silence from now, because something else was shown."""
-        self._said = time.monotonic()
-
-    def __enter__(self) -> Self:
-        logging.getLogger("clew").addHandler(self)
-        thread = threading.Thread(target=self._watch, name="clew-heartbeat", daemon=True)
-        thread.start()
-        BEATING.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        BEATING.remove(self)
-        self._ended.set()
-        logging.getLogger("clew").removeHandler(self)
-
-    def _watch(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
-            now = time.monotonic()
-            if now - self._said >= SILENT_SECONDS:
-                self.heard()
-                logger.info("%s, %.0f s after the start", self.doing, now - self._began)
-
-
-BEATING: list[Heartbeat] = []
-"""The heartbeats of the commands that run, the innermost last."""
 
 
 class Options(Section):
@@ -250,13 +203,13 @@ class DeclaredOption(Option):
 
 def declared_options(verb: str, options: type[Options]) -> list[DeclaredOption]:
     """Return a command's own options, then those that set the configuration."""
-    own = [
-        option
-        for name, field in options.model_fields.items()
-        if not field.exclude
-        for option in _of_field(name, field)
-    ]
-    return [*own, *flags(verb)]
+    found: list[DeclaredOption] = []
+    for name, field in options.model_fields.items():
+        if not field.exclude:
+            main = _option_of(name, field)
+            same = f"Same as {dashed(main.name)}."
+            found += [main, *(replace(main, name=other, help=same) for other in main.also)]
+    return [*found, *flags(verb)]
 
 
 @functools.cache
@@ -268,25 +221,34 @@ def flags(verb: str) -> tuple[DeclaredOption, ...]:
     found: dict[str, DeclaredOption] = {}
     for section in RunConfig.model_fields:
         for name, field in (f for c in section_classes(section) for f in c.model_fields.items()):
-            flag = next(
-                (m for m in field.metadata if isinstance(m, Flag) and verb in m.verbs), None
-            )
+            flags = (mark for mark in field.metadata if isinstance(mark, Flag))
+            flag = next((flag for flag in flags if verb in flag.verbs), None)
             if flag is None or name in found:
                 continue
-            found[name] = main = DeclaredOption(
-                name,
-                help=first_sentence(field),
-                annotation=field.annotation,
-                key=f"{section}.{name}",
-                default=field.get_default(call_default_factory=True),
-                alone="true" if field.annotation is bool else "",
-            )
+            main = replace(_option_of(name, field), field="", key=f"{section}.{name}")
+            found[name] = main
             if flag.off:
                 same = f"Same as {dashed(name)} false."
                 found[flag.off] = replace(
                     main, name=flag.off, help=same, switch="false", terminal_only=True
                 )
     return tuple(found.values())
+
+
+def _option_of(name: str, field: FieldInfo) -> DeclaredOption:
+    mark = next((mark for mark in field.metadata if isinstance(mark, Option)), Option())
+    is_bool = field.annotation is bool
+    own = {"name": mark.name or name, "alone": mark.alone or ("true" if is_bool else "")}
+    text = " ".join((field.description or "").split())
+    return DeclaredOption(
+        **vars(mark) | own,
+        help=text.partition(". ")[0].removesuffix(".") + ".",
+        annotation=field.annotation,
+        field=name,
+        default=None if field.is_required() else field.get_default(call_default_factory=True),
+        required=field.is_required(),
+        switch="true" if is_bool and mark.terminal_only else "",
+    )
 
 
 def _sorted_words(
@@ -320,30 +282,6 @@ def _sorted_words(
         said = f"unexpected word {quoted(bare[0])}"
         raise click.UsageError(said, click.get_current_context(silent=True))
     return options, assignments
-
-
-def _of_field(name: str, field: FieldInfo) -> list[DeclaredOption]:
-    mark = next((mark for mark in field.metadata if isinstance(mark, Option)), Option())
-    is_bool = field.annotation is bool
-    default = None if field.is_required() else field.get_default(call_default_factory=True)
-    own = {"name": mark.name or name, "alone": mark.alone or ("true" if is_bool else "")}
-    main = DeclaredOption(
-        **vars(mark) | own,
-        help=first_sentence(field),
-        annotation=field.annotation,
-        field=name,
-        default=default,
-        required=field.is_required(),
-        switch="true" if is_bool and mark.terminal_only else "",
-    )
-    same = f"Same as {dashed(main.name)}."
-    return [main, *(replace(main, name=other, help=same) for other in mark.also)]
-
-
-def first_sentence(field: FieldInfo) -> str:
-    """Return the first sentence of a field's docstring."""
-    text = " ".join((field.description or "").split())
-    return text.partition(". ")[0].removesuffix(".") + "."
 
 
 def dashed(name: str) -> str:
@@ -391,7 +329,7 @@ class Verb(click.Command):
             params=[
                 *(_click_option(option) for option in self.declared if not option.positional),
                 *([_settings_option()] if self.is_configured else []),
-                HELP_ALL,
+                help.HELP_ALL,
                 words,
             ],
             help=function.__doc__,
@@ -420,7 +358,7 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the short help, or all options."""
-        if ctx.meta.get(HELP_ALL.name):
+        if ctx.meta.get(help.HELP_ALL.name):
             super().format_options(ctx, formatter)
         else:
             help.write_short_help(self, formatter)
@@ -430,23 +368,6 @@ def _is_no_value(option: DeclaredOption, following: str) -> bool:
     if option.annotation is bool and following:
         return not TRUTH.fullmatch(following)
     return bool(ASSIGNMENT.match(following))
-
-
-def _show_all(context: click.Context, option: click.Parameter, is_given: bool) -> None:
-    if is_given:
-        context.meta[str(option.name)] = True
-        tell(context.get_help())
-        context.exit()
-
-
-HELP_ALL = click.Option(
-    ["--help-all"],
-    is_flag=True,
-    expose_value=False,
-    is_eager=True,
-    callback=_show_all,
-    help="Show all options and exit.",
-)
 
 
 O = TypeVar("O", bound=Options)  # noqa: E741
@@ -469,57 +390,10 @@ def _click_option(option: DeclaredOption) -> click.Option:
 
 
 def _settings_option() -> click.Option:
-    """Return the option `--set`, which can be given several times; its value is a list.
-
-    Commas that no assignment follows belong to a value.
-    """
+    """Return the option `--set`; in it, commas that no assignment follows belong to a value."""
 
     def split(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> list[str]:
         return [part for text in texts for part in re.split(r",(?=[^,]*=)", text) if part]
 
     text = "More settings, name=value; separate them by commas or repeat the option."
     return click.Option(["--set", "set"], multiple=True, callback=split, help=text)
-
-
-def is_main_process() -> bool:
-    """Whether this process prints for the command: torchrun's first process, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def tell(text: str = "", *, grey: bool = False, nl: bool = True) -> None:
-    """Print a result; a name in it, from data or from a store, cannot control the terminal."""
-    shown = harmless(text)
-    click.echo(click.style(shown, fg="bright_black") if grey else shown, nl=nl)
-
-
-def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
-    """Return a function that shows progress.
-
-    It shows a bar on a terminal, or one JSON object per line; in a file, the heartbeat's lines say
-    how far the command is.
-    """
-    from tqdm import tqdm
-
-    hidden = True if as_json or logging.getLogger("clew").level > logging.INFO else None
-    bar = tqdm(unit=f" {unit}", delay=1.0, disable=hidden, leave=False)
-    began: tuple[float, int] | None = None  # at the first call: what came before takes no part
-
-    def show(done: int, total: int) -> None:
-        nonlocal began
-        now = time.monotonic()
-        began = began or (now, done)
-        seconds, gained = now - began[0], done - began[1]
-        if as_json:
-            tell(json.dumps({"done": done, "total": total}))
-        left = f", {seconds * (total - done) / gained:.0f} s left" if gained else ""
-        for beat in BEATING[-1:]:
-            if as_json or not bar.disable:
-                beat.heard()
-            beat.doing = f"{done:,} of {total:,} {unit}{left}"
-            beat.doing = "at work" if done == total else beat.doing
-        bar.total = total
-        bar.update(done - bar.n)
-        if done == total:
-            bar.close()
-
-    return show

@@ -12,7 +12,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clew.cli.options import Configured, Option, Options, Printed, command, dashed, tell
+from clew.cli.options import Configured, Option, Options, Printed, command, dashed
+from clew.cli.output import tell
 from clew.config.data import ImportSettings
 from clew.errors import UsageError, counted, described
 

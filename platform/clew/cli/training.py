@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from clew.cli.options import (
-    BEATING,
     DEFAULT_CONFIG,
     HIDDEN,
     ConfigOptions,
@@ -20,9 +19,8 @@ from clew.cli.options import (
     Printed,
     Spoken,
     command,
-    is_main_process,
-    tell,
 )
+from clew.cli.output import BEATING, is_main_process, tell
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, SearchBudget
 from clew.errors import ConfigError, ProtectedStop, harmless
@@ -169,7 +167,7 @@ def plan(options: PlanOptions) -> None:
             frame_shape=(channels, height, width) if options.frame_shape else None,
         ),
     )
-    tell(json.dumps(result.as_dict(), indent=1) if options.as_json else result.table())
+    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
 
 
 class TuneOptions(ConfigOptions, Spoken, ClusterRequest, SearchBudget):
@@ -188,7 +186,7 @@ def tune(options: TuneOptions) -> None:
     if "CLEW_LOG_LEVEL" not in os.environ and not options.verbose:
         logging.getLogger("clew").setLevel(logging.WARNING)  # one line per trial is enough,
         if not options.quiet:  # unless one lasts long
-            for name in ("clew.training.reports", "clew.cli.options"):
+            for name in ("clew.training.reports", "clew.cli.output"):
                 logging.getLogger(name).setLevel(logging.INFO)
     own = options.model_dump(include=set(SearchBudget.model_fields))
     request = TuneRequest(config=options.configuration(), **own)
@@ -229,11 +227,7 @@ def evaluate(options: EvaluateOptions) -> None:
     from clew.workflows.evaluate import evaluate as run_evaluation
 
     result = run_evaluation(options.model, options.split, negatives=options.negatives)
-    tell(
-        json.dumps(result.metrics, indent=1)
-        if options.as_json
-        else result.table(everything=options.all)
-    )
+    tell(json.dumps(result.metrics) if options.as_json else result.table(everything=options.all))
 
 
 class CompareOptions(Spoken, ClusterRequest):

@@ -5,7 +5,9 @@ names the settings that `clew tune` varies, and their values.
 """
 
 import math
+import re
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,6 +21,13 @@ from clew.errors import ConfigError, printable, quoted
 
 INFLUENCE_PREFIX = "influence."
 QUICK = "quick"
+MOST_CHARACTERS = 100
+"""Longest name of a variant, which is a part of the names of metrics."""
+
+
+def metric_name(variant: str) -> str:
+    """Return a variant's name without characters that MLflow refuses in the name of a metric."""
+    return " ".join(re.sub(r"[^\w.\- :]|\.\.", " ", variant).split())
 
 
 class Measure(Section):
@@ -70,9 +79,14 @@ class Study(Section):
         return next(iter(self.variants))
 
     @model_validator(mode="after")
-    def _seeds_differ(self) -> "Study":
-        for seeds in (self.seeds, *(size.seeds or [] for size in self.sizes.values())):
-            _refuse_twice(seeds)
+    def _variants_differ(self) -> "Study":
+        keys = [metric_name(variant) for variant in self.variants]
+        for variant, key in zip(self.variants, keys, strict=True):
+            if not key or keys.count(key) > 1 or len(key) > MOST_CHARACTERS:
+                raise ValueError(
+                    f"variants: {quoted(variant)} is no name for metrics; expected letters or "
+                    f"digits, at most {MOST_CHARACTERS} characters, and for each variant another"
+                )
         return self
 
     @model_validator(mode="after")
@@ -135,18 +149,13 @@ def load_study(path: Path | str, *, seeds: Sequence[int] = (), size: str = "") -
     if size or QUICK in study.sizes:
         study = study.sized(size or QUICK)
     if seeds:
-        _refuse_twice(seeds)
         study = study.model_copy(update={"seeds": list(seeds)})
-    for variant in study.variants:
-        study.config(variant, study.seeds[0])
-    return study
-
-
-def _refuse_twice(seeds: Sequence[int]) -> None:
-    """Refuse a repeated seed; its second round would be trained, but would not count."""
-    twice = [seed for seed in seeds if seeds.count(seed) > 1]
-    if twice:
+    twice = [seed for seed in study.seeds if study.seeds.count(seed) > 1]
+    if twice:  # the second round would be trained, but would not count
         raise ConfigError(f"seeds: {twice[0]} is given twice; each round needs its own seed")
+    for variant, seed in product(study.variants, study.seeds):
+        study.config(variant, seed)
+    return study
 
 
 Value = bool | int | float | str | None

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from clew import names
+from clew import __version__, names
 from clew.config.services import ClusterRequest, TrackingConfig
 from clew.config.study import Study
-from clew.errors import ClewError, Interrupted, UsageError
-from clew.files import working_folder, write_whole
+from clew.errors import ClewError, Interrupted, UsageError, similar_name
+from clew.files import expanded, working_folder, write_whole
 from clew.runs.base import Tracker
 from clew.runs.hardware import Machine, describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import find_cell
+from clew.training.manifest import sha256
 from clew.workflows.child import trace_in_child, train_in_child
 from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.outputs import check_file
@@ -55,7 +56,8 @@ def compare(
 
     A round runs every variant once with one seed. Every second round runs in reverse order, so that
     a drift of the machine's speed affects all variants. A cell that fails is reported and does not
-    stop the rest. A cell that finished earlier on this machine and commit is not run again.
+    stop the rest. A cell that finished earlier, with the same machine, commit and data, is not run
+    again.
 
     Args:
         study: The study to run.
@@ -71,6 +73,7 @@ def compare(
     obstacle = reason and f"{output} is not written: {reason}"
     if obstacle:
         logger.warning("%s", obstacle)
+    data = fingerprints(study)
     tracking = study.config(study.reference, study.seeds[0]).tracking
     with (
         opened_cluster(cluster, shows_output=True) as nodes,
@@ -88,14 +91,17 @@ def compare(
             for variant in (reversed(forth) if turn % 2 else forth)
         ]
         cells: list[CellResult] = []
-        here, parent = place_of([describe_machine()]), tracker.run_id
-        ending = (run_cell(study, variant, seed, parent, here) for seed, variant in turns)
-        for cell in cells_on_cluster(nodes, study, turns, parent) if nodes else ending:
+        machines, parent = nodes.machines if nodes else [describe_machine()], tracker.run_id
+        place = place_of(machines, data)
+        ending = (run_cell(study, variant, seed, parent, place) for seed, variant in turns)
+        for cell in cells_on_cluster(nodes, study, turns, parent, place) if nodes else ending:
             cells.append(cell)
+            if cell.variant == study.reference and not cell.problem:
+                _require_measures(study, cell)
             measured = (m for m in study.measures if m.metric in cell.metrics)
             shown = ", ".join(f"{m.label} {cell.metrics[m.metric]:.4g}" for m in measured)
-            place = f"[{len(cells)}/{len(turns)}] {cell.variant}, seed {cell.seed}"
-            yield f"{place}: {cell.problem or shown}"
+            cell_name = f"[{len(cells)}/{len(turns)}] {cell.variant}, seed {cell.seed}"
+            yield f"{cell_name}: {cell.problem or shown}"
         cells.sort(key=lambda cell: turns.index((cell.seed, cell.variant)))
         report = _report(study, cells, nodes.machines if nodes else ())
         _store(report, tracker)
@@ -106,6 +112,17 @@ def compare(
         write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
     yield from said
     yield from ["", *report.markdown()] if everything else []
+
+
+def _require_measures(study: Study, cell: CellResult) -> None:
+    """Refuse to go on if a run of the reference has none of the metrics to compare."""
+    missing = [m.metric for m in study.measures if m.metric not in cell.metrics]
+    if len(missing) == len(study.measures):
+        near = similar_name(missing[0], list(cell.metrics))
+        raise UsageError(
+            f"run {cell.run_id} of the reference has no metric {' or '.join(missing)}, so there is "
+            f"nothing to compare; correct measures, finished cells are not run again. {near}"
+        )
 
 
 def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -> StudyReport:
@@ -148,7 +165,9 @@ def _store(report: StudyReport, tracker: Tracker) -> None:
 
 def run_cell(study: Study, variant: str, seed: int, parent: str | None, place: str) -> CellResult:
     """Return the cell's earlier result, or run the cell; a failure is also a result."""
-    cell_id = _identify(study.cell_id(variant, seed), place)
+    tests = expanded(study.tests or "")
+    explained = sha256(tests) if tests.is_file() else study.tests
+    cell_id = _identify(f"{study.cell_id(variant, seed)}/{explained}", place)
     earlier = find_cell(cell_id)
     if earlier is not None:
         return CellResult(variant, seed, earlier.run_id, dict(earlier.metrics))
@@ -165,9 +184,9 @@ def run_cell(study: Study, variant: str, seed: int, parent: str | None, place: s
         return CellResult(variant, seed, None, problem=str(error))
 
 
-def place_of(machines: Iterable[Machine]) -> str:
-    """Return machines and commit as text; an earlier result is reused only if they are the same."""
-    return f"{in_words(machines)}/{git_commit()}"
+def place_of(machines: Iterable[Machine], data: str) -> str:
+    """Return what must be the same for an earlier result to be used: machines, code and data."""
+    return f"{in_words(machines)}/{git_commit() or __version__}/{data}"
 
 
 def trained_model(study: Study, seed: int, parent: str | None, place: str) -> str:
@@ -196,11 +215,14 @@ def _traced(
 
 
 def cells_on_cluster(
-    cluster: Cluster, study: Study, turns: Sequence[tuple[int, str]], parent: str | None
+    cluster: Cluster,
+    study: Study,
+    turns: Sequence[tuple[int, str]],
+    parent: str | None,
+    place: str,
 ) -> Iterator[CellResult]:
     """Yield the results of cells as they end; if all nodes that try a cell die, it has failed."""
     cluster.require_same("the data", fingerprints, study)
-    place = place_of(cluster.machines)
     if study.command == "tracin":  # or parallel cells of one seed would each train its model
         for seed in study.seeds:
             cluster.submit(seed, trained_model, study, seed, parent, place)
@@ -216,6 +238,7 @@ def cells_on_cluster(
 
 
 def fingerprints(study: Study) -> str:
+    """Return the fingerprints of the different data of a study's variants."""
     configs = [study.config(variant, study.seeds[0]) for variant in study.variants]
     different = {config.data.model_dump_json(): config for config in configs}
     return ", ".join(data_fingerprint(config) for config in different.values())

@@ -1,11 +1,10 @@
 """The report of a study: medians, and ratios to the reference with intervals."""
 
-import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from clew.config.study import Study
+from clew.config.study import Study, metric_name
 from clew.runs.hardware import Machine
 from clew.runs.reading.estimate import Estimate
 
@@ -17,11 +16,6 @@ METHOD = (
 
 Values = Mapping[tuple[str, str], Mapping[int, float]]
 """Measured values: (variant, metric) to {seed: value}."""
-
-
-def metric_name(variant: str) -> str:
-    """Return a variant's name without characters that MLflow refuses in the name of a metric."""
-    return " ".join(re.sub(r"[^\w.\- :]|\.\.", " ", variant).split())
 
 
 def in_words(machines: Iterable[Machine]) -> str:
