@@ -37,6 +37,8 @@ def _entry(text: str) -> str:
     return _folded(text)
 
 
+must_sign_in = False
+"""Whether people had to sign in when the dashboard started; secrets that are gone let nobody in."""
 Entries = list[Annotated[str, AfterValidator(_entry)]]
 
 
@@ -59,10 +61,10 @@ def settings() -> Settings | None:
     """
     secrets = _secrets()
     if "auth" not in secrets:
-        if "clew" in secrets:
+        if "clew" in secrets or must_sign_in:
             raise ConfigError(
-                "the secrets have a section [clew], but no section [auth], so nobody would have to "
-                "sign in; add [auth], or remove [clew]"
+                "the secrets have no section [auth], so nobody would have to sign in; add it, or "
+                "remove the section [clew] and start again"
             )
         return None
     try:

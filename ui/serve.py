@@ -61,7 +61,7 @@ def main() -> None:
     """Serve until stopped; do not start with secrets that would let the wrong people in."""
     end_with_parent()
     try:
-        access.settings()
+        access.must_sign_in = access.is_configured()
     except ConfigError as error:
         logging.getLogger(__name__).error("clew: error: %s", error)
         sys.exit(error.exit_code)

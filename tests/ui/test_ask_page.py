@@ -37,6 +37,7 @@ class Job:
     job_id: str = JOB_ID
     state: str = "done"
     action: str = "ask"
+    person: str = ""
     asked: object = None
     cancelled: int = 0
 
@@ -58,7 +59,6 @@ class Started:
         monkeypatch.setattr(jobs, "show", self.show)
         monkeypatch.setattr(jobs, "jobs", lambda: self)
         monkeypatch.setattr(answers, "prepare_reasons", lambda m, run: self.prepared.add(m))
-        monkeypatch.setattr(jobs, "find", self.find)
 
     def start(self, asked: object, *, title: str, **more: object) -> Job:
         self.calls.append(asked)
@@ -144,6 +144,16 @@ def test_names_are_those_of_the_version_also_when_its_training_is_gone(
     shutil.rmtree(folder)
     app = page("ask", fresh_many.uri)
     assert len(next(box for box in app.selectbox if box.label == "Relation").options) > 40
+
+
+def test_an_answer_that_another_person_waits_for_is_not_cancelled(
+    page: Open, many: Recorded, started: Started
+) -> None:
+    app = page("ask", many.uri, h="steroid", r="affects")
+    started.job.person = "grace@hopper.org"
+    app.selectbox(key="ask-tail").set_value("steroid").run()
+    assert len(started.calls) == 2
+    assert not started.job.cancelled
 
 
 def test_the_empty_end_is_asked_for(page: Open, many: Recorded, started: Started) -> None:

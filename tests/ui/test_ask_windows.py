@@ -13,7 +13,7 @@ from clew.__main__ import run as run_command
 from clew.errors import UsageError
 from clew.language_modeling.model import Sampling
 from clew.ui import access
-from clew.ui.components import answers, jobs
+from clew.ui.components import frames, jobs
 from clew.ui.components.jobs import Job, Jobs
 from clew.workflows.predict_frames import predict_frames
 from clew.workflows.predict_text import TextRequest, predict_text
@@ -195,7 +195,7 @@ class File:
 def test_an_upload_is_stored_under_the_names_of_the_command(
     names: list[str], stored: list[str]
 ) -> None:
-    assert list(answers.uploaded([File(name) for name in names])) == stored
+    assert list(frames.uploaded([File(name) for name in names])) == stored
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_an_upload_is_stored_under_the_names_of_the_command(
 )
 def test_other_files_are_refused_in_one_line(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace(".", r"\.")):
-        answers.uploaded([File(name) for name in names])
+        frames.uploaded([File(name) for name in names])
 
 
 def marks(spec: dict[str, object]) -> list[str]:

@@ -111,6 +111,38 @@ def test_one_that_does_not_listen_is_killed(
     assert job.state == "cancelled"
 
 
+def test_one_that_was_done_before_it_could_be_cancelled_is_done(jobs: Jobs, pipe: Path) -> None:
+    job = start(jobs, work_of_tests.wait_and_finish, str(pipe))
+    with pipe.open() as held:
+        held.readline()
+        job.cancel()
+        assert finished(job).state == "done"
+
+
+def test_a_button_that_is_pressed_twice_starts_one_command(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, pipe: Path
+) -> None:
+    def promote(person: str) -> Job:
+        monkeypatch.setattr(access, "authorize", lambda action: person)
+        asked = Work(work_of_tests.wait, (str(pipe), ""))
+        return jobs.start(asked, title="Promote", action="promote")
+
+    first = promote("ada@lovelace.org")
+    with pipe.open() as held:
+        held.readline()
+        assert promote("ada@lovelace.org") is first
+        other = promote("grace@hopper.org")
+        held.readline()
+        first.cancel()
+        other.cancel()
+        assert other is not first
+        assert finished(other).state == finished(first).state == "cancelled"
+        third = promote("ada@lovelace.org")
+        third.cancel()
+        assert third is not first
+        assert finished(third).state == "cancelled"
+
+
 def test_too_many_at_once_are_refused(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs_module, "MAX_RUNNING", 0)
     with pytest.raises(UsageError):

@@ -80,7 +80,7 @@ def test_the_name_is_of_the_data_and_what_was_promoted_is_shown(
     assert app.selectbox(key="model").value == "clew <i>x"
     (name,) = (box for box in app.text_input if box.label == "Model name")
     assert name.value == MODEL
-    monkeypatch.setattr("clew.ui.components.jobs.find", lambda job_id: Job())
+    monkeypatch.setattr("clew.ui.components.jobs.Jobs.find", lambda jobs, job_id: Job())
     app = page("models", registered.uri, model="clew <i>x", job="j1")
     assert app.selectbox(key="model").value == "clew-second"
     app.selectbox(key="model").set_value("clew <i>x").run()
@@ -91,6 +91,13 @@ def test_a_version_whose_run_is_gone(page: Open, registered: Recorded) -> None:
     registered.client.delete_run(registered.runs["bf16 1"])
     table = page("models", registered.uri).dataframe[0].value
     assert list(table["Run"]) == ["deleted", "umls conve fp32"]
+
+
+def test_a_model_of_the_address_that_is_gone_is_named(page: Open, registered: Recorded) -> None:
+    assert any(
+        "gone" in each.value for each in page("models", registered.uri, model="gone").warning
+    )
+    assert not page("models", registered.uri, model="clew <i>x").warning
 
 
 def test_a_candidate_of_the_address_that_is_gone_is_a_message(

@@ -14,6 +14,7 @@ from clew import names
 from clew.runs.reading import search
 from clew.runs.reading.reports import report_files
 from clew.ui.components import runs
+from clew.ui.views import compare
 from tests.recorded import NUM_HOSTILE_FACTS, TOP_K, Recorded
 from tests.ui.conftest import TIMEOUT_SECONDS, Open, shown
 from tests.ui.seed_many import MODELS, copy_run, large_store
@@ -127,6 +128,16 @@ def test_the_overview_says_what_waits(page: Open, fresh_many: Recorded) -> None:
     assert waiting() == [0, latest]
 
 
+def test_an_explanation_that_failed_waits_for_no_review(page: Open, fresh_many: Recorded) -> None:
+    with fresh_many.database() as base:
+        base.execute(
+            "UPDATE runs SET status = 'FAILED' WHERE run_uuid IN "
+            "(SELECT run_uuid FROM tags WHERE key = ? AND value = ?)",
+            (names.TAG_KIND, names.KIND_TRACE),
+        )
+    assert "Nothing is explained yet" in shown(page("overview", fresh_many.uri))
+
+
 def test_the_overview_groups_seeds(page: Open, many: Recorded) -> None:
     (table,) = page("overview", many.uri, search="use_mixed_precision=true", rows="true").dataframe
     seeds = dict(zip(table.value["Setting"], table.value["Seeds"], strict=True))
@@ -158,6 +169,21 @@ def test_the_overview_turns_pages(page: Open, recorded: Recorded, tmp_path: Path
     app.text_input(key="search").set_value("variant=bf16").run()
     found = sum(MODELS[number % len(MODELS)].startswith("bf16 ") for number in range(130))
     assert f"1 to 25 of {found} runs" in shown(app)
+
+
+def test_a_page_that_is_empty_by_now_goes_back_to_the_first(
+    page: Open, recorded: Recorded, tmp_path: Path
+) -> None:
+    store = large_store(recorded, tmp_path / "large", 30)
+    app = page("overview", store.uri)
+    app.button(key="overview-older").click().run()
+    assert "26 to 30 of 30 runs" in shown(app)
+    with store.database() as base:
+        gone = "SELECT run_uuid FROM runs ORDER BY start_time LIMIT 10"
+        base.execute(f"UPDATE runs SET lifecycle_stage = 'deleted' WHERE run_uuid IN ({gone})")
+    st.cache_data.clear()
+    app.run()
+    assert "1 to 20 of 20 runs" in shown(app)
 
 
 def test_counting_again_asks_near_the_last_number(
@@ -247,7 +273,7 @@ def test_a_table_and_its_files_say_what_their_numbers_are(
     given: dict[str, str] = {}
     monkeypatch.setattr(
         "clew.ui.components.tables.download",
-        lambda label, text, name, kind: given.update({name: text}),
+        lambda label, text, name: given.update({name: text}),
     )
     runs = ",".join((many.runs["fp32 0"], many.runs["bf16 0"]))
     app = page("compare", many.uri, runs=runs)
@@ -316,8 +342,24 @@ def test_runs_of_the_address_are_compared(page: Open, many: Recorded) -> None:
 
 def test_a_deleted_run_of_the_address_is_left_out(page: Open, many: Recorded) -> None:
     app = page("compare", many.uri, runs=f"{many.runs['fp32 1']},{'0' * 32}")
-    assert "1 of 2 runs are not in the store any more" in shown(app)
+    assert "1 of 2 runs" in shown(app)
     assert "reference" in shown(app)
+
+
+def test_a_run_that_the_address_names_twice_is_not_missing(page: Open, many: Recorded) -> None:
+    run_id = many.runs["fp32 1"]
+    app = page("compare", many.uri, runs=f"{run_id},{run_id}")
+    assert not app.warning
+    assert "reference · 1 run" in shown(app)
+
+
+def test_runs_beyond_the_most_that_are_compared_are_said_to_be_left_out(
+    page: Open, many: Recorded
+) -> None:
+    named = [many.runs["fp32 1"], *(f"{number:032x}" for number in range(compare.MAX_RUNS))]
+    said = shown(page("compare", many.uri, runs=",".join(named)))
+    assert f"first {compare.MAX_RUNS} of {len(named)}" in said
+    assert f"{compare.MAX_RUNS - 1} of {compare.MAX_RUNS} runs" in said
 
 
 def test_an_explanation_in_words(page: Open, many: Recorded) -> None:

@@ -22,7 +22,7 @@ from tests.ui.conftest import TIMEOUT_SECONDS
 
 ADDRESS = "ada@example.org"
 LISTS = dict(zip(ROLES, access.Settings.model_fields, strict=True))
-ELSEWHERE = ("Sign out", "◀ Newer", "Older ▶")
+ELSEWHERE = ("Sign out", "◀ Back", "Next ▶")
 
 
 class Visit:

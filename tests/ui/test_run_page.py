@@ -77,6 +77,17 @@ def test_people_describe_runs(page: Open, fresh_many: Recorded) -> None:
     assert "for the *screen*" in shown(app).replace("\\", "")
 
 
+def test_tags_of_several_lines_stay_as_they_are(page: Open, fresh_many: Recorded) -> None:
+    run_id, client = fresh_many.runs["fp32 1"], fresh_many.client
+    client.set_tag(run_id, "changes", "one\n- two")
+    app = page("run", fresh_many.uri, id=run_id)
+    app.text_area[0].set_value("for the screen")
+    app.button(key="save-description").click().run()
+    tags = client.get_run(run_id).data.tags
+    assert (tags["changes"], tags[names.TAG_NOTE]) == ("one\n- two", "for the screen")
+    assert "- two" not in tags
+
+
 def test_a_run_begins_with_what_it_found(page: Open, fresh_many: Recorded) -> None:
     run_id, said = fresh_many.runs["fp32 1"], "quality: <b>MRR</b> .9\n\ncost: 2 s"
     fresh_many.client.set_tag(run_id, names.TAG_NOTE, said)

@@ -1,7 +1,9 @@
 """The exports of the page Influence, and its display of entity kinds."""
 
 import pandas as pd
+import pytest
 
+from clew.runs.influence_forms import form_of
 from clew.runs.reading.picture import COLOURS, PLAIN, draw, looks
 from clew.ui.components import facts
 from tests.recorded import Recorded
@@ -58,3 +60,14 @@ def test_colours_of_kinds_stand_out_in_both_themes() -> None:
         for colour in COLOURS:
             darker, lighter = sorted((luminance(colour), luminance(background)))
             assert (lighter + 0.05) / (darker + 0.05) >= 3
+
+
+@pytest.mark.parametrize(
+    ("value", "side"), [(0.5, "clew-for"), (-0.5, "clew-against"), (0.0, None)]
+)
+def test_a_fact_without_influence_is_on_neither_side(value: float, side: str | None) -> None:
+    row = pd.Series({"influence": value, "rank": 1})
+    said = facts.effect(row, "influence", form_of({}), of="prediction")
+    found = [kind for kind in ("clew-for", "clew-against") if kind in said]
+    assert found == ([side] if side else [])
+    assert ("likely" in said) is bool(side)

@@ -134,6 +134,22 @@ def test_the_highest_role_counts(settings: dict[str, Any], role: Role | None) ->
     assert access.role_of(ADA, Settings.model_validate(settings)) == role
 
 
+def test_secrets_that_are_gone_let_nobody_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "must_sign_in", False)
+    monkeypatch.setattr(sys, "argv", ["serve"])
+    monkeypatch.setattr(serve.cli, "main", lambda *_, **__: None)
+    monkeypatch.setattr(serve, "warm_up", lambda: None)
+    place.write_text(f"{AUTH}[clew]\npromoters = ['{ADDRESS}']\n", encoding="utf-8")
+    serve.main()
+    place.unlink()
+    monkeypatch.setattr(st, "secrets", Secrets())
+    with pytest.raises(ConfigError):
+        access.authorize("promote")
+    app = AppTest.from_string(PAGE, default_timeout=60).run()
+    assert not titles(app)
+    assert app.error
+
+
 AUTH = "[auth]\nclient_id = 'x'\n"
 
 

@@ -9,7 +9,7 @@ import streamlit as st
 
 from clew.runs.reading.comparison import Group
 from clew.runs.reading.runs import RunRecord
-from clew.ui.components import basics, tables
+from clew.ui.components import basics, run_table, tables
 
 FRAME = pd.DataFrame({"Run": ["first", "second", "third"]})
 IDS = ("a", "b", "c")
@@ -60,15 +60,15 @@ def test_a_table_is_as_high_as_its_rows_up_to_a_limit(shown: dict[str, Any]) -> 
 def test_the_name_of_an_explanation_fits_into_the_list_of_runs() -> None:
     name = "tracin rickettsia_or_chlamydia · causes · disease"
     pixels_a_character = 6.3
-    assert len(name) * pixels_a_character <= tables.NAME_PIXELS
+    assert len(name) * pixels_a_character <= run_table.NAME_PIXELS
 
 
 def test_the_help_of_a_column_is_not_markdown() -> None:
     key = "[x](//x.org)"
     run = RunRecord("a", "a", "1", "FINISHED", 0, None, {}, {}, {key: 1.0})
     for columns in (
-        tables.run_table([run], chosen=[key]),
-        tables.group_table([Group("a", ("a",))], {"a": run}, [key]),
+        run_table.run_table([run], chosen=[key]),
+        run_table.group_table([Group("a", ("a",))], {"a": run}, [key]),
     ):
         about = next(dict(look)["help"] for name, (_, look) in columns.items() if "org" in name)
         assert f"The metric {basics.markdown(key)}" in about

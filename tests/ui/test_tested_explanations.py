@@ -97,3 +97,18 @@ def test_a_person_starts_the_check_and_reads_what_happened(
         marked = marked_lines(ElementTree.tostring(svg, encoding="unicode"))
         assert 0 < len(marked) <= len(whole)
     assert f"the {len(whole)} marked facts" in given["legend"]
+
+
+def test_a_check_that_found_nothing_about_this_triple_is_shown_once(
+    page: Open, recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address can name the check of another triple."""
+    commands = CommandsHere(tmp_path / "jobs", monkeypatch)
+    job = commands.start(None, title="Check another", action="explain")
+    job.exit_code = 0
+    job.ended.set()
+    app = page(
+        "influence", recorded.uri, run=recorded.runs["trace"], check=job.job_id, view="Check it"
+    )
+    assert [button for button in app.button if button.label == "Check it"]
+    assert "check" not in app.query_params

@@ -44,7 +44,7 @@ def who(folder: Path) -> int:
     return say(folder, f"{os.environ['MLFLOW_TRACKING_URI']} {told}")
 
 
-def wait(folder: Path, pipe: str, text: str, *, deaf: bool = False) -> int:
+def wait(folder: Path, pipe: str, text: str, *, deaf: bool = False, code: int = 130) -> int:
     """Say something, tell the test through a named pipe, and wait to be ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.default_int_handler)
     say(folder, text)
@@ -55,11 +55,15 @@ def wait(folder: Path, pipe: str, text: str, *, deaf: bool = False) -> int:
             while True:
                 time.sleep(0.1)
         except KeyboardInterrupt:
-            return 130
+            return code
 
 
 def wait_deaf(folder: Path, pipe: str) -> int:
     return wait(folder, pipe, "", deaf=True)
+
+
+def wait_and_finish(folder: Path, pipe: str) -> int:
+    return wait(folder, pipe, "", code=0)
 
 
 def leave_a_thread(folder: Path) -> int:

@@ -157,6 +157,11 @@ def attempt(action: Callable[..., object]) -> Callable[..., None]:
 def warning(message: str, *, command: str = "") -> None:
     """Show a warning without hiding the rest of the page, with a command that helps."""
     st.warning(markdown(message), icon="⚠️")
+    code(command)
+
+
+def code(command: str) -> None:
+    """Show a command, if there is one."""
     if command:
         st.code(command, language="bash", wrap_lines=True)
 
@@ -170,8 +175,7 @@ def nothing(title: str, message: str, *, commands: str = "") -> None:
     with st.container(border=True):
         st.header(title, anchor=False)
         st.markdown(markdown(message))
-        if commands:
-            st.code(commands, language="bash", wrap_lines=True)
+        code(commands)
 
 
 def empty_store() -> None:
@@ -261,14 +265,10 @@ def write_address(key: str, value: str | int | Sequence[str] | None) -> None:
 PageName = Literal["overview", "compare", "influence", "reviews", "models", "studies", "ask", "run"]
 
 
-def _nothing() -> None:
-    """Replace the page's function, because a link needs only the address."""
-
-
 def link(page: PageName, label: str, **parameters: str) -> None:
     """Show a link; `label` can be any text."""
     st.page_link(
-        st.Page(_nothing, title=page.capitalize(), url_path=page, default=page == "overview"),
+        st.Page(lambda: None, title=page.capitalize(), url_path=page, default=page == "overview"),
         label=f"{markdown(label)} →",
         query_params={key: value for key, value in parameters.items() if value},
     )

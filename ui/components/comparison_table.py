@@ -170,12 +170,12 @@ def show(found: comparison.Comparison, change: Change, picked: Mapping[str, str]
         for key in found.metrics
     }
     with st.container(horizontal=True, vertical_alignment="center"):
-        for name, ending, kind, text in (
-            ("CSV", "csv", "text/csv", comparison.to_csv(found, labels)),
-            ("Markdown", "md", "text/markdown", comparison.to_markdown(found, labels)),
-            ("LaTeX", "tex", "application/x-tex", comparison.to_latex(found, labels)),
+        for name, ending, text in (
+            ("CSV", "csv", comparison.to_csv(found, labels)),
+            ("Markdown", "md", comparison.to_markdown(found, labels)),
+            ("LaTeX", "tex", comparison.to_latex(found, labels)),
         ):
-            tables.download(name, text, f"comparison.{ending}", kind)
+            tables.download(name, text, f"comparison.{ending}")
         st.caption(
             "Point at a picture: the toolbar at its corner saves it as PNG.", width="content"
         )

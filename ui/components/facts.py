@@ -23,10 +23,11 @@ from clew.runs.influence_forms import (
     SELF_INFLUENCE,
     Form,
 )
-from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
+from clew.runs.reading.explanation import SharedExplanation, html_report, triple_of
 from clew.runs.reading.facts import agreement_of, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
+from clew.runs.reading.trapi import trapi_json
 from clew.runs.validation_record import Measured
 from clew.ui import access
 from clew.ui.components import basics, charts, glossary, graph, jobs, tables
@@ -64,6 +65,7 @@ def check(run_id: str, test: pd.Series) -> None:
         def finished(job: jobs.Job) -> None:
             if job.state == "done" and not said:
                 verification_of.clear()
+                basics.write_address("check", None)  # its messages are no longer needed
                 st.rerun()
 
         jobs.show(job_id, result=finished)
@@ -142,11 +144,17 @@ def details(facts: pd.DataFrame, column: str, form: Form) -> None:
 def effect(row: pd.Series, column: str, form: Form, *, of: str) -> Markup:
     """Return in words how a fact or a window changed a prediction, or whatever `of` names."""
     value = float(row[column])
+    symbol = basics.sign_symbol(value)
+    signs = {
+        "▲": ("clew-for", f"made the {of} more likely"),
+        "▼": ("clew-against", "made it less likely"),
+    }
+    kind, said = signs.get(symbol, ("", "did not change it"))
     return basics.fill(
         _EFFECT,
-        kind="clew-for" if value > 0 else "clew-against",
-        symbol=basics.sign_symbol(value),
-        effect=f"made the {of} more likely" if value > 0 else "made it less likely",
+        kind=kind,
+        symbol=symbol,
+        effect=said,
         column=glossary.score(column, form).label,
         value=number_text(value),
         rank=f"{int(row['rank']):,}",
@@ -232,10 +240,9 @@ def share(shown: SharedExplanation, explanation: Callable[[], SharedExplanation]
     """Offer an explanation as an HTML page and as a TRAPI message."""
     name = re.sub(r"[^A-Za-z0-9]+", "-", shown.title).strip("-")[:80] or "explanation"
     page, message = "Report to mail (HTML)", "TRAPI message (JSON)"
-    tables.download(page, lambda: html_report(explanation()), f"{name}.html", "text/html")
+    tables.download(page, lambda: html_report(explanation()), f"{name}.html")
     if not is_denied(str(shown.test["relation_id"])):  # TRAPI cannot state a denial
-        told = f"{name}.json", "application/json"
-        tables.download(message, lambda: trapi_json(explanation()), *told)
+        tables.download(message, lambda: trapi_json(explanation()), f"{name}.json")
     st.caption("The report is one file: picture, paths, facts, how far to trust them.")
 
 

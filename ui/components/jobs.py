@@ -69,7 +69,7 @@ class Job:
         """Return the state of the job; exit code 3 (stopped to protect the result) is `refused`."""
         if self.exit_code is None:
             return "running"
-        if self.cancelled:
+        if self.cancelled and self.exit_code:  # it may have ended before it was told
             return "cancelled"
         return {0: "done", 3: "refused"}.get(self.exit_code, "failed")  # type: ignore[return-value]
 
@@ -170,7 +170,7 @@ class Jobs:
         action: access.Action,
         files: Mapping[str, bytes] | None = None,
     ) -> Job:
-        """Start a job.
+        """Start a job, unless the person has the same one running, which is returned.
 
         `files` are first written to its folder. What it records names the signed-in person, or the
         system's user if there is none.
@@ -182,7 +182,10 @@ class Jobs:
         person = access.authorize(action)
         with self._lock:
             kept, is_answer = self._jobs.values(), action == "ask"
-            own = (job for job in kept if job.person == person and job.state == "running")
+            own = [job for job in kept if job.person == person and job.state == "running"]
+            again = (job for job in own if job.asked == asked and not job.cancelled)
+            if not is_answer and (twice := next(again, None)):  # a button was pressed twice
+                return twice
             running = sum((job.action == "ask") == is_answer for job in own)
             if running >= MAX_RUNNING:
                 raise UsageError(
@@ -244,10 +247,6 @@ def jobs() -> Jobs:
     return Jobs()
 
 
-def find(job_id: str) -> Job | None:
-    return jobs().find(job_id)
-
-
 SECONDS_BETWEEN = 0.5
 SECONDS_AT_FIRST = 1.0
 TAIL_LINES = 30
@@ -261,7 +260,7 @@ def show(job_id: str, *, progress: Show | None = None, result: Show | None = Non
 
     If the server does not have the job (any more), a note is shown.
     """
-    job = find(job_id)
+    job = jobs().find(job_id)
     if job is None:
         basics.note("This dashboard no longer knows that command; start it again.")
         return

@@ -30,12 +30,6 @@ def keeps(run: RunRecord, *path: str) -> bool:
     return any(file.path == "/".join(path) for file in files_of(run.run_id))
 
 
-def settings_of(trials: pd.DataFrame) -> list[str]:
-    return [
-        str(column) for column in trials if column not in {*run_details.TRIAL_COLUMNS, "problem"}
-    ]
-
-
 @for_a_minute
 def extreme_values(run_id: str) -> pd.DataFrame:
     """Return the facts with the highest and lowest values."""
@@ -74,7 +68,7 @@ def validation(record: ValidationRecord) -> None:
 def search(run: RunRecord) -> None:
     """Show the trials of a search, and the best settings if a trial was completed."""
     trials, is_best = trials_of(run.run_id), keeps(run, names.ARTIFACT_TUNE, names.BEST_YAML)
-    settings = settings_of(trials)
+    settings = [str(name) for name in trials if name not in {*run_details.TRIAL_COLUMNS, "problem"}]
     metric = run.params.get(f"{names.PARAMETER_PREFIX}evaluation.metric", "")
     found = trials[trials["run_id"] == run.tags.get(names.TAG_BEST_RUN, "")]
     if is_best and len(found):
@@ -94,9 +88,9 @@ def search(run: RunRecord) -> None:
             best_settings["Importance"] = (shares, NumberColumn(format="percent", help=about))
         tables.show(best_settings, alt="Best settings")
         with st.container(horizontal=True, vertical_alignment="center"):
-            tables.download("Best configuration (YAML)", best, names.BEST_YAML, "text/yaml")
+            tables.download("Best configuration (YAML)", best, names.BEST_YAML)
             basics.link("run", "The best trial", id=str(row["run_id"]))
-        st.code(f"clew train --config {names.BEST_YAML}", language="bash")
+        basics.code(f"clew train --config {names.BEST_YAML}")
     else:
         basics.note("No trial was completed, so there are no best settings.")
     if trials["value"].notna().sum() > 1:
@@ -133,7 +127,7 @@ def fact_values(run_id: str) -> None:
         "Value": NumberColumn(format="%.4g", width="small", help=unit),
     }
     tables.show(shown, alt="Values of facts", column_config=columns, most=MAX_HEIGHT)
-    tables.download("Lowest values (TSV)", worst, names.WORST_FACTS, "text/tab-separated")
+    tables.download("Lowest values (TSV)", worst, names.WORST_FACTS)
 
 
 def show_studies(found: list[run_details.StudyResult]) -> None:

@@ -15,7 +15,7 @@ from clew import names
 from clew.errors import DataError, described
 from clew.files import DATA_VARIABLE, expanded, is_in_one_of, write_whole
 from clew.runs import store
-from clew.runs.reading.disagreements import CHOICES, Disagreement, decision_on, find_disagreements
+from clew.runs.reading.disagreements import Disagreement, decision_on, find_disagreements
 from clew.runs.reading.facts import TRAIN_KEY
 from clew.runs.reading.reviews import (
     VERDICTS,
@@ -34,22 +34,14 @@ from clew.ui.components import basics, jobs
 from clew.ui.components.charts import fact_text, fact_texts
 from clew.ui.components.graph import UNFOLDED
 from clew.ui.components.jobs import Job
+from clew.ui.components.run_table import run_labels
 from clew.ui.components.runs import every_run, name_of, runs_by_id, runs_page
-from clew.ui.components.tables import run_labels
 from clew.ui.components.training_graph import config_here
 from clew.ui.work import LEFT_OUT, Training
 
 NUM_LATEST = 50
 MAX_CACHED = 1024
 JUDGED = "judged"
-About = tuple[str, tuple[str, str, str]]
-"""An explanation: the run, and the names of the triple."""
-
-
-def explains_triples(run: RunRecord) -> bool:
-    """Return whether a run explains triples; explanations of texts and frames have no reviews."""
-    kind, task = run.tags.get(names.TAG_KIND), run.tags.get(names.TAG_TASK)
-    return (kind, task) == (names.KIND_TRACE, names.TASK_LINK_PREDICTION)
 
 
 def reviewable_runs() -> list[RunRecord]:
@@ -63,9 +55,7 @@ def reviewable_runs() -> list[RunRecord]:
     return sorted(each.values(), key=lambda run: run.started_ms, reverse=True)
 
 
-@st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)
-def reviews_of(run_id: str) -> Kept:
-    return read_reviews(run_id)
+reviews_of = st.cache_data(ttl=10, max_entries=MAX_CACHED, show_spinner=False)(read_reviews)
 
 
 def reviews_of_all(run_ids: Iterable[str]) -> Kept:
@@ -85,7 +75,7 @@ def add_decision(
 
     Raises:
         AccessError: The person may not decide, or not about a fact that one person has marked.
-        DataError: There is nothing to decide, the verdict is invalid, or `person` is empty.
+        DataError: There is nothing to decide, or `person` is empty.
     """
     for run in runs:
         reviews_of.clear(run.run_id)
@@ -94,9 +84,6 @@ def add_decision(
     if about is None:
         raise DataError(f"no reviewers disagree about {key} any more; there is nothing to decide")
     person = access.authorize(decided_as(about)) or person
-    if verdict not in CHOICES[about.about]:
-        expected = ", ".join(CHOICES[about.about])
-        raise DataError(f"the decision is {verdict!r}; expected one of {expected}")
     written = append_review(about.final_review(verdict, person, comment))
     reviews_of.clear(written.run_id)
     return written
@@ -114,7 +101,7 @@ def add_review(review: Review) -> Review:
     return written
 
 
-def judged(reviews: Iterable[Review]) -> set[About]:
+def judged(reviews: Iterable[Review]) -> set[object]:
     """Return the explanations that this person judged: under their name, or since they came."""
     name = access.person() or str(st.session_state.get("reviewer", "")).strip()
     named = {each.about for each in reviews if name and each.reviewer == name and not each.final}
@@ -154,9 +141,8 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
     """Let a person record a verdict, tick facts and comment; write it to the run.
 
     `following` is the place of the next explanation to judge, None if there is none.
-
-    Input that is not saved yet is restored when the person returns to the form.
-    `shown` are the training facts that can be ticked.
+    `shown` are the training facts that can be ticked. Input that is not saved yet is restored when
+    the person returns to the form.
     """
     key = f"review-{run_id}-{test.name}"
     with st.container(border=True):
@@ -187,7 +173,8 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
         review = Review(run_id, fact_of(test), verdict, reviewer, comment, convincing, wrong)
         saved = add_review(review)
         st.session_state[JUDGED] = {*st.session_state.get(JUDGED, ()), saved.about}
-        st.success("Saved with the run. A later review of yours counts instead of this one.")
+        later = "A later review of yours" if saved.reviewer else "No later review without a name"
+        st.success(f"Saved with the run. {later} counts instead of this one.")
 
 
 def _ticked(key: str, shown: pd.DataFrame) -> pd.DataFrame:
@@ -315,11 +302,7 @@ def train_without(run: RunRecord, listed: str) -> Job:
     run read its data again.
 
     Raises:
-        AccessError: The person may not train.
-        TrackingError: The run keeps no configuration.
-        ConfigError: This version of Clew cannot use the run's configuration.
-        DataError: The run itself left facts out, and their list cannot be read.
-        UsageError: Too many commands are running.
+        ClewError: The person may not train, or the configuration or its list cannot be used.
     """
     access.authorize("train")  # before the list is written
     config = config_here(run.run_id)

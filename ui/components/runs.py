@@ -96,8 +96,6 @@ def _last_count(query: search.RunQuery) -> list[int]:
 @st.cache_data(ttl=30, max_entries=256, show_spinner=False)
 def number_of_runs(query: search.RunQuery) -> int:
     last = _last_count(query)
-    if not last[0] and query == search.RunQuery(query.experiment_ids, kind=names.KIND_TRAIN):
-        last[0] = _last_count(search.RunQuery(query.experiment_ids))[0]  # most are training runs
     last[0] = search.count_runs(_within(query), near=last[0])
     return last[0]
 
@@ -137,7 +135,7 @@ def histories(runs: Sequence[RunRecord], key: str) -> pd.DataFrame:
 
 def live_runs(experiment_ids: tuple[str, ...]) -> list[RunRecord]:
     """Return the runs that MLflow calls running."""
-    return list(runs_page(search.RunQuery(experiment_ids, status="RUNNING")).runs)
+    return every_run(search.RunQuery(experiment_ids, status="RUNNING"))
 
 
 def counts(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> dict[str, int]:
@@ -148,11 +146,10 @@ def counts(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> dict[
 
     stuck = sum(state_of(run) == "stuck" for run in alive)
     total, failed, stopped = number(), number("FAILED"), number("KILLED")
-    running = len(alive) if len(alive) < PAGE_SIZE else number("RUNNING")
     # Counting needs one search per power of two, so the largest state is what remains.
-    finished = max(0, total - running - failed - stopped - number("SCHEDULED"))
+    finished = max(0, total - len(alive) - failed - stopped - number("SCHEDULED"))
     others = {"finished": finished, "stopped": stopped, "failed": failed}
-    return {"total": total, "running": running - stuck, "stuck": stuck, **others}
+    return {"total": total, "running": len(alive) - stuck, "stuck": stuck, **others}
 
 
 def name_of(run: RunRecord) -> str:

@@ -111,12 +111,12 @@ _WINDOW = (
 def show_text(report: TextInfluenceReport, *, key: str) -> None:
     """Show an explanation; `key` is different for each one."""
     windows = text_windows(report)
-    helping = int((windows["influence"] > 0).sum())
+    helping, opposing = (int((sign * windows["influence"] > 0).sum()) for sign in (1, -1))
     basics.show(
         _TEXT_CARD,
         prompt=report.prompt,
         continuation=report.continuation,
-        summary=summary(report.num_windows, helping, len(windows) - helping),
+        summary=summary(report.num_windows, helping, opposing),
     )
     parts = "Parts of the training text whose influence was computed."
     loss, scored = facts.number(report.loss), facts.number(report.num_scored)

@@ -10,7 +10,7 @@ from clew import names
 from clew.errors import UsageError
 from clew.runs.reading.models import Entry, Learned, ModelNames, RegisteredModel, complete
 from clew.ui import access
-from clew.ui.components import answers, basics, jobs, runs
+from clew.ui.components import answers, basics, frames, jobs, runs
 from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
 
 
@@ -50,19 +50,19 @@ def _text(model: RegisteredModel) -> None:
 
 @basics.guarded("The predictions")
 def _frames(model: RegisteredModel) -> None:
-    asked = answers.asked_frames(runs.champion_uri(model), again=_is_gone())
+    asked = frames.asked_frames(runs.champion_uri(model), again=_is_gone())
     if asked is not None:
         if asked[1]:
             access.authorize("upload")
         _ask(model, *asked)
     if answer_id := basics.address("answer"):
-        jobs.show(answer_id, result=answers.predictions)
+        jobs.show(answer_id, result=frames.predictions)
 
 
 def _is_gone() -> bool:
     """Whether the address names an answer that this dashboard no longer has."""
     answer_id = basics.address("answer")
-    return bool(answer_id) and jobs.find(answer_id) is None
+    return bool(answer_id) and jobs.jobs().find(answer_id) is None
 
 
 def _ask(
@@ -76,8 +76,8 @@ def _ask(
 
     With `champion_run`, also start the work that all explanations of the champion share.
     """
-    before = jobs.find(basics.address("answer"))
-    if before is not None and before.action == "ask":
+    before = jobs.jobs().find(basics.address("answer"))
+    if before is not None and (before.action, before.person) == ("ask", access.person()):
         before.cancel()  # nobody waits for it any more
     job = jobs.jobs().start(asked, title=f"Ask {asked.model}", action="ask", files=files)
     if champion_run:

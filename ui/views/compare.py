@@ -9,7 +9,7 @@ from clew import names
 from clew.runs.reading import comparison
 from clew.runs.reading.metrics import Pick
 from clew.runs.reading.runs import RunRecord
-from clew.ui.components import basics, charts, comparison_table, glossary, tables
+from clew.ui.components import basics, charts, comparison_table, glossary, run_table
 from clew.ui.components.runs import has_runs, runs_by_id
 
 MAX_RUNS = 60
@@ -26,12 +26,13 @@ def render() -> None:
         if not has_runs():
             basics.empty_store()
             return
-        wanted = [part for part in basics.address("runs").split(",") if part][:MAX_RUNS]
+        named = [*dict.fromkeys(filter(None, basics.address("runs").split(",")))]
+        if len(named) > MAX_RUNS:
+            basics.warning(f"Only the first {MAX_RUNS} of {len(named)} chosen runs are compared.")
+        wanted = named[:MAX_RUNS]
         runs = runs_by_id(wanted)
         if gone := len(wanted) - len(runs):
-            basics.warning(
-                f"{gone} of {len(wanted)} runs are not in the store any more; they are left out."
-            )
+            basics.warning(f"Left out, because the store lacks them: {gone} of {len(wanted)} runs.")
         _choose(runs)
         if runs:
             _comparison(runs)
@@ -57,8 +58,8 @@ def _choose(runs: Sequence[RunRecord]) -> None:
         if found is not None:
             basics.note(_preset_text(found))
     with st.expander("Choose runs", expanded=not runs):
-        query = tables.run_query(tables.experiment(), kind=names.KIND_TRAIN)
-        ticked = tables.choose_runs(query, key="compare")
+        query = run_table.run_query(run_table.experiment(), kind=names.KIND_TRAIN)
+        ticked = run_table.choose_runs(query, key="compare")
         if ticked is not None:
             _take_over(ticked, [run.run_id for run in runs])
 

@@ -25,6 +25,7 @@ from clew.ui.components import (
     glossary,
     graph,
     reviews,
+    run_table,
     tables,
     windows,
 )
@@ -240,7 +241,7 @@ def _run(
     Names from data appear only in select boxes and tables, which show plain text.
     """
     box, linked = f"{key}-box", basics.address(key)
-    labels = tables.run_labels(runs, linked=linked)
+    labels = run_table.run_labels(runs, linked=linked)
     options = ["", *labels] if optional else list(labels)
     wanted = linked if linked or optional else st.session_state.get(box)
     st.session_state[box] = wanted if wanted in options else next(iter(options), None)
@@ -347,6 +348,6 @@ def _passing(found: pd.DataFrame, wanted: explanations.FactFilter) -> pd.DataFra
 
 def _relation(place: DeltaGenerator, label: str, triples: pd.DataFrame, *, key: str) -> str:
     """Let a person choose a relation; return it, empty for all of them."""
-    relations = [tables.ALL, *sorted(triples["relation"].astype(str).unique())]
+    relations = [run_table.ALL, *sorted(triples["relation"].astype(str).unique())]
     chosen = place.selectbox(label, relations, key=key, bind="query-params")
-    return "" if chosen == tables.ALL else chosen
+    return "" if chosen == run_table.ALL else chosen

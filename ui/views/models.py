@@ -14,8 +14,9 @@ from clew.runs.reading.search import RunQuery
 from clew.ui import access
 from clew.ui.components import basics, glossary, jobs, runs, tables
 from clew.ui.components.jobs import Job
+from clew.ui.components.run_table import run_labels
 from clew.ui.components.runs import run_by_id, runs_page
-from clew.ui.components.tables import run_labels, utc
+from clew.ui.components.tables import utc
 from clew.ui.work import Promotion, Rollback
 
 
@@ -34,6 +35,8 @@ def render() -> None:
             )
         else:
             options = list(by_name)
+            if (wanted := basics.address("model")) and wanted not in by_name:
+                basics.warning(f"No registered model {wanted} is in the store.")
             chosen = st.selectbox("Registered model", options, key="model", bind="query-params")
             _model(by_name.get(chosen, by_name[options[0]]))
     _promote()

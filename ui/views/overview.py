@@ -9,7 +9,7 @@ from clew import names
 from clew.runs.reading.metrics import EpochProgress, headline_key, number_text, progress_of
 from clew.runs.reading.runs import RunRecord, last_heartbeat, last_sign_of_life, state_of
 from clew.runs.reading.search import RunQuery
-from clew.ui.components import basics, glossary, runs, tables
+from clew.ui.components import basics, glossary, run_table, runs
 from clew.ui.components.tables import seconds_text
 
 
@@ -21,15 +21,15 @@ def render() -> None:
             basics.empty_store()
             return
         with experiment:
-            experiment_ids = tables.experiment()
+            experiment_ids = run_table.experiment()
         # Read once: a run that ends between two readings would be counted as running for good.
         alive = runs.live_runs(experiment_ids)
         _doors(alive)
         _numbers(experiment_ids, alive)
         running_now(experiment_ids, alive)
         st.header("Runs", anchor="runs")
-        query = tables.run_query(experiment_ids)
-        chosen = tables.choose_runs(query, key="overview", trends=True)
+        query = run_table.run_query(experiment_ids)
+        chosen = run_table.choose_runs(query, key="overview", trends=True)
         if chosen is not None:
             _actions(chosen)
 
@@ -40,7 +40,8 @@ def _doors(alive: Sequence[RunRecord]) -> None:
     asks = "No model has been promoted yet; the page Models does it."
     if champions:
         asks = f"Ask {champions[0]} a question, and see why it answers as it does."
-    latest = runs.runs_page(RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION)).runs
+    ended = RunQuery(kind=names.KIND_TRACE, task=names.TASK_LINK_PREDICTION, status="FINISHED")
+    latest = runs.runs_page(ended).runs
     waiting = [run.run_id for run in latest if names.TAG_REVIEWED not in run.tags]
     reviews = f"Waiting for a review: {len(waiting)} of the latest {len(latest)} explained runs."
     live = sum(state_of(run) == "running" for run in alive)

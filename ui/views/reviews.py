@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 
+from clew import names
 from clew.runs.reading.disagreements import (
     CHOICES,
     Disagreement,
@@ -34,8 +35,8 @@ from clew.ui import access
 from clew.ui.components import basics, charts, reviews, tables
 from clew.ui.components.explanations import report_head, report_of_run, same_test, with_validation
 from clew.ui.components.facts import trust
+from clew.ui.components.run_table import ALL, run_labels
 from clew.ui.components.runs import run_by_id
-from clew.ui.components.tables import ALL, run_labels
 
 KINDS = {"explanation": "explanation", "fact": "training fact"}
 DECISION_MEANINGS = reviews.MEANINGS | {
@@ -92,7 +93,8 @@ def _with_run_of_address(runs: list[RunRecord]) -> list[RunRecord]:
     if not wanted or wanted in [run.run_id for run in runs]:
         return runs
     older = run_by_id(wanted)
-    if older is not None and reviews.explains_triples(older):
+    told = [older and older.tags.get(tag) for tag in (names.TAG_KIND, names.TAG_TASK)]
+    if older and told == [names.KIND_TRACE, names.TASK_LINK_PREDICTION]:
         return [older, *runs]
     basics.warning(f"No run {wanted} that explains triples is in the store.")
     return runs
@@ -290,7 +292,7 @@ def _table(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     opened = tables.ticked(
         {
             "When (UTC)": (
-                pd.to_datetime([review.created[:19] for review in newest]),
+                pd.to_datetime([each.created[:19] for each in newest], errors="coerce"),
                 DatetimeColumn(format="MMM D, HH:mm", width=130),
             ),
             "Reviewer": ([review.reviewer for review in newest], None),
@@ -313,7 +315,7 @@ def _table(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     )
     if opened:
         _open(opened[0])
-    tables.download("CSV", reviews_csv(newest), "reviews.csv", "text/csv")
+    tables.download("CSV", reviews_csv(newest), "reviews.csv")
 
 
 def _open(review: Review) -> None:
@@ -358,13 +360,11 @@ def _wrong(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
         st.dataframe(pd.DataFrame(rows), hide_index=True)
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
         content = wrong_facts_tsv(found, origin)
-        tables.download("List to leave out (TSV)", content, f"{name}.tsv", "text/tab-separated")
+        tables.download("List to leave out (TSV)", content, f"{name}.tsv")
         with basics.guarded("The runs to repeat"):
             reviews.offer_training(reviews.explained_runs(found, runs), content, key=name)
     basics.note(
         "The list starts with two lines that name its data. Each other line has head, relation and "
         "tail, as named in the data set. To train another configuration without these facts:"
     )
-    st.code(
-        "clew train --config CONFIG data.exclude=wrong_facts.tsv", language="bash", wrap_lines=True
-    )
+    basics.code("clew train --config CONFIG data.exclude=wrong_facts.tsv")

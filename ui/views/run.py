@@ -15,7 +15,7 @@ from clew.runs.reading import run_details
 from clew.runs.reading.metrics import headline_key, number_text, pick_values, whole_number
 from clew.runs.reading.runs import RunRecord, state_of
 from clew.ui import access
-from clew.ui.components import basics, charts, glossary, results, runs, tables
+from clew.ui.components import basics, charts, glossary, results, run_table, runs, tables
 
 DEFAULT_MLFLOW_ADDRESS = "http://127.0.0.1:5000"
 EXPERIMENT_MODE = "workflowType=machine_learning"
@@ -128,7 +128,7 @@ def _summary(run: RunRecord) -> None:
         "State": f"{basics.STATE_SYMBOLS[state]} {state}",
         "Because": tags.get(names.TAG_STOPPED_BECAUSE, ""),
         "Started (UTC)": tables.utc(run.started_ms).strftime("%Y-%m-%d %H:%M:%S"),
-        "Took": tables.duration(run),
+        "Took": run_table.duration(run),
         **{label: tags.get(tag, "") for label, tag in FACTS.items()},
     }
     whole = run.tags.get(names.TAG_DATA_FINGERPRINT, "")
@@ -143,21 +143,16 @@ def _summary(run: RunRecord) -> None:
 @basics.guarded("The commands")
 def commands(run: RunRecord) -> None:
     """Show what started the run, what repeats it, and where MLflow shows it."""
-
-    def code(text: str) -> None:
-        st.code(text, language="bash", wrap_lines=True)
-
     typed = run.tags.get(names.TAG_COMMAND, "")
     if typed and "--parent-run" not in typed:  # not started by another command
         st.markdown("**Started by**")
-        code(typed)
+        basics.code(typed)
     if repeating := repeating_commands(run):
         st.markdown("**Repeat it** with its own configuration")
-        code(repeating)
+        basics.code(repeating)
     st.markdown("**In MLflow**")
     address, command = mlflow_page(run)
-    if command:
-        code(command)
+    basics.code(command)
     st.link_button("Open the run in MLflow ↗", address)
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,15 @@ def test_files_that_are_no_reviews_are_named(store: Recorded) -> None:
         "later",
         "list",
     ]
+
+
+def test_a_review_is_of_the_run_that_keeps_it(store: Recorded) -> None:
+    """A tool that copies runs to another store gives them other ids."""
+    written, copied = append_review(review(store.runs["trace"])), store.runs["trace hostile"]
+    text = json.dumps({"schema_version": 1} | asdict(written))
+    store.client.log_text(copied, text, f"{FOLDER}/copied.json")
+    (found,) = read_reviews(copied).records
+    assert found == replace(written, run_id=copied)
 
 
 def test_what_is_refused(store: Recorded) -> None:

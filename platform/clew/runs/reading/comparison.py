@@ -4,14 +4,12 @@ A comparison is written as CSV, Markdown or LaTeX. The functions compute with re
 read the store.
 """
 
-import itertools
 import math
 import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
@@ -235,15 +233,12 @@ def _against(own: Mapping[str, float], base: Mapping[str, float], key: str) -> C
         apart = own and base and not own.keys() & base.keys()
         return Cell(value, doubt="no common seed" if apart else "")
     ratio = Estimate.of_ratios({s: own[s] for s in finite}, {s: base[s] for s in finite})
-    changed = Cell(value, ratio.value if ratio else None, delta.value)
     direction = direction_of(key)
-    if direction is None:
-        return changed
-    if delta.rounds == 1:
-        return replace(changed, doubt="one seed")
-    if delta.low <= 0 <= delta.high:
-        return replace(changed, doubt="within the noise")
-    return replace(changed, better=(delta.value > 0) == (direction == "larger"))
+    doubt: Doubt = ""
+    if direction and delta.low <= 0 <= delta.high:
+        doubt = "one seed" if delta.rounds == 1 else "within the noise"
+    better = (delta.value > 0) == (direction == "larger") if direction and not doubt else None
+    return Cell(value, ratio.value if ratio else None, delta.value, better, doubt)
 
 
 def unequal_budgets(runs: Sequence[RunRecord]) -> list[str]:
@@ -314,7 +309,7 @@ def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
     ordered = [seeds for _, seeds in sorted(several[0].items(), key=lambda v: _variant_order(v[0]))]
     each = max(1, min(limit // len(ordered), *map(len, ordered)))
     common = [seed for seed in ordered[0] if all(seed in seeds for seeds in ordered)][:each]
-    chosen = [seeds[seed] for seeds in ordered for seed in common or itertools.islice(seeds, each)]
+    chosen = [seeds[seed] for seeds in ordered for seed in common or [*seeds][:each]]
     firsts = [next(iter(next(iter(variants.values())).values())) for variants in several]
     apart = told_apart(firsts, most=3)[firsts[0].run_id]
     return Preset(tuple(chosen), tuple(sorted(common)), tuple(apart))
@@ -374,7 +369,8 @@ def to_csv(comparison: Comparison, labels: Mapping[str, str]) -> str:
 
 def to_markdown(comparison: Comparison, labels: Mapping[str, str]) -> str:
     """Return a Markdown table of values, each followed by its ratio to the reference."""
-    rows = _text_rows(comparison, labels, partial(re.sub, r"([\\`*_{}\[\]<>|#$~])", r"\\\1"))
+    special = r"([\\`*_{}\[\]<>|#$~])"
+    rows = _text_rows(comparison, labels, lambda text: re.sub(special, r"\\\1", text))
     widths = "|".join(["---"] + ["---:"] * (len(rows[0]) - 1))
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], f"|{widths}|", *lines[1:]]) + "\n"

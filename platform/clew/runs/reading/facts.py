@@ -166,7 +166,7 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
         count, of = len(facts), scored(test, facts)
         more = f" (of {of:,} scored)" if of > count else ""
         return f"None of the {count:,} facts in this report{more} made it more likely."
-    strongest = f"the {_number(len(top))} strongest facts" if len(top) > 1 else "the strongest fact"
+    strongest = f"the {len(top)} strongest facts" if len(top) > 1 else "the strongest fact"
     at_head, at_tail = (
         int(((top["head_id"] == test[end]) | (top["tail_id"] == test[end])).sum())
         for end in ("head_id", "tail_id")
@@ -180,7 +180,7 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
         missing = " or ".join(dict.fromkeys(absent))
         text = f"None of {strongest} mentions {missing}"
         if 2 * same > len(top):
-            text += f"; {_number(same)} of them {'has' if same == 1 else 'have'} its relation"
+            text += f"; {same} of them {'has' if same == 1 else 'have'} its relation"
             text += f", {relation}"
         text += "."
     if (facts[TRAIN_KEY].astype(str) == test[TRAIN_KEY]).all(axis=1).any():
@@ -192,11 +192,6 @@ def evidence(test: pd.Series, facts: pd.DataFrame, paths: Paths) -> str:
     if paths.found:
         return f"{text} The most specific path from {head} to {tail}: {paths.found[0].sentence}."
     return f"{text} {paths.searched}"
-
-
-def _number(count: int) -> str:
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    return words[count - 1] if count <= len(words) else str(count)
 
 
 def scored(test: pd.Series, facts: pd.DataFrame) -> int:

@@ -1,15 +1,14 @@
 """The picture of an explanation: looks of entities and facts, and an SVG without scripts.
 
 Each kind of entity has a colour and a symbol. A picture is made higher until no name is over
-another. `picture_layout` says where the entities are.
+another. `picture_layout` says where entities and their names are.
 """
 
 import math
 import textwrap
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import pandas as pd
 from markupsafe import Markup
@@ -17,7 +16,7 @@ from markupsafe import Markup
 from clew.errors import spaced
 from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN
 from clew.runs.reading import picture_layout as layout
-from clew.runs.reading.picture_layout import Position
+from clew.runs.reading.picture_layout import RADIUS, Box, Position, Text
 
 Symbol = Literal["circle", "rect", "diamond", "triangle"]
 MARKS: dict[Symbol, str] = {"circle": "●", "rect": "■", "diamond": "◆", "triangle": "▲"}
@@ -65,18 +64,13 @@ GROWTH, MOST_GROWTH = 1.2, 15
 FOR, AGAINST, ANSWER = "#1F6FB0", "#C24E00", "#B97900"
 MARK = "≡"
 """Looks like the line of a marked fact, which has a thin line on either side."""
-RADIUS, END_RADIUS = 7, 10
-EDGE_SIZE, LINE_HEIGHT = 11.5, 1.27
+END_RADIUS = 10
+EDGE_SIZE = 11.5
 CAPTION_ROW, CAPTION_X = 18, 20
 MAX_LABELS = 12
 ALONG = (0.5, 0.38, 0.62, 0.26, 0.74)
 """Where on a line its name can be, as shares of the line."""
-WRAPS = ((4, layout.LINE_CHARACTERS), (2, layout.LINE_CHARACTERS), (4, 12), (5, 7))
-"""Lines and characters of a name; the later ones if the earlier would cover something, and those
-of short lines in a narrow picture."""
 BENDS = (0.0, 0.16, -0.16, 0.3, -0.3)
-NEAR, CLEAR = 13, 24
-"""Distances of a name from its entity, next to it and behind the arrowheads there."""
 _FRAME = Markup(
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
     'aria-label="{title}">{body}</svg>'
@@ -109,48 +103,6 @@ _SHAPES: dict[str, Markup] = {
         'fill="{colour}"/>'
     ),
 }
-
-
-class _Box(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def meets(self, others: Sequence["_Box"]) -> int:
-        return sum(
-            self.left < other.right
-            and other.left < self.right
-            and self.top < other.bottom
-            and other.top < self.bottom
-            for other in others
-        )
-
-
-_Anchor = Literal["start", "middle", "end"]
-_ANCHORS: dict[str, _Anchor] = {"left": "end", "right": "start"}
-
-
-class _Text(NamedTuple):
-    """A line of text, and about where it is."""
-
-    x: float
-    y: float
-    text: str
-    size: float
-    letters: float
-    anchor: _Anchor
-    bold: bool
-
-    @property
-    def box(self) -> _Box:
-        length = len(self.text) * self.size * self.letters * (1.16 if self.bold else 1)
-        left = self.x - length * {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor]
-        return _Box(left, self.y - self.size, left + length, self.y + 0.25 * self.size)
-
-    def draw(self, kind: str) -> Markup:
-        weight = Markup('font-weight="600" ' if self.bold else "")
-        return _TEXT.format(**self._asdict(), weight=weight, kind=kind)
 
 
 def draw(
@@ -186,13 +138,13 @@ def draw(
         size = (width, 2 * layout.MARGIN_Y + row * rows)
         places = {key: layout.point(place, *size) for key, place in found.items()}
         lines = list(_lines(test, facts, places, selected, marked))
-        names, covered = _names(
+        names, covered = layout.entity_names(
             labels, places, ends, [line.arrow_box for line in lines], size, letters=letters
         )
         if not covered:
             break
         row *= GROWTH
-    taken = _obstacles(places, size) + [line.arrow_box for line in lines]
+    taken = layout.obstacles(places, size) + [line.arrow_box for line in lines]
     taken += [text.box for texts in names.values() for text in texts]
     said = [
         line.name(taken, letters) for line in sorted(lines, key=lambda line: not line.stands_out)
@@ -200,7 +152,8 @@ def draw(
     below, bottom = textwrap.wrap(caption, int(width / EDGE_SIZE / letters) - 6), size[1]
     for text in below:
         bottom += CAPTION_ROW
-        said.append(_Text(CAPTION_X, bottom, text, EDGE_SIZE, letters, "start", False).draw("edge"))
+        caption_line = Text(CAPTION_X, bottom, text, EDGE_SIZE, letters, "start", False)
+        said.append(_drawn(caption_line, "edge"))
     shown = looks(kinds, labels)
     nodes = []
     for key, text in labels.items():
@@ -210,7 +163,7 @@ def draw(
         look = shown.get(kind, PLAIN)
         corners = {"left": x - r, "right": x + r, "top": y - r, "bottom": y + r}
         shape = _SHAPES[look.symbol].format(x=x, y=y, r=r, d=2 * r, colour=look.colour, **corners)
-        texts = Markup("").join(line.draw("name") for line in names[key])
+        texts = Markup("").join(_drawn(line, "name") for line in names[key])
         about = f"{text} ({kind})" if kind else text
         nodes.append(_ENTITY.format(key=key, said=about, shape=shape, texts=texts))
     body = Markup("").join(
@@ -221,71 +174,9 @@ def draw(
     return _FRAME.format(width=size[0], height=bottom, title=title, body=body)
 
 
-def _obstacles(places: Mapping[str, Position], size: tuple[float, float]) -> list[_Box]:
-    """Return where no name can be: on an entity, and outside of the picture."""
-    far, (width, height) = math.inf, size
-    return [
-        *(_Box(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places.values()),
-        *(_Box(-far, -far, 0, far), _Box(width, -far, far, far)),
-        *(_Box(-far, -far, far, 0), _Box(-far, height, far, far)),
-    ]
-
-
-def _names(
-    labels: Mapping[str, str],
-    places: Mapping[str, Position],
-    ends: tuple[str, str],
-    arrows: Sequence[_Box],
-    size: tuple[float, float],
-    *,
-    letters: float,
-) -> tuple[dict[str, list[_Text]], bool]:
-    """Return the names of entities where they cover least, and whether one covers another."""
-    taken = _obstacles(places, size)
-    names, covered, is_narrow = dict[str, list[_Text]](), False, size[0] < layout.NARROW
-
-    def cost(texts: Sequence[_Text]) -> int:
-        boxes = [text.box for text in texts]
-        over = sum(box.meets(taken) for box in boxes)
-        return 1000 * over + sum(box.meets(arrows) for box in boxes)
-
-    for key, name in labels.items():
-        is_end = key in ends
-        sides: tuple[_Side, ...] = ("above", "below")
-        sides = sides if places[key][1] < size[1] / 2 else sides[::-1]
-        sides += () if is_narrow else ("left", "right")
-        # Near the entity if possible, otherwise behind the arrowheads there.
-        tried = [
-            _beside(places[key], layout.name_lines(name, *wrap), room, side, letters, is_end=is_end)
-            for wrap, room in product(WRAPS[2 * is_narrow :], (NEAR, CLEAR))
-            for side in sides
-        ]
-        least, names[key] = min(
-            ((cost(texts), texts) for texts in tried), key=lambda found: found[0]
-        )
-        covered |= least >= 1000
-        taken += [text.box for text in names[key]]
-    return names, covered
-
-
-_Side = Literal["above", "below", "left", "right"]
-
-
-def _beside(
-    place: Position, lines: Sequence[str], room: float, side: _Side, letters: float, *, is_end: bool
-) -> list[_Text]:
-    """Return the lines of a name next to its entity."""
-    (x, y), size = place, 13 if is_end else 12
-    down = LINE_HEIGHT * size
-    more = down * (len(lines) - 1)
-    first = {"above": y - room - more, "below": y + room + size - 2}
-    top = first.get(side, y + 0.36 * size - more / 2)
-    across = {"left": x - room, "right": x + room}.get(side, x)
-    anchor = _ANCHORS.get(side, "middle")
-    return [
-        _Text(across, top + down * row, line, size, letters, anchor, is_end)
-        for row, line in enumerate(lines)
-    ]
+def _drawn(text: Text, kind: str) -> Markup:
+    weight = Markup('font-weight="600" ' if text.bold else "")
+    return _TEXT.format(**text._asdict(), weight=weight, kind=kind)
 
 
 @dataclass(frozen=True)
@@ -337,9 +228,9 @@ class _Line:
         return (x, y), left, right
 
     @property
-    def arrow_box(self) -> _Box:
+    def arrow_box(self) -> Box:
         across, down = zip(*self.arrow, strict=True)
-        return _Box(min(across), min(down), max(across), max(down))
+        return Box(min(across), min(down), max(across), max(down))
 
     def passes(self, places: Iterable[Position]) -> bool:
         """Whether the line goes through the symbol of another entity."""
@@ -371,17 +262,17 @@ class _Line:
         corners = " L".join(f"{x:.1f} {y:.1f}" for x, y in self.arrow)
         return _ARROW.format(arrow=f"M{corners} Z", colour=self.colour, opacity=self.opacity)
 
-    def name(self, taken: list[_Box], letters: float) -> Markup:
+    def name(self, taken: list[Box], letters: float) -> Markup:
         """Draw the line's name where it covers nothing `taken`; tables name all facts."""
         bold = self.fact is None or self.stands_out
         for share in ALONG if self.labelled else ():
             x, y = self.at(share)
-            text = _Text(
+            text = Text(
                 x, y - 5, layout.short_text(self.relation), EDGE_SIZE, letters, "middle", bold
             )
             if not text.box.meets(taken):
                 taken.append(text.box)
-                return text.draw("edge")
+                return _drawn(text, "edge")
         return Markup("")
 
 

@@ -1,13 +1,15 @@
-"""Where the entities of a picture are, and how their names are broken into lines.
+"""Where the entities of a picture and their names are, and how names are broken into lines.
 
 Entities are placed in columns from the test triple's head to its tail. Entities on short paths are
 between the two; entities that are nearer to one end are outside. The same explanation always gives
 the same picture. In a narrow picture the head is on top and the tail at the bottom.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -22,6 +24,12 @@ NARROW = 500
 """In a picture less wide than this, columns are rows of at most `ABREAST` entities."""
 ABREAST = 3
 MARGIN_X, MARGIN_Y = 100, 50
+RADIUS, LINE_HEIGHT = 7, 1.27
+WRAPS = ((4, LINE_CHARACTERS), (2, LINE_CHARACTERS), (4, 12), (5, 7))
+"""Lines and characters of a name; the later ones if the earlier would cover something, and those
+of short lines in a narrow picture."""
+NEAR, CLEAR = 13, 24
+"""Distances of a name from its entity, next to it and behind the arrowheads there."""
 Position = tuple[float, float]
 
 
@@ -159,3 +167,100 @@ def point(place: Position, width: float, height: float) -> Position:
         margin + (x + 1) / 2 * (width - 2 * margin),
         MARGIN_Y + (y + 1) / 2 * (height - 2 * MARGIN_Y),
     )
+
+
+class Box(NamedTuple):
+    """Where a line of text or a symbol is."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def meets(self, others: Sequence["Box"]) -> int:
+        return sum(
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+            for other in others
+        )
+
+
+class Text(NamedTuple):
+    """A line of text, and about where it is."""
+
+    x: float
+    y: float
+    text: str
+    size: float
+    letters: float
+    anchor: str
+    bold: bool
+
+    @property
+    def box(self) -> Box:
+        length = len(self.text) * self.size * self.letters * (1.16 if self.bold else 1)
+        left = self.x - length * {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor]
+        return Box(left, self.y - self.size, left + length, self.y + 0.25 * self.size)
+
+
+def obstacles(places: Mapping[str, Position], size: tuple[float, float]) -> list[Box]:
+    """Return where no name can be: on an entity, and outside of the picture."""
+    far, (width, height) = math.inf, size
+    return [
+        *(Box(x - RADIUS, y - RADIUS, x + RADIUS, y + RADIUS) for x, y in places.values()),
+        *(Box(-far, -far, 0, far), Box(width, -far, far, far)),
+        *(Box(-far, -far, far, 0), Box(-far, height, far, far)),
+    ]
+
+
+def entity_names(
+    labels: Mapping[str, str],
+    places: Mapping[str, Position],
+    ends: tuple[str, str],
+    arrows: Sequence[Box],
+    size: tuple[float, float],
+    *,
+    letters: float,
+) -> tuple[dict[str, list[Text]], bool]:
+    """Return the names of entities where they cover least, and whether one covers another."""
+    taken = obstacles(places, size)
+    names, covered, is_narrow = dict[str, list[Text]](), False, size[0] < NARROW
+
+    def cost(texts: Sequence[Text]) -> int:
+        boxes = [text.box for text in texts]
+        over = sum(box.meets(taken) for box in boxes)
+        return 1000 * over + sum(box.meets(arrows) for box in boxes)
+
+    for key, name in labels.items():
+        sides: tuple[str, ...] = ("above", "below")
+        sides = sides if places[key][1] < size[1] / 2 else sides[::-1]
+        sides += () if is_narrow else ("left", "right")
+        # Near the entity if possible, otherwise behind the arrowheads there.
+        tried = [
+            _beside(places[key], name_lines(name, *wrap), room, side, letters, is_end=key in ends)
+            for wrap, room in product(WRAPS[2 * is_narrow :], (NEAR, CLEAR))
+            for side in sides
+        ]
+        names[key] = min(tried, key=cost)
+        covered |= cost(names[key]) >= 1000
+        taken += [text.box for text in names[key]]
+    return names, covered
+
+
+def _beside(
+    place: Position, lines: Sequence[str], room: float, side: str, letters: float, *, is_end: bool
+) -> list[Text]:
+    """Return the lines of a name next to its entity."""
+    (x, y), size = place, 13 if is_end else 12
+    down = LINE_HEIGHT * size
+    more = down * (len(lines) - 1)
+    first = {"above": y - room - more, "below": y + room + size - 2}
+    top = first.get(side, y + 0.36 * size - more / 2)
+    across = {"left": x - room, "right": x + room}.get(side, x)
+    anchor = {"left": "end", "right": "start"}.get(side, "middle")
+    return [
+        Text(across, top + down * row, line, size, letters, anchor, is_end)
+        for row, line in enumerate(lines)
+    ]

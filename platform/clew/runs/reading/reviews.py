@@ -149,13 +149,13 @@ def read_reviews(run_id: str) -> Kept:
     with fetched(run_id, FOLDER) as place:
         for path in sorted(place.glob("*.json")):
             try:
-                found.append(_decoded(json.loads(path.read_text(encoding="utf-8"))))
+                found.append(_decoded(json.loads(path.read_text(encoding="utf-8")), run_id))
             except (OSError, ValueError, RecursionError) as error:
                 problems.append(f"{path.name}: {described(error)}")
     return Kept(tuple(sorted(found, key=lambda review: review.created)), tuple(problems))
 
 
-def _decoded(content: Any) -> Review:
+def _decoded(content: Any, run_id: str) -> Review:
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         raise DataError(f"not a review of schema version {SCHEMA_VERSION}")
     try:
@@ -164,7 +164,7 @@ def _decoded(content: Any) -> Review:
         raise DataError(f"not a complete review ({described(error)})") from None
     if review.verdict is None and not review.final:
         raise DataError("not a complete review (verdict: missing)")
-    return review
+    return replace(review, run_id=run_id)  # a run that was copied has another id
 
 
 def latest_of_each(reviews: Iterable[Review]) -> list[Review]:

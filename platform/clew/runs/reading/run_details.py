@@ -174,8 +174,9 @@ def _versions(run_id: str) -> tuple[Version, ...]:
 
 
 def own_tags(run: RunRecord) -> dict[str, str]:
-    """Return the tags that people gave a run."""
-    return {k: v for k, v in run.tags.items() if not k.startswith(PROGRAMS_TAGS)}
+    """Return the tags of one line that people gave a run."""
+    own = {k: v for k, v in run.tags.items() if not k.startswith(PROGRAMS_TAGS)}
+    return {key: value for key, value in own.items() if len(value.splitlines()) < 2}
 
 
 def describe_run(run: RunRecord, description: str, tags: Mapping[str, str]) -> None:
