@@ -25,6 +25,8 @@ QUALITY = [
     "valid/interval_half_width",
     "test/given_hits_at_3",
     "test/classification_f1",
+    "test/num_leaked",
+    "test/mrr_not_leaked",
 ]
 
 

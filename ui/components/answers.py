@@ -146,7 +146,6 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
 
 
 def _warnings(prediction: dict[str, Any]) -> None:
-    """Show the warning of a prediction, and the size of its answer set."""
     if prediction.get("warning"):
         basics.warning(str(prediction["warning"]))
     if isinstance(answer_set := prediction.get("answer_set"), dict):
@@ -276,7 +275,6 @@ def explanation(job: Job) -> None:
 
 
 def _strongest(facts: pd.DataFrame) -> None:
-    """List the facts that made the triple more likely, the strongest first."""
     helping = facts[facts["influence"] > 0].head(NUM_FACTS)
     if helping.empty:
         basics.note("None of them made it more likely.")

@@ -38,6 +38,10 @@ _QUALITY = {
     names.RMSE: Words("RMSE", "Root mean squared error: large errors weigh more. Lower is better."),
     names.R2: Words("R²", "Share of the variance that is explained; 1 is perfect."),
     names.LOSS: Words("Loss", "What training minimizes."),
+    names.NUM_LEAKED: Words(
+        "Leaked triples",
+        "Triples whose inverse, mirror or duplicate is a training fact: a look-up answers them.",
+    ),
     names.BIAS: Words("Bias", "Mean of prediction minus target; 0 is best."),
     names.INTERVAL_COVERAGE: Words(
         "Coverage", "Share of targets within the interval around their prediction."
@@ -228,6 +232,8 @@ def words(key: str) -> Words:
     for side in ("head", "tail"):
         if name.endswith(f"_{side}"):
             name, more = name.removesuffix(f"_{side}"), f", asked for {side}s"
+    if name.endswith(leaked := names.NOT_LEAKED.format(name="")):
+        name, more = name.removesuffix(leaked), f"{more}, without leaked triples"
     if name.startswith(given := names.GIVEN.format(name="")):
         name, more = name.removeprefix(given), f"{more}, among given negatives"
     if name.startswith(seen := names.SEEN.format(name="")):

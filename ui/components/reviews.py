@@ -275,7 +275,7 @@ def said(review: Review, verdict: str, *, before: str = "", more: str = "") -> M
         symbol=basics.OPINION_SYMBOLS[verdict],
         said=f"{before}{verdict}{more}",
         who=review.reviewer or "somebody",
-        when=review.created[:16].replace("T", " "),
+        when=f"{review.created[:16].replace('T', ' ')} UTC",
         comment=review.comment,
     )
 

@@ -158,7 +158,10 @@ def run_table(
         "Data": ([run.tags.get(names.TAG_DATASET, "") for run in runs], small()),
         "Quality, last": (
             [_headline(run) for run in runs],
-            small("Last value of the task's main metric. Compare shows the best value by default."),
+            TextColumn(
+                width=130,  # for `Bits per byte 0.1234`
+                help="Last value of the main metric of the task. Compare shows the best by default.",
+            ),
         ),
     }
     if lines is not None:

@@ -39,7 +39,6 @@ def render() -> None:
 
 
 def _choose(runs: Sequence[RunRecord]) -> None:
-    """Let a person choose the runs: those of the preset, or ticked ones."""
     found = comparison_table.preset()
 
     def choose() -> None:
@@ -65,7 +64,6 @@ def _choose(runs: Sequence[RunRecord]) -> None:
 
 
 def _preset_text(found: comparison.Preset) -> str:
-    """Return the setting, the variants and the seeds of the preset, in words."""
     first = found.runs[0]
     called = [first.tags.get(names.TAG_DATASET, ""), first.params.get(comparison.MODEL_KIND, "")]
     called += [first.tags.get(names.TAG_DEVICE, "")]
@@ -79,7 +77,6 @@ def _preset_text(found: comparison.Preset) -> str:
 
 
 def _take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
-    """Show the buttons that compare the ticked runs, alone or with those already chosen."""
     together = list(dict.fromkeys([*chosen, *ticked]))
     buttons = [("replace", f"Compare {len(ticked)} ticked", list(ticked))]
     if chosen:
@@ -185,7 +182,6 @@ def _parameters(runs: Sequence[RunRecord], found: comparison.Comparison) -> None
 
 
 def _setting(runs: Sequence[RunRecord]) -> comparison_table.Setting:
-    """Let a person set reference, quality metric and how values are picked."""
     labels, ids = comparison.distinct_labels(runs), [run.run_id for run in runs]
     first, second, third, fourth = st.columns([1.7, 1.7, 2, 1.7], vertical_alignment="bottom")
     linked, usual = basics.address("ref"), comparison_table.reference_of(runs)

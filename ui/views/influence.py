@@ -184,7 +184,6 @@ def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> No
 
 
 def _agreement(found: Agreement, called: tuple[str, str]) -> None:
-    """Show how far two explanations agree: in numbers, and which facts moved most."""
     spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
     basics.tiles(
         [
@@ -347,7 +346,6 @@ def _passing(found: pd.DataFrame, wanted: explanations.FactFilter) -> pd.DataFra
 
 
 def _relation(place: DeltaGenerator, label: str, triples: pd.DataFrame, *, key: str) -> str:
-    """Let a person choose a relation; return it, empty for all of them."""
     relations = [run_table.ALL, *sorted(triples["relation"].astype(str).unique())]
     chosen = place.selectbox(label, relations, key=key, bind="query-params")
     return "" if chosen == run_table.ALL else chosen

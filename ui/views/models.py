@@ -178,7 +178,7 @@ def show_champion(model: RegisteredModel, version: Version) -> None:
         name=model.name,
         version=version.version,
         uri=runs.champion_uri(model),
-        detail=" · ".join([*qualities, f"registered {utc(version.created_ms):%Y-%m-%d %H:%M}"]),
+        detail=" · ".join([*qualities, f"registered {utc(version.created_ms):%Y-%m-%d %H:%M} UTC"]),
     )
 
 

@@ -252,7 +252,6 @@ def _state(found: Disagreement) -> str:
 
 
 def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
-    """Show what each reviewer says and what was decided so far, and let a person decide."""
     st.html(basics.triple(*found.triple.labels))
     items = []
     for opinion in found.opinions:
@@ -280,7 +279,6 @@ def _decide(found: Disagreement, runs: Sequence[RunRecord]) -> None:
 
 
 def _table(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
-    """Show every review, the newest first; a ticked one can be opened."""
     st.header("All reviews", anchor=False)
     newest = sorted(given, key=lambda review: review.created, reverse=True)
     called = {run.run_id: run.name for run in runs}
@@ -337,7 +335,6 @@ def _open(review: Review) -> None:
 
 
 def _wrong(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
-    """Show the training facts that count as wrong, to be left out of the next training run."""
     st.header("Training facts marked wrong", anchor=False)
     marked = {origin: found for origin, found in by_data(given, runs).items() if wrong_facts(found)}
     if not marked:

@@ -103,7 +103,6 @@ def _run(run: RunRecord) -> None:
 
 @basics.guarded("The description")
 def _describe(run: RunRecord) -> None:
-    """Let a person change the description and tags of a run, which MLflow shows too."""
     with st.popover("Describe"), st.form("describe", border=False):
         lines = [f"{key}={value}" for key, value in run_details.own_tags(run).items()]
         description = st.text_area("Description", run.tags.get(names.TAG_NOTE, ""))
@@ -142,7 +141,6 @@ def _summary(run: RunRecord) -> None:
 
 @basics.guarded("The commands")
 def commands(run: RunRecord) -> None:
-    """Show what started the run, what repeats it, and where MLflow shows it."""
     typed = run.tags.get(names.TAG_COMMAND, "")
     if typed and "--parent-run" not in typed:  # not started by another command
         st.markdown("**Started by**")
@@ -281,7 +279,6 @@ def _curve(run: RunRecord, key: str, curve: pd.DataFrame) -> None:
 
 @basics.guarded("The ranks by relation")
 def _relations(run: RunRecord) -> None:
-    """Show the quality of each side of each relation, the most frequent relation first."""
     splits = run_details.splits_by_relation(runs.files_of(run.run_id))
     if not splits:
         return
@@ -321,7 +318,6 @@ def _relations(run: RunRecord) -> None:
 
 @basics.guarded("The report on the data")
 def _data(run: RunRecord) -> None:
-    """Show what looks wrong in the data, and what leaks from the test into training."""
     if not results.keeps(run, names.ARTIFACT_DATA_REPORT):
         return
     st.header("Data", anchor=False)
@@ -330,7 +326,7 @@ def _data(run: RunRecord) -> None:
         for name in (names.NUM_LEAKED, names.MRR, names.NOT_LEAKED.format(name=names.MRR))
     ]
     basics.tiles(
-        (glossary.label(key), number_text(run.metrics[key]), glossary.words(key).help)
+        (glossary.label(key), f"{run.metrics[key]:,.4g}", glossary.words(key).help)
         for key in keys
         if run.metrics.get(keys[0]) and key in run.metrics
     )
@@ -343,7 +339,6 @@ def _data(run: RunRecord) -> None:
 
 @basics.guarded("The related runs")
 def _relatives(run: RunRecord) -> None:
-    """Show links to the sources of the run and to what was made from it."""
     found = runs.lineage_of(run)
     if not (found.sources or found.results or found.versions):
         basics.note("It comes from no other run, and nothing has been made from it yet.")
@@ -380,7 +375,6 @@ def _files(run: RunRecord) -> None:
 
 @basics.guarded("The configuration")
 def _configuration(run: RunRecord) -> None:
-    """Show the resolved configuration, one setting per row."""
     keys = sorted(run.params)
     if not keys:
         other = "" if run.is_foreign else "; the run of its model has one"
