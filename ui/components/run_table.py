@@ -160,7 +160,7 @@ def run_table(
             [_headline(run) for run in runs],
             TextColumn(
                 width=130,  # for `Bits per byte 0.1234`
-                help="Last value of the main metric of the task. Compare shows the best by default.",
+                help="Last value of the task's main metric. Compare shows the best by default.",
             ),
         ),
     }
