@@ -111,7 +111,8 @@ def test_what_is_typed_is_what_is_found(
 
 
 @pytest.mark.parametrize(
-    "text", ["mrr>high", "mrr>nan", "seed>3", "state=done", "dim=3", "decay=0", "x:'"]
+    "text",
+    ["mrr>high", "mrr>nan", "seed>3", "state=done", "dim=3", "decay=0", "x:'", "tags.a`b=1"],
 )
 def test_what_cannot_be_understood_is_refused(large: None, text: str) -> None:
     with pytest.raises(UsageError):

@@ -82,7 +82,7 @@ def _clause(part: str, known: Callable[[], Keys]) -> str:
 def _meaning(name: str, keys: Keys) -> tuple[str, str]:
     """Return whether a name is that of `metrics`, `params` or `tags`, and the whole name."""
     kind, _, rest = name.partition(".")
-    if kind in vars(keys) and rest:
+    if kind in vars(keys) and rest and "`" not in rest:  # MLflow cannot quote it
         return kind, rest
     short = name.replace("-", "_")
     setting = names.PARAMETER_PREFIX + SHORT_KEYS.get(short, short)
