@@ -20,7 +20,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Return the downloads of the page's buttons, by file name."""
     files: Given = {}
 
-    def button(label: str, content: str | Callable[[], str], name: str, kind: str) -> None:
+    def button(label: str, content: str | Callable[[], str], name: str) -> None:
         if label == "CSV":
             text = content if isinstance(content, str) else content()
             files[name] = list(csv.reader(io.StringIO(text)))
