@@ -45,7 +45,7 @@ class TrainingGraph:
     index: Neighbourhood
 
     def degree(self, entity: str) -> int:
-        return self.index.degree(self.graph.entities.id(entity))
+        return int(self.index.degrees[self.graph.entities.id(entity)])
 
     def around(self, entity: str) -> list[str]:
         """Return the neighbours of an entity, those in the fewest facts first."""
