@@ -239,3 +239,35 @@ def test_a_model_that_does_not_rotate_is_not_rotate(tmp_path):
         read_other_model(tmp_path / "weights.pt", tmp_path, {"model.kind": "rotate"})
     with pytest.raises(ConfigError):  # no kind
         read_other_model(tmp_path / "weights.pt", tmp_path, {})
+
+
+ROWS = torch.zeros(4, 6)
+STATE = {"_entity_embedder._embeddings.weight": ROWS, "_relation_embedder._embeddings.weight": ROWS}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": None},
+        {"model": []},
+        {"model": [None, {}]},
+        {"model": [{**STATE, 7: ROWS}, {}]},
+        {"model": [{**STATE, "_entity_embedder._embeddings.weight": "text"}, {}]},
+        {"model": [dict.fromkeys(STATE, torch.zeros(4)), {}]},
+        {"dataset": []},
+        {"dataset": {"meta": {"entity_ids": [1, None], "relation_ids": RELATIONS}}},
+        {"options": "text"},
+        {"options": {"model": "reciprocal_relations_model"}},
+        {"options": {"model": ["distmult"]}},
+        {"options": {"model": "transe", "transe": 2}},
+    ],
+)
+def test_a_package_of_another_structure_is_refused(wrong, tmp_path, monkeypatch):
+    packaged(tmp_path / "model.pt", monkeypatch, "distmult", 2.0)
+    content = torch.load(tmp_path / "model.pt", weights_only=False)
+    if "options" in wrong:
+        content["config"].options = wrong["options"]
+        wrong = {}
+    torch.save(content | wrong, tmp_path / "model.pt")
+    with pytest.raises((ConfigError, DataError), match=r"model\.pt"):
+        read_other_model(tmp_path / "model.pt", tmp_path, {})
