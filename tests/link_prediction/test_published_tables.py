@@ -1,10 +1,15 @@
 """Tables as they are published: stray quotes, ids of several kinds, other files beside them."""
 
 import bz2
+import gzip
+import io
 import json
 import lzma
 import os
+import zipfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from clew import input_files
@@ -296,3 +301,64 @@ def test_what_is_no_file_of_facts_is_refused_with_its_name(tmp_path):
     for name in ("pipe", "loop", "kg.tgz"):
         with pytest.raises(DataError, match=rf"{name}: "):
             import_graph("g", [tmp_path / name], ImportSettings())
+
+
+def test_lines_are_counted_after_a_value_of_several_lines(tmp_path):
+    rows = ['a,p,b,no,"x\ny\nz"', "a,p,c,no,x", "# comment", "a,p,d,perhaps,x"]
+    text = "\n".join(["head,relation,tail,negated,note", *rows]) + "\n"
+    with pytest.raises(DataError, match=r"line 7.*perhaps"):
+        read(tmp_path, {"kg.csv": text})
+
+
+def test_a_first_column_may_have_two_lines(tmp_path):
+    content = {
+        "edges.csv": lines([("head", "relation", "tail"), *DISTINCT], ","),
+        "nodes.csv": 'name,id,kind\n"B\nC",e1,x\nD,e2,x\n',
+    }
+    assert read(tmp_path, content).graph.entities.label(1) == "B C"
+
+
+def parquet(columns) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+ENDS = dict(
+    zip(("subject", "predicate", "object"), map(list, zip(*ROWS, strict=True)), strict=True)
+)
+
+
+def test_a_nested_column_beside_facts_is_not_used(tmp_path):
+    nested = {"sources": [[{"id": "x"}], *[None] * 39], "score": [{"a": 1}, *[None] * 39]}
+    found = read(tmp_path, {"kg.parquet": parquet(ENDS | nested)})
+    assert facts(found) == DISTINCT
+    assert "sources (1)" in found.notes["other columns"]
+    wrong = ENDS | {"object": [{"id": name} for name in ENDS["object"]]}
+    with pytest.raises(DataError, match="object"):
+        read(tmp_path, {"kg.parquet": parquet(wrong)})
+
+
+def test_files_that_are_packed_themselves_are_unpacked_first(tmp_path):
+    content = parquet(ENDS)
+    with zipfile.ZipFile(tmp_path / "kg.zip", "w") as archive:
+        archive.writestr("kg.parquet", content)
+    (tmp_path / "kg.parquet.gz").write_bytes(gzip.compress(content))
+    for name in ("kg.zip", "kg.parquet.gz"):
+        with pytest.raises(DataError, match=r"kg\.parquet.*unpack it first"):
+            import_graph("g", [tmp_path / name], ImportSettings())
+
+
+def test_two_dictionaries_of_the_same_kind_are_one_or_refused(tmp_path):
+    ids = {"entity2id.txt": "2\na\t0\nb\t1\n", "relation2id.txt": "1\nr\t0\n"}
+    content = ids | {"train2id.txt": "1\n0 1 0\n", "entity_to_id.tsv": "a\t0\nb\t1\n"}
+    assert facts(read(tmp_path, content)) == [("a", "r", "b")]
+    with pytest.raises(DataError, match="entity ids"):
+        read(tmp_path, {"entity_to_id.tsv": "b\t0\na\t1\n"})
+
+
+def test_a_node_that_is_not_of_neo4j_keeps_its_name(tmp_path):
+    nodes = [{"type": "node", "id": "e0", "name": "zero"}, {"type": "node", "id": "e1"}]
+    text = "".join(json.dumps(node) + "\n" for node in nodes)
+    found = read(tmp_path, {"kg.tsv": lines(DISTINCT), "nodes.jsonl": text})
+    assert found.graph.entities.label(0) == "zero"

@@ -22,11 +22,12 @@ from clew.config.data import ImportSettings
 from clew.errors import ConfigError, DataError, counted, described, printable, quoted
 from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
+from clew.link_prediction.column_names import roles_of
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import facts_of
 from clew.link_prediction.file_names import FileNames, file_names
-from clew.link_prediction.formats import Part, read_file, roles_of
-from clew.link_prediction.other_formats import RDF
+from clew.link_prediction.formats import Part, read_file
+from clew.link_prediction.rdf import RDF
 from clew.link_prediction.tables import Texts, single, sniff
 from clew.link_prediction.triples import (
     SPLITS,

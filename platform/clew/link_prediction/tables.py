@@ -150,8 +150,8 @@ def _delimiter(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
     return best[1], best[2]
 
 
-def read_table(path: Path, form: Form) -> tuple[list[Texts], np.ndarray]:
-    """Return the columns of a table, and the number of each row's line."""
+def read_table(path: Path, form: Form) -> tuple[list[Texts], np.ndarray, bool]:
+    """Return the columns of a table, the number of each row's line, and if lines are left out."""
     skipped: list[int] = []
     batches = list(_batches(path, form, skipped))
     columns = [
@@ -165,7 +165,11 @@ def read_table(path: Path, form: Form) -> tuple[list[Texts], np.ndarray]:
         is_filled = np.logical_or.reduce([filled(column) for column in columns])
         columns = [column.filter(pa.array(is_filled)) for column in columns]
         lines = lines[is_filled]
-    return columns, lines
+    has_others = len(lines) > 0 and int(lines[-1]) - form.skip > len(lines)
+    for column in columns if form.is_quoted else ():  # a value can have several lines
+        breaks = pc.count_substring(column.dictionary, "\n").to_numpy()[column.indices.to_numpy()]
+        lines += np.cumsum(breaks, dtype=np.int32) - breaks
+    return columns, lines, has_others
 
 
 def filled(column: Texts) -> np.ndarray:
@@ -260,7 +264,7 @@ def _check_quotes(path: Path, form: Form) -> None:
             closed = closes.match(line)
             after = line[closed.end() :] if closed else b""
             num_lines += 1
-            num_rows += line.count(mark) == form.num_columns - 1
+            num_rows += line[: closed.end() if closed else None].count(mark) == form.num_columns - 1
             if after[:1] not in (b"", mark) or (closed and 2 * num_rows > num_lines):
                 break
             if closed:
