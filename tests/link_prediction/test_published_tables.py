@@ -15,7 +15,7 @@ import pytest
 from clew import input_files
 from clew.config.data import ImportSettings
 from clew.errors import DataError
-from clew.link_prediction import other_formats, tables
+from clew.link_prediction import other_formats
 from clew.link_prediction.imports import import_graph
 from tests.link_prediction.test_imports import facts, lines, read
 
@@ -55,13 +55,6 @@ def test_lines_in_a_value_may_look_like_a_row(tmp_path):
     )):  # fmt: skip
         found = read(tmp_path / str(i), {"edges.csv": named, "nodes.csv": nodes})
         assert found.graph.entities.label(found.graph.entities.id("e2")) == "C"
-
-
-def test_a_line_whose_quotes_are_pairs_leaves_none_open():
-    form = tables.Form(",", 2, 0, (), None, has_rows=True, has_comments=False)
-    plain = b'x,"y"\n"a ""b""",""\n"",x\nx,y\n'
-    opening = b'x,"y\n7",x,"open\n"a""\n"a" b,"c\n'
-    assert tables._may_open(plain + opening, form) == [False] * 4 + [True] * 4
 
 
 KINDS = [row.split() for row in ("0 drug p 0 gene", "1 drug q 0 gene", "D2 drug p 1 gene")]

@@ -295,7 +295,7 @@ def _weights_of(
 
 
 def _numbers_of(
-    part: Part, role: Literal["weight", "time"], parse: Callable[["pd.Series[Any]"], Any]
+    part: Part, role: Literal["weight", "time"], parse: Callable[[pa.Array], "pd.Series[Any]"]
 ) -> np.ndarray:
     if not part.num_rows:
         return np.zeros(0)
@@ -305,7 +305,7 @@ def _numbers_of(
             f"head,relation,tail,{role}"
         )
     column = part.columns[role]
-    numbers = parse(_texts(column.dictionary)).to_numpy(float)
+    numbers = parse(column.dictionary).to_numpy(float)
     is_right = (numbers > 0) & (numbers < np.inf) if role == "weight" else ~np.isnan(numbers)
     expected = "a number above 0" if role == "weight" else "a number or a date"
     part.refuse(column, ~is_right, f"the {role} is", f"; expected {expected}")
@@ -313,15 +313,12 @@ def _numbers_of(
     return found
 
 
-def _texts(values: pa.Array) -> "pd.Series[Any]":
-    return pd.Series(values.to_pylist(), dtype=object)
+def _as_numbers(values: pa.Array) -> "pd.Series[Any]":
+    return pd.to_numeric(pd.Series(values.to_pylist(), dtype=object), errors="coerce")
 
 
-def _as_numbers(texts: "pd.Series[Any]") -> "pd.Series[Any]":
-    return pd.to_numeric(texts, errors="coerce")
-
-
-def _as_dates(texts: "pd.Series[Any]") -> "pd.Series[Any]":
+def _as_dates(values: pa.Array) -> "pd.Series[Any]":
+    texts: pd.Series[Any] = pd.Series(values.to_pylist(), dtype=object)
     times = pd.to_datetime(texts, errors="coerce", format="mixed", utc=True)
     return times.dt.as_unit("us").astype("int64").where(times.notna())
 
@@ -329,4 +326,4 @@ def _as_dates(texts: "pd.Series[Any]") -> "pd.Series[Any]":
 def _is_dated(part: Part) -> bool:
     """Return whether a time of a file is no number."""
     times = part.columns.get("time", as_texts([]))
-    return bool(_as_numbers(_texts(times.cast(pa.string()).unique())).isna().any())
+    return bool(_as_numbers(times.cast(pa.string()).unique()).isna().any())

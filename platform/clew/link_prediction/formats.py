@@ -49,7 +49,6 @@ LEAST_FACTS = 20
 DATE = re.compile(r"\d{4}-\d\d(-\d\d.*)?")
 ARRAYS, PARQUET = (".npz", ".pt"), (".parquet", ".pq")
 WIKIDATA5M = re.compile(r"(?i)wikidata5m_(entity|relation)\.txt")
-HOLDS_ALIASES: dict[str, Holds] = {"entity": "nodes", "relation": "relations"}
 OF_RELATIONS = re.compile(
     r"(?i)(?:^|[^a-z])rel(?:ation[a-z]*|idx|ids?|names?|types?|s)?(?:[^a-z]|$)"
 )
@@ -136,9 +135,9 @@ def read_file(
 
 
 def _read_text(path: Path, columns: str, header: bool, names: Sequence[str]) -> list[Part]:
-    """Read a table of text."""
     if of_wikidata := WIKIDATA5M.fullmatch(unpacked_name(path)):
-        aliases, holds = read_aliases(path), HOLDS_ALIASES[of_wikidata[1].lower()]
+        aliases = read_aliases(path)
+        holds: Holds = "nodes" if of_wikidata[1].lower() == "entity" else "relations"
         numbers = range(1, len(aliases["id"]) + 1)
         return [Part(path, f"Wikidata5m's names of {holds}", holds, aliases, numbers)]
     chosen = {name.strip() for name in re.findall(r"=\s*([^\d\s,][^,]*)", columns)}

@@ -91,9 +91,6 @@ def import_graph(
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         left = f"; not read: {found.notes['files not read']}" if not_read else ""
         raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts{left}")
-    empty = [p.path for p in parts if p.holds == "facts" and not p.num_rows]
-    if empty and not any(part.holds == "facts" and part.num_rows for part in parts):
-        raise DataError(f"{empty[0]}: only the names of columns; expected rows of facts")
     names = FileNames(splits, are_given=True) if splits else file_names(parts, paths, found)
     columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)

@@ -254,12 +254,8 @@ def _check_quotes(path: Path, form: Form) -> None:
     opens = re.compile(rb'(?:%s%s)*+"(?:[^"]|"")*+' % (value, mark))
     closes = re.compile(rb'(?:[^"]|"")*+"')
     first = num_lines = num_rows = 0
-    lines = (
-        pair
-        for block in line_blocks(path)
-        for pair in zip(block.split(b"\n"), _may_open(block, form), strict=False)
-    )
-    for number, (line, may_open) in enumerate(lines, 1):
+    lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
+    for number, line in enumerate(lines, 1):
         if first:
             closed = closes.match(line)
             after = line[closed.end() :] if closed else b""
@@ -270,32 +266,13 @@ def _check_quotes(path: Path, form: Form) -> None:
             if closed:
                 first = number if opens.fullmatch(b"-" + after) else 0
                 num_lines = num_rows = 0
-        elif may_open and number > form.skip and opens.fullmatch(line):
+        elif b'"' in line and number > form.skip and opens.fullmatch(line):
             first = number
     if first:
         raise DataError(
             f"{path}, line {first}: a quote that begins a value does not end on this line, and "
             "rows follow; expected a second quote, or no quotes"
         )
-
-
-def _may_open(block: bytes, form: Form) -> list[bool]:
-    """Return which lines may leave a quote open: not those whose quotes are plain pairs.
-
-    The first quote of a pair begins a value, the second one ends it, or they touch other quotes.
-    """
-    characters = np.frombuffer(block, np.uint8)
-    quotes, ends = (np.flatnonzero(characters == ord(sign)) for sign in '"\n')
-    counts = np.diff(np.searchsorted(quotes, ends), prepend=0)
-    before = np.repeat(np.cumsum(counts) - counts, counts)
-    is_second = (np.arange(len(quotes)) - before) % 2 == 1
-    beside = characters[np.where(is_second, quotes + 1, quotes - 1)]
-    is_plain = np.zeros(256, bool)
-    is_plain[[ord(sign) for sign in f'"\n{form.delimiter}']] = True
-    found = counts % 2 == 1
-    found[np.searchsorted(ends, quotes[~is_plain[beside]])] = True
-    may_open: list[bool] = found.tolist()
-    return may_open
 
 
 def _checked(
