@@ -36,3 +36,8 @@ def test_columns_without_names_that_are_not_used_are_named(tmp_path: Path) -> No
     found = read(tmp_path / "kg.tsv", [(h, t, r) for h, r, t in FACTS], "head,tail")
     assert list(found.graph.relations) == ["kg"]
     assert "column 3 (24)" in found.notes["other columns"]
+
+
+def test_a_role_is_chosen_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="head"):
+        read(tmp_path / "kg.tsv", FACTS, "head=1,head=2,tail=3")

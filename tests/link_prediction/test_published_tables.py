@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 import zipfile
+from datetime import timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -149,6 +150,8 @@ def test_graphs_in_json_are_read(tmp_path):
         ("kg.json", '{"nodes": [1], "edges": []}'),
         ("kg.json", '{"nodes": [], "edges": [}'),
         ("kg.json", "[" * 100_000),
+        ("kg.json", "[]"),
+        ("kg.json", '{"nodes": [], "edges": []}'),
         ("kg.txt", '[{"subject": "a", "predicate": "p", "object": "b"},\n{"subject": "a"}]'),
         ("kg.rdf", "<rdf:RDF>\n"),
         ("kg.tsv", '<?xml version="1.0"?>\n<a b="c">\n'),
@@ -323,13 +326,20 @@ ENDS = dict(
 
 
 def test_a_nested_column_beside_facts_is_not_used(tmp_path):
-    nested = {"sources": [[{"id": "x"}], *[None] * 39], "score": [{"a": 1}, *[None] * 39]}
+    nothing = [None] * 39
+    nested = {"sources": [[{"id": "x"}], *nothing], "score": [{"a": 1}, *nothing]}
+    nested |= {"picture": [b"\xff", *nothing], "lasts": [timedelta(1), *nothing]}
     found = read(tmp_path, {"kg.parquet": parquet(ENDS | nested)})
     assert facts(found) == DISTINCT
     assert "sources (1)" in found.notes["other columns"]
-    wrong = ENDS | {"object": [{"id": name} for name in ENDS["object"]]}
-    with pytest.raises(DataError, match="object"):
-        read(tmp_path, {"kg.parquet": parquet(wrong)})
+    for head in ("subject", "from"):
+        wrong = {"to" if head == "from" else "object": ENDS["object"], "type": ENDS["predicate"]}
+        wrong[head] = [{"id": name} for name in ENDS["subject"]]
+        with pytest.raises(DataError, match=r"kg\.parquet"):
+            read(tmp_path, {"kg.parquet": parquet(wrong)})
+    other = parquet(ENDS | {"other": ENDS["object"]}).replace(b"other", b"oth\xf4r")
+    with pytest.raises(DataError, match=r"kg\.parquet"):
+        read(tmp_path, {"kg.parquet": other})
 
 
 def test_files_that_are_packed_themselves_are_unpacked_first(tmp_path):

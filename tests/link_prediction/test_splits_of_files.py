@@ -184,3 +184,9 @@ def test_times_in_json_lines_are_numbers(tmp_path: Path) -> None:
     records = [{"head": f"e{t}", "relation": "r", "tail": "x", "time": t} for t in (9, 40, 31, 2)]
     text = "".join(json.dumps(record) + "\n" for record in records)
     assert newest(tmp_path / "in", {"a.jsonl": text}) == {"e40"}
+
+
+def test_the_line_without_a_time_is_named(tmp_path: Path) -> None:
+    text = "head\trelation\ttail\ttime\na\tr\tb\t7\na\tr\tc\t\na\tr\td\t9\n"
+    with pytest.raises(DataError, match=r"a\.tsv, line 3"):
+        newest(tmp_path / "in", {"a.tsv": text})

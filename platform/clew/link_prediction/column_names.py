@@ -133,7 +133,10 @@ def chosen_roles(path: Path, columns: str, names: Sequence[str]) -> dict[str, in
                 f"{path}: has no column {quoted(name)}, which --columns names; it has "
                 f"{quoted(', '.join(names)) if any(names) else len(names)}"
             )
-        found[f"unused {index}" if role == "unused" else role] = index
+        role = f"unused {index}" if role == "unused" else role
+        if role in found:
+            raise DataError(f"--columns names {role} twice; expected each once")
+        found[role] = index
     found = _known_beside(found, names) | found
     if not {"head", "tail"} <= found.keys():
         raise DataError(f"--columns is {columns}; expected head, tail and usually relation in it")

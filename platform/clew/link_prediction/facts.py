@@ -325,5 +325,6 @@ def _as_dates(values: pa.Array) -> "pd.Series[Any]":
 
 def _is_dated(part: Part) -> bool:
     """Return whether a time of a file is no number."""
-    times = part.columns.get("time", as_texts([]))
-    return bool(_as_numbers(times.cast(pa.string()).unique()).isna().any())
+    times = part.columns.get("time", as_texts([])).cast(pa.string()).unique().to_pylist()
+    given = pa.array([text for text in times if text.strip().lower() not in NO_VALUE], pa.string())
+    return bool(_as_numbers(given).isna().any())

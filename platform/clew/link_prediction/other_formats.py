@@ -51,21 +51,21 @@ def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
         check_ratio(path, path.stat().st_size, max(size, rows * 4 * len(names)))
         table = pq.read_table(path, read_dictionary=names)
         return names, [_as_text(name, table.column(index)) for index, name in enumerate(names)]
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: not Parquet that can be read ({described(error)})") from None
 
 
 def _as_text(name: str, column: pa.ChunkedArray) -> Texts:
-    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-    if is_list and not pa.types.is_nested(column.type.value_type):
-        column = pc.binary_join(column.cast(pa.list_(pa.string())), LIST_SEPARATOR)
-    elif pa.types.is_nested(column.type):
+    try:
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            column = pc.binary_join(column.cast(pa.list_(pa.string())), LIST_SEPARATOR)
+        is_text = pa.types.is_dictionary(column.type) and column.type.value_type == pa.string()
+        if not is_text or column.null_count:
+            column = column.cast(pa.string()).fill_null("").dictionary_encode()
+    except pa.ArrowException:  # nested or binary values: they are counted, and refused as names
         if name in TEXTS_OF_JSON:
-            raise pa.ArrowInvalid(f"{name} is not text")
-        return as_texts(["" if value is None else str(value) for value in column.to_pylist()])
-    is_text = pa.types.is_dictionary(column.type) and column.type.value_type == pa.string()
-    if not is_text or column.null_count:
-        column = column.cast(pa.string()).fill_null("").dictionary_encode()
+            raise
+        column = pc.if_else(column.is_valid(), "\0", "").dictionary_encode()
     return single(column)
 
 
@@ -92,6 +92,8 @@ def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
             f'{path}: this JSON is not read; expected KGX\'s {{"nodes": [...], "edges": [...]}}, '
             "Hetionet's, an array of objects, or JSON Lines (.jsonl)"
         )
+    if not any(tables):
+        raise DataError(f"{path}: no record; expected nodes and edges")
     if isinstance(content, dict) and "metaedge_tuples" in content:
         tables = _of_hetionet(path, *tables)
     return [
