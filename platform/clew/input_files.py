@@ -211,21 +211,6 @@ def columns_of(path: Path, expected: str) -> list[str]:
     return names
 
 
-def check_unpacked(path: Path, expected: str, most_bytes: int) -> None:
-    """Refuse a file whose footer names more uncompressed bytes than a reader can hold."""
-    try:
-        with pq.ParquetFile(path) as file:
-            groups = range(file.metadata.num_row_groups)
-            size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not {expected} ({described(error)})") from None
-    if size > most_bytes:
-        raise DataError(
-            f"{path}: {size / 2**20:,.0f} MiB without compression; expected {expected} of at most "
-            f"{most_bytes / 2**20:,.0f} MiB"
-        )
-
-
 def read_columns(
     path: Path,
     types: Mapping[str, pa.DataType],

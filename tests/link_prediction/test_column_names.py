@@ -1,5 +1,6 @@
 """Columns that `--columns` does not choose keep what their names say, and nothing goes unsaid."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ FACTS = [(f"e{i % 7}", f"r{i % 3}", f"e{7 + i % 11}") for i in range(24)]
 HEADER = ("drug", "relation", "disease")
 
 
-def read(place: Path, rows: list[tuple[str, ...]], columns: str) -> Imported:
+def read(place: Path, rows: Sequence[tuple[str, ...]], columns: str) -> Imported:
     place.write_text("".join("\t".join(row) + "\n" for row in rows))
     return import_graph("g", [place], ImportSettings(columns=columns))
 
@@ -41,3 +42,9 @@ def test_columns_without_names_that_are_not_used_are_named(tmp_path: Path) -> No
 def test_a_role_is_chosen_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="head"):
         read(tmp_path / "kg.tsv", FACTS, "head=1,head=2,tail=3")
+
+
+@pytest.mark.parametrize("names", ["startNode relationType endNode", "From-ID Edge.Type To-ID"])
+def test_names_are_compared_by_letters_and_digits(tmp_path: Path, names: str) -> None:
+    graph = read(tmp_path / "kg.tsv", [tuple(names.split()), *FACTS], "").graph
+    assert list(graph.relations) == ["r0", "r1", "r2"]

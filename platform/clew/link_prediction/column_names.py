@@ -11,17 +11,15 @@ MEANINGS = ("knowledge_level", "agent_type", "logical_interpretation", "clinical
 """Columns of KGX, apart from qualifiers, that change what an edge says."""
 ENDS = [
     ("subject", "object"), ("head", "tail"), ("h", "t"), ("x", "y"), ("start", "end"),
-    ("source", "target"), ("src", "dst"), ("from", "to"), ("node1", "node2"), ("node_1", "node_2"),
-    ("entity1", "entity2"), ("entity_1", "entity_2"), ("e1", "e2"), ("id1", "id2"), ("s", "o"),
-    ("sub", "obj"), ("subj", "obj"), ("head_entity", "tail_entity"),
-    ("entity", "value"), ("start_node", "end_node"), ("protein1", "protein2"),
-    ("protein_1", "protein_2"), ("protein_a", "protein_b"), ("gene1", "gene2"),
-    ("gene_1", "gene_2"), ("gene_a", "gene_b"), ("interactor_a", "interactor_b"),
+    ("source", "target"), ("src", "dst"), ("from", "to"), ("node1", "node2"), ("e1", "e2"),
+    ("entity1", "entity2"), ("id1", "id2"), ("s", "o"), ("sub", "obj"), ("subj", "obj"),
+    ("headentity", "tailentity"), ("entity", "value"), ("startnode", "endnode"),
+    ("protein1", "protein2"), ("proteina", "proteinb"), ("gene1", "gene2"), ("genea", "geneb"),
+    ("interactora", "interactorb"),
 ]  # fmt: skip
-END_FORMS = (
-    "_id", "_curie", "_cui", "id", "_identifier", "_iri", "_uri", "", "_accession", "_index",
-    "_idx", "_name",
-)  # fmt: skip
+"""Names of the columns of both ends, of letters and digits alone, as all names are compared."""
+END_FORMS = ("id", "curie", "cui", "identifier", "iri", "uri", "", "accession", "index", "idx",
+             "name")  # fmt: skip
 """How names of the columns of both ends go on; an identifier is preferred to a name."""
 OF_AN_END = {"name": ("name", "label"), "kind": ("type", "kind", "category"), "source": ("source",)}
 CHOICES = (
@@ -30,26 +28,26 @@ CHOICES = (
 )  # fmt: skip
 OTHER_ROLES = {
     "relation": [
-        "predicate", "predicate_id", "relation", "relation_id", "metaedge", "rel", "relationship",
-        "edge", "edge_type", "relation_type", "relationship_type", "r", "p", "interaction", "type",
-        "label", "property", "edge_label",
+        "predicate", "predicateid", "relation", "relationid", "metaedge", "rel", "relationship",
+        "edge", "edgetype", "relationtype", "relationshiptype", "r", "p", "interaction", "type",
+        "label", "property", "edgelabel",
     ],
-    "weight": ["weight", "score", "confidence", "qscore", "probability", "combined_score"],
+    "weight": ["weight", "score", "confidence", "qscore", "probability", "combinedscore"],
     "time": ["time", "timestamp", "date", "year"],
     "split": ["split", "fold"],
-    "negated": ["negated", "negative", "is_negated"],
+    "negated": ["negated", "negative", "isnegated"],
     "deprecated": ["deprecated"],
     "id": [
-        "id", "node_id", "identifier", "curie", "node_idx", "entity_id", "entity", "node",
-        "node_index", "ent_idx", "rel_idx", "reltype",
+        "id", "nodeid", "identifier", "curie", "nodeidx", "entityid", "entity", "node",
+        "nodeindex", "entidx", "relidx", "reltype",
     ],
     "name": [
-        "name", "node_name", "label", "title", "preferred_name", "entity_name", "ent_name",
-        "rel_name", "rel_id", "entity_id",
+        "name", "nodename", "label", "title", "preferredname", "entityname", "entname",
+        "relname", "relid", "entityid",
     ],
-    "kind": ["kind", "category", "type", "node_type", "entity_type", "labels", "class"],
+    "kind": ["kind", "category", "type", "nodetype", "entitytype", "labels", "class"],
     "synonyms": ["synonym", "synonyms", "aliases", "alias"],
-    "source": ["node_source"],
+    "source": ["nodesource"],
 }  # fmt: skip
 FACT_ROLES = ("relation", "weight", "time", "split", *FLAGS)
 NODE_ROLES = ("id", "name", "kind", "synonyms", "source")
@@ -82,14 +80,14 @@ def roles_of(names: Sequence[str], *, are_names: bool = False) -> dict[str, int]
     found = {role: index for role, (index, _) in neo4j.items()}
     if neo4j:  # name:string
         names = [re.sub(r"(?<=.):[A-Za-z]+(\[\])?$", "", name) for name in names]
-    plain = [re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") for name in names]
+    plain = [re.sub(r"[^a-z0-9]", "", name.lower()) for name in names]
     places = {name: index for index, name in reversed(list(enumerate(plain)))}
     for first, second, form in ((a, b, form) for a, b in ENDS for form in END_FORMS):
         if "head" not in found and first + form in places and second + form in places:
             found |= {"head": places[first + form], "tail": places[second + form]}
             for side, end in (("head", first), ("tail", second)):
                 for role, words in OF_AN_END.items():
-                    index = next((places[n] for w in words if (n := f"{end}_{w}") in places), None)
+                    index = next((places[n] for w in words if (n := f"{end}{w}") in places), None)
                     if index is not None:
                         found[f"{side}_{role}"] = index
     for role in (*(FACT_ROLES if "head" in found else ()), *NODE_ROLES):

@@ -32,7 +32,7 @@ from clew.link_prediction.column_names import (
 from clew.link_prediction.denials import flag_of, is_stated, may_be_flag, values_of
 from clew.link_prediction.dictionaries import fault_of_ids, repeated_in
 from clew.link_prediction.other_formats import (
-    check_is_read,
+    NOT_READ,
     read_aliases,
     read_arrays,
     read_json,
@@ -108,7 +108,11 @@ def read_file(
         names: Names of the columns, from another file.
     """
     suffix = Path(unpacked_name(path)).suffix.lower()
-    check_is_read(path, suffix)
+    if suffix in NOT_READ:
+        raise DataError(
+            f"{path}: {NOT_READ[suffix]} is not read; convert it to N-Triples (.nt), for example "
+            "riot --output=nt of Apache Jena"
+        )
     if suffix in (*ARRAYS, *PARQUET) and (archive_of(path) or path.suffix.lower() != suffix):
         raise DataError(f"{path}: a packed {suffix} file is not read; unpack it first")
     if suffix in RDF:

@@ -69,14 +69,6 @@ def _as_text(name: str, column: pa.ChunkedArray) -> Texts:
     return single(column)
 
 
-def check_is_read(path: Path, suffix: str) -> None:
-    if suffix in NOT_READ:
-        raise DataError(
-            f"{path}: {NOT_READ[suffix]} is not read; convert it to N-Triples (.nt), for example "
-            "riot --output=nt of Apache Jena"
-        )
-
-
 def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
     """Read a whole JSON file as tables: an array of objects, or KGX's or Hetionet's graph."""
     text = read_bytes(path, MAX_JSON_BYTES, "JSON Lines (.jsonl) or tables")
