@@ -13,7 +13,7 @@ for other data, where the same names can mean other facts.
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,9 @@ import numpy as np
 
 from clew import names
 from clew.config.data import TripleData
-from clew.errors import ConfigError, DataError, quoted
+from clew.errors import ConfigError, DataError, described, quoted
 from clew.files import DATA_VARIABLE, data_folder, expanded
-from clew.input_files import COMPRESSIONS, read_lines
+from clew.input_files import COMPRESSIONS, check_is_file
 from clew.link_prediction.imports import import_graph
 from clew.link_prediction.packed import read_packed
 from clew.link_prediction.triple_files import GraphFiles, is_plain, labelled, read_graph
@@ -62,16 +62,16 @@ def _read(config: TripleData) -> KnowledgeGraph:
         return import_graph(path.name.split(".")[0], [path], config).graph
     name, files = find_files(config)
     splits = {path: split for split in SPLITS if (path := getattr(files, split)) is not None}
-    if is_read_plainly(config, splits):
+    if is_read_plainly(config, files):
         return read_graph(name, files)
     others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
     return labelled(import_graph(name, [*splits, *others], config, splits).graph, files)
 
 
-def is_read_plainly(config: TripleData, files: Iterable[Path]) -> bool:
+def is_read_plainly(config: TripleData, files: GraphFiles) -> bool:
     """Return whether files seem to be in Clew's own format, and no setting changes their facts."""
     is_changed = config.columns or config.header or config.clean or config.weights == "use"
-    return not is_changed and all(map(is_plain, files))
+    return not is_changed and all(map(is_plain, filter(None, map(vars(files).get, SPLITS))))
 
 
 def find_files(config: TripleData) -> tuple[str, GraphFiles]:
@@ -160,7 +160,12 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
 
     Entities and relations keep their ids, even if they are in no triple any more.
     """
-    listed = FactList.parse("\n".join(read_lines(path)))
+    check_is_file(path)
+    try:
+        content = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
+    listed = FactList.parse(content)
     _check_origin(path, listed.origin, graph)
     wrong = [
         _row(path, number, line, graph)

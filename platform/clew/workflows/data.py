@@ -71,10 +71,9 @@ def pack_data(settings: DataConfig, path: Path) -> str:
             "train on the packed file"
         )
     name, files = find_files(settings)
-    given = [file for split in SPLITS if (file := getattr(files, split)) is not None]
-    if not is_read_plainly(settings, given):
+    if not is_read_plainly(settings, files):
         raise ConfigError(
-            f"{given[0]}: --pack takes files of head<TAB>relation<TAB>tail as they are; make a "
+            f"{files.train}: --pack takes files of head<TAB>relation<TAB>tail as they are; make a "
             "data set first: clew data FILE --output-dir FOLDER"
         )
     graph = pack_graph(name, files, path)
