@@ -1,9 +1,9 @@
 """Categories and predicates of the Biolink Model, identifiers with a prefix, and their pages.
 
-`biolink.json` contains the names of the model's categories and predicates, without deprecated ones
-(https://github.com/biolink/biolink-model, Apache 2.0), and the pages of identifiers from the
-Bioregistry (https://bioregistry.io, version 0.15.6, CC0), the first pattern of each prefix. Nothing
-is downloaded.
+`biolink.json` contains the names of the model's categories, predicates and aspects, without
+deprecated ones (https://github.com/biolink/biolink-model, Apache 2.0), and the pages of identifiers
+from the Bioregistry (https://bioregistry.io, version 0.15.6, CC0), the first pattern of each
+prefix. Nothing is downloaded.
 """
 
 import functools
@@ -20,35 +20,6 @@ RELATED_TO = "biolink:related_to"
 AFFECTS = "biolink:affects"
 REGULATES = "biolink:regulates"
 
-CATEGORY_ALIASES = {
-    "Anatomy": "AnatomicalEntity",
-    "ChemicalSubstance": "ChemicalEntity",
-    "Compound": "ChemicalEntity",
-    "MolecularFunction": "MolecularActivity",
-    "PharmacologicClass": "ChemicalRole",
-    "SideEffect": "PhenotypicFeature",
-    "Symptom": "PhenotypicFeature",
-}
-"""Kind names of DrugMechDB and Hetionet to Biolink categories."""
-ASPECTS = frozenset(
-    [
-        "absorption",
-        "abundance",
-        "activity",
-        "aggregation",
-        "degradation",
-        "expression",
-        "localization",
-        "metabolism",
-        "secretion",
-        "splicing",
-        "stability",
-        "synthesis",
-        "transport",
-        "uptake",
-    ]
-)
-"""Aspects that can increase or decrease: values of `object_aspect_qualifier`."""
 DIRECTIONS = {"increases": "increased", "decreases": "decreased"}
 REGULATIONS = {"positively": "upregulated", "negatively": "downregulated"}
 CURIE = re.compile(r"([A-Za-z_][A-Za-z0-9_.-]*):(\S+)")
@@ -62,6 +33,10 @@ class Terms(BaseModel):
 
     version: str
     predicates: frozenset[str]
+    aspects: frozenset[str]
+    """Aspects that can increase or decrease: values of `object_aspect_qualifier`."""
+    category_aliases: dict[str, str]
+    """Kind names of DrugMechDB and Hetionet to Biolink categories."""
     categories: dict[str, int]
     """Name of a category to its depth; 2 is directly below `named thing`."""
     pages: dict[str, str]
@@ -82,7 +57,7 @@ def category_of(kind: str) -> str | None:
     """Return the category of a kind, such as `biolink:Gene` for `gene`; None if there is none."""
     words = re.split(r"[\s_]+", kind.strip().removeprefix(PREFIX))
     name = "".join(word[:1].upper() + word[1:] for word in words)
-    name = CATEGORY_ALIASES.get(name, name)
+    name = terms().category_aliases.get(name, name)
     return PREFIX + name if name in terms().categories else None
 
 
@@ -111,7 +86,7 @@ def predicate_of(name: str) -> tuple[str, Qualifiers]:
         return PREFIX + known, tuple((PREFIX + key, value) for key, value in given)
     verb, _, rest = plain.partition(" ")
     aspect = rest.removesuffix(" of")
-    if verb in DIRECTIONS and aspect in ASPECTS:
+    if verb in DIRECTIONS and aspect in terms().aspects:
         return AFFECTS, (
             ("biolink:qualified_predicate", "biolink:causes"),
             ("biolink:object_aspect_qualifier", aspect),

@@ -7,6 +7,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -122,21 +123,6 @@ def archive_of(path: Path) -> Path | None:
     return next((p for p in path.parents if p.suffix.lower() == ".zip" and p.is_file()), None)
 
 
-def _members(archive: Path, path: Path, block_bytes: int) -> Iterator[bytes]:
-    name = path.relative_to(archive).as_posix()
-    try:
-        with zipfile.ZipFile(archive) as file, file.open(name) as member:
-            packed = file.getinfo(name).compress_size
-            check_ratio(path, packed, file.getinfo(name).file_size)
-            packed_by = path.suffix.lower() in COMPRESSIONS
-            source = unpacked(pa.PythonFile(member, "r"), path) if packed_by else member
-            yield from checked_blocks(path, packed, source, block_bytes)
-    except (*UNPACKING, KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: cannot be read ({described(error)})") from None
-
-
 def checked_blocks(path: Path, packed: int, stream: IO[bytes], block_bytes: int) -> Iterator[bytes]:
     """Yield what a stream unpacks; `packed` is the number of bytes that it is made from."""
     unpacked = 0
@@ -149,29 +135,38 @@ def checked_blocks(path: Path, packed: int, stream: IO[bytes], block_bytes: int)
 def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     if ARCHIVE.search(path.name):
         raise DataError(f"{path}: an archive; unpack it first")
-    if archive := archive_of(path):
-        yield from _members(archive, path, block_bytes)
-        return
-    check_is_file(path)
-    bar = tqdm(
-        total=path.stat().st_size,
-        desc=printable(path.name),
-        unit="B",
-        unit_scale=True,
-        delay=PROGRESS_AFTER_SECONDS,
-        disable=None,
-        leave=False,
-    )
-    kind = COMPRESSIONS.get(path.suffix.lower())
+    archive, kind = archive_of(path), COMPRESSIONS.get(path.suffix.lower(), "")
+    if archive is None:
+        check_is_file(path)
     try:
-        with bar, pa.OSFile(str(path)) as raw:
-            size = path.stat().st_size
+        with ExitStack() as opened:
+            if archive is None:
+                raw, size = opened.enter_context(pa.OSFile(str(path))), path.stat().st_size
+            else:
+                members = opened.enter_context(zipfile.ZipFile(archive))
+                member = members.getinfo(path.relative_to(archive).as_posix())
+                check_ratio(path, member.compress_size, member.file_size)
+                raw, size = pa.PythonFile(members.open(member), "r"), member.compress_size
+            bar = tqdm(
+                total=size if archive is None else member.file_size,
+                desc=printable(path.name),
+                unit="B",
+                unit_scale=True,
+                delay=PROGRESS_AFTER_SECONDS,
+                disable=None,
+                leave=False,
+            )
+            opened.enter_context(bar)
             for block in checked_blocks(path, size, unpacked(raw, path), block_bytes):
                 bar.update(raw.tell() - bar.n)
                 yield block
-    except UNPACKING as error:
-        expected = f"expected a complete {kind} file" if kind else "expected a readable file"
-        raise DataError(f"{path}: cannot be read ({described(error)}); {expected}") from None
+    except DataError:
+        raise
+    except (*UNPACKING, KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
+        expected = f"a complete {kind} file" if kind else "a readable file"
+        raise DataError(
+            f"{path}: cannot be read ({described(error)}); expected {expected}"
+        ) from None
 
 
 def check_ratio(path: Path, packed: int, unpacked: int) -> None:
@@ -214,21 +209,6 @@ def columns_of(path: Path, expected: str) -> list[str]:
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: not {expected} ({described(error)})") from None
     return names
-
-
-def check_unpacked(path: Path, expected: str, most_bytes: int) -> None:
-    """Refuse a file whose footer names more uncompressed bytes than a reader can hold."""
-    try:
-        with pq.ParquetFile(path) as file:
-            groups = range(file.metadata.num_row_groups)
-            size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not {expected} ({described(error)})") from None
-    if size > most_bytes:
-        raise DataError(
-            f"{path}: {size / 2**20:,.0f} MiB without compression; expected {expected} of at most "
-            f"{most_bytes / 2**20:,.0f} MiB"
-        )
 
 
 def read_columns(

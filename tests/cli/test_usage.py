@@ -75,6 +75,22 @@ def test_empty_options_of_kgx_are_not_given(capsys: pytest.CaptureFixture[str]) 
     assert "umls" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("word", ["loop", "dead", "./none", "folder/none"])
+def test_a_link_or_a_path_is_no_name_of_a_data_set(
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("dead").symlink_to("nothing")
+    assert run_command(["data", word]) == 2
+    said = capsys.readouterr().err
+    assert str(Path(word)) in said
+    assert "data.name" not in said
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -224,3 +224,14 @@ def test_an_import_of_denied_facts_alone_is_refused_with_its_counts(tmp_path: Pa
         read(tmp_path / "in", {"a.tsv": text})
     assert "a.tsv" in str(raised.value)
     assert "24 denied" in str(raised.value)
+
+
+def test_not_beside_other_words_of_an_ordinary_column_is_asked_for(tmp_path: Path) -> None:
+    text = marked("NOT", "AND", "subject\tpredicate\tobject\tsymbol")
+    with pytest.raises(DataError, match="unused=symbol"):
+        read(tmp_path / "in", {"a.tsv": text})
+    assert facts(read(tmp_path / "in", {}, columns="unused=symbol")) == sorted(FACTS)
+    qualified = text.replace("symbol", "qualifier")
+    assert facts(read(tmp_path / "in", {"a.tsv": qualified})) == sorted(KEPT)
+    unnamed = marked("NOT|enables", "part_of")
+    assert facts(read(tmp_path / "in", {"a.tsv": unnamed})) == sorted(KEPT)

@@ -93,7 +93,7 @@ def libkge_score(kind: str, state: dict[str, Tensor], relation: int, head: int, 
 
 
 def packaged(
-    path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, norm: float
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, norm: float, **other: object
 ) -> dict[str, Tensor]:
     """Write a package as LibKGE does, with its object of the configuration."""
     module = ModuleType("kge.config")
@@ -101,7 +101,7 @@ def packaged(
     monkeypatch.setitem(sys.modules, "kge", ModuleType("kge"))
     monkeypatch.setitem(sys.modules, "kge.config", module)
     config = module.Config()
-    config.options = {"model": kind, kind: {"l_norm": norm}}
+    config.options = other.pop("options", {"model": kind, kind: {"l_norm": norm}})
     torch.manual_seed(0)
     state = {
         "_entity_embedder._embeddings.weight": torch.randn(4, 6),
@@ -109,7 +109,7 @@ def packaged(
     }
     names = {"entity_ids": ENTITIES, "relation_ids": RELATIONS}
     content = {"config": config, "model": (state, {}), "dataset": {"meta": names}}
-    torch.save(content, path)
+    torch.save(content | other, path)
     return state
 
 
@@ -239,3 +239,30 @@ def test_a_model_that_does_not_rotate_is_not_rotate(tmp_path):
         read_other_model(tmp_path / "weights.pt", tmp_path, {"model.kind": "rotate"})
     with pytest.raises(ConfigError):  # no kind
         read_other_model(tmp_path / "weights.pt", tmp_path, {})
+
+
+ROWS = torch.zeros(4, 6)
+STATE = {"_entity_embedder._embeddings.weight": ROWS, "_relation_embedder._embeddings.weight": ROWS}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": None},
+        {"model": []},
+        {"model": [None, {}]},
+        {"model": [{**STATE, 7: ROWS}, {}]},
+        {"model": [{**STATE, "_entity_embedder._embeddings.weight": "text"}, {}]},
+        {"model": [dict.fromkeys(STATE, torch.zeros(4)), {}]},
+        {"dataset": []},
+        {"dataset": {"meta": {"entity_ids": [1, None], "relation_ids": RELATIONS}}},
+        {"options": "text"},
+        {"options": {"model": "reciprocal_relations_model"}},
+        {"options": {"model": ["distmult"]}},
+        {"options": {"model": "transe", "transe": 2}},
+    ],
+)
+def test_a_package_of_another_structure_is_refused(wrong, tmp_path, monkeypatch):
+    packaged(tmp_path / "model.pt", monkeypatch, "distmult", 2.0, **wrong)
+    with pytest.raises((ConfigError, DataError), match=r"model\.pt"):
+        read_other_model(tmp_path / "model.pt", tmp_path, {})

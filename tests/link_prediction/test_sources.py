@@ -10,14 +10,17 @@ import pytest
 
 from clew.config.data import TripleData
 from clew.errors import ConfigError, DataError
+from clew.input_files import read_lines
 from clew.link_prediction.sources import (
     BUNDLED,
     describe,
+    leave_out,
     load_graph,
     named_data_sets,
 )
 from clew.link_prediction.triple_batches import KvsAllExamples
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
+from clew.workflows.data import pack_data
 
 TRAIN = "a\tlikes\tb\nb\tlikes\tc\n"
 
@@ -181,3 +184,40 @@ def test_real_graph_reads_as_plain_python_reads_it(real: KnowledgeGraph) -> None
 def test_labels_of_a_real_edge_map(real: KnowledgeGraph) -> None:
     assert real.relations.label(real.relations.id("P509")) == "cause of death"
     assert real.relations.num_labels == 42
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"columns": "head,tail,relation"}, "a\tb\tlikes\nb\tc\tlikes\n"),
+        ({"clean": True}, "a \tlikes\tb\nb\tlikes\tc \n"),
+        ({"header": True}, "drug\taction\tdisease\n" + TRAIN),
+        ({}, "head\trelation\ttail\n" + TRAIN),
+    ],
+)
+def test_settings_and_header_count_for_a_file_of_training_triples(
+    settings: dict[str, object], text: str, write
+) -> None:
+    config = TripleData(train=str(write("train.txt", text)), **settings)
+    graph = load_graph(config)
+    assert (list(graph.entities), list(graph.relations)) == (["a", "b", "c"], ["likes"])
+    assert len(graph.train) == 2
+    with pytest.raises(ConfigError, match=r"train\.txt"):
+        pack_data(config, write("x", "").with_name("packed"))
+
+
+@pytest.mark.parametrize("key", ["columns", "clean", "negated", "weights", "split", "seed"])
+def test_settings_that_would_change_nothing_are_refused(key: str) -> None:
+    value = {"columns": "head,tail", "clean": True, "negated": "relation", "weights": "use",
+             "split": "time", "seed": 1}[key]  # fmt: skip
+    sources = [{"packed": "x"}, *([{"name": "umls"}] if key in ("split", "seed") else [])]
+    for source in sources:
+        with pytest.raises(ValueError, match=f"data.{key}"):
+            TripleData(**source, **{key: value})
+
+
+def test_lists_saved_by_a_spreadsheet_begin_with_no_mark(write) -> None:
+    graph = load_graph(TripleData(train=str(write("train.txt", TRAIN))))
+    marked = write("list.txt", "\ufeffa\tlikes\tb\n")
+    assert len(leave_out(graph, marked).train) == 1
+    assert read_lines(marked) == ["a\tlikes\tb"]

@@ -1,12 +1,14 @@
 """Splits that files give, by their names, their folders' names or a column, are kept."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from clew.config.data import ImportSettings
+from clew.config.data import ImportSettings, TripleData
 from clew.errors import DataError
 from clew.link_prediction.imports import Imported, import_graph
+from clew.link_prediction.sources import load_graph
 
 FACTS = [(f"e{i % 7}", f"r{i % 3}", f"e{7 + i % 11}") for i in range(24)]
 SHARES = {"train": FACTS[:17], "valid": FACTS[17:20], "test": FACTS[20:]}
@@ -122,3 +124,69 @@ def test_without_a_fact_for_training_there_is_no_graph(tmp_path: Path) -> None:
     rows = [("head", "relation", "tail", "split"), *((*row, "test") for row in FACTS)]
     with pytest.raises(DataError):
         read(tmp_path / "in", {"a.tsv": rows})
+
+
+def given(folder: Path, **files: list[tuple[str, ...]]) -> tuple[int, int, int]:
+    """Return the sizes of the splits of files that a person names."""
+    paths = {split: folder / f"{split}.tsv" for split in files}
+    for split, rows in files.items():
+        paths[split].write_text(table([("head", "relation", "tail", *rows[0][3:]), *rows[1:]]))
+    graph = load_graph(TripleData(**{split: str(path) for split, path in paths.items()}))
+    return len(graph.train), len(graph.valid), len(graph.test)
+
+
+def test_a_person_says_the_split_of_a_file(tmp_path: Path) -> None:
+    train, test = SHARES["train"], SHARES["test"]
+    for column, words in (("fold", "12"), ("split", ["test", "heldout"]), ("split", ["", "NA"])):
+        rows = [("", "", "", column), *((*row, words[i % 2]) for i, row in enumerate(test))]
+        assert given(tmp_path, train=[("", "", ""), *train], test=rows) == (17, 0, 4)
+    rows = [("", "", "", "split"), (*test[0], "test"), (*test[1], "train")]
+    with pytest.raises(DataError, match=r"test\.tsv, line 3.*'train'"):
+        given(tmp_path, train=[("", "", ""), *train], test=rows)
+
+
+def test_numbers_of_folds_do_not_hide_what_a_name_says(tmp_path: Path) -> None:
+    header = ("head", "relation", "tail", "fold")
+    content = {
+        f"{split}.tsv": [header, *((*row, str(i % 5)) for i, row in enumerate(rows))]
+        for split, rows in SHARES.items()
+    }
+    found = read(tmp_path / "in", content)
+    assert sizes(found) == (17, 3, 4)
+    assert "fold" in found.notes["other columns"]
+
+
+def newest(folder: Path, content: dict[str, str]) -> set[str]:
+    """Return the heads of the newest quarter of the facts."""
+    folder.mkdir(exist_ok=True)
+    for name, text in content.items():
+        (folder / name).write_text(text)
+    settings = ImportSettings(split="time", valid_fraction=0, test_fraction=0.25)
+    graph = import_graph("g", [folder], settings).graph
+    return {graph.entities.name(head) for head in graph.test[:, 0]}
+
+
+def test_times_are_compared_between_files_and_zones(tmp_path: Path) -> None:
+    header = "head\trelation\ttail\ttime\n"
+
+    def rows(*times: str) -> str:
+        return header + "".join(f"e{t}\tr\tx\t{t}\n" for t in times)
+
+    years = {"a.tsv": rows("2016", "2014"), "b.tsv": rows("2015-02-01", "2013-01-01")}
+    assert newest(tmp_path / "years", years) == {"e2016"}
+    zones = rows("2020-01-01T02:00:00+05:00", "2020-01-01T01:00:00Z", "2019-12-31", "2019-12-30")
+    assert newest(tmp_path / "zones", {"a.tsv": zones}) == {"e2020-01-01T01:00:00Z"}
+    old = rows("0800-01-01", "0900-01-01", "0700-01-01", "0600-01-01")
+    assert newest(tmp_path / "old", {"a.tsv": old}) == {"e0900-01-01"}
+
+
+def test_times_in_json_lines_are_numbers(tmp_path: Path) -> None:
+    records = [{"head": f"e{t}", "relation": "r", "tail": "x", "time": t} for t in (9, 40, 31, 2)]
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    assert newest(tmp_path / "in", {"a.jsonl": text}) == {"e40"}
+
+
+def test_the_line_without_a_time_is_named(tmp_path: Path) -> None:
+    text = "head\trelation\ttail\ttime\na\tr\tb\t7\na\tr\tc\t\na\tr\td\t9\n"
+    with pytest.raises(DataError, match=r"a\.tsv, line 3"):
+        newest(tmp_path / "in", {"a.tsv": text})

@@ -1,6 +1,7 @@
 """Graphs from files: ids, order, fingerprints, and refused files."""
 
 import gzip
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def test_names_come_back_in_the_order_of_the_lines(tmp_path: Path, train: list, 
     for (_, path), triples in zip(paths.items(), (train, test), strict=True):
         path.write_text("".join("\t".join(row) + "\n" for row in triples), encoding="utf-8")
     if train == test:
-        with pytest.raises(DataError, match="contains the same"):
+        with pytest.raises(DataError, match=r"test\.txt: .*train\.txt"):
             read_graph("random", GraphFiles(**paths))
         return
     graph = read_graph("random", GraphFiles(**paths))
@@ -154,7 +155,7 @@ def test_first_unknown_name_over_several_files_is_reported(write, with_dictionar
         test=write("bad.txt", TEST + "a\tlikes\tnobody\n"),
         entity_to_id=with_dictionaries.entity_to_id,
     )
-    with pytest.raises(DataError, match=r"bad\.txt, line 2: unknown entity 'nobody'"):
+    with pytest.raises(DataError, match=r"bad\.txt, line 2: .*'nobody'"):
         read_graph("small", bad)
 
 
@@ -163,13 +164,13 @@ def test_numbers_without_a_dictionary_are_names(write) -> None:
     assert list(graph.entities) == ["10", "8", "9"]
     named = read_graph("small", GraphFiles(write("t.txt", TRAIN)))
     path = write("by_id.txt", "0\tlikes\t1\n")
-    with pytest.raises(DataError, match=r"line 1: unknown entity '0'.*ids need a dictionary"):
+    with pytest.raises(DataError, match=r"line 1: .*'0'.*dictionary"):
         read_triples(path, named.entities, named.relations)
 
 
 def test_ids_beyond_the_dictionary_are_unknown(write, with_dictionaries: GraphFiles) -> None:
     graph = read_graph("small", with_dictionaries)
-    with pytest.raises(DataError, match="line 1: unknown entity '5'"):
+    with pytest.raises(DataError, match=r"line 1: .*'5'"):
         read_triples(write("t.txt", "5\t0\t1\n"), graph.entities, graph.relations)
     triples = read_triples(write("u.txt", "4\t0\ta\n"), graph.entities, graph.relations)
     assert triples.tolist() == [[4, 0, 3]]
@@ -178,15 +179,13 @@ def test_ids_beyond_the_dictionary_are_unknown(write, with_dictionaries: GraphFi
 @pytest.mark.parametrize("name", ["train.txt", "./train.txt", "link.txt"])
 def test_one_file_for_two_splits_is_refused(files: GraphFiles, tmp_path: Path, name: str) -> None:
     (tmp_path / "link.txt").symlink_to(files.train)
-    with pytest.raises(DataError, match=r"contains the same 3 triples as .*expected different"):
+    with pytest.raises(DataError, match=rf"{re.escape(Path(name).name)}: .*train\.txt"):
         read_graph("small", GraphFiles(files.train, test=tmp_path / name))
 
 
 def test_one_content_for_two_splits_is_refused(files: GraphFiles, write) -> None:
     copy = write("copy.txt.gz", gzip.compress(TRAIN.encode()))
-    with pytest.raises(
-        DataError, match=r"copy\.txt\.gz: contains the same 3 triples as .*train\.txt"
-    ):
+    with pytest.raises(DataError, match=r"copy\.txt\.gz: .*train\.txt"):
         read_graph("small", GraphFiles(files.train, valid=copy))
 
 

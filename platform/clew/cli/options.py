@@ -268,7 +268,8 @@ def _sorted_words(
         else:
             (assignments if equals else bare).append(word)
     many = next((option for option in declared if option.positional), None)
-    is_name = len(bare) == 1 and not os.path.exists(bare[0]) and not os.path.splitext(bare[0])[1]
+    word = bare[0] if len(bare) == 1 else os.sep
+    is_name = not (os.path.lexists(word) or os.sep in word or os.path.splitext(word)[1])
     if bare and first and (many is None or is_name):
         options.append((first, bare.pop(0)))
     elif bare and many:

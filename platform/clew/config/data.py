@@ -97,8 +97,13 @@ class TripleData(ImportSettings):
                 "file or folder in a published format, a file of training triples, or a file "
                 "written by clew data --pack"
             )
-        if self.packed and self.weights == "use":
-            raise ValueError("data.weights=use, but packed facts have no weights; leave it out")
+        of_split = () if self.path else ("split", "valid_fraction", "test_fraction", "seed")
+        for key in ImportSettings.model_fields if self.packed else of_split:
+            if getattr(self, key) != ImportSettings.model_fields[key].default:
+                raise ValueError(
+                    f"data.{key} is given, but {given[0]} is read as it is; leave it out, or make "
+                    "a data set first: clew data FILE --output-dir FOLDER"
+                )
         for key in ("valid", "test", "entity_to_id", "relation_to_id"):
             if getattr(self, key) and (self.packed or self.path):
                 raise ValueError(

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -78,19 +77,36 @@ def may_say_negative(name: str) -> bool:
     return bool(NEGATIVE_WORDS & {*words_of(name)})
 
 
-def flag_of(name: str, column: Texts) -> tuple[Flag, Texts] | None:
-    """Return the flag that a column without another role holds, and its values."""
+def flag_of(path: Path, name: str, column: Texts) -> tuple[Flag, Texts] | None:
+    """Return the flag that a column without another role holds, and its values.
+
+    Raises:
+        DataError: If the column may deny facts, or mean something else.
+    """
     joined = "".join(words_of(name))
     if NEGATED_NAME.fullmatch(joined):
         return "negated", column
-    is_label = LABEL_NAME.fullmatch(joined) and may_be_flag(name, column)
-    if STATED_NAME.fullmatch(joined) or is_label:
+    may_be = may_be_flag(name, column)
+    if STATED_NAME.fullmatch(joined) or (may_be and LABEL_NAME.fullmatch(joined)):
         return "stated", column
-    pattern = NOT_IN_A_LIST if QUALIFIER_NAME.search(joined) else ONLY_NOT
+    is_qualifier = QUALIFIER_NAME.search(joined) is not None
+    pattern = NOT_IN_A_LIST if is_qualifier else ONLY_NOT
     is_not = pc.match_substring_regex(column.dictionary, pattern)
-    if not pc.any(is_not.take(column.indices)).as_py():
-        return None
-    return "negated", as_texts(["false", "true"]).take(is_not.cast(pa.int32())).take(column.indices)
+    if pc.any(is_not.take(column.indices)).as_py():
+        others = {v.strip().lower() for v in values_of(column) if not re.search(pattern, v)}
+        if name and not is_qualifier and others - {*NO_VALUE}:
+            raise DataError(
+                f"{path}: {quoted(name)} holds NOT beside other values, which can deny facts, or "
+                f"mean something else; say --columns unused={name}, or call the column qualifier"
+            )
+        denied = as_texts(["false", "true"]).take(is_not.cast(pa.int32()))
+        return "negated", denied.take(column.indices)
+    if may_be:
+        raise DataError(
+            f"{path}: {quoted(name)} holds only true and false, which can deny facts, or mean "
+            f"something else; say which: --columns stated={name} or unused={name}"
+        )
+    return None
 
 
 def may_be_flag(name: str, column: Texts) -> bool:
@@ -133,13 +149,3 @@ def is_stated(path: Path, index: int, values: list[str]) -> bool:
             f"head=1,relation=2,tail=3, and one of stated={number}, {weight}unused={number}"
         )
     return False
-
-
-def truth_of(flag: str, column: Texts) -> tuple[np.ndarray, int | None]:
-    """Return which rows a flag is true in, and the first row whose value is neither, if any."""
-    yes, no = MEANS[flag]
-    texts = [text.strip().lower() for text in column.dictionary.to_pylist()]
-    codes = column.indices.to_numpy()
-    is_wrong = np.array([text not in yes and text not in no for text in texts], bool)[codes]
-    is_true: np.ndarray = np.array([text in yes for text in texts], bool)[codes]
-    return is_true, int(np.argmax(is_wrong)) if is_wrong.any() else None

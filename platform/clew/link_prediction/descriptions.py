@@ -75,7 +75,7 @@ def read_dictionary(path: Path, kind: Kind) -> Vocabulary:
 def read_labels(path: Path, vocabulary: Vocabulary) -> Vocabulary:
     first_line = next(line_blocks(path)).partition(b"\n")[0]
     num_columns = min(max(first_line.count(b"\t") + 1, 2), len(COLUMNS))
-    table, lines = read_table(path, own_form(*COLUMNS[:num_columns]))
+    table, lines, _ = read_table(path, own_form(*COLUMNS[:num_columns]))
     columns = dict(zip(COLUMNS, table, strict=False))
     return _labelled(Part(path, "labels", "nodes", columns, lines), vocabulary)
 

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 from clew.biolink import DENIED
 from clew.config.data import ImportSettings
 from clew.errors import DataError, quoted
-from clew.link_prediction.denials import MEANS, NO_VALUE, truth_of
+from clew.link_prediction.column_names import MEANINGS, is_qualifier
+from clew.link_prediction.denials import MEANS, NO_VALUE
 from clew.link_prediction.descriptions import Noticed
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
 from clew.link_prediction.file_names import FileNames, note_splits, split_of
-from clew.link_prediction.formats import MEANINGS, QUALIFIER_ENDS, Part
-from clew.link_prediction.other_formats import QUALIFIERS
+from clew.link_prediction.formats import Part
 from clew.link_prediction.tables import Texts, as_texts
 from clew.link_prediction.triples import SPLITS
 from clew.link_prediction.vocabulary import Kind, Vocabulary
@@ -33,15 +33,20 @@ def facts_of(
     parts: Sequence[Part], settings: ImportSettings, names: FileNames, found: Noticed
 ) -> tuple[list[pa.ChunkedArray], np.ndarray, np.ndarray, np.ndarray]:
     """Return head, relation and tail of all facts, their split (-1: none), time and weight."""
-    dictionaries: dict[str, pa.StringArray] = {
-        part.holds: part.columns["name"].cast(pa.string()) for part in parts if "ids" in part.holds
-    }
+    dictionaries: dict[str, pa.StringArray] = {}
+    for part in [part for part in parts if "ids" in part.holds]:
+        listed = part.columns["name"].cast(pa.string())
+        if not listed.equals(dictionaries.setdefault(part.holds, listed)):
+            raise DataError(
+                f"{part.path}: {part.holds} that differ from those of another file; expected one "
+                "dictionary for entities and one for relations"
+            )
     for role in ("source", "group"):
         _tell_apart(parts, role, found)
     if not dictionaries and _only_kinds_say(parts):
         _tell_apart(parts, "kind", found)
     columns: dict[str, list[Texts]] = {role: [] for role in ROLES}
-    given, times, weights = [], [], []
+    given, weights = [], []
     facts = [part for part in parts if part.holds == "facts"]
     for part in facts:
         _replace_ids(part, dictionaries)
@@ -51,13 +56,15 @@ def facts_of(
         for role, column in columns.items():
             column.append(part.columns[role])
         given.append(_splits_of(part, names))
-        is_timed = settings.split == "time"
-        times.append(_numbers_of(part, "time") if is_timed else np.zeros(part.num_rows))
         weights.append(_weights_of(part, settings, found, given[-1]))
     if not sum(map(len, given)):
         raise DataError(_none_left(facts, names, found))
     if not names.are_given:
         note_splits(facts, given, found)
+    times = [np.zeros(part.num_rows) for part in facts]
+    if settings.split == "time":
+        parse = _as_dates if any(map(_is_dated, facts)) else _as_numbers
+        times = [_numbers_of(part, "time", parse) for part in facts]
     joined = [pa.chunked_array(c) for c in columns.values()]
     return joined, np.concatenate(given), np.concatenate(times), np.concatenate(weights)
 
@@ -180,13 +187,12 @@ def _check_names(part: Part) -> None:
         bad = pc.or_(
             pc.equal(column.dictionary, ""), pc.match_substring_regex(column.dictionary, CONTROLS)
         ).to_numpy(zero_copy_only=False)
-        if bad.any() and (rows := np.flatnonzero(bad[column.indices.to_numpy()])).size:
-            row = int(rows[0])
-            raise DataError(
-                f"{part.path}, line {part.lines[row]}: {role} is "
-                f"{quoted(column[row].as_py())}, which is not a name; expected text without tabs "
-                "and line ends"
-            )
+        part.refuse(
+            column,
+            bad,
+            f"{role} is",
+            ", which is not a name; expected text without tabs and line ends",
+        )
 
 
 def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negative: bool) -> None:
@@ -225,19 +231,18 @@ def _flags(part: Part) -> dict[str, np.ndarray]:
     for role in [role for role in part.columns if role.partition(" ")[0] in MEANS]:
         flag, _, name = role.partition(" ")
         column = part.columns.pop(role)
-        is_true, wrong = truth_of(flag, column)
-        if wrong is not None:
-            raise DataError(
-                f"{part.path}, line {part.lines[wrong]}: {name or flag} is "
-                f"{quoted(column[wrong].as_py())}; expected true or false"
-            )
+        yes, no = MEANS[flag]
+        texts = [text.strip().lower() for text in column.dictionary.to_pylist()]
+        is_wrong = np.array([text not in yes + no for text in texts], bool)
+        part.refuse(column, is_wrong, f"{name or flag} is", "; expected true or false")
+        is_true = np.array([text in yes for text in texts], bool)[column.indices.to_numpy()]
         flags["negated" if flag == "stated" else flag] |= is_true ^ (flag == "stated")
     return flags
 
 
 def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> None:
     """Make qualifiers part of the relation, or count them and the other columns with a meaning."""
-    names = sorted(n for n in part.columns if n == QUALIFIERS or n.endswith(QUALIFIER_ENDS))
+    names = sorted(filter(is_qualifier, part.columns))
     if settings.qualifiers and names:
         columns = [part.columns["relation"], *(part.columns[name] for name in names)]
         part.columns["relation"] = _joined(
@@ -259,22 +264,22 @@ def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> Non
 
 def _splits_of(part: Part, names: FileNames) -> np.ndarray:
     """Return the number of each fact's split; -1 if nothing says it."""
+    own = names.splits.get(part.path)
+    of_file = SPLITS.index(own) if own else -1
     if "split" not in part.columns:
-        split = names.splits.get(part.path)
-        return np.full(part.num_rows, SPLITS.index(split) if split else -1, np.int8)
+        return np.full(part.num_rows, of_file, np.int8)
     column = part.columns["split"]
-    texts, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
-    if all(text.isdigit() for text in texts):  # of cross-validation
-        return np.full(part.num_rows, -1, np.int8)
-    numbers = np.array([SPLITS.index(s) if (s := split_of(t)) else -1 for t in texts], np.int8)
-    is_wrong = np.array([not (split_of(t) or t.strip().lower() in NO_VALUE) for t in texts], bool)
-    if (rows := np.flatnonzero(is_wrong[codes])).size:
-        row = int(rows[0])
-        raise DataError(
-            f"{part.path}, line {part.lines[row]}: the split is {quoted(column[row].as_py())}; "
-            "expected a word for train, valid or test; without the column: --columns unused=NAME"
-        )
-    found: np.ndarray = numbers[codes]
+    texts = column.dictionary.to_pylist()
+    said = [split_of(text) for text in texts]
+    is_wrong = [
+        text.strip().lower() not in NO_VALUE and (split is None or own not in (None, split))
+        for text, split in zip(texts, said, strict=True)
+    ]
+    expected = f"{own}, as the file" if own else "a word for train, valid or test"
+    advice = f"; expected {expected}; without the column: --columns unused=NAME"
+    part.refuse(column, np.array(is_wrong, bool), "the split is", advice)
+    numbers = np.array([SPLITS.index(split) if split else of_file for split in said], np.int8)
+    found: np.ndarray = numbers[column.indices.to_numpy()]
     return found
 
 
@@ -286,10 +291,12 @@ def _weights_of(
         found.note("weight", f"{part.num_rows:,} facts have one; not used: --weights use")
     if settings.weights == "ignore" or ("weight" not in part.columns and (split > 0).all()):
         return np.ones(part.num_rows)
-    return _numbers_of(part, "weight")
+    return _numbers_of(part, "weight", _as_numbers)
 
 
-def _numbers_of(part: Part, role: Literal["weight", "time"]) -> np.ndarray:
+def _numbers_of(
+    part: Part, role: Literal["weight", "time"], parse: Callable[[pa.Array], "pd.Series[Any]"]
+) -> np.ndarray:
     if not part.num_rows:
         return np.zeros(0)
     if role not in part.columns:
@@ -298,18 +305,26 @@ def _numbers_of(part: Part, role: Literal["weight", "time"]) -> np.ndarray:
             f"head,relation,tail,{role}"
         )
     column = part.columns[role]
-    texts: pd.Series[Any] = pd.Series(column.dictionary.to_pylist(), dtype=object)
-    numbers = pd.to_numeric(texts, errors="coerce")
-    if role == "time" and numbers.isna().any():
-        times = pd.to_datetime(texts, errors="coerce", format="mixed")
-        numbers = times.astype("int64").where(times.notna())
-    found: np.ndarray = numbers.to_numpy(float)[column.indices.to_numpy()]
-    is_right = (found > 0) & (found < np.inf) if role == "weight" else ~np.isnan(found)
-    if not is_right.all():
-        row = int(np.argmin(is_right))
-        expected = "a number above 0" if role == "weight" else "a number or a date"
-        raise DataError(
-            f"{part.path}, line {part.lines[row]}: the {role} is {quoted(column[row].as_py())}; "
-            f"expected {expected}"
-        )
+    numbers = parse(column.dictionary).to_numpy(float)
+    is_right = (numbers > 0) & (numbers < np.inf) if role == "weight" else ~np.isnan(numbers)
+    expected = "a number above 0" if role == "weight" else "a number or a date"
+    part.refuse(column, ~is_right, f"the {role} is", f"; expected {expected}")
+    found: np.ndarray = numbers[column.indices.to_numpy()]
     return found
+
+
+def _as_numbers(values: pa.Array) -> "pd.Series[Any]":
+    return pd.to_numeric(pd.Series(values.to_pylist(), dtype=object), errors="coerce")
+
+
+def _as_dates(values: pa.Array) -> "pd.Series[Any]":
+    texts: pd.Series[Any] = pd.Series(values.to_pylist(), dtype=object)
+    times = pd.to_datetime(texts, errors="coerce", format="mixed", utc=True)
+    return times.dt.as_unit("us").astype("int64").where(times.notna())
+
+
+def _is_dated(part: Part) -> bool:
+    """Return whether a time of a file is no number."""
+    times = part.columns.get("time", as_texts([])).cast(pa.string()).unique().to_pylist()
+    given = pa.array([text for text in times if text.strip().lower() not in NO_VALUE], pa.string())
+    return bool(_as_numbers(given).isna().any())

@@ -116,10 +116,9 @@ class GivenNegatives:
 def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary) -> GivenNegatives:
     """Read an `.npz` file with OGB's arrays."""
     arrays = npz_arrays(path, (*TRIPLE_KEYS, *NEGATIVE_KEYS, *TYPE_KEYS))
-    for key in (*TRIPLE_KEYS, *NEGATIVE_KEYS):
-        if key not in arrays:
-            needed = ", ".join((*TRIPLE_KEYS, *NEGATIVE_KEYS))
-            raise DataError(f"{path}: no array {key}; expected {needed}")
+    needed = (*TRIPLE_KEYS, *NEGATIVE_KEYS)
+    if missing := [key for key in needed if key not in arrays]:
+        raise DataError(f"{path}: no array {', '.join(missing)}; expected {', '.join(needed)}")
     for key, values in arrays.items():
         if values.dtype.kind not in "iuUS":
             raise DataError(
@@ -130,13 +129,9 @@ def read_given_negatives(path: Path, entities: Vocabulary, relations: Vocabulary
         raise DataError(f"{path}, array head: no triple; expected at least one")
     for key, values in arrays.items():
         expected = 2 if key in NEGATIVE_KEYS else 1
-        if values.ndim != expected or len(values) != count:
-            raise DataError(
-                f"{path}, array {key}: shape {values.shape}; expected {count} rows"
-                + (" of candidates" if expected == 2 else "")
-            )
-        if not values.size:
-            raise DataError(f"{path}, array {key}: no candidate; expected wrong names in each row")
+        if values.ndim != expected or len(values) != count or not values.size:
+            rows = f"{count} rows" + " of one or more wrong names" * (expected == 2)
+            raise DataError(f"{path}, array {key}: shape {values.shape}; expected {rows}")
 
     def entity_ids(key: str) -> np.ndarray:
         return _ids(path, key, arrays, entities)

@@ -22,11 +22,12 @@ from clew.config.data import ImportSettings
 from clew.errors import ConfigError, DataError, counted, described, printable, quoted
 from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
+from clew.link_prediction.column_names import roles_of
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
 from clew.link_prediction.facts import facts_of
 from clew.link_prediction.file_names import FileNames, file_names
-from clew.link_prediction.formats import Part, read_file, roles_of
-from clew.link_prediction.other_formats import RDF
+from clew.link_prediction.formats import Part, read_file
+from clew.link_prediction.rdf import RDF
 from clew.link_prediction.tables import Texts, single, sniff
 from clew.link_prediction.triples import (
     SPLITS,
@@ -90,9 +91,6 @@ def import_graph(
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         left = f"; not read: {found.notes['files not read']}" if not_read else ""
         raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts{left}")
-    empty = [p.path for p in parts if p.holds == "facts" and not p.num_rows]
-    if empty and not any(part.holds == "facts" and part.num_rows for part in parts):
-        raise DataError(f"{empty[0]}: only the names of columns; expected rows of facts")
     names = FileNames(splits, are_given=True) if splits else file_names(parts, paths, found)
     columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)

@@ -138,9 +138,7 @@ def counterparts(
 def is_leaked(graph: KnowledgeGraph, triples: Triples, pairs: Sequence[RelationPair]) -> np.ndarray:
     """Return which triples have their inverse, mirror or duplicate in training, `(triple,)`."""
     found = np.zeros(len(triples), bool)
-    wanted = [*counterparts(triples, pairs)]
-    if not wanted:
-        return found
+    wanted = [(np.zeros(0, np.int64), no_triples()), *counterparts(triples, pairs)]
     rows, others = (np.concatenate(part) for part in zip(*wanted, strict=True))
     if not len(rows):
         return found

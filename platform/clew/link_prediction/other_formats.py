@@ -1,51 +1,27 @@
-"""Reads Parquet, JSON, JSON Lines, OGB's arrays and RDF as columns of text."""
+"""Reads Parquet, JSON, JSON Lines and OGB's arrays as columns of text."""
 
 import json
 import re
 import warnings
 import zipfile
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import pyoxigraph
 
-from clew.errors import DataError, described, quoted
-from clew.input_files import (
-    FREE_BYTES,
-    BlockStream,
-    check_is_file,
-    check_ratio,
-    line_blocks,
-    read_bytes,
-)
+from clew.errors import DataError, described
+from clew.input_files import check_is_file, check_ratio, line_blocks, read_bytes
+from clew.link_prediction.column_names import FLAGS, QUALIFIERS
 from clew.link_prediction.tables import MAX_COLUMNS, Texts, as_texts, single
 
 LIST_SEPARATOR = "|"
-QUALIFIERS, FLAGS = "qualifiers", ("negated", "deprecated")
 TEXTS_OF_JSON = {"subject", "predicate", "object", "id", "name"}
-MAX_NAMES_RATIO = 20
 MAX_JSON_BYTES = 2**28
-RDF_NAMES = (
-    "http://www.w3.org/2000/01/rdf-schema#label",
-    "http://www.w3.org/2004/02/skos/core#prefLabel",
-    "http://schema.org/name",
-    "https://schema.org/name",
-    "http://xmlns.com/foaf/0.1/name",
-)
-RDF_TYPE = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
-RDF = {
-    ".nt": pyoxigraph.RdfFormat.N_TRIPLES,
-    ".nq": pyoxigraph.RdfFormat.N_QUADS,
-    ".ttl": pyoxigraph.RdfFormat.TURTLE,
-    ".trig": pyoxigraph.RdfFormat.TRIG,
-}
 NOT_READ = {
     ".rdf": "RDF/XML", ".owl": "RDF/XML", ".xml": "XML", ".jsonld": "JSON-LD", ".n3": "Notation3",
 }  # fmt: skip
@@ -74,26 +50,23 @@ def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
             size = sum(file.metadata.row_group(i).total_byte_size for i in groups)
         check_ratio(path, path.stat().st_size, max(size, rows * 4 * len(names)))
         table = pq.read_table(path, read_dictionary=names)
-        return names, [_as_text(table.column(index)) for index in range(len(names))]
-    except (OSError, pa.ArrowException) as error:
+        return names, [_as_text(name, table.column(index)) for index, name in enumerate(names)]
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path}: not Parquet that can be read ({described(error)})") from None
 
 
-def _as_text(column: pa.ChunkedArray) -> Texts:
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        column = pc.binary_join(column.cast(pa.list_(pa.string())), LIST_SEPARATOR)
-    is_text = pa.types.is_dictionary(column.type) and column.type.value_type == pa.string()
-    if not is_text or column.null_count:
-        column = column.cast(pa.string()).fill_null("").dictionary_encode()
+def _as_text(name: str, column: pa.ChunkedArray) -> Texts:
+    try:
+        if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            column = pc.binary_join(column.cast(pa.list_(pa.string())), LIST_SEPARATOR)
+        is_text = pa.types.is_dictionary(column.type) and column.type.value_type == pa.string()
+        if not is_text or column.null_count:
+            column = column.cast(pa.string()).fill_null("").dictionary_encode()
+    except pa.ArrowException:  # nested or binary values: they are counted, and refused as names
+        if name in TEXTS_OF_JSON:
+            raise
+        column = pc.if_else(column.is_valid(), "\0", "").dictionary_encode()
     return single(column)
-
-
-def check_is_read(path: Path, suffix: str) -> None:
-    if suffix in NOT_READ:
-        raise DataError(
-            f"{path}: {NOT_READ[suffix]} is not read; convert it to N-Triples (.nt), for example "
-            "riot --output=nt of Apache Jena"
-        )
 
 
 def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
@@ -111,10 +84,12 @@ def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
             f'{path}: this JSON is not read; expected KGX\'s {{"nodes": [...], "edges": [...]}}, '
             "Hetionet's, an array of objects, or JSON Lines (.jsonl)"
         )
+    if not any(tables):
+        raise DataError(f"{path}: no record; expected nodes and edges")
     if isinstance(content, dict) and "metaedge_tuples" in content:
         tables = _of_hetionet(path, *tables)
     return [
-        _as_table(path, ((f"{path}, object {i}", record) for i, record in enumerate(table, 1)))
+        _as_table((f"{path}, object {i}", record) for i, record in enumerate(table, 1))
         for table in tables
         if table
     ]
@@ -143,7 +118,7 @@ def _of_hetionet(path: Path, nodes: Any, edges: Any) -> list[list[dict[str, Any]
 def read_json_lines(path: Path) -> tuple[list[str], list[Texts]]:
     """Read objects, one on each line, as a table of text; lists are joined by `|`."""
     lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
-    return _as_table(path, _without_blank_end(path, lines))
+    return _as_table(_without_blank_end(path, lines))
 
 
 def _without_blank_end(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
@@ -159,7 +134,7 @@ def _without_blank_end(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[str
 
 
 def _as_table(
-    path: Path, records: Iterable[tuple[str, bytes | dict[str, Any]]]
+    records: Iterable[tuple[str, bytes | dict[str, Any]]],
 ) -> tuple[list[str], list[Texts]]:
     """Return the columns of records or of their JSON, which come with their place."""
     codes: dict[str, dict[str, int]] = {}
@@ -186,7 +161,8 @@ def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
         record = json.loads(given) if isinstance(given, bytes) else given
         if not isinstance(record, dict):
             raise ValueError("not an object")
-        if record.get("type") in ("node", "relationship"):
+        of_neo4j = record.keys() & {"labels", "properties", "start"}
+        if of_neo4j and record.get("type") in ("node", "relationship"):
             record = _of_neo4j(record)
         for entry in _listed(record.get(QUALIFIERS)):
             if isinstance(entry, dict) and "qualifier_type_id" in entry:
@@ -331,69 +307,3 @@ def read_arrays(path: Path) -> dict[str, Texts]:
             arrays[side] = pc.binary_join_element_wise(kind, arrays[side], ":")
             arrays[f"{side}_kind"] = kind
     return {name: array.dictionary_encode() for name, array in arrays.items()}
-
-
-def read_rdf(
-    path: Path, form: pyoxigraph.RdfFormat
-) -> tuple[dict[str, Texts], dict[str, Texts], dict[str, str]]:
-    """Read RDF: triples of resources are facts, labels are names, types are kinds too."""
-    names: dict[str, int] = {}
-    facts = array("i")
-    nodes: dict[str, dict[str, tuple[int, str]]] = {}
-    others: Counter[str] = Counter()
-    num_bytes = num_characters = 0
-
-    def counted() -> Iterator[bytes]:
-        nonlocal num_bytes
-        for block in line_blocks(path):
-            num_bytes += len(block)
-            yield block
-
-    try:
-        for quad in pyoxigraph.parse(input=cast("IO[bytes]", BlockStream(counted())), format=form):
-            predicate, value = quad.predicate.value, quad.object
-            if isinstance(quad.subject, pyoxigraph.Triple) or isinstance(value, pyoxigraph.Triple):
-                others["facts about facts"] += 1
-                continue
-            subject = _resource(quad.subject)
-            if isinstance(value, pyoxigraph.Literal):
-                if predicate in RDF_NAMES:
-                    rank = RDF_NAMES.index(predicate) + 9 * ((value.language or "en")[:2] != "en")
-                    node = nodes.setdefault(subject, {})
-                    node["name"] = min(node.get("name", (99, "")), (rank, value.value))
-                else:
-                    others[predicate] += 1
-                continue
-            if predicate == RDF_TYPE:
-                kind = 0, re.split(r"[#/]", _resource(value))[-1]
-                nodes.setdefault(subject, {}).setdefault("kind", kind)
-            for text in (subject, predicate, _resource(value)):
-                facts.append(names.setdefault(text, len(names)))
-                if facts[-1] == len(names) - 1:  # a prefix can be long, and used often
-                    num_characters += len(text)
-                    if num_characters > max(FREE_BYTES, MAX_NAMES_RATIO * num_bytes):
-                        raise DataError(
-                            f"{path}: its names take more than {MAX_NAMES_RATIO} times the size of "
-                            "the file; expected shorter prefixes"
-                        )
-    except (SyntaxError, ValueError, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not {form.name} ({described(error)})") from None
-    codes = np.frombuffer(facts, np.int32).reshape(-1, 3)
-    values = pa.array(list(names), pa.string())
-    columns = {
-        role: Texts.from_arrays(pa.array(np.ascontiguousarray(codes[:, i])), values)
-        for i, role in enumerate(("head", "relation", "tail"))
-    }
-    shown = [f"{quoted(name)[1:-1]} ({n:,})" for name, n in others.most_common(5)]
-    described_nodes = {
-        role: as_texts([node.get(role, (0, ""))[1] for node in nodes.values()])
-        for role in ("name", "kind")
-    }
-    notes = {"literals": f"not used: {', '.join(shown)}"} if others else {}
-    return columns, {"id": as_texts(list(nodes)), **described_nodes}, notes
-
-
-def _resource(term: Any) -> str:
-    return str(term) if isinstance(term, pyoxigraph.BlankNode) else str(term.value)

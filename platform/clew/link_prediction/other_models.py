@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clew.errors import ConfigError, DataError, described, quoted
+from clew.errors import ConfigError, DataError, UsageError, described, quoted
 from clew.link_prediction.descriptions import read_dictionary
 from clew.link_prediction.other_formats import read_torch
 from clew.link_prediction.vocabulary import Kind, Vocabulary
@@ -74,6 +74,24 @@ def read_other_model(
         norm: Norm of the distances of TransE or RotatE, if the file does not say it.
     """
     content = _content(path)
+    try:
+        return _understood(path, content, folder, given, norm)
+    except UsageError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{path}: its parts are not those of a model of PyKEEN or LibKGE ({described(error)}); "
+            "save the parameters alone: torch.save(model.state_dict(), 'weights.pt')"
+        ) from None
+
+
+def _understood(
+    path: Path,
+    content: dict[str, Any],
+    folder: Path,
+    given: Mapping[str, Any],
+    norm: float | None,
+) -> OtherModel:
     options = getattr(content.get("config"), "options", {})
     state = content["model"][0] if options else content.get("model_state_dict", content)
     state = {key.removeprefix("_base_model."): value for key, value in state.items()}

@@ -12,7 +12,8 @@ for other data, where the same names can mean other facts.
 """
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,10 @@ from clew.link_prediction.triples import (
 )
 from clew.spreadsheets import FactList
 
+logger = logging.getLogger(__name__)
+
 BUNDLED = Path(__file__).parent / "bundled"
+TRAIN = ["train.txt", *(f"train.txt{suffix}" for suffix in COMPRESSIONS)]
 ENTITY_LABELS = ["entity_names.tsv"]
 RELATION_LABELS = ["edge_map.json", "relations.en.json", "relation_names.tsv", "relation2text.txt"]
 
@@ -58,10 +62,16 @@ def _read(config: TripleData) -> KnowledgeGraph:
         return import_graph(path.name.split(".")[0], [path], config).graph
     name, files = find_files(config)
     splits = {path: split for split in SPLITS if (path := getattr(files, split)) is not None}
-    if config.weights == "ignore" and all(map(is_plain, splits)):
+    if is_read_plainly(config, files):
         return read_graph(name, files)
     others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
     return labelled(import_graph(name, [*splits, *others], config, splits).graph, files)
+
+
+def is_read_plainly(config: TripleData, files: GraphFiles) -> bool:
+    """Return whether files seem to be in Clew's own format, and no setting changes their facts."""
+    is_changed = config.columns or config.header or config.clean or config.weights == "use"
+    return not is_changed and all(map(is_plain, filter(None, map(vars(files).get, SPLITS))))
 
 
 def find_files(config: TripleData) -> tuple[str, GraphFiles]:
@@ -93,7 +103,7 @@ def named_data_sets() -> dict[str, Path]:
         for place in (root, BUNDLED)  # the bundled ones come last, so they win
         if place is not None and place.is_dir()
         for folder in place.iterdir()
-        if any((folder / name).is_file() for name in _split_names("train"))
+        if _present(folder, TRAIN)
     }
     return dict(sorted(found.items()))
 
@@ -113,16 +123,18 @@ def find_data_set(name: str) -> Path:
 
 def files_of_folder(folder: Path) -> GraphFiles:
     """Return the files of a data set's folder; validation, test and labels can be missing."""
-    train = _only_file(folder, _split_names("train"))
-    if train is None:
+    splits: dict[str, Path] = {}
+    for split in SPLITS:
+        found = _present(folder, [name.replace("train", split) for name in TRAIN])
+        if len(found) > 1:
+            shown = " and ".join(path.name for path in found)
+            raise DataError(f"{folder}: has {shown}; expected one of them")
+        splits |= {split: found[0]} if found else {}
+    if "train" not in splits:
         raise DataError(f"{folder}: no train.txt, plain or compressed, in this folder")
-    return GraphFiles(
-        train,
-        valid=_only_file(folder, _split_names("valid")),
-        test=_only_file(folder, _split_names("test")),
-        entity_labels=_first_file(folder, ENTITY_LABELS),
-        relation_labels=_first_file(folder, RELATION_LABELS),
-    )
+    entities, relations = (_present(folder, names) for names in (ENTITY_LABELS, RELATION_LABELS))
+    labels = [next(iter(found), None) for found in (entities, relations)]
+    return GraphFiles(**splits, entity_labels=labels[0], relation_labels=labels[1])
 
 
 def _with_config(files: GraphFiles, config: TripleData) -> GraphFiles:
@@ -138,24 +150,9 @@ def _with_config(files: GraphFiles, config: TripleData) -> GraphFiles:
     return replace(files, **{k: expanded(text) for k, text in named.items() if text})
 
 
-def _split_names(split: str) -> list[str]:
-    return [f"{split}.txt{suffix}" for suffix in ("", *COMPRESSIONS)]
-
-
-def _first_file(folder: Path, names: list[str]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
-def _only_file(folder: Path, names: list[str]) -> Path | None:
-    found = [folder / name for name in names if (folder / name).is_file()]
-    if len(found) > 1:
-        raise DataError(
-            f"{folder}: has {' and '.join(path.name for path in found)}; expected one of them"
-        )
-    return found[0] if found else None
-
-
-logger = logging.getLogger(__name__)
+def _present(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Return those files of a folder that are there; none of a folder that may not be read."""
+    return [folder / name for name in names if os.path.isfile(folder / name)]
 
 
 def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
@@ -165,7 +162,7 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     """
     check_is_file(path)
     try:
-        content = path.read_bytes().decode("utf-8")
+        content = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
     listed = FactList.parse(content)

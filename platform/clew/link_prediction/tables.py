@@ -150,8 +150,8 @@ def _delimiter(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
     return best[1], best[2]
 
 
-def read_table(path: Path, form: Form) -> tuple[list[Texts], np.ndarray]:
-    """Return the columns of a table, and the number of each row's line."""
+def read_table(path: Path, form: Form) -> tuple[list[Texts], np.ndarray, bool]:
+    """Return the columns of a table, the number of each row's line, and if lines are left out."""
     skipped: list[int] = []
     batches = list(_batches(path, form, skipped))
     columns = [
@@ -165,7 +165,11 @@ def read_table(path: Path, form: Form) -> tuple[list[Texts], np.ndarray]:
         is_filled = np.logical_or.reduce([filled(column) for column in columns])
         columns = [column.filter(pa.array(is_filled)) for column in columns]
         lines = lines[is_filled]
-    return columns, lines
+    has_others = len(lines) > 0 and int(lines[-1]) - form.skip > len(lines)
+    for column in columns if form.is_quoted else ():  # a value can have several lines
+        breaks = pc.count_substring(column.dictionary, "\n").to_numpy()[column.indices.to_numpy()]
+        lines += np.cumsum(breaks, dtype=np.int32) - breaks
+    return columns, lines, has_others
 
 
 def filled(column: Texts) -> np.ndarray:
@@ -250,48 +254,25 @@ def _check_quotes(path: Path, form: Form) -> None:
     opens = re.compile(rb'(?:%s%s)*+"(?:[^"]|"")*+' % (value, mark))
     closes = re.compile(rb'(?:[^"]|"")*+"')
     first = num_lines = num_rows = 0
-    lines = (
-        pair
-        for block in line_blocks(path)
-        for pair in zip(block.split(b"\n"), _may_open(block, form), strict=False)
-    )
-    for number, (line, may_open) in enumerate(lines, 1):
+    lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
+    for number, line in enumerate(lines, 1):
         if first:
             closed = closes.match(line)
             after = line[closed.end() :] if closed else b""
             num_lines += 1
-            num_rows += line.count(mark) == form.num_columns - 1
+            num_rows += line[: closed.end() if closed else None].count(mark) == form.num_columns - 1
             if after[:1] not in (b"", mark) or (closed and 2 * num_rows > num_lines):
                 break
             if closed:
                 first = number if opens.fullmatch(b"-" + after) else 0
                 num_lines = num_rows = 0
-        elif may_open and number > form.skip and opens.fullmatch(line):
+        elif b'"' in line and number > form.skip and opens.fullmatch(line):
             first = number
     if first:
         raise DataError(
             f"{path}, line {first}: a quote that begins a value does not end on this line, and "
             "rows follow; expected a second quote, or no quotes"
         )
-
-
-def _may_open(block: bytes, form: Form) -> list[bool]:
-    """Return which lines may leave a quote open: not those whose quotes are plain pairs.
-
-    The first quote of a pair begins a value, the second one ends it, or they touch other quotes.
-    """
-    characters = np.frombuffer(block, np.uint8)
-    quotes, ends = (np.flatnonzero(characters == ord(sign)) for sign in '"\n')
-    counts = np.diff(np.searchsorted(quotes, ends), prepend=0)
-    before = np.repeat(np.cumsum(counts) - counts, counts)
-    is_second = (np.arange(len(quotes)) - before) % 2 == 1
-    beside = characters[np.where(is_second, quotes + 1, quotes - 1)]
-    is_plain = np.zeros(256, bool)
-    is_plain[[ord(sign) for sign in f'"\n{form.delimiter}']] = True
-    found = counts % 2 == 1
-    found[np.searchsorted(ends, quotes[~is_plain[beside]])] = True
-    may_open: list[bool] = found.tolist()
-    return may_open
 
 
 def _checked(

@@ -20,7 +20,7 @@ from clew.language_modeling.tokens import find_text
 from clew.link_prediction.imports import import_graph, write_data_set
 from clew.link_prediction.packed import pack_graph
 from clew.link_prediction.plausibility import report as report_on
-from clew.link_prediction.sources import describe, find_files, load_graph
+from clew.link_prediction.sources import describe, find_files, is_read_plainly, load_graph
 from clew.link_prediction.triples import SPLITS
 from clew.workflows.outputs import check_folder, check_new_folder
 
@@ -70,7 +70,13 @@ def pack_data(settings: DataConfig, path: Path) -> str:
             f"data.exclude is {settings.exclude}, but all triples are packed; give it when you "
             "train on the packed file"
         )
-    graph = pack_graph(*find_files(settings), path)
+    name, files = find_files(settings)
+    if not is_read_plainly(settings, files):
+        raise ConfigError(
+            f"{files.train}: --pack takes files of head<TAB>relation<TAB>tail as they are; make a "
+            "data set first: clew data FILE --output-dir FOLDER"
+        )
+    graph = pack_graph(name, files, path)
     counts = {split: len(graph.split(split)) for split in SPLITS}
     summary = {
         "name": graph.name,

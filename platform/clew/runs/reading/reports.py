@@ -18,12 +18,12 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from clew import names
 from clew.errors import DataError, TrackingError
-from clew.input_files import check_unpacked, columns_of, read_columns
+from clew.input_files import columns_of, read_columns
 from clew.runs import influence_forms as forms
 from clew.runs import influence_report, store, window_report
 from clew.runs.reading.facts import TRIPLE_COLUMNS, Paths, paths_of, ranked, texts_of
 from clew.runs.reading.runs import RunRecord, client, download_artifact, find_run
-from clew.untrusted import MAX_ANSWER_MIB, read_limited
+from clew.untrusted import read_limited
 
 OF_TEST = ("score", "rank", "self_influence", "candidates", "truncated", "untrained")
 TEST_COLUMNS = (*TRIPLE_COLUMNS, *OF_TEST)
@@ -226,7 +226,6 @@ def answer(path: str) -> pa.Table:
             "sequence": window_report.SequenceInfluenceReport.read,
         }.get(kind, influence_report.read_influence_json)(file)
     else:
-        check_unpacked(file, INFLUENCE_TABLE, MAX_ANSWER_MIB * 2**20)
         table = read_columns(file, _types_of(file), INFLUENCE_TABLE)
         for place, column in enumerate(forms.TERM_COLUMNS):
             table = table.set_column(place, column, table[column].dictionary_encode())
