@@ -1,7 +1,6 @@
 """Searches on a real graph: tried, pruned, saved and resumed trials, and an unused test split."""
 
 import csv
-import json
 import os
 import re
 import signal
@@ -11,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import altair
 import pytest
 import yaml
 from filelock import FileLock
@@ -29,7 +27,7 @@ from clew.training.progress import Watch
 from clew.workflows import trials
 from clew.workflows.train import train
 from clew.workflows.trials import LOCK_FILE, STUDY_FILE, TrialWatch
-from clew.workflows.tune import MOST_FAILURES, TuneRequest, TuneResult, chart, tune
+from clew.workflows.tune import MOST_FAILURES, TuneRequest, TuneResult, tune
 from tests.workflows.trained import ROOT, small_config
 
 pytestmark = pytest.mark.slow
@@ -101,7 +99,7 @@ def test_a_search_leaves_runs_a_table_a_chart_and_a_configuration_that_repeats_t
     assert sum(own.values()) == pytest.approx(1)
     assert parent.data.params["cfg.tune.seed"] == "0"
     uploaded = {info.path for info in client.list_artifacts(result.run_id, names.ARTIFACT_TUNE)}
-    assert uploaded == {"tune/best.yaml", "tune/trials.csv", "tune/chart.vl.json"}
+    assert uploaded == {"tune/best.yaml", "tune/trials.csv"}
 
     assert sorted(runs) == list(range(6)) == [record.number for record in result.trials]
     assert {"complete", "pruned"} == {record.state for record in result.trials}
@@ -122,9 +120,6 @@ def test_a_search_leaves_runs_a_table_a_chart_and_a_configuration_that_repeats_t
         rows = list(csv.DictReader(file))
     assert [row["run_id"] for row in rows] == [record.run_id for record in result.trials]
     assert [float(row[RATE]) for row in rows] == [r.settings[RATE] for r in result.trials]
-    drawn = json.loads((folder / "chart.vl.json").read_text())
-    altair.Chart.from_dict(drawn).to_dict()
-    assert len(drawn["data"]["values"]) == 6
 
     assert len(lines) == 6
     assert sum("best so far" in line for line in lines) >= 1
@@ -413,15 +408,3 @@ def test_a_watch_sees_each_validation_and_which_is_the_last(tracking_store: Path
     assert cut.seen == [(1, False), (2, True)], "an epoch that steps cut short counts"
     assert cut.num_steps == steps + 1
     assert whole.values[0] == watched(training__early_stopping_patience=1).values[0]
-
-
-def test_the_chart_of_errors_goes_down() -> None:
-    from clew.workflows.trials import TrialRecord
-
-    records = [
-        TrialRecord(number, "complete", {}, value) for number, value in enumerate((3.0, 1.0, 2.0))
-    ]
-    records.append(TrialRecord(3, "stopped", {}))
-    drawn: Any = chart(records, "valid/mae", maximize=False)
-    assert [row["value"] for row in drawn["data"]["values"]] == [3.0, 1.0, 2.0]
-    assert drawn["layer"][0]["transform"][1]["window"][0]["op"] == "min"

@@ -37,8 +37,7 @@ from clew.workflows.training_run import task_tags
 from clew.workflows.trials import PARENT, Ending, TrialRecord, TrialStudy, opened_study, train_trial
 from clew.workflows.warm_start import with_named_start
 
-CHART_FILE = "chart.vl.json"
-FILES = (names.BEST_YAML, names.TRIALS_CSV, CHART_FILE)
+FILES = (names.BEST_YAML, names.TRIALS_CSV)
 
 
 def shown(settings: dict[str, Value]) -> str:
@@ -71,41 +70,6 @@ def write_trials(path: Path, records: Sequence[TrialRecord]) -> None:
         for r in records
     ]
     write_whole(path, csv_text([*TRIAL_COLUMNS, *keys, "problem"], rows))
-
-
-def chart(records: Sequence[TrialRecord], metric: str, *, maximize: bool) -> dict[str, object]:
-    """Return a Vega-Lite chart of each trial's validation metric and the best one so far.
-
-    A pruned trial is drawn at its last value.
-    """
-    rows = [
-        {"trial": r.number, "state": r.state, "value": r.value, "settings": shown(dict(r.settings))}
-        for r in records
-        if r.value is not None
-    ]
-    best = {"op": "max" if maximize else "min", "field": "value", "as": "best"}
-    x = {"field": "trial", "type": "quantitative"}
-    y = {"type": "quantitative", "title": metric, "scale": {"zero": False}}
-    return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "description": f"{metric} of each trial, and the best so far",
-        "data": {"values": rows},
-        "layer": [
-            {
-                "transform": [{"filter": "datum.state == 'complete'"}, {"window": [best]}],
-                "mark": {"type": "line", "interpolate": "step-after", "color": "#999999"},
-                "encoding": {"x": x, "y": {"field": "best"} | y},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "tooltip": {"content": "data"}},
-                "encoding": {
-                    "x": x,
-                    "y": {"field": "value"} | y,
-                    "color": {"field": "state", "type": "nominal"},
-                },
-            },
-        ],
-    }
 
 
 logger = logging.getLogger(__name__)
@@ -224,8 +188,6 @@ class Search:
         """Write all files after each trial, because a search can be killed at any time."""
         config, best, records = self.request.config, self.study.best, self.study.records
         write_trials(self.folder / names.TRIALS_CSV, records)
-        drawn = chart(records, self._metric, maximize=config.evaluation.maximize)
-        write_whole(self.folder / CHART_FILE, json.dumps(drawn, indent=1) + "\n")
         if best is not None:
             found = with_settings(config, best.settings)
             write_best(self.folder / names.BEST_YAML, found, best, len(self.study.decided))
