@@ -345,7 +345,7 @@ def test_a_run_that_cannot_write_event_files_has_ended(
 def test_a_folder_does_not_say_where_events_are_written(
     tracking_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder can be somebody else's; what the user gives is followed."""
+    """A folder can be somebody else's; what the user gives, or the run has used, is followed."""
     kept, elsewhere = tmp_path / "kept", str(tmp_path / "elsewhere")
     events = {"tracking__tensorboard": True, "tracking__tensorboard_dir": elsewhere}
     run_id = interrupt(config_of(**events), checkpoint_dir=kept)
@@ -355,8 +355,11 @@ def test_a_folder_does_not_say_where_events_are_written(
         lambda changes: find_in_folder(kept, None, changes),
         lambda changes: find_resume_point(run_id, changes, tmp_path / "downloads"),
     ):
+        assert find({}).run_id == run_id
+        Path(elsewhere).rename(tmp_path / "away")
         with pytest.raises(ConfigError) as refused:
             find({})
+        Path(tmp_path / "away").rename(elsewhere)
         assert "tracking.tensorboard_dir" in str(refused.value)
         assert elsewhere in str(refused.value)
         for allowed in ({"tracking.tensorboard_dir": elsewhere}, {"tracking.tensorboard": "false"}):

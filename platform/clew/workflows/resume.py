@@ -133,7 +133,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
             "start again with clew train --config"
         )
     original = from_mapping(runs.read_config(run_id))
-    config = _continued(original, overrides)
+    config = _continued(run_id, original, overrides)
     _refuse_changes(run_id, original, config)
     opened = OpenedRun(run_id, folder, run_id)
     place, best = opened.place(), opened.kept(names.ARTIFACT_BEST)
@@ -215,7 +215,7 @@ def find_in_folder(
     manifest = read_manifest(last)
     original = from_mapping(manifest.config, source=str(last))
     if config is None:
-        config = _continued(original, overrides)
+        config = _continued(manifest.run_id, original, overrides)
     training = original.training
     config = _with_batch(config, training.batch_size, training.gradient_accumulation)
     _refuse_changes(manifest.run_id, original, config)
@@ -234,15 +234,17 @@ def find_in_folder(
     )
 
 
-def _continued(original: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
-    """Return a run's configuration with overrides; it must not name a folder to write to itself."""
+def _continued(run_id: str, original: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+    """Return a run's configuration with overrides; it names no folder where nothing was written."""
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     folder, is_given = config.tracking.tensorboard_dir, TENSORBOARD_DIR in full_settings(overrides)
-    is_here = Path(folder).resolve().is_relative_to(Path.cwd())
-    if config.tracking.tensorboard and not (is_given or is_here):
+    is_known = Path(folder).resolve().is_relative_to(Path.cwd()) or any(
+        Path(folder, Path(run_id).name).glob("events.out.tfevents.*")  # of the run itself
+    )
+    if config.tracking.tensorboard and not (is_given or is_known):
         raise ConfigError(
-            f"the run writes to {TENSORBOARD_DIR} {quoted(folder)}, outside this folder; allow it "
-            f"with {TENSORBOARD_DIR}=..., or set tracking.tensorboard=false"
+            f"the run names {TENSORBOARD_DIR} {quoted(folder)}, outside this folder, and has no "
+            f"files there; allow it with {TENSORBOARD_DIR}=..., or set tracking.tensorboard=false"
         )
     return config
 
