@@ -370,4 +370,5 @@ def test_numbers_that_stand_for_others_are_refused(tmp_path: Path, key: str, val
     with h5py.File(path, "a") as file:
         del file["target"].attrs[key]
         file["target"].attrs.update({"scale_factor": 1.0, "add_offset": 0.0, "_FillValue": np.nan})
+        file["target"].attrs["missing_value"] = np.array([])
     assert len(read_frames(path).target) == 48

@@ -109,7 +109,7 @@ PLAIN = {"scale_factor": 1.0, "add_offset": 0.0, "_FillValue": math.nan, "missin
 def _refuse_coded(path: Path, name: str, attributes: Any) -> None:
     for key, plain in PLAIN.items():
         given = np.ravel(attributes.get(key, plain))
-        if given.dtype.kind in "fiu" and not np.array_equal(given, [plain], equal_nan=True):
+        if given.dtype.kind in "fiu" and not np.allclose(given, plain, 0, 0, equal_nan=True):
             raise DataError(
                 f"{path}: {name} has {key} {given[0]:g}, which is not applied; write plain values, "
                 "and NaN where one is missing"
