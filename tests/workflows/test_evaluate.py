@@ -162,5 +162,5 @@ def test_triples_are_not_classified_without_validation_triples(
     for split in ("valid", "test"):
         wrong_triples(tmp_path, split)
     (checkpoint,) = (tmp_path / "model").glob("checkpoints/*")
-    with pytest.raises(DataError, match="valid"):
+    with pytest.raises(DataError, match="validation triples"):
         evaluate(str(checkpoint), negatives=tmp_path)

@@ -140,12 +140,12 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
 
 def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:
     graph, scored = task.graph, {}
+    if not len(graph.valid):
+        raise DataError(
+            f"{graph.name} has no validation triples, on which triple classification chooses its "
+            "thresholds; leave out --negatives"
+        )
     for name, true in (("valid", graph.valid), ("test", graph.test)):
-        if not len(true):
-            raise DataError(
-                f"{graph.name} has no {name} triples, and triple classification needs them: its "
-                "thresholds are chosen on validation triples; leave out --negatives"
-            )
         path = folder / f"{name}_negatives.txt"
         if not path.is_file():
             raise DataError(f"{folder}: no file {path.name}; expected the false {name} triples")
