@@ -127,8 +127,11 @@ def test_an_artifact_at_an_end_of_the_list_is_marked(
     assert not len(artifacts.worst)
     ends = np.flatnonzero(np.isfinite(artifacts.without))
     asked = ValueRequest(model=trained.strong, test=str(tests), weights=tests, direction="tail")
-    following = replace(artifacts, request=asked, without=np.full(5216, np.nan)).table().split("\n")
+    untried = replace(artifacts, request=asked, without=np.full(5216, np.nan))
+    following = untried.table().split("\n")
     assert {f"test={tests}", f"weights={tests}", "direction=tail"} < set(shlex.split(following[-1]))
+    typed = replace(untried, request=asked.model_copy(update={"weights": (1.0, 2.0)}))
+    assert "clew value-facts" not in typed.table(), "no command has these weights"
     expected = _effects(trained.strong, tests, tuple(ends))
     np.testing.assert_allclose(artifacts.without[ends], expected, rtol=1e-3, atol=1e-5)
 

@@ -110,9 +110,12 @@ class FactValues:
         said = "no retraining has confirmed these values: look facts up before leaving any out"
         kept = {"test", "weights", "direction"}
         given = self.request.model_dump(include=kept, exclude_defaults=True) | {"confirm": 20}
-        options = [f"{key}={value}" for key, value in given.items()]
-        following = shlex.join(["clew", "value-facts", self.request.model, *options])
-        return "\n".join([*lines, "", said, f"next: {following}"])
+        lines += ["", said]
+        if not any(isinstance(value, tuple) for value in given.values()):  # of Python, no files
+            options = [f"{key}={value}" for key, value in given.items()]
+            following = shlex.join(["clew", "value-facts", self.request.model, *options])
+            lines.append(f"next: {following}")
+        return "\n".join(lines)
 
     def _words(self, fact: int) -> str:
         head, relation, tail = self.graph.train[fact].tolist()
