@@ -89,8 +89,8 @@ class Calibration:
         found = f"temperature {self.temperature:.3f} on {self.num_queries:,} validation queries"
         if self.not_fitted_because:
             return f"{found}, not fitted: {self.not_fitted_because}"
-        error = f"{self.ece_before:.3f} -> {self.ece_after:.3f}"
-        return f"{found}; expected calibration error on the same queries {error}"
+        error = f"expected calibration error {self.ece_before:.3f} -> {self.ece_after:.3f}"
+        return f"{found}; {error} on the same queries"
 
     def tags(self) -> dict[str, str]:
         return {names.TAG_TEMPERATURE: f"{self.temperature:.6g}"}

@@ -167,10 +167,10 @@ def about_probabilities(calibration: Calibration | None, limits: Limits) -> str:
             "no probabilities: no calibration was fitted for this model; `clew promote` fits one "
             "on the validation split"
         )
-    among = " among the candidates; the temperature was fitted among all entities" if limits else ""
+    among, of_all = (" among the candidates", "among all entities, ") if limits else ("", "")
     return (
-        "a probability is the model's own, that this is the answer if none known from training "
-        f"is{among}: {calibration.describe()}"
+        f"a probability{among} is the model's own: that this is the answer, if no answer known "
+        f"from training is; {of_all}{calibration.describe()}"
     )
 
 
