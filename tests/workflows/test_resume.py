@@ -351,10 +351,14 @@ def test_a_folder_does_not_say_where_events_are_written(
     run_id = interrupt(config_of(**events), checkpoint_dir=kept)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    for find in (
-        lambda changes: find_in_folder(kept, None, changes),
-        lambda changes: find_resume_point(run_id, changes, tmp_path / "downloads"),
-    ):
+
+    def of_folder(changes: dict[str, Any]) -> ResumePoint:
+        return find_in_folder(kept, None, changes)
+
+    def of_run(changes: dict[str, Any]) -> ResumePoint:
+        return find_resume_point(run_id, changes, tmp_path / "downloads")
+
+    for find in (of_folder, of_run):
         assert find({}).run_id == run_id
         Path(elsewhere).rename(tmp_path / "away")
         with pytest.raises(ConfigError) as refused:

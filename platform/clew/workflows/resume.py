@@ -238,10 +238,9 @@ def _continued(run_id: str, original: RunConfig, overrides: Mapping[str, Any]) -
     """Return a run's configuration with overrides; it names no folder where nothing was written."""
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     folder, is_given = config.tracking.tensorboard_dir, TENSORBOARD_DIR in full_settings(overrides)
-    is_known = Path(folder).resolve().is_relative_to(Path.cwd()) or any(
-        Path(folder, Path(run_id).name).glob("events.out.tfevents.*")  # of the run itself
-    )
-    if config.tracking.tensorboard and not (is_given or is_known):
+    is_here = Path(folder).resolve().is_relative_to(Path.cwd())
+    has_files = any(Path(folder, Path(run_id).name).glob("events.out.tfevents.*"))
+    if config.tracking.tensorboard and not (is_given or is_here or has_files):
         raise ConfigError(
             f"the run names {TENSORBOARD_DIR} {quoted(folder)}, outside this folder, and has no "
             f"files there; allow it with {TENSORBOARD_DIR}=..., or set tracking.tensorboard=false"
