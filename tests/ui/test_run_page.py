@@ -88,6 +88,17 @@ def test_tags_of_several_lines_stay_as_they_are(page: Open, fresh_many: Recorded
     assert "- two" not in tags
 
 
+@pytest.mark.parametrize(("count", "said"), [(5, "5"), (47_123, "47,123")])
+def test_leaked_triples_are_counted(
+    page: Open, fresh_many: Recorded, count: int, said: str
+) -> None:
+    run_id, client = fresh_many.runs["fp32 1"], fresh_many.client
+    client.log_text(run_id, '{"findings": [], "pairs": []}', names.ARTIFACT_DATA_REPORT)
+    client.log_metric(run_id, names.metric("test", names.NUM_LEAKED), count, step=10**6)
+    tiles = {tile.label: tile.value for tile in page("run", fresh_many.uri, id=run_id).metric}
+    assert tiles["Leaked triples, test"] == said
+
+
 def test_a_run_begins_with_what_it_found(page: Open, fresh_many: Recorded) -> None:
     run_id, said = fresh_many.runs["fp32 1"], "quality: <b>MRR</b> .9\n\ncost: 2 s"
     fresh_many.client.set_tag(run_id, names.TAG_NOTE, said)

@@ -173,8 +173,8 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
         review = Review(run_id, fact_of(test), verdict, reviewer, comment, convincing, wrong)
         saved = add_review(review)
         st.session_state[JUDGED] = {*st.session_state.get(JUDGED, ()), saved.about}
-        later = "A later review of yours" if saved.reviewer else "No later review without a name"
-        st.success(f"Saved with the run. {later} counts instead of this one.")
+        later = "A later review of yours counts instead of this one."
+        st.success(f"Saved with the run. {later if saved.reviewer else ''}")
 
 
 def _ticked(key: str, shown: pd.DataFrame) -> pd.DataFrame:

@@ -321,15 +321,14 @@ def _data(run: RunRecord) -> None:
     if not results.keeps(run, names.ARTIFACT_DATA_REPORT):
         return
     st.header("Data", anchor=False)
-    keys = [
-        names.metric("test", name)
-        for name in (names.NUM_LEAKED, names.MRR, names.NOT_LEAKED.format(name=names.MRR))
-    ]
-    basics.tiles(
-        (glossary.label(key), f"{run.metrics[key]:,.4g}", glossary.words(key).help)
-        for key in keys
-        if run.metrics.get(keys[0]) and key in run.metrics
-    )
+    if count := run.metrics.get(leaked := names.metric("test", names.NUM_LEAKED)):
+        mrr = names.metric("test", names.MRR)
+        keys = [mrr, names.NOT_LEAKED.format(name=mrr)]
+        said = {key: number_text(run.metrics[key]) for key in keys if key in run.metrics}
+        basics.tiles(
+            (glossary.label(key), text, glossary.words(key).help)
+            for key, text in ({leaked: f"{count:,.0f}"} | said).items()
+        )
     shown = [table for table in data_report(run.run_id) if len(table)]
     for table in shown:
         tables.show(table, alt=f"The data: {table.columns[0]}", most=MAX_HEIGHT)
