@@ -8,7 +8,7 @@ rows of one triple.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 
 import numpy as np
@@ -83,10 +83,21 @@ def labelled(graph: KnowledgeGraph, files: GraphFiles) -> KnowledgeGraph:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a file seems to hold triples as Clew writes them, judging by its first line."""
-    first = next(line_blocks(path)).partition(b"\n")[0].decode("utf-8", "replace")
+    """Whether a file seems to hold triples as Clew writes them, judging by its first lines.
+
+    A first line of usual names of columns, such as `e1 r e2`, is a triple if later ones have its
+    relation and one of its entities.
+    """
+    first, _, rest = next(line_blocks(path)).decode("utf-8", "replace").partition("\n")
     fields = first.split("\t")
-    return not first.strip() or (len(fields) == 3 and not roles_of(fields))
+    if len(fields) != 3 or not first.strip():
+        return not first.strip()
+    if not (roles := roles_of(fields)):
+        return True
+    place = roles.get("relation", 1)
+    rows = [row for line in rest.split("\n") if len(row := line.split("\t")) == 3 and row != fields]
+    relations = {row.pop(place) for row in rows}
+    return fields.pop(place) in relations and not {*fields}.isdisjoint(chain(*rows))
 
 
 def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Triples:
