@@ -8,7 +8,7 @@ rows of one triple.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from clew.errors import DataError
 from clew.input_files import line_blocks
-from clew.link_prediction.column_names import roles_of
+from clew.link_prediction.column_names import is_fact, roles_of
 from clew.link_prediction.descriptions import read_dictionary, read_edge_map, read_labels
 from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.tables import TRIPLE, read_coded
@@ -83,21 +83,11 @@ def labelled(graph: KnowledgeGraph, files: GraphFiles) -> KnowledgeGraph:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a file seems to hold triples as Clew writes them, judging by its first lines.
-
-    A first line of usual names of columns, such as `e1 r e2`, is a triple if later ones have its
-    relation and one of its entities.
-    """
-    first, _, rest = next(line_blocks(path)).decode("utf-8", "replace").partition("\n")
+    """Whether a file seems to hold triples as Clew writes them, judging by its first lines."""
+    first, *rest = next(line_blocks(path)).decode("utf-8", "replace").split("\n")
     fields = first.split("\t")
-    if len(fields) != 3 or not first.strip():
-        return not first.strip()
-    if not (roles := roles_of(fields)):
-        return True
-    place = roles.get("relation", 1)
-    rows = [row for line in rest.split("\n") if len(row := line.split("\t")) == 3 and row != fields]
-    relations = {row.pop(place) for row in rows}
-    return fields.pop(place) in relations and not {*fields}.isdisjoint(chain(*rows))
+    is_triple = len(fields) == 3 and not roles_of(fields)
+    return is_triple or not first.strip() or is_fact(fields, (line.split("\t") for line in rest))
 
 
 def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Triples:
