@@ -13,9 +13,11 @@ FACTS = [(f"e{i % 7}", f"r{i % 3}", f"e{7 + i % 11}") for i in range(24)]
 HEADER = ("drug", "relation", "disease")
 
 
-def read(place: Path, rows: Sequence[tuple[str, ...]], columns: str) -> Imported:
+def read(
+    place: Path, rows: Sequence[tuple[str, ...]], columns: str, *, qualifiers: bool = False
+) -> Imported:
     place.write_text("".join("\t".join(row) + "\n" for row in rows))
-    return import_graph("g", [place], ImportSettings(columns=columns))
+    return import_graph("g", [place], ImportSettings(columns=columns, qualifiers=qualifiers))
 
 
 def test_a_column_of_relations_that_is_not_chosen_is_one(tmp_path: Path) -> None:
@@ -37,6 +39,13 @@ def test_columns_without_names_that_are_not_used_are_named(tmp_path: Path) -> No
     found = read(tmp_path / "kg.tsv", [(h, t, r) for h, r, t in FACTS], "head,tail")
     assert list(found.graph.relations) == ["kg"]
     assert "column 3 (24)" in found.notes["other columns"]
+
+
+def test_an_unused_qualifier_is_no_part_of_the_relation(tmp_path: Path) -> None:
+    rows = [("head", "relation", "tail", "a_qualifier"), *((*row, "x") for row in FACTS)]
+    for columns, count in (("", 0), ("unused=a_qualifier", 3)):
+        found = read(tmp_path / "kg.tsv", rows, columns, qualifiers=True)
+        assert len({"r0", "r1", "r2"} & {*found.graph.relations}) == count
 
 
 def test_a_role_is_chosen_once(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_more_compressions_are_read(tmp_path, pack, monkeypatch):
     with pytest.raises(DataError, match="KG"):
         read(tmp_path / "cut", {name: pack(text)[:-12]})
     monkeypatch.setattr(input_files, "FREE_BYTES", 1000)
-    with pytest.raises(DataError, match="KG"):
+    with pytest.raises(DataError, match=f"KG.* {input_files.MAX_RATIO} times"):
         read(tmp_path / "bomb", {name: pack(bytes(2**22))})
 
 
@@ -304,6 +304,12 @@ def test_lines_are_counted_after_a_value_of_several_lines(tmp_path):
     text = "\n".join(["head,relation,tail,negated,note", *rows]) + "\n"
     with pytest.raises(DataError, match=r"line 7.*perhaps"):
         read(tmp_path, {"kg.csv": text})
+
+
+def test_a_file_of_names_alone_has_no_facts(tmp_path):
+    with pytest.raises(DataError, match=r"kg\.tsv") as refused:
+        read(tmp_path, {"kg.tsv": "head\trelation\ttail\n"})
+    assert "denied" not in str(refused.value)
 
 
 def test_a_first_column_may_have_two_lines(tmp_path):

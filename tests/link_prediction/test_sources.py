@@ -206,6 +206,24 @@ def test_settings_and_header_count_for_a_file_of_training_triples(
         pack_data(config, write("x", "").with_name("packed"))
 
 
+@pytest.mark.parametrize("first", ["e1\tr\te2\n", "node\ttype\tclass\n"])
+def test_a_first_triple_that_could_name_columns_is_a_triple(first: str, write) -> None:
+    head, relation, tail = first.split()
+    later = f"{tail}\t{relation}\tx\n"
+    file = str(write("train.txt", first + later))
+    parts = {"valid_fraction": 0.0, "test_fraction": 0.0}
+    for config in (TripleData(train=file), TripleData(path=file, **parts)):
+        graph = load_graph(config)
+        assert len(graph.train) == 2
+        assert head in graph.entities
+
+
+@pytest.mark.parametrize("text", ["head\tpart_of\tbody\n", "a\tsubject\tb\n"])
+def test_a_name_of_a_column_can_be_a_name_too(text: str, write) -> None:
+    file = write("train.txt", "head\trelation\ttail\n" + TRAIN + text)
+    assert len(load_graph(TripleData(train=str(file))).train) == 3
+
+
 @pytest.mark.parametrize("key", ["columns", "clean", "negated", "weights", "split", "seed"])
 def test_settings_that_would_change_nothing_are_refused(key: str) -> None:
     value = {"columns": "head,tail", "clean": True, "negated": "relation", "weights": "use",

@@ -145,6 +145,11 @@ def test_a_person_says_the_split_of_a_file(tmp_path: Path) -> None:
         given(tmp_path, train=[("", "", ""), *train], test=rows)
 
 
+def test_one_file_can_hold_all_splits(tmp_path: Path) -> None:
+    rows = [(*row, split) for split in SHARES for row in SHARES[split]]
+    assert given(tmp_path, train=[("", "", "", "split"), *rows]) == (17, 3, 4)
+
+
 def test_numbers_of_folds_do_not_hide_what_a_name_says(tmp_path: Path) -> None:
     header = ("head", "relation", "tail", "fold")
     content = {

@@ -1,7 +1,8 @@
 """Which columns of a table hold what: by the names of the columns, or as `--columns` says."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from clew.errors import DataError, quoted
@@ -102,6 +103,19 @@ def roles_of(names: Sequence[str], *, are_names: bool = False) -> dict[str, int]
         is_facts = is_known and all(len(plain[found[end]]) > 2 for end in ("head", "tail"))
     is_nodes = "id" in found and len(found) > 1
     return found if is_facts or is_nodes or neo4j or are_names else {}
+
+
+def is_fact(names: Sequence[str], rows: Iterable[Sequence[str]]) -> bool:
+    """Return whether usual names of columns, such as `e1 r e2`, are a fact.
+
+    They are if later rows have their relation and one of their ends.
+    """
+    if len(names) != 3:
+        return False
+    place = roles_of(names, are_names=True).get("relation", 1)
+    own, others = [*names], [[*row] for row in rows if len(row) == 3 and [*row] != [*names]]
+    relations = {row.pop(place) for row in others}
+    return own.pop(place) in relations and not {*own}.isdisjoint(chain(*others))
 
 
 def name_spaces(names: Sequence[str]) -> dict[str, tuple[int, str]]:

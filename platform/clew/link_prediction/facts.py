@@ -72,6 +72,8 @@ def facts_of(
 def _none_left(parts: Sequence[Part], names: FileNames, found: Noticed) -> str:
     more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
     edges, denied, old = (found.counts[key] for key in ("edges", "denied", "deprecated"))
+    if not edges:
+        return f"{parts[0].path}{more}: no facts; expected at least one"
     why = (
         ", as the name says (else rename the file)"
         if any(p.path in names.negative for p in parts)
@@ -269,6 +271,8 @@ def _splits_of(part: Part, names: FileNames) -> np.ndarray:
     if "split" not in part.columns:
         return np.full(part.num_rows, of_file, np.int8)
     column = part.columns["split"]
+    if len(names.splits) == 1:  # the only file can hold all splits
+        own = None
     texts = column.dictionary.to_pylist()
     said = [split_of(text) for text in texts]
     is_wrong = [

@@ -241,14 +241,15 @@ def _facts(  # noqa: PLR0917
         columns["relation"] = Texts.from_arrays(zeros, pa.array([stem]))
     denying, others = list[str](), list[str]()
     for index, name in enumerate(names):
+        if index in roles.values():
+            continue
         shown = printable(name) or f"column {index + 1}"
-        said = None if index in roles.values() else flag_of(path, name, table[index])
-        if said:
+        if said := flag_of(path, name, table[index]):
             columns[f"{said[0]} {name} (column {index + 1})".replace("  ", " ")] = said[1]
             denying.append(shown)
         if name in MEANINGS or is_qualifier(name):
             columns.setdefault(name, table[index])
-        elif not said and index not in roles.values() and name != "id":
+        elif not said and name != "id":
             number = int(filled(table[index]).sum())
             others += [f"{shown} ({number:,})"] * bool(number)
     if denying:

@@ -93,10 +93,8 @@ def read_rdf(
 
 def _columns(names: dict[str, int], facts: "array[int]") -> dict[str, Texts]:
     """Return facts by role; OWL's negative assertions become the facts that they deny."""
-    codes, values = (
-        np.frombuffer(facts, np.int32).reshape(-1, 3),
-        pa.array(list(names), pa.string()),
-    )
+    codes = np.frombuffer(facts, np.int32).reshape(-1, 3)
+    values = pa.array(list(names), pa.string())
     is_denial = (codes[:, 1] == names.get(TYPE, -1)) & (codes[:, 2] == names.get(DENIAL, -1))
     is_about = np.isin(codes[:, 0], codes[is_denial, 0])
     assertions: dict[int, dict[int, int]] = {}

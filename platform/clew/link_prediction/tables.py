@@ -21,6 +21,7 @@ import pyarrow.csv as pa_csv
 
 from clew.errors import DataError, described, quoted
 from clew.input_files import BLOCK_BYTES, BlockStream, line_blocks
+from clew.link_prediction.column_names import is_fact
 
 SAMPLE_LINES, SAMPLE_BYTES = 200, 2**18
 MAX_COLUMNS = 1_000
@@ -84,7 +85,8 @@ def sniff(
     first_rows = lines[comments:comments] if has_count else lines[:comments]
     names, num_left = _leading(first_rows, delimiter, len(rows[0]), names_columns, header=header)
     is_named = bool(names)
-    if not is_named and not has_count and (header or names_columns(rows[0])):
+    is_header = header or (names_columns(rows[0]) and not is_fact(rows[0], rows[1:]))
+    if not is_named and not has_count and is_header:
         names, rows, skip = rows[0], rows[1:], skip + 1
     elif not has_count:
         skip = comments = num_left

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from clew.errors import DataError
 from clew.input_files import line_blocks
-from clew.link_prediction.column_names import roles_of
+from clew.link_prediction.column_names import is_fact, roles_of
 from clew.link_prediction.descriptions import read_dictionary, read_edge_map, read_labels
 from clew.link_prediction.dictionaries import fields_to_ids
 from clew.link_prediction.tables import TRIPLE, read_coded
@@ -83,10 +83,11 @@ def labelled(graph: KnowledgeGraph, files: GraphFiles) -> KnowledgeGraph:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether a file seems to hold triples as Clew writes them, judging by its first line."""
-    first = next(line_blocks(path)).partition(b"\n")[0].decode("utf-8", "replace")
+    """Whether a file seems to hold triples as Clew writes them, judging by its first lines."""
+    first, *rest = next(line_blocks(path)).decode("utf-8", "replace").split("\n")
     fields = first.split("\t")
-    return not first.strip() or (len(fields) == 3 and not roles_of(fields))
+    is_triple = len(fields) == 3 and not roles_of(fields)
+    return is_triple or not first.strip() or is_fact(fields, (line.split("\t") for line in rest))
 
 
 def read_triples(path: Path, entities: Vocabulary, relations: Vocabulary) -> Triples:

@@ -7,7 +7,7 @@ with a cluster, on one of its nodes.
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,7 +92,7 @@ def compare(
         ]
         cells: list[CellResult] = []
         machines, parent = nodes.machines if nodes else [describe_machine()], tracker.run_id
-        place = place_of(machines, data)
+        place = f"{in_words(machines)}/{git_commit() or __version__}/{data}"
         ending = (run_cell(study, variant, seed, parent, place) for seed, variant in turns)
         for cell in cells_on_cluster(nodes, study, turns, parent, place) if nodes else ending:
             cells.append(cell)
@@ -182,11 +182,6 @@ def run_cell(study: Study, variant: str, seed: int, parent: str | None, place: s
     except ClewError as error:
         logger.warning("%s, seed %d: %s", variant, seed, error)
         return CellResult(variant, seed, None, problem=str(error))
-
-
-def place_of(machines: Iterable[Machine], data: str) -> str:
-    """Return what must be the same for an earlier result to be used: machines, code and data."""
-    return f"{in_words(machines)}/{git_commit() or __version__}/{data}"
 
 
 def trained_model(study: Study, seed: int, parent: str | None, place: str) -> str:
