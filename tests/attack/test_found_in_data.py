@@ -59,7 +59,7 @@ def test_edges_that_are_none(tmp_path: Path, edge: str, says: str) -> None:
 def test_a_graph_of_no_edges_is_not_converted(tmp_path: Path) -> None:
     (tmp_path / "nodes.tsv").write_text("id\tname\n")
     (tmp_path / "edges.tsv").write_text("subject\tpredicate\tobject\n")
-    refused(lambda: import_graph("g", [tmp_path], ImportSettings()), "edges.tsv: .*0 edges")
+    refused(lambda: import_graph("g", [tmp_path], ImportSettings()), "edges.tsv")
     (tmp_path / "edges.tsv").write_text("\x1b[2J" * 900 + "\n")
     refused(lambda: import_graph("g", [tmp_path], ImportSettings()), "edges.tsv")
 
