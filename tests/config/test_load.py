@@ -239,12 +239,6 @@ def test_an_assignment_needs_a_value() -> None:
         parse_assignments(["training.seed"])
 
 
-def test_an_assignment_is_given_once() -> None:
-    assert parse_assignments(["a.b=1", "a.b= 1"]) == {"a.b": "1"}
-    with pytest.raises(ConfigError, match=r"a\.b"):
-        parse_assignments(["a.b=1", "a.b=2"])
-
-
 @pytest.mark.parametrize("name", ["", "no_such_setting", "kind", "channels", "chunk_mib"])
 def test_a_short_name_means_one_setting(name: str) -> None:
     """`kind`, `channels` and `chunk_mib` are in several sections."""

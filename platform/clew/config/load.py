@@ -99,11 +99,7 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"{quoted(text)} is not an assignment; write name=value")
-        name, read = key.strip(), _read_value(value.strip())
-        if overrides.setdefault(name, read) != read:
-            raise ConfigError(
-                f"{quoted(name)} is given twice with different values; keep one of them"
-            )
+        overrides[key.strip()] = _read_value(value.strip())
     return overrides
 
 
