@@ -186,7 +186,7 @@ def test_an_index_is_made_once_and_again_where_it_is_stale_or_damaged(
     (first / INDEX_FILE).write_text("{}")
     assert made(trained, checkpoints) == 1
     assert made(trained, checkpoints, InfluenceConfig(candidates=6, projection_rank=4)) == 2
-    assert f"stale: rank is {FEW.rank}, expected 4" in caplog.text
+    assert f"stale: rank is {FEW.projection_rank}, expected 4" in caplog.text
 
 
 def test_an_index_of_other_weights_is_stale(trained: Any, checkpoints: Path):
