@@ -111,7 +111,10 @@ def test_one_that_does_not_listen_is_killed(
     assert job.state == "cancelled"
 
 
-def test_one_that_was_done_before_it_could_be_cancelled_is_done(jobs: Jobs, pipe: Path) -> None:
+def test_one_that_was_done_before_it_could_be_cancelled_is_done(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, pipe: Path
+) -> None:
+    monkeypatch.setattr(jobs_module, "SECONDS_TO_STOP", 600.0)  # it is not killed
     job = start(jobs, work_of_tests.wait_and_finish, str(pipe))
     with pipe.open() as held:
         held.readline()

@@ -48,14 +48,14 @@ def wait(folder: Path, pipe: str, text: str, *, deaf: bool = False, code: int = 
     """Say something, tell the test through a named pipe, and wait to be ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.default_int_handler)
     say(folder, text)
-    with Path(pipe).open("w") as held:
-        held.write(f"{os.getppid()}\n")
-        held.flush()
-        try:
+    try:  # from here on: the signal may come as soon as the test has read its line
+        with Path(pipe).open("w") as held:
+            held.write(f"{os.getppid()}\n")
+            held.flush()
             while True:
                 time.sleep(0.1)
-        except KeyboardInterrupt:
-            return code
+    except KeyboardInterrupt:
+        return code
 
 
 def wait_deaf(folder: Path, pipe: str) -> int:
