@@ -46,7 +46,7 @@ TAG_CONFIG_HASH = "clew.config_hash"
 TAG_VARIANT = "clew.variant"
 """Short form of precision and optimizations, such as `fp32`, `bf16+ckpt` or `fp16+compile`.
 
-Parts: `fp32`, `fp16`, `bf16`, `+ckpt`, `+compile` and `-cleanup`.
+Parts: `fp32`, `fp16`, `bf16`, `+tf32` (on a GPU), `+ckpt`, `+compile` and `-cleanup`.
 """
 TAG_DEVICE = "clew.device"
 """Name of the GPU, or `cpu`."""

@@ -196,3 +196,13 @@ def test_what_was_not_sent_is_told_by_the_exit_code_or_to_a_study_by_its_file(
     assert run_command(["train", "umls"]) == 3
     assert run_command(["train", "umls", f"--result-file={file}"]) == 0
     assert json.loads(file.read_text(encoding="utf-8"))["run_id"] == run_id
+
+
+def test_json_has_null_for_a_number_that_is_not_finite() -> None:
+    said = output.in_json({"mrr": float("nan"), "of": [float("inf"), 0.5], "name": "\x9b"})
+    assert json.loads(said, parse_constant=pytest.fail) == {
+        "mrr": None,
+        "of": [None, 0.5],
+        "name": "\x9b",
+    }
+    assert said.isascii()

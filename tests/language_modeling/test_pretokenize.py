@@ -452,7 +452,10 @@ def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path):
     with pytest.raises(DataError):
         pretokenize(chosen, output)
     assert open_packed(output, load_tokenizer("bpe", output)).manifest == first
-    assert pretokenize(chosen, output, force=True).fingerprint != first.fingerprint
+    again = pretokenize(chosen, output, force=True)
+    assert again.fingerprint != first.fingerprint
+    kept = replace(chosen, tokenizer=str(output / "tokenizer.json"))
+    assert pretokenize(kept, output, force=True).fingerprint == again.fingerprint
 
 
 def test_rows_of_hugging_face_without_text_are_no_documents(

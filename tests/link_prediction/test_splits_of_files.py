@@ -195,3 +195,12 @@ def test_the_line_without_a_time_is_named(tmp_path: Path) -> None:
     text = "head\trelation\ttail\ttime\na\tr\tb\t7\na\tr\tc\t\na\tr\td\t9\n"
     with pytest.raises(DataError, match=r"a\.tsv, line 3"):
         newest(tmp_path / "in", {"a.tsv": text})
+
+
+def test_a_file_has_one_split(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("head,relation,tail\na,r,b\nb,r,c\n")
+    (tmp_path / "held.csv").write_text("head,relation,tail\nc,r,a\n")
+    train, held = str(tmp_path / "train.csv"), str(tmp_path / "held.csv")
+    assert len(load_graph(TripleData(train=train, test=held)).test) == 1
+    with pytest.raises(DataError, match="valid and test"):
+        load_graph(TripleData(train=train, valid=held, test=held))

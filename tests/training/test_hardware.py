@@ -9,6 +9,7 @@ import torch
 from clew.config.load import load
 from clew.errors import ConfigError
 from clew.training.hardware import Hardware, fit_to_hardware
+from clew.training.precision import variant_name
 
 CPU = Hardware(
     "a processor",
@@ -111,3 +112,10 @@ def test_this_machine_is_described() -> None:
     here = Hardware.of(torch.device("cpu"))
     assert here.name
     assert not here.tf32
+
+
+def test_tf32_products_are_a_variant_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = load("umls", {"optimizations.use_tf32": True}).optimizations
+    for is_gpu, variant in ((True, "fp32+tf32"), (False, "fp32")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_gpu=is_gpu: is_gpu)
+        assert variant_name(options, "fp32") == variant

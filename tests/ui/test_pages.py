@@ -457,11 +457,10 @@ def test_a_fact_of_the_address_is_selected(page: Open, many: Recorded) -> None:
 
 
 @pytest.mark.parametrize("bad", ["-1", "999", "x", "1e9"])
-def test_a_place_of_the_address_that_is_none_is_ignored(
-    page: Open, many: Recorded, bad: str
-) -> None:
+def test_a_place_of_the_address_that_is_none_is_said(page: Open, many: Recorded, bad: str) -> None:
     text = shown(page("influence", many.uri, run=many.runs["trace"], test=bad, fact=bad))
     assert "eicosanoid" in text
+    assert f"no triple {bad}," in text
 
 
 def test_the_groups_of_an_explanation(page: Open, many: Recorded) -> None:

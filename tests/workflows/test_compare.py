@@ -297,6 +297,15 @@ def test_a_study_without_its_metrics_ends_with_the_first_run(
     assert trained == [("fp32", 0)]
 
 
+def test_a_metric_that_no_run_has_is_named(
+    trained: list[tuple[str, int]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    measures = [{"metric": "test/mmr", "label": "MRR"}, {"metric": SPEED, "label": "speed"}]
+    list(workflow.compare(load_study(write(tmp_path, measures=measures))))
+    assert "test/mmr" in caplog.text
+    assert SPEED not in caplog.text
+
+
 def test_cells_on_other_data_run_again(trained: list[tuple[str, int]], tmp_path: Path) -> None:
     triples = {"train": "a\tr\tb\nb\tr\tc\n", "valid": "a\tr\tc\n", "test": "b\tr\ta\n"}
     files = {split: tmp_path / f"{split}.txt" for split in triples}

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow.csv
 import pytest
 import torch
@@ -115,14 +116,18 @@ def test_files_and_run(trained: TrainedStore, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_an_artifact_at_an_end_of_the_list_is_marked(
-    trained: TrainedStore, tests: Path, monkeypatch: pytest.MonkeyPatch
+    trained: TrainedStore, tests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     given = np.zeros(5216)
     monkeypatch.setattr(UnrolledTracer, "values", lambda *_, **__: given)
     one, other = 7, 11
     given[one], given[other] = 20.0, -20.0
 
-    artifacts = value_facts(ValueRequest(model=trained.strong, test=str(tests), confirm=2))
+    request = ValueRequest(model=trained.strong, test=str(tests), confirm=2, output_dir=tmp_path)
+    artifacts = value_facts(request)
+    listed = pd.read_csv(tmp_path / "fact_values.csv")["Confirmed"]
+    assert listed.isna().sum() == 5216 - 4, "no word on a fact that was not left out"
+    assert not listed.dropna().astype(bool).any()
     assert not artifacts.confirmed.any()
     assert not len(artifacts.worst)
     ends = np.flatnonzero(np.isfinite(artifacts.without))

@@ -263,6 +263,9 @@ def _run(
 
 def _test_triple(tests: pd.DataFrame, form: Form) -> int | None:
     """Let a person choose a test triple from a table; return its place in the report."""
+    linked = basics.address("test")
+    if linked and basics.address_number("test") not in tests.index:
+        basics.note(f"This report has no triple {linked}, which the address names.")
     if len(tests) == 1:
         return int(str(tests.index[0]))
     label = f"Explained triples: {len(tests):,}"

@@ -1,6 +1,5 @@
 """Commands that explain predictions, test explanations and write reports."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +15,7 @@ from clew.cli.options import (
     Spoken,
     command,
 )
-from clew.cli.output import progress_bar, tell
+from clew.cli.output import in_json, progress_bar, tell
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, ValidationRequest, ValueRequest
 from clew.errors import ConfigError
@@ -61,7 +60,7 @@ def tracin(options: TracinOptions) -> None:
         trained=progress_bar("training runs", as_json=options.as_json),
     )
     if options.as_json:
-        tell(json.dumps(result.as_dict()))
+        tell(in_json(result.as_dict()))
         return
     disputed: set[str] = set()
 
@@ -109,7 +108,7 @@ def batch_tracin(options: BatchTracinOptions) -> None:
     )
     bars = [progress_bar(unit, as_json=options.as_json) for unit in ("tests", "training runs")]
     result = workflow.batch_tracin(request, cluster=options, progress=bars[0], trained=bars[1])
-    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
+    tell(in_json(result.as_dict()) if options.as_json else result.table())
 
 
 def _unit(options: Configured, facts: str) -> str:
@@ -230,7 +229,7 @@ def verify(options: VerifyOptions) -> int:
     if found.is_whole:
         following = f"report --explanation {found.run_id} --output why.html"
     said = f"run {found.run_id}\n\n{found}\nnext: clew {following}"
-    tell(json.dumps(json.loads(found.model_dump_json())) if options.as_json else said)
+    tell(in_json(found) if options.as_json else said)
     return 0
 
 

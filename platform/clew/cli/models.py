@@ -1,7 +1,5 @@
 """Commands that use trained models: predict, promote, export."""
 
-import dataclasses
-import json
 import os
 import sys
 from pathlib import Path
@@ -18,7 +16,7 @@ from clew.cli.options import (
     command,
     dashed,
 )
-from clew.cli.output import progress_bar, tell
+from clew.cli.output import in_json, progress_bar, tell
 
 if TYPE_CHECKING:
     from clew.link_prediction.candidates import Limits
@@ -170,7 +168,7 @@ def _answer(options: PredictOptions) -> None:
             tell(f"note: {note}")
         tell(f"{options.output}: {rows.num_rows:,} rows")
         return
-    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
+    tell(in_json(result.as_dict()) if options.as_json else result.table())
 
 
 def _list(options: PredictOptions) -> None:
@@ -185,7 +183,7 @@ def _list(options: PredictOptions) -> None:
         limits=options.limits(),
         output=options.output,
     )
-    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
+    tell(in_json(result.as_dict()) if options.as_json else result.table())
 
 
 def _continue(options: PredictOptions) -> None:
@@ -205,7 +203,7 @@ def _continue(options: PredictOptions) -> None:
     pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
     if options.as_json:
         content = {"model": options.model, "prompt": prompt, "text": "".join(pieces)}
-        tell(json.dumps(content))
+        tell(in_json(content))
         return
     for piece in pieces:
         tell(piece, nl=False)
@@ -224,7 +222,7 @@ def _predict_frames(options: PredictOptions) -> None:
         confidence=options.confidence,
         progress=progress_bar("windows", as_json=False),
     )
-    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
+    tell(in_json(result.as_dict()) if options.as_json else result.table())
 
 
 class PromoteOptions(Spoken, Printed):
@@ -262,14 +260,14 @@ def promote(options: PromoteOptions) -> None:
     from clew.workflows import promote as workflow
 
     def show(check: Any) -> None:
-        tell(json.dumps(dataclasses.asdict(check)) if options.as_json else check.line())
+        tell(in_json(check) if options.as_json else check.line())
 
     if options.rollback:
         result = workflow.rollback(options.name, options.alias, dry_run=options.dry_run)
     else:
         chosen = options.model_dump(exclude={"rollback", "as_json", "quiet", "verbose"})
         result = workflow.promote(workflow.PromotionRequest(**chosen), show)
-    tell(json.dumps({"result": result.as_dict()}) if options.as_json else result.table())
+    tell(in_json({"result": result.as_dict()}) if options.as_json else result.table())
 
 
 class ExportOptions(Options):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Self
 
 import click
+from pydantic_core import to_jsonable_python
 
 from clew.errors import harmless
 
@@ -68,6 +69,11 @@ def tell(text: str = "", *, grey: bool = False, nl: bool = True) -> None:
     click.echo(click.style(shown, fg="bright_black") if grey else shown, nl=nl)
 
 
+def in_json(content: object) -> str:
+    """Return a result as one line of JSON, in which a number that is not finite is null."""
+    return json.dumps(to_jsonable_python(content, inf_nan_mode="null"))
+
+
 def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
     """Return a function that shows progress.
 
@@ -86,7 +92,7 @@ def progress_bar(unit: str, *, as_json: bool) -> Callable[[int, int], None]:
         began = began or (now, done)
         seconds, gained = now - began[0], done - began[1]
         if as_json:
-            tell(json.dumps({"done": done, "total": total}))
+            tell(in_json({"done": done, "total": total}))
         left = f", {seconds * (total - done) / gained:.0f} s left" if gained else ""
         for beat in BEATING[-1:]:
             if as_json or not bar.disable:

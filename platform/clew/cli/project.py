@@ -1,11 +1,9 @@
 """Commands for data and for the project as a whole: data, pretokenize, runs, sync, demo, ui."""
 
-import json
 import os
 import shlex
 import socket
 import sys
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
@@ -13,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from clew.cli.options import Configured, Option, Options, Printed, command, dashed
-from clew.cli.output import tell
+from clew.cli.output import in_json, tell
 from clew.config.data import ImportSettings
 from clew.errors import UsageError, counted, described
 
@@ -145,7 +143,7 @@ def runs(options: RunsOptions) -> None:
     found = list_runs(kind=options.kind or "", experiment=options.experiment, limit=options.limit)
     if options.as_json:
         for run in found.runs:
-            tell(json.dumps(asdict(run)))
+            tell(in_json(run))
     else:
         tell(found.table())
 

@@ -20,7 +20,7 @@ from clew.cli.options import (
     Spoken,
     command,
 )
-from clew.cli.output import BEATING, is_main_process, tell
+from clew.cli.output import BEATING, in_json, is_main_process, tell
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, SearchBudget
 from clew.errors import ConfigError, ProtectedStop, harmless
@@ -167,7 +167,7 @@ def plan(options: PlanOptions) -> None:
             frame_shape=(channels, height, width) if options.frame_shape else None,
         ),
     )
-    tell(json.dumps(result.as_dict()) if options.as_json else result.table())
+    tell(in_json(result.as_dict()) if options.as_json else result.table())
 
 
 class TuneOptions(ConfigOptions, Spoken, ClusterRequest, SearchBudget):
@@ -227,7 +227,7 @@ def evaluate(options: EvaluateOptions) -> None:
     from clew.workflows.evaluate import evaluate as run_evaluation
 
     result = run_evaluation(options.model, options.split, negatives=options.negatives)
-    tell(json.dumps(result.metrics) if options.as_json else result.table(everything=options.all))
+    tell(in_json(result.metrics) if options.as_json else result.table(everything=options.all))
 
 
 class CompareOptions(Spoken, ClusterRequest):

@@ -237,14 +237,15 @@ def pretokenize(
 ) -> PackManifest:
     """Pack a corpus into a folder, or continue an unfinished pack; a finished pack is not changed.
 
-    With `force`, an existing pack in the folder is deleted first.
+    With `force`, an existing pack in the folder is deleted first, but for its tokenizer if that is
+    the one to use.
     """
     units = plan_units(settings.dataset)
     output.mkdir(parents=True, exist_ok=True)
     with (output / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if force:
-            _clear(output)
+            _clear(settings, output)
         tokenizer = _prepare(settings, units, output)
         if is_packed(output):
             return read_manifest(output)
@@ -258,11 +259,13 @@ def pretokenize(
     return manifest
 
 
-def _clear(output: Path) -> None:
-    """Remove only the files that this module writes."""
+def _clear(settings: PackSettings, output: Path) -> None:
+    """Remove only the files that this module writes, and not the tokenizer that was asked for."""
     shutil.rmtree(output / PARTS_FOLDER, ignore_errors=True)
+    asked = expanded(settings.tokenizer).resolve()
     for name in (MANIFEST_FILE, TOKENS_FILE, LENGTHS_FILE, PLAN_FILE, TOKENIZER_FILE):
-        (output / name).unlink(missing_ok=True)
+        if (output / name).resolve() != asked:
+            (output / name).unlink(missing_ok=True)
 
 
 def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokenizer:
@@ -274,7 +277,7 @@ def _prepare(settings: PackSettings, units: list[Unit], output: Path) -> Tokeniz
                 f"{output}: contains a pack of other data or settings; choose another folder, or "
                 "use force to start again"
             )
-        _clear(output)
+        _clear(settings, output)
     write_whole(path, plan)
     if settings.tokenizer == BPE and not (continues and kept.is_file()):
         train_bpe(_texts_for_tokenizer(settings, units), settings.vocabulary_size, kept)

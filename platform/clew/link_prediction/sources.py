@@ -64,6 +64,10 @@ def _read(config: TripleData) -> KnowledgeGraph:
     splits = {path: split for split in SPLITS if (path := getattr(files, split)) is not None}
     if is_read_plainly(config, files):
         return read_graph(name, files)
+    for split in SPLITS:
+        if (path := getattr(files, split)) and splits[path] != split:
+            both = f"{split} and {splits[path]}"
+            raise DataError(f"{path}: is the file of {both}; expected a file for each split")
     others = [path for path in (files.entity_to_id, files.relation_to_id) if path is not None]
     return labelled(import_graph(name, [*splits, *others], config, splits).graph, files)
 

@@ -96,6 +96,7 @@ class Precision:
 def variant_name(options: OptimizationsConfig, precision: str) -> str:
     """Return the run's variant: the precision, and the optimizations that are not the default."""
     parts = [precision]
+    parts += ["+tf32"] if options.use_tf32 and torch.cuda.is_available() else []
     parts += ["+ckpt"] if options.use_gradient_checkpointing else []
     parts += ["+compile"] if options.torch_compile else []
     parts += [] if options.enable_memory_cleanup else ["-cleanup"]

@@ -115,7 +115,7 @@ def compare(
 
 
 def _require_measures(study: Study, cell: CellResult) -> None:
-    """Refuse to go on if a run of the reference has none of the metrics to compare."""
+    """Name the metrics that a run of the reference lacks, and refuse to go on if it has none."""
     missing = [m.metric for m in study.measures if m.metric not in cell.metrics]
     if len(missing) == len(study.measures):
         near = similar_name(missing[0], list(cell.metrics))
@@ -123,6 +123,9 @@ def _require_measures(study: Study, cell: CellResult) -> None:
             f"run {cell.run_id} of the reference has no metric {' or '.join(missing)}, so there is "
             f"nothing to compare; correct measures, finished cells are not run again. {near}"
         )
+    for metric in missing:
+        near = similar_name(metric, list(cell.metrics)) or "no metric has a similar name"
+        logger.warning("run %s has no metric %s; %s", cell.run_id, metric, near)
 
 
 def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -> StudyReport:

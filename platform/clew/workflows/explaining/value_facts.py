@@ -222,7 +222,8 @@ def _record(
     with working_folder("values") as temporary:
         folder = temporary / names.ARTIFACT_VALUES
         folder.mkdir()
-        further = {"WithoutIt": found.without, "Confirmed": found.confirmed}
+        tried = np.where(np.isnan(found.without), "", found.confirmed.astype(str))
+        further = {"WithoutIt": found.without, "Confirmed": tried}
         path = folder / names.VALUES_CSV
         write_values_csv(path, graph, found.values, further if request.confirm else {})
         origin = DataOrigin(graph.name, graph.fingerprint)
