@@ -9,7 +9,7 @@ import streamlit as st
 
 from clew.runs.reading.comparison import Group
 from clew.runs.reading.runs import RunRecord
-from clew.ui.components import basics, run_table, tables
+from clew.ui.components import answers, basics, run_table, tables
 
 FRAME = pd.DataFrame({"Run": ["first", "second", "third"]})
 IDS = ("a", "b", "c")
@@ -72,3 +72,19 @@ def test_the_help_of_a_column_is_not_markdown() -> None:
     ):
         about = next(dict(look)["help"] for name, (_, look) in columns.items() if "org" in name)
         assert f"The metric {basics.markdown(key)}" in about
+
+
+@pytest.mark.parametrize(
+    ("probability", "text"),
+    [
+        (0.0, "0.00%"),
+        (1e-6, "below 0.01%"),
+        (0.05, "5.00%"),
+        (0.5, "50%"),
+        (0.996, "99.60%"),
+        (1 - 1e-6, "above 99.99%"),
+        (1.0, "100.00%"),
+    ],
+)
+def test_no_probability_is_rounded_to_none_or_all(probability: float, text: str) -> None:
+    assert answers.percent(probability) == text

@@ -1,6 +1,7 @@
 """Stacked retraining equals the product's trainer; without dropped facts it equals the run."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from clew.runs.verification import (
     Removal,
     Verification,
     VerifiedTriple,
+    _percent,
 )
 from clew.training.manifest import Manifest
 from clew.training.task import Task
@@ -357,6 +359,14 @@ def test_a_control_of_less_than_half_as_many_facts_leaves_it_open() -> None:
     assert "than all 7 other facts that" in verdict_of(top, ("touching", 7, 0.0, 7))
     assert "than 7 random facts that touch" in verdict_of(top, ("touching", 7, 0.0, None))
     assert verdict_of(top).startswith("Open: 0 other facts at its ends, too few to compare with ")
+
+
+@pytest.mark.parametrize(
+    ("probability", "percent"),
+    [(1.0, "100"), (0.99999, "99.99"), (0.9951, "99.51"), (0.5, "50"), (0.0312, "3.1")],
+)
+def test_no_probability_is_rounded_to_certainty(probability: float, percent: str) -> None:
+    assert _percent(math.log(probability)) == percent
 
 
 @pytest.mark.parametrize(

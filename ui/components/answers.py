@@ -194,10 +194,12 @@ def _about(asked: dict[str, Any], end: str) -> None:
 
 
 def percent(probability: float) -> str:
-    """Return a probability in percent; `below ...` if it would be rounded to zero."""
+    """Return a probability in percent; `below` or `above` if it would be rounded to 0 or 100."""
     if 0 < probability < SMALLEST_SHOWN:
         return f"below {SMALLEST_SHOWN:.2%}"
-    return f"{probability:.2%}" if probability < 0.1 else f"{probability:.0%}"
+    if 0 < 1 - probability < SMALLEST_SHOWN:
+        return f"above {1 - SMALLEST_SHOWN:.2%}"
+    return f"{probability:.0%}" if 0.1 <= probability < 0.99 else f"{probability:.2%}"
 
 
 def frame(found: Sequence[dict[str, Any]], end: str, kinds: Mapping[str, str]) -> pd.DataFrame:

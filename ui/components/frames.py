@@ -111,7 +111,7 @@ def predictions(job: Job) -> None:
     if isinstance(intervals := said.get("intervals"), dict):
         width = f"{intervals['half_width']:.4g} {unit}".strip()
         held = (
-            f"Intervals of {intervals['confidence']:.0%}: ± {width}, from "
+            f"Intervals of {100 * intervals['confidence']:g}%: ± {width}, from "
             f"{intervals['validation_windows']:,} validation windows; of "
             f"{intervals['test_windows']:,} test windows they covered "
             f"{intervals['test_coverage']:.1%}."

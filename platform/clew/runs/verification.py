@@ -330,7 +330,9 @@ def marked_in(checked: Verification | None, drawn: Iterable[int]) -> tuple[set[i
 
 def _percent(log_probability: float) -> str:
     percent = 100 * math.exp(min(0.0, log_probability))
-    return f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
+    if 10 <= percent < 99:
+        return f"{percent:.0f}"
+    return f"{percent:.2g}" if percent < 10 else f"{math.floor(100 * percent) / 100:g}"
 
 
 R = TypeVar("R", bound=_Record)
