@@ -78,8 +78,8 @@ def answers(job: Job, about: About) -> None:
     content = job.result()
     if job.state != "done" or content is None:
         return
-    for note in content.get("notes", []):
-        basics.note(str(note))
+    for note in map(str, content.get("notes", [])):
+        basics.note(f"{note[:1].upper()}{note[1:]}.")
     for number, prediction in enumerate(content.get("predictions", [])):
         _prediction(prediction, about, key=f"{job.job_id}-{number}")
 
