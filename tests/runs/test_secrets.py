@@ -12,7 +12,7 @@ from clew.config.load import load
 from clew.errors import described
 from clew.masking import masked
 from clew.processes import typed_command
-from clew.runs.records import DataSet
+from clew.runs.base import DataSet
 from clew.runs.tracker import MlflowTracker
 
 KINDS = (

@@ -24,12 +24,11 @@ from clew.masking import masked
 from clew.processes import typed_command
 from clew.runs import store
 from clew.runs.base import Status, outcome_of
-from clew.runs.delivery import MAX_TAG_CHARACTERS, end_dead_runs, end_run, shortened
-from clew.runs.forwarder import Pace
+from clew.runs.delivery import end_dead_runs, end_run, shortened
 from clew.runs.hardware import git_commit
 from clew.runs.reading.runs import get_run
 from clew.runs.spool import Origin, Spool, make_root
-from clew.runs.tracker import MlflowTracker
+from clew.runs.tracker import MlflowTracker, Pace
 
 # The name that `mlflow run` gives to a run without a name: adjective-animal-number.
 _INVENTED_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
@@ -69,7 +68,7 @@ def open_tracker(
         client,
         experiment=experiment,
         run_name=masked(tracking.run_name or run_name or "") or None,
-        tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
+        tags={key: shortened(value) for key, value in all_tags.items()},
         run_id=run_id,
     )
     spool = None
@@ -132,9 +131,16 @@ def _open_run(
             del os.environ["MLFLOW_RUN_ID"]
             return run
         experiment_id = find_experiment(client, experiment).experiment_id
+        commit = git_commit()
+        made_by = {
+            mlflow_tags.MLFLOW_USER: store.acting_person(),
+            mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
+            mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
+            **({mlflow_tags.MLFLOW_GIT_COMMIT: commit} if commit else {}),
+        }
         # A run whose process dies before the next heartbeat then counts as stuck.
         beat = {names.TAG_HEARTBEAT: str(int(time.time()))}
-        all_tags = _source_tags() | dict(tags) | beat
+        all_tags = made_by | dict(tags) | beat
         return client.create_run(experiment_id, run_name=run_name, tags=all_tags)
 
 
@@ -183,17 +189,6 @@ def _continue_run(
     client.update_run(run_id, status="RUNNING", name=None if is_named else run_name)
     client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)
     return client.get_run(run_id)
-
-
-def _source_tags() -> dict[str, str]:
-    tags = {
-        mlflow_tags.MLFLOW_USER: store.acting_person(),
-        mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
-        mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
-    }
-    if commit := git_commit():
-        tags[mlflow_tags.MLFLOW_GIT_COMMIT] = commit
-    return tags
 
 
 def preload_databases() -> None:

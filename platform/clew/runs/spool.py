@@ -36,7 +36,7 @@ from pydantic.dataclasses import dataclass
 
 from clew.errors import TrackingError, described, quoted
 from clew.files import sync
-from clew.runs.records import RECORDS, STRICT, Artifact, Checkpoint, Record, Unreadable
+from clew.runs.base import RECORDS, STRICT, Artifact, Checkpoint, Record, Unreadable
 
 WRITTEN = ("journal.jsonl", "log.txt", "sent.new", "sent", "run.json.new", "run.json", "lock")
 """Files removed with a spool, in this order; as long as one of them exists, a spool is found."""
