@@ -176,19 +176,13 @@ def told_apart(runs: Sequence[RunRecord], *, most: int) -> dict[str, list[str]]:
     shown = sorted(
         telling, key=lambda k: (k != MODEL_KIND, not k.endswith(KIND), "" in differing[k].values())
     )[:most]
-    values = {
-        key: {i: re.sub("^/(.*/)?", "", v) for i, v in differing[key].items()} for key in shown
-    }
-    return {
-        run.run_id: [f"{_setting_name(key)} {values[key][run.run_id] or '–'}" for key in shown]
-        for run in runs
-    }
-
-
-def _setting_name(key: str) -> str:
-    """Return a parameter's name without its section; for a `kind`, return the section instead."""
-    section, _, name = key.removeprefix(names.PARAMETER_PREFIX).rpartition(".")
-    return section if key.endswith(KIND) and section else name
+    found: dict[str, list[str]] = {run.run_id: [] for run in runs}
+    for key in shown:
+        section, _, name = key.removeprefix(names.PARAMETER_PREFIX).rpartition(".")
+        name = section if name == "kind" and section else name
+        for run_id, value in differing[key].items():
+            found[run_id].append(f"{name} {re.sub('^/(.*/)?', '', value) or '–'}")
+    return found
 
 
 def _plain_label(run: RunRecord, *, several: bool) -> str:
@@ -306,7 +300,7 @@ def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
     several = [variants for variants in settings.values() if len(variants) > 1]
     if not several:
         return None
-    ordered = [seeds for _, seeds in sorted(several[0].items(), key=lambda v: _variant_order(v[0]))]
+    ordered = [several[0][variant] for variant in sorted(several[0], key=_variant_order)]
     each = max(1, min(limit // len(ordered), *map(len, ordered)))
     common = [seed for seed in ordered[0] if all(seed in seeds for seeds in ordered)][:each]
     chosen = [seeds[seed] for seeds in ordered for seed in common or [*seeds][:each]]

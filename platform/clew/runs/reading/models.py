@@ -55,7 +55,6 @@ class RegisteredModel:
 
     name: str
     aliases: Mapping[str, int]
-    created_ms: int
 
     @property
     def champion(self) -> int | None:
@@ -103,11 +102,7 @@ def list_models() -> list[RegisteredModel]:
     with store.using("the list of registered models"):
         found = client().search_registered_models(max_results=200)
         return [
-            RegisteredModel(
-                name=model.name,
-                aliases={alias: int(version) for alias, version in model.aliases.items()},
-                created_ms=int(model.creation_timestamp or 0),
-            )
+            RegisteredModel(model.name, {alias: int(v) for alias, v in model.aliases.items()})
             for model in sorted(found, key=lambda model: model.name)
         ]
 
