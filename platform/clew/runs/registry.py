@@ -168,18 +168,6 @@ class Registry:
             if not self.client.get_model_version(version.name, version.number).description:
                 self.client.update_model_version(version.name, version.number, card)
 
-    def _describe_model(self, name: str, number: str, former: str | None) -> None:
-        """Show the champion's card with the model too, unless a person has described the model."""
-        with store.using(f"describing model {name!r}"):
-            now = self.client.get_registered_model(name).description or ""
-            cards = [
-                self.client.get_model_version(name, each).description or ""
-                for each in (number, former)
-                if each is not None
-            ]
-            if not now or now in cards:
-                self.client.update_registered_model(name, cards[0])
-
     def set_alias(self, name: str, alias: str, number: str | None) -> None:
         """Point an alias to a version, or remove it."""
         with store.using(f"moving alias {alias!r} of model {name!r}"):
@@ -189,12 +177,21 @@ class Registry:
                 self.client.set_registered_model_alias(name, alias, number)
 
     def move_alias(self, name: str, alias: str, number: str, *, expected: str | None) -> None:
-        """Point an alias to a version if it is where it is expected: set it, then read it back."""
+        """Point an alias to a version if it is where it is expected: set it, then read it back.
+
+        The model gets the champion's card too, unless a person has described the model.
+        """
         self.require_alias(name, alias, expected)
         self.set_alias(name, alias, number)
         self.require_alias(name, alias, number)
-        if alias == names.ALIAS_CHAMPION:
-            self._describe_model(name, number, expected)
+        if alias != names.ALIAS_CHAMPION:
+            return
+        with store.using(f"describing model {name!r}"):
+            now = self.client.get_registered_model(name).description or ""
+            versions = [each for each in (number, expected) if each is not None]
+            cards = [self.client.get_model_version(name, v).description or "" for v in versions]
+            if not now or now in cards:
+                self.client.update_registered_model(name, cards[0])
 
     def require_alias(self, name: str, alias: str, expected: str | None) -> None:
         if (found := self.aliases(name).get(alias)) != expected:

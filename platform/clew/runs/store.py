@@ -184,17 +184,14 @@ def creation_lock(uri: str) -> Iterator[None]:
             runtime = os.environ.get("XDG_RUNTIME_DIR") or Path("~/.cache").expanduser()
             path = Path(runtime, "clew", f"store-{hashlib.sha256(uri.encode()).hexdigest()[:16]}")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = waiting_lock(Path(f"{path}.lock"))
-        lock.acquire()
+        held = waiting_lock(Path(f"{path}.lock")).acquire()
     except (OSError, RuntimeError) as error:
         raise TrackingError(
             f"tracking store {masked(uri)}: its lock cannot be made ({error}); expected a writable "
             "folder (for a database server, set XDG_RUNTIME_DIR)"
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

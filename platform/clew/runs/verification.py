@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from clew.config.services import Question
 from clew.errors import counted
 from clew.files import write_whole
 from clew.runs.influence_report import TripleRecord
 from clew.runs.reading.facts import rank_text
 from clew.runs.reading.runs import keep_folder, list_artifacts, read_record
-from clew.runs.validation_record import Measured, Recipe
+from clew.runs.validation_record import Measured, Recipe, StrictRecord
 
 Kind = Literal["strongest", "siblings", "touching"]
 Names = tuple[str, str, str]
@@ -50,9 +48,7 @@ def names_of(triple: TripleRecord) -> Names:
     return triple.head.id, triple.relation.id, triple.tail.id
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Record(StrictRecord):
     FILE: ClassVar[str]
     """Where a run keeps it."""
 

@@ -16,8 +16,7 @@ import pandas as pd
 
 from clew import names
 from clew.names import direction_of
-from clew.runs.reading.estimate import Estimate
-from clew.runs.reading.metrics import number_text
+from clew.runs.reading.metrics import Estimate, number_text
 from clew.runs.reading.runs import RunRecord
 from clew.spreadsheets import csv_text
 

@@ -1,20 +1,23 @@
 """Reads metric curves: every value with its step and its time in seconds since the run started.
 
-The curve of epochs shows the progress of a training run and the remaining time.
+The curve of epochs shows the progress of a training run and the remaining time. An `Estimate` is a
+mean over seeds with its interval.
 """
 
 import math
 import re
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric
+from scipy.special import stdtrit
 
 from clew import names
 from clew.config.schema import TASK_KINDS
@@ -29,6 +32,7 @@ TRAINING = f"{names.PARAMETER_PREFIX}training."
 TEST_PREFIX = names.metric("test", "")
 
 Pick = Literal["best", "last"]
+S = TypeVar("S", int, str)
 
 HEADLINES = {kind.task: names.metric("valid", kind.metrics[0]) for kind in TASK_KINDS.values()}
 """The main validation metric of each task."""
@@ -186,3 +190,40 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
 def whole_number(text: str) -> int | None:
     """Return a count that is stored as text; None for any other text, which a tool may store."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ratio or another mean over rounds, with its 95 % interval by Student's t."""
+
+    value: float
+    low: float
+    """Lower end of the interval; minus infinity after a single round."""
+    high: float
+    rounds: int
+
+    @classmethod
+    def of_values(cls, values: Sequence[float]) -> Self | None:
+        """Return the mean of the values; None if there are no values."""
+        if not values:
+            return None
+        mean, count = statistics.fmean(values), len(values)
+        if count == 1:
+            return cls(mean, -math.inf, math.inf, count)
+        error = statistics.stdev(values) / math.sqrt(count)
+        half = error * float(stdtrit(count - 1, 0.975))
+        return cls(mean, mean - half, mean + half, count)
+
+    @classmethod
+    def of_ratios(cls, values: Mapping[S, float], base: Mapping[S, float]) -> Self | None:
+        """Return the geometric mean of the ratios of the rounds that both have.
+
+        Returns None if one of the values is zero or negative, because such a ratio has no meaning.
+        """
+        seeds = values.keys() & base.keys()
+        if any(values[seed] <= 0 or base[seed] <= 0 for seed in seeds):
+            return None
+        found = cls.of_values([math.log(values[seed] / base[seed]) for seed in seeds])
+        if found is None:
+            return None
+        return cls(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.rounds)

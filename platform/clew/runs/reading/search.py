@@ -237,22 +237,15 @@ def known_keys() -> Keys:
         connected = client()
         base = database_of(connected)
         if base is None:
-            found = connected.search_runs(
-                experiment_ids_of(connected, RunQuery()), max_results=RUNS_PER_PAGE
-            )
-            metrics, params, tags = (
-                frozenset(key for run in found for key in getattr(run.data, part))
-                for part in ("metrics", "params", "tags")
-            )
-            return Keys(metrics, params, tags)
+            ids = experiment_ids_of(connected, RunQuery())
+            found = connected.search_runs(ids, max_results=RUNS_PER_PAGE)
+            parts = ("metrics", "params", "tags")
+            return Keys(*(frozenset(k for r in found for k in getattr(r.data, p)) for p in parts))
         from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlParam, SqlTag
 
         with base.ManagedSessionMaker() as session:
-            metrics, params, tags = (
-                frozenset(key for (key,) in session.query(table.key).distinct())
-                for table in (SqlLatestMetric, SqlParam, SqlTag)
-            )
-            return Keys(metrics, params, tags)
+            keys = (session.query(table.key) for table in (SqlLatestMetric, SqlParam, SqlTag))
+            return Keys(*(frozenset(key for (key,) in each.distinct()) for each in keys))
 
 
 HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
