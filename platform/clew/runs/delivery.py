@@ -252,13 +252,10 @@ class Delivery:
         self.client.log_model_artifact(model.model_id, str(path))
 
     def _link_to_run(self, model: entities.LoggedModel, record: base.Checkpoint) -> None:
-        outputs = self.client.get_run(self.run_id).outputs
-        known = {output.model_id for output in outputs.model_outputs} if outputs else set()
-        if model.model_id not in known:
-            self.client.log_outputs(
-                self.run_id, [entities.LoggedModelOutput(model.model_id, record.step)]
-            )
         times, step, made = record.metric_times_ms, record.step, model.model_id
+        outputs = self.client.get_run(self.run_id).outputs
+        if not outputs or made not in {output.model_id for output in outputs.model_outputs}:
+            self.client.log_outputs(self.run_id, [entities.LoggedModelOutput(made, step)])
         metrics = [
             entities.Metric(key, value, times[key], step, model_id=made)
             for key, value in record.metrics.items()
@@ -277,9 +274,8 @@ def _dataset_input(record: base.DataSet) -> entities.DatasetInput:
         schema=json.dumps({"mlflow_colspec": columns}),
         profile=json.dumps({"fingerprint": record.fingerprint, "sizes": record.sizes}),
     )
-    return entities.DatasetInput(
-        dataset, [entities.InputTag(MLFLOW_DATASET_CONTEXT, record.context)]
-    )
+    purpose = entities.InputTag(MLFLOW_DATASET_CONTEXT, record.context)
+    return entities.DatasetInput(dataset, [purpose])
 
 
 def shortened(text: str, limit: int = MAX_TAG_CHARACTERS) -> str:

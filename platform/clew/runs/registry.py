@@ -100,9 +100,8 @@ class Registry:
         if alias in aliases:
             return self.version(name, aliases[alias])
         with store.using("listing registered models"):
-            known = [
-                str(model.name) for model in self.client.search_registered_models(max_results=1000)
-            ]
+            models = self.client.search_registered_models(max_results=1000)
+        known = [str(model.name) for model in models]
         if name not in known:
             raise TrackingError(
                 f"no model {name!r} is registered in {store.in_use()}; registered: "
@@ -218,11 +217,10 @@ class Registry:
                 if name not in {Path(item.path).name for item in beside}:
                     return folder / name
                 location = f"{place}/{name}"
-            return Path(
-                artifacts.download_artifacts(
-                    artifact_uri=location, dst_path=str(folder), tracking_uri=uri
-                )
+            copy = artifacts.download_artifacts(
+                artifact_uri=location, dst_path=str(folder), tracking_uri=uri
             )
+            return Path(copy)
 
 
 def _version_of(version: ModelVersion) -> RegisteredVersion:
@@ -338,14 +336,9 @@ def _signature(subject: Subject[Any, Any, Any]) -> Any:
             return Object(parts(lambda dtype, **said: Property(dtype=dtype, **said), form))
         return Array(type_of(form[0]))
 
-    numbers = {
-        int: DataType.long,
-        float: DataType.double,
-        bool: DataType.boolean,
-        str: DataType.string,
-    }
+    kinds = {int: "long", float: "double", bool: "boolean", str: "string"}
     params = [
-        ParamSpec(name, numbers[field.annotation], field.default)
+        ParamSpec(name, DataType[kinds[field.annotation]], field.default)
         for name, field in subject.settings.model_fields.items()
     ]
     # An answer has its parts, or an error.

@@ -43,9 +43,8 @@ class ServedModel(PythonModel):
         self._subject = subject = self._subject_in(folder)
         columns = {name.removesuffix("?") for name in subject.inputs}
         self._most_work = limit(WORK_VARIABLE, subject.most_work, "a number")
-        budget = Budget(
-            self._most_work, subject.unit_of_work, self._work, is_shared=subject.shares_work
-        )
+        unit, is_shared = subject.unit_of_work, subject.shares_work
+        budget = Budget(self._most_work, unit, self._work, is_shared=is_shared)
         close_door(subject.expects, columns, subject.settings.model_fields.keys(), budget)
         self._loaded = subject.load(folder)
 

@@ -304,10 +304,8 @@ def _require_own(folder: Path) -> None:
             "delete it"
         )
     for path in folder.iterdir():
-        other_kind = (
-            path.is_dir() if path.name in FILES else path.name == "files" and path.is_file()
-        )
-        if other_kind or not _is_plain(path):
+        is_other = path.is_dir() if path.name in FILES else path.name == "files" and path.is_file()
+        if is_other or not _is_plain(path):
             raise TrackingError(f"{path} is not a regular file or folder; delete {folder}")
 
 

@@ -152,9 +152,8 @@ class Forwarder(threading.Thread):
                 if not self._run_is_gone:
                     problem = f"the tracking store does not accept the records ({problem})"
                 if self.problem is None:
-                    logger.warning(
-                        "%s; unsent records are kept in %s", problem, self._delivery.spool.folder
-                    )
+                    folder = self._delivery.spool.folder
+                    logger.warning("%s; unsent records are kept in %s", problem, folder)
                 self.problem = problem
             else:
                 if self.problem is not None:
@@ -251,9 +250,8 @@ class MlflowTracker(Tracker):
         kept = finite(metrics)
         times = {k: self._recorded_at(k, v, step) or _now_ms() for k, v in kept.items()}
         with self._lock:
-            self._append(
-                base.Checkpoint(self._spool.stage(path, link=True), folder, step, kept, times)
-            )
+            staged = self._spool.stage(path, link=True)
+            self._append(base.Checkpoint(staged, folder, step, kept, times))
 
     def dataset(self, data: base.DataSet) -> None:
         self._write(replace(data, name=masked(data.name), source=masked(data.source)))
@@ -329,9 +327,8 @@ class MlflowTracker(Tracker):
                 self._write(message)
             is_told = True
         except OSError as error:
-            logger.warning(
-                "the end of run %s cannot be written to its folder (%s)", self.run_id, error
-            )
+            problem = "the end of run %s cannot be written to its folder (%s)"
+            logger.warning(problem, self.run_id, error)
         self._ended = True
         try:
             self._forwarder.close()

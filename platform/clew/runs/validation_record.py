@@ -337,11 +337,10 @@ class ValidationRecord(StrictRecord):
         }
         for form in dict.fromkeys(s.form for s in self.scores):
             yield _row(form, [found[form, *column] for column in columns])
-        shown = {
-            c.drop: "" if c.correlation is None else f"{c.correlation:.3f}" for c in self.ceilings
-        }
-        if any(shown.values()):
-            yield _row("ceiling", [shown[d] if seeds == "other" else "" for d, seeds in columns])
+        known = {(c.drop, "other"): c.correlation for c in self.ceilings}
+        shown = [known.get(column) for column in columns]
+        if any(each is not None for each in known.values()):
+            yield _row("ceiling", ["" if each is None else f"{each:.3f}" for each in shown])
         else:
             yield from ("", "A ceiling needs at least two other seeds.")
         if not self.deletions:
@@ -354,12 +353,10 @@ class ValidationRecord(StrictRecord):
             "strongest of",
             [f"{n} deleted: fall of log-probability [nats] (1 / rank)" for n in numbers],
         )
-        effects = {
-            (e.form, e.num_facts): f"{e.log_probability} ({e.reciprocal_rank})"
-            for e in self.deletions
-        }
+        effects = {(e.form, e.num_facts): e for e in self.deletions}
         for form in dict.fromkeys(effect.form for effect in self.deletions):
-            yield _row(form, [effects[form, number] for number in numbers])
+            own = [effects[form, number] for number in numbers]
+            yield _row(form, [f"{e.log_probability} ({e.reciprocal_rank})" for e in own])
 
 
 def _head(first: str, columns: list[str]) -> Iterator[str]:

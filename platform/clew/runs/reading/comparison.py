@@ -373,9 +373,8 @@ def to_latex(comparison: Comparison, labels: Mapping[str, str]) -> str:
     """Return a LaTeX table (booktabs) of values, each followed by its ratio to the reference."""
     header, *rows = _text_rows(comparison, labels, str)
     widths = "l" + "r" * (len(header) - 1)
-    return pd.DataFrame(rows).to_latex(
-        index=False, header=header, escape=True, column_format=widths
-    )
+    table = pd.DataFrame(rows)
+    return table.to_latex(index=False, header=header, escape=True, column_format=widths)
 
 
 def _text_rows(

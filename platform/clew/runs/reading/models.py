@@ -90,11 +90,8 @@ class ModelNames:
     def entries(self) -> tuple[Entry, ...]:
         """All entries that a search can find: names with labels, and synonyms, sorted by kind."""
         own = [Entry(*term, kind=self.kinds.get(term[0], "")) for term in self.entities]
-        others = [
-            entry._replace(synonym=text)
-            for entry in own
-            for text in self.synonyms.get(entry.name, ())
-        ]
+        said = self.synonyms
+        others = [e._replace(synonym=text) for e in own for text in said.get(e.name, ())]
         return tuple(sorted([*own, *others], key=lambda entry: (not entry.kind, entry.kind)))
 
 

@@ -146,9 +146,8 @@ def draw(
         row *= GROWTH
     taken = layout.obstacles(places, size) + [line.arrow_box for line in lines]
     taken += [text.box for texts in names.values() for text in texts]
-    said = [
-        line.name(taken, letters) for line in sorted(lines, key=lambda line: not line.stands_out)
-    ]
+    first = sorted(lines, key=lambda line: not line.stands_out)
+    said = [line.name(taken, letters) for line in first]
     below, bottom = textwrap.wrap(caption, int(width / EDGE_SIZE / letters) - 6), size[1]
     for text in below:
         bottom += CAPTION_ROW
@@ -267,9 +266,8 @@ class _Line:
         bold = self.fact is None or self.stands_out
         for share in ALONG if self.labelled else ():
             x, y = self.at(share)
-            text = Text(
-                x, y - 5, layout.short_text(self.relation), EDGE_SIZE, letters, "middle", bold
-            )
+            short = layout.short_text(self.relation)
+            text = Text(x, y - 5, short, EDGE_SIZE, letters, "middle", bold)
             if not text.box.meets(taken):
                 taken.append(text.box)
                 return _drawn(text, "edge")

@@ -161,12 +161,9 @@ def num_rows(places: Mapping[str, Position]) -> float:
 
 
 def point(place: Position, width: float, height: float) -> Position:
-    x, y = place
+    across, down = (1 + place[0]) / 2, (1 + place[1]) / 2
     margin = MARGIN_X if width >= NARROW else 0
-    return (
-        margin + (x + 1) / 2 * (width - 2 * margin),
-        MARGIN_Y + (y + 1) / 2 * (height - 2 * MARGIN_Y),
-    )
+    return margin + across * (width - 2 * margin), MARGIN_Y + down * (height - 2 * MARGIN_Y)
 
 
 class Box(NamedTuple):

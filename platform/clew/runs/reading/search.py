@@ -275,12 +275,10 @@ def find_best_run(experiment: str, metric: str = "") -> tuple[RunRecord, int]:
             "give another experiment"
         )
     where = f" of experiment {experiment!r}"
-    return best_of_runs(runs, metric or own_metric(runs), where=where)
+    return best_of_runs(runs, metric or own_metric(runs), where)
 
 
-def best_of_runs(
-    runs: Sequence[RunRecord], metric: str, *, where: str = ""
-) -> tuple[RunRecord, int]:
+def best_of_runs(runs: Sequence[RunRecord], metric: str, where: str = "") -> tuple[RunRecord, int]:
     """Return the run with the best value of a metric (of equals, the first), and of how many."""
     tested = [run for run in runs if run.params.get(HELD_OUT, "").lower() == "false"]
     having = [run for run in runs if metric in run.metrics and run not in tested]
