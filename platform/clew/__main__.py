@@ -14,8 +14,7 @@ from types import FrameType
 
 import click
 
-from clew.errors import ClewError, UsageError, described, of_the_system, printable
-from clew.masking import masked
+from clew.errors import ClewError, UsageError, described, masked, of_the_system, printable
 from clew.processes import (
     collect_garbage_rarely,
     end_at_second_signal,
@@ -151,10 +150,8 @@ def keeping_reason() -> Iterator[None]:
 
                 end_unused_run(run_id, *outcome_of(error))
             except Exception as problem:
-                said = described(problem)
-                logging.getLogger("clew").warning(
-                    "run %s does not say why it ended: %s", run_id, said
-                )
+                said = f"run {run_id} does not say why it ended: {described(problem)}"
+                logging.getLogger("clew").warning(said)
         raise
 
 

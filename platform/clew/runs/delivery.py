@@ -30,8 +30,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
-from clew.errors import TrackingError, described, printable
-from clew.masking import masked
+from clew.errors import TrackingError, described, masked, printable
 from clew.runs import base, store
 from clew.runs.base import Record, Status
 from clew.runs.reading.runs import get_run

@@ -19,8 +19,7 @@ from mlflow.utils import mlflow_tags
 
 from clew import names
 from clew.config.services import TrackingConfig
-from clew.errors import TrackingError
-from clew.masking import masked
+from clew.errors import TrackingError, masked
 from clew.processes import typed_command
 from clew.runs import store
 from clew.runs.base import Status, outcome_of
@@ -51,9 +50,6 @@ def open_tracker(
     this kind whose process died on this machine are ended first, except training runs.
     """
     uri = store.tracking_uri()
-    experiment = tracking.experiment
-    if experiment == names.EXPERIMENT:  # the default; the environment can name another one
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
     all_tags = {names.TAG_KIND: kind} | dict(tags or {})
     if parent_run_id is not None:
         all_tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = parent_run_id
@@ -64,13 +60,17 @@ def open_tracker(
     make_root(store.spool_root(uri))
     if run_id is None and kind != names.KIND_TRAIN:  # a dead training can be resumed
         end_dead_runs(client, kind)
-    run = _open_run(
-        client,
-        experiment=experiment,
-        run_name=masked(tracking.run_name or run_name or "") or None,
-        tags={key: shortened(value) for key, value in all_tags.items()},
-        run_id=run_id,
-    )
+    name = masked(tracking.run_name or run_name or "") or None
+    all_tags = {key: shortened(value) for key, value in all_tags.items()}
+    adopted = os.environ.get("MLFLOW_RUN_ID") if run_id is None else None
+    with store.using("opening the run"):
+        if given := run_id or adopted:
+            named_by = "MLFLOW_RUN_ID: " if adopted else ""
+            run = _continue_run(client, given, named_by, name, all_tags)
+        else:
+            run = _create_run(client, tracking.experiment, name, all_tags)
+    if adopted:  # as MLflow itself does, so that a second run of this process is a separate run
+        del os.environ["MLFLOW_RUN_ID"]
     spool = None
     try:
         origin = Origin(store.address(uri), run.info.run_id, run.info.experiment_id)
@@ -110,38 +110,22 @@ def _misplaced(run: Run, uri: str) -> str:
     )
 
 
-def _open_run(
-    client: MlflowClient,
-    *,
-    experiment: str,
-    run_name: str | None,
-    tags: Mapping[str, str],
-    run_id: str | None,
+def _create_run(
+    client: MlflowClient, experiment: str, run_name: str | None, tags: Mapping[str, str]
 ) -> Run:
-    """Continue the run `run_id`, adopt the run that `mlflow run` opened, or create a run.
-
-    When a run is adopted, `MLFLOW_RUN_ID` is removed from the environment, as MLflow itself does,
-    so that a second run of this process is a separate run.
-    """
-    with store.using("opening the run"):
-        if run_id is not None:
-            return _continue_run(client, run_id, "", run_name, tags)
-        if adopted := os.environ.get("MLFLOW_RUN_ID"):
-            run = _continue_run(client, adopted, "MLFLOW_RUN_ID: ", run_name, tags)
-            del os.environ["MLFLOW_RUN_ID"]
-            return run
-        experiment_id = find_experiment(client, experiment).experiment_id
-        commit = git_commit()
-        made_by = {
-            mlflow_tags.MLFLOW_USER: store.acting_person(),
-            mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
-            mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
-            **({mlflow_tags.MLFLOW_GIT_COMMIT: commit} if commit else {}),
-        }
-        # A run whose process dies before the next heartbeat then counts as stuck.
-        beat = {names.TAG_HEARTBEAT: str(int(time.time()))}
-        all_tags = made_by | dict(tags) | beat
-        return client.create_run(experiment_id, run_name=run_name, tags=all_tags)
+    if experiment == names.EXPERIMENT:  # the default; the environment can name another one
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
+    experiment_id = find_experiment(client, experiment).experiment_id
+    commit = git_commit()
+    made_by = {
+        mlflow_tags.MLFLOW_USER: store.acting_person(),
+        mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
+        mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
+        **({mlflow_tags.MLFLOW_GIT_COMMIT: commit} if commit else {}),
+    }
+    # A run whose process dies before the next heartbeat then counts as stuck.
+    beat = {names.TAG_HEARTBEAT: str(int(time.time()))}
+    return client.create_run(experiment_id, run_name=run_name, tags=made_by | dict(tags) | beat)
 
 
 def find_experiment(client: MlflowClient, name: str, project: Path | None = None) -> Experiment:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from clew.errors import TrackingError, described
+from clew.errors import TrackingError, described, masked
 from clew.files import waiting_lock
-from clew.masking import masked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -21,8 +21,7 @@ from mlflow.entities import Run
 
 from clew import names
 from clew.config.services import TrackingConfig
-from clew.errors import described, extra
-from clew.masking import masked
+from clew.errors import described, extra, masked
 from clew.runs import base, store
 from clew.runs.base import OPEN, Record, Status, Tracker, finite
 from clew.runs.delivery import Delivery, RunGoneError, log_formatter, shortened

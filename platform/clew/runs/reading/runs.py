@@ -20,8 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import read_yaml
-from clew.errors import ConfigError, TrackingError, described
-from clew.masking import masked
+from clew.errors import ConfigError, TrackingError, described, masked
 from clew.runs import store
 
 if TYPE_CHECKING:
