@@ -4,6 +4,7 @@ Each kind of entity has a colour and a symbol. A picture is made higher until no
 another. `picture_layout` says where entities and their names are.
 """
 
+import itertools
 import math
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -50,11 +51,8 @@ def looks(kinds: Mapping[str, str], entities: Iterable[str]) -> dict[str, Look]:
     """
     every = sorted(set(kinds.values()))
     shown = {kinds[entity] for entity in entities if entity in kinds}
-    return {
-        kind: Look(COLOURS[place % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)])
-        for place, kind in enumerate(every)
-        if kind in shown
-    }
+    found = zip(every, itertools.cycle(COLOURS), itertools.cycle(SYMBOLS), strict=False)
+    return {kind: Look(colour, symbol) for kind, colour, symbol in found if kind in shown}
 
 
 WIDTH, HEIGHT, WIDE_LETTERS = 960, 560, 0.64

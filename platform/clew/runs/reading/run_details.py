@@ -37,13 +37,6 @@ MAX_FILES = 500
 PROGRAMS_TAGS = ("clew.", "mlflow.")
 _BY_RELATION = re.compile(rf"{names.ARTIFACT_EVALUATION}/(\w+)_by_relation\.parquet")
 BY_RELATION = "a table of ranks by relation"
-BY_RELATION_TYPES = {
-    "label": pa.string(),
-    "side": pa.string(),
-    "num_queries": pa.int64(),
-    names.MRR: pa.float64(),
-    names.MEAN_RANK: pa.float64(),
-}
 MAX_RUNS = 200
 SOURCES = {
     names.TAG_SOURCE_RUN: "uses the model of",
@@ -89,14 +82,11 @@ def list_data(run_id: str) -> list[tuple[str, str, str]]:
     """Return purpose, such as `training`, name and fingerprint of each data set of a run."""
     with store.using(f"the data of run {run_id}"):
         inputs = client().get_run(run_id).inputs
-    return [
-        (
-            next((tag.value for tag in found.tags if tag.key == MLFLOW_DATASET_CONTEXT), ""),
-            found.dataset.name,
-            found.dataset.digest,
-        )
-        for found in (inputs.dataset_inputs if inputs else ())
-    ]
+    found = []
+    for each in inputs.dataset_inputs if inputs else ():
+        purpose = next((tag.value for tag in each.tags if tag.key == MLFLOW_DATASET_CONTEXT), "")
+        found.append((purpose, each.dataset.name, each.dataset.digest))
+    return found
 
 
 def splits_by_relation(files: list[FileInfo]) -> list[str]:
@@ -108,7 +98,8 @@ def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
     with fetched(run_id, f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet") as path:
         present = columns_of(path, BY_RELATION)
         hits = [name for k in (1, 3, 10) if (name := names.hits_at(k)) in present]
-        types = BY_RELATION_TYPES | dict.fromkeys(hits, pa.float64())
+        types = dict.fromkeys(("label", "side"), pa.string()) | {"num_queries": pa.int64()}
+        types |= dict.fromkeys((names.MRR, names.MEAN_RANK, *hits), pa.float64())
         frame: pd.DataFrame = read_columns(path, types, BY_RELATION).to_pandas()
     return frame
 
@@ -165,11 +156,8 @@ def _versions(run_id: str) -> tuple[Version, ...]:
     with store.using(f"the model versions of run {run_id}"):
         connected = client()
         found = connected.search_model_versions(f"run_id = {quoted(run_id)}")
-        aliases = {
-            name: dict(connected.get_registered_model(name).aliases)
-            for name in {version.name for version in found}
-        }
-    versions = [version_of(version, aliases[version.name]) for version in found]
+        models = {name: connected.get_registered_model(name) for name in {v.name for v in found}}
+    versions = [version_of(version, models[version.name].aliases) for version in found]
     return tuple(sorted(versions, key=lambda version: (version.model, -version.version)))
 
 
