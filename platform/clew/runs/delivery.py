@@ -251,14 +251,12 @@ class Delivery:
         self.client.log_model_artifact(model.model_id, str(path))
 
     def _link_to_run(self, model: entities.LoggedModel, record: base.Checkpoint) -> None:
-        times, step, made = record.metric_times_ms, record.step, model.model_id
+        made, step = model.model_id, record.step
         outputs = self.client.get_run(self.run_id).outputs
         if not outputs or made not in {output.model_id for output in outputs.model_outputs}:
             self.client.log_outputs(self.run_id, [entities.LoggedModelOutput(made, step)])
-        metrics = [
-            entities.Metric(key, value, times[key], step, model_id=made)
-            for key, value in record.metrics.items()
-        ]
+        points = [(k, v, record.metric_times_ms[k], step) for k, v in record.metrics.items()]
+        metrics = [entities.Metric(*point, model_id=made) for point in points]
         if metrics:
             self.client.log_batch(self.run_id, metrics=metrics, synchronous=True)
 

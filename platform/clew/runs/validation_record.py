@@ -349,10 +349,8 @@ class ValidationRecord(StrictRecord):
         if self.num_deletions is not None:
             yield from ("", f"Deletions, for {self.num_deletions} test triples ranked first:")
         yield ""
-        yield from _head(
-            "strongest of",
-            [f"{n} deleted: fall of log-probability [nats] (1 / rank)" for n in numbers],
-        )
+        of = "deleted: fall of log-probability [nats] (1 / rank)"
+        yield from _head("strongest of", [f"{number} {of}" for number in numbers])
         effects = {(e.form, e.num_facts): e for e in self.deletions}
         for form in dict.fromkeys(effect.form for effect in self.deletions):
             own = [effects[form, number] for number in numbers]

@@ -384,9 +384,7 @@ def _text_rows(
     rows = [[escape(text) for text in header]]
     for group in comparison.groups:
         cells = (comparison.cells[group.label, metric] for metric in comparison.metrics)
-        texts = [
-            statistic_text(cell.value) + ("" if cell.ratio is None else f" ({ratio_text(cell)})")
-            for cell in cells
-        ]
+        shown = (f"{statistic_text(cell.value)} ({ratio_text(cell)})" for cell in cells)
+        texts = [text.removesuffix(" ()") for text in shown]
         rows.append([escape(text) for text in (group.label, str(len(group.run_ids)), *texts)])
     return rows

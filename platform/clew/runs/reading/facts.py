@@ -296,10 +296,9 @@ def agreement(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
         for found in (facts, other)
     )
     right = right[[*TRAIN_KEY, *columns]]
-    for key in TRAIN_KEY:
-        left, right = left.astype({key: str}), right.astype({key: str})
     renamed = right.rename(columns={name: f"other_{name}" for name in columns})
-    merged = left.merge(renamed, on=TRAIN_KEY, how="inner")
+    texts = dict.fromkeys(TRAIN_KEY, str)
+    merged = left.astype(texts).merge(renamed.astype(texts), on=TRAIN_KEY)
     merged["moved"] = merged["other_position"] - merged["position"]
     last = merged[["position", "other_position"]].max(axis=1)
     smaller = min(len(left), len(right))

@@ -107,13 +107,10 @@ def list_models() -> list[RegisteredModel]:
 def list_versions(model: RegisteredModel) -> list[Version]:
     """Return the versions of a model with their source runs, the latest version first."""
     with store.using(f"the versions of model {model.name}"):
-        found = client().search_model_versions(
-            f"name = {quoted(model.name)}",
-            max_results=200,
-            order_by=["version_number DESC"],
-        )
-    wanted = [version.run_id for version in found if version.run_id]
-    runs = {run.run_id: run for run in find_runs(wanted)}
+        wanted, order = f"name = {quoted(model.name)}", ["version_number DESC"]
+        found = client().search_model_versions(wanted, max_results=200, order_by=order)
+    made_by = [version.run_id for version in found if version.run_id]
+    runs = {run.run_id: run for run in find_runs(made_by)}
     return [version_of(version, model.aliases, runs.get(version.run_id or "")) for version in found]
 
 

@@ -136,13 +136,12 @@ def draw(
         size = (width, 2 * layout.MARGIN_Y + row * rows)
         places = {key: layout.point(place, *size) for key, place in found.items()}
         lines = list(_lines(test, facts, places, selected, marked))
-        names, covered = layout.entity_names(
-            labels, places, ends, [line.arrow_box for line in lines], size, letters=letters
-        )
+        arrows = [line.arrow_box for line in lines]
+        names, covered = layout.entity_names(labels, places, ends, arrows, size, letters=letters)
         if not covered:
             break
         row *= GROWTH
-    taken = layout.obstacles(places, size) + [line.arrow_box for line in lines]
+    taken = [*layout.obstacles(places, size), *arrows]
     taken += [text.box for texts in names.values() for text in texts]
     first = sorted(lines, key=lambda line: not line.stands_out)
     said = [line.name(taken, letters) for line in first]
@@ -163,9 +162,8 @@ def draw(
         texts = Markup("").join(_drawn(line, "name") for line in names[key])
         about = f"{text} ({kind})" if kind else text
         nodes.append(_ENTITY.format(key=key, said=about, shape=shape, texts=texts))
-    body = Markup("").join(
-        [*(line.draw() for line in lines), *nodes, *(line.draw_arrow() for line in lines), *said]
-    )
+    drawn, heads = [line.draw() for line in lines], [line.draw_arrow() for line in lines]
+    body = Markup("").join([*drawn, *nodes, *heads, *said])
     title = f"Training facts about {test['head']} {test['relation']} {test['tail']}"
     title, bottom = f"{title} {caption}".strip(), bottom + CAPTION_X * bool(below)
     return _FRAME.format(width=size[0], height=bottom, title=title, body=body)
@@ -205,11 +203,8 @@ class _Line:
 
     def at(self, share: float) -> Position:
         one, two, three = (1 - share) ** 2, 2 * share * (1 - share), share**2
-        start, control, end = self.points
-        return (
-            one * start[0] + two * control[0] + three * end[0],
-            one * start[1] + two * control[1] + three * end[1],
-        )
+        x, y = (one * a + two * b + three * c for a, b, c in zip(*self.points, strict=True))
+        return x, y
 
     @property
     def arrow(self) -> tuple[Position, Position, Position]:
@@ -242,17 +237,16 @@ class _Line:
         curve = f"M{x1:.1f} {y1:.1f} Q{cx:.1f} {cy:.1f} {x2:.1f} {y2:.1f}"
         outer, inner = self.width + 8, self.width + 5
         beside = _BESIDE.format(curve=curve, colour=self.colour, outer=outer, inner=inner)
+        dash = DOTS if self.disputed else DASHES if self.fact is None else ""
         return _LINE.format(
-            fact="" if not self.fact else Markup(' data-fact="{}"').format(self.fact),
+            fact=Markup(' data-fact="{}"').format(self.fact) if self.fact else "",
             said=self.said,
             opacity=self.opacity,
             curve=curve,
             beside=beside if self.marked else "",
             colour=self.colour,
             width=self.width,
-            dash=_DASH.format(DOTS if self.disputed else DASHES)
-            if self.disputed or self.fact is None
-            else "",
+            dash=_DASH.format(dash) if dash else "",
         )
 
     def draw_arrow(self) -> Markup:

@@ -248,7 +248,5 @@ def _beside(
     top = first.get(side, y + 0.36 * size - more / 2)
     across = {"left": x - room, "right": x + room}.get(side, x)
     anchor = {"left": "end", "right": "start"}.get(side, "middle")
-    return [
-        Text(across, top + down * row, line, size, letters, anchor, is_end)
-        for row, line in enumerate(lines)
-    ]
+    look = (size, letters, anchor, is_end)
+    return [Text(across, top + down * row, line, *look) for row, line in enumerate(lines)]

@@ -72,9 +72,8 @@ def list_files(run_id: str) -> list[FileInfo]:
 
     with store.using(f"the files of run {run_id}"):
         connected = client()
-        artifacts = get_artifact_repository(
-            connected.get_run(run_id).info.artifact_uri, tracking_uri=connected.tracking_uri
-        )
+        address, uri = connected.get_run(run_id).info.artifact_uri, connected.tracking_uri
+        artifacts = get_artifact_repository(address, tracking_uri=uri)
         return list(itertools.islice(below(None), MAX_FILES))
 
 
@@ -120,9 +119,8 @@ def read_data_report(run_id: str) -> tuple[pd.DataFrame, pd.DataFrame]:
             keys = ("first", "second", "kind", "common", "share")
             pairs = [[pair[key] for key in keys] for pair in content["pairs"]]
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise TrackingError(
-                f"run {run_id}: {path.name} is not a report on data ({described(error)})"
-            ) from None
+            problem = f"{path.name} is not a report on data ({described(error)})"
+            raise TrackingError(f"run {run_id}: {problem}") from None
     columns = ["What looks wrong", "Count", "Such as", "What to do"]
     said = ["Relation", "Says the same as", "As", "Facts in common", "Share"]
     return pd.DataFrame(findings, columns=columns), pd.DataFrame(pairs, columns=said)

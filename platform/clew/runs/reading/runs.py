@@ -207,9 +207,8 @@ def read_record(run_id: str, path: str, kind: type[Model], what: str) -> Model:
         try:
             return kind.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
-            raise TrackingError(
-                f"run {run_id}: {path} is not {what} ({described(error)})"
-            ) from None
+            problem = f"{path} is not {what} ({described(error)})"
+            raise TrackingError(f"run {run_id}: {problem}") from None
 
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:

@@ -73,9 +73,8 @@ def list_experiments() -> dict[str, str]:
 def experiment_id_of(name: str) -> str:
     known = list_experiments()
     if name not in known:
-        raise TrackingError(
-            f"no experiment {name!r}; there are {', '.join(map(repr, known)) or 'none'}"
-        )
+        there = ", ".join(map(repr, known)) or "none"
+        raise TrackingError(f"no experiment {name!r}; there are {there}")
     return known[name]
 
 
@@ -111,9 +110,8 @@ def find_runs(run_ids: Sequence[str]) -> list[RunRecord]:
         experiments = experiment_ids_of(connected, RunQuery())
         for first in range(0, len(wanted), MAX_IDS_PER_FILTER):
             ids = ", ".join(f"'{run_id}'" for run_id in wanted[first : first + MAX_IDS_PER_FILTER])
-            page = connected.search_runs(
-                experiments, f"attributes.run_id IN ({ids})", max_results=MAX_IDS_PER_FILTER
-            )
+            chosen = f"attributes.run_id IN ({ids})"
+            page = connected.search_runs(experiments, chosen, max_results=MAX_IDS_PER_FILTER)
             found |= {run.info.run_id: record_of(run) for run in page}
     return [found[run_id] for run_id in wanted if run_id in found]
 

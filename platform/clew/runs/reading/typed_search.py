@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow.utils import mlflow_tags
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from pydantic import TypeAdapter, ValidationError
 
 from clew import names
@@ -18,11 +18,7 @@ from clew.config.load import SHORT_KEYS
 from clew.config.schema import section_classes
 from clew.errors import UsageError, similar_name, valid_names
 
-TAGS = {
-    "data": names.TAG_DATASET,
-    "parent": mlflow_tags.MLFLOW_PARENT_RUN_ID,
-    "note": names.TAG_NOTE,
-}
+TAGS = {"data": names.TAG_DATASET, "parent": MLFLOW_PARENT_RUN_ID, "note": names.TAG_NOTE}
 """Tags that have another name here; `variant` is `clew.variant`, and `user` is `mlflow.user`."""
 STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 SPLITS = ("valid", "test", "train")
