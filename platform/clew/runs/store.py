@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
+from filelock import FileLock
+
 from clew.errors import TrackingError, described, masked
-from clew.files import waiting_lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -183,7 +184,10 @@ def creation_lock(uri: str) -> Iterator[None]:
             runtime = os.environ.get("XDG_RUNTIME_DIR") or Path("~/.cache").expanduser()
             path = Path(runtime, "clew", f"store-{hashlib.sha256(uri.encode()).hexdigest()[:16]}")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        held = waiting_lock(Path(f"{path}.lock")).acquire()
+        lock = f"{path}.lock"
+        # FileLock waits forever for a file that it cannot create, for example below /proc.
+        os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        held = FileLock(lock, mode=0o600).acquire()
     except (OSError, RuntimeError) as error:
         raise TrackingError(
             f"tracking store {masked(uri)}: its lock cannot be made ({error}); expected a writable "

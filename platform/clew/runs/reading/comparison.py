@@ -150,7 +150,11 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
     differ are added. If names are still equal, the seed and then the start of the id are added.
     """
     several = len({run.tags.get(names.TAG_DATASET) for run in runs}) > 1
-    labels = {run.run_id: _plain_label(run, several=several) for run in runs}
+    labels: dict[str, str] = {}
+    for run in runs:
+        data, variant = run.tags.get(names.TAG_DATASET, "?"), run.tags.get(names.TAG_VARIANT)
+        label = f"{data} {variant}" if variant and several else variant
+        labels[run.run_id] = label or run.name or run.run_id[:8]
     additions = (
         told_apart(runs, most=2),
         {run.run_id: [f"seed {run.params.get(SEED, '?')}"] for run in runs},
@@ -182,13 +186,6 @@ def told_apart(runs: Sequence[RunRecord], *, most: int) -> dict[str, list[str]]:
         for run_id, value in differing[key].items():
             found[run_id].append(f"{name} {re.sub('^/(.*/)?', '', value) or '–'}")
     return found
-
-
-def _plain_label(run: RunRecord, *, several: bool) -> str:
-    variant = run.tags.get(names.TAG_VARIANT)
-    if not variant:
-        return run.name or run.run_id[:8]
-    return f"{run.tags.get(names.TAG_DATASET, '?')} {variant}" if several else variant
 
 
 def statistic(values: Iterable[float | None]) -> Statistic | None:
