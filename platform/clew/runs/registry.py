@@ -10,11 +10,10 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from mlflow import MlflowClient, artifacts
@@ -262,14 +261,17 @@ def save_servable(
     source = work / "model"
     shutil.copytree(model_folder, source)
     package = _copy_package(work / "code")
-    with _pyfunc() as pyfunc:
+    with warnings.catch_warnings(action="ignore"):  # they only concern MLflow's own code
+        import pandas as pd
+        from mlflow import pyfunc
+
         pyfunc.save_model(
             folder,
             python_model=str(code),
             artifacts={"model": str(source)},
             code_paths=[str(package)],
             signature=_signature(subject),
-            input_example=_frame([example]),
+            input_example=pd.DataFrame([dict(example)]),
             pip_requirements=[
                 # Without a local build label, such as `+cpu`.
                 f"{name}=={metadata.version(name).partition('+')[0]}"
@@ -282,10 +284,13 @@ def save_servable(
 def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Load a saved model as a server does, and return its answers to the queries."""
     before = list(sys.path)
-    with _pyfunc() as pyfunc:
+    with warnings.catch_warnings(action="ignore"):
+        import pandas as pd
+        from mlflow import pyfunc
+
         try:
             model = pyfunc.load_model(str(folder))
-            return list(model.predict(_frame(queries)))
+            return list(model.predict(pd.DataFrame([dict(query) for query in queries])))
         except Exception as error:
             raise TrackingError(f"MLflow cannot serve {folder.name}: {described(error)}") from error
         finally:
@@ -300,22 +305,6 @@ def _copy_package(target: Path) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
     return target / source.name
-
-
-def _frame(queries: Sequence[Mapping[str, Any]]) -> Any:
-    import pandas as pd
-
-    return pd.DataFrame([dict(query) for query in queries])
-
-
-@contextmanager
-def _pyfunc() -> Iterator[ModuleType]:
-    """Provide MLflow's pyfunc without warnings, which only concern MLflow's own code."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from mlflow import pyfunc
-
-        yield pyfunc
 
 
 def _signature(subject: Subject[Any, Any, Any]) -> Any:
