@@ -19,8 +19,7 @@ from clew.errors import DataError, TrackingError
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, fetched
-from clew.runs.reading.search import find_runs
-from clew.runs.reading.typed_search import quoted
+from clew.runs.reading.search import find_runs, quoted
 
 VOCABULARY_FOLDER = "vocabulary"
 MODEL_FOLDER = "artifacts/model"

@@ -28,8 +28,7 @@ from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.influence_report import ReportModel
 from clew.runs.reading.models import Version, version_of
 from clew.runs.reading.runs import RunRecord, client, fetched, read_record
-from clew.runs.reading.search import RunQuery, find_runs, search_runs
-from clew.runs.reading.typed_search import quoted
+from clew.runs.reading.search import RunQuery, find_runs, quoted, search_runs
 from clew.runs.validation_record import ScoreSettings, ValidationRecord, ValidationSummary
 from clew.spreadsheets import changed, restored
 

@@ -4,10 +4,14 @@ The tracking server filters, sorts and limits the results, so this module only r
 are shown. MLflow's client has no call for the number of runs or the values of a tag. For a
 database, this module queries MLflow's tables. For a server, it finds the number of runs by testing
 which offsets are past the end, starting near the previous number.
+
+What a person types becomes a condition in MLflow's filter language: `embedding_dim=400 mrr>0.9
+data:umls` means that all three must hold. A part without a sign is part of a run's name, or a run's
+whole id.
 """
 
+import json
 import logging
-import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +22,27 @@ from mlflow import MlflowClient, entities
 from mlflow.entities import LifecycleStage, ViewType
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
+from pydantic import TypeAdapter, ValidationError
 
 from clew import names
-from clew.errors import TrackingError
-from clew.names import maximizes
+from clew.config.load import SHORT_KEYS
+from clew.config.schema import section_classes
+from clew.errors import TrackingError, UsageError, similar_name, valid_names
 from clew.runs import store
-from clew.runs.reading.metrics import HEADLINES, whole_number
 from clew.runs.reading.runs import RunRecord, client, database_of, record_of
-from clew.runs.reading.typed_search import Keys, condition, quoted
 
 logger = logging.getLogger(__name__)
 
 MAX_IDS_PER_FILTER = 50
 EXPERIMENTS_PER_PAGE, RUNS_PER_PAGE, NEWEST_PER_PAGE = 500, 100, 5
+TAGS = {"data": names.TAG_DATASET, "parent": MLFLOW_PARENT_RUN_ID, "note": names.TAG_NOTE}
+"""Tags that have another name here; `variant` is `clew.variant`, and `user` is `mlflow.user`."""
+STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+SPLITS = ("valid", "test", "train")
+"""Of metrics with the same last part, `mrr` means that of the first of these."""
+
+_WORDS = re.compile(r'(?:"[^"]*"|\S)+')
+_PART = re.compile(r'([^\s:=<>!"]+)(<=|>=|!=|[:=<>])(.+)', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class RunQuery:
 
     experiment_ids: tuple[str, ...] = ()
     text: str = ""
-    """What a person typed, see `typed_search`."""
+    """What a person typed."""
     kind: str = ""
     task: str = ""
     config_hash: str = ""
@@ -53,6 +65,15 @@ class RunQuery:
     reviewed: bool = False
     """Whether to return only runs with a review."""
     order_by: str = "attributes.start_time DESC"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The names of what the runs of a store recorded."""
+
+    metrics: frozenset[str]
+    params: frozenset[str]
+    tags: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -246,63 +267,83 @@ def known_keys() -> Keys:
             return Keys(*(frozenset(key for (key,) in each.distinct()) for each in keys))
 
 
-HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
-"""Parameter that is false if the metrics `valid/` of a run are those of its test examples."""
+def condition(text: str, known: Callable[[], Keys]) -> str:
+    """Return the condition; `known` is called if a part has a name.
 
-
-def own_metric(runs: Sequence[RunRecord]) -> str:
-    """Return the default metric for choosing among the runs: the main metric of their task.
-
-    If the runs have several tasks, the task that comes first in `HEADLINES` counts.
+    Raises:
+        UsageError: A part cannot be understood.
     """
-    headlines = list(HEADLINES.values())
-    return next((key for key in headlines if any(key in run.metrics for run in runs)), headlines[0])
+    return " AND ".join(_clause(part, known) for part in _WORDS.findall(text))
 
 
-def find_best_run(experiment: str, metric: str = "") -> tuple[RunRecord, int]:
-    """Return the finished training run with the best value of a metric, and of how many.
-
-    For a validation metric, the value at the run's best checkpoint counts, not the last value.
-    Without a name, the metric is `own_metric` of the runs.
-    """
-    query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
-    runs = list(every_run(query))
-    if not runs:
-        raise TrackingError(
-            f"experiment {experiment!r} has no finished training run; train one (`clew train`) or "
-            "give another experiment"
-        )
-    where = f" of experiment {experiment!r}"
-    return best_of_runs(runs, metric or own_metric(runs), where)
+def quoted(text: str) -> str:
+    """Return a string literal for MLflow's filter language, which cannot escape quotes."""
+    return '"' + text.replace('"', "_") + '"' if "'" in text else f"'{text}'"
 
 
-def best_of_runs(runs: Sequence[RunRecord], metric: str, where: str = "") -> tuple[RunRecord, int]:
-    """Return the run with the best value of a metric (of equals, the first), and of how many."""
-    tested = [run for run in runs if run.params.get(HELD_OUT, "").lower() == "false"]
-    having = [run for run in runs if metric in run.metrics and run not in tested]
-    if not having:
-        known = sorted({key for run in runs for key in run.metrics})
-        raise TrackingError(
-            f"no run{where} has metric {metric!r} of validation examples; they have "
-            f"{', '.join(key for key in known if key.startswith('valid/')) or 'none'}"
-        )
-    choose = max if maximizes(metric) else min
-    rated = [(value_at_best(run, metric), run) for run in having]
-    finite = [(value, run) for value, run in rated if math.isfinite(value)]
-    if not finite:
-        raise TrackingError(
-            f"{metric!r} is NaN or infinite in all {len(having)} runs{where} that have it; choose "
-            "by another metric"
-        )
-    return choose(finite, key=lambda rating: rating[0])[1], len(finite)
+def _clause(part: str, known: Callable[[], Keys]) -> str:
+    split, plain = _PART.fullmatch(part), part.replace('"', "")
+    if split is None:
+        if re.fullmatch(r"[0-9a-f]{32}", plain):
+            return f"attributes.run_id = '{plain}'"
+        return f"attributes.run_name ILIKE {quoted(f'%{plain}%')}"
+    name, sign, value = split[1], split[2], split[3].replace('"', "")
+    if name == "state":
+        if value not in STATES or sign not in ":=":
+            raise UsageError(f"{plain}: {valid_names(value, list(STATES))}")
+        return f"attributes.status = '{STATES[value]}'"
+    kind, key = ("tags", TAGS[name]) if name in TAGS else _meaning(name, known())
+    place = f"{kind}.`{key}`"
+    if kind == "metrics":
+        if not re.fullmatch(r"-?(\d{1,20}\.?\d*|\.\d+)(e[+-]?\d\d?)?", value):
+            raise UsageError(f"{plain}: a metric is compared with a number, such as 0.9")
+        return f"{place} {sign.replace(':', '=')} {float(value):.17f}"
+    if sign in (">", "<", ">=", "<="):
+        raise UsageError(f"{plain}: {name} is kept as text and has no order; use =, != or :")
+    if sign == ":":
+        return f"{place} ILIKE {quoted(f'%{value}%')}"
+    return f"{place} {sign} {quoted(_recorded(key, value) if kind == 'params' else value)}"
 
 
-def value_at_best(run: RunRecord, metric: str) -> float:
-    """Return a metric's value at the run's best checkpoint, or the last value if it has none."""
-    best_step = run.tags.get(names.TAG_BEST_STEP, "")
-    if not metric.startswith("valid/") or whole_number(best_step) is None:
-        return run.metrics[metric]
-    with store.using(f"metric {metric} of run {run.run_id}"):
-        history = client().get_metric_history(run.run_id, metric)
-    at_best = [entry.value for entry in history if entry.step == int(best_step)]
-    return float(at_best[-1]) if at_best else run.metrics[metric]
+def _meaning(name: str, keys: Keys) -> tuple[str, str]:
+    """Return whether a name is that of `metrics`, `params` or `tags`, and the whole name."""
+    kind, _, rest = name.partition(".")
+    if kind in vars(keys) and rest and "`" not in rest:  # MLflow cannot quote it
+        return kind, rest
+    short = name.replace("-", "_")
+    setting = names.PARAMETER_PREFIX + SHORT_KEYS.get(short, short)
+    settings = [key for key in keys.params if key.startswith(names.PARAMETER_PREFIX)]
+    splits = [key for split in SPLITS if (key := f"{split}/{name}") in keys.metrics]
+    for where, found in (
+        ("tags", {f"clew.{name}"} & keys.tags),
+        ("params", {setting} & keys.params),
+        ("params", {key for key in settings if key.endswith(f".{short}")}),
+        ("metrics", {name} & keys.metrics),
+        ("metrics", set(splits[:1])),
+        ("metrics", {key for key in keys.metrics if key.endswith(f"/{name}")}),
+        ("tags", {name, f"mlflow.{name}"} & keys.tags),
+        ("params", {name} & keys.params),
+    ):
+        if len(found) > 1:
+            raise UsageError(f"{name} means {' or '.join(sorted(found))}; write one of them")
+        if found:
+            return where, found.pop()
+    every = {re.split(r"[./]", key)[-1] for key in keys.metrics | keys.params | keys.tags}
+    near = [key for key in sorted(every) if short in key] or [short]
+    said = f"no run has a setting, metric or tag {name!r}"
+    question = similar_name(near[0], sorted(every))
+    raise UsageError("; ".join(filter(None, (said, "names of runs go in quotes", question))))
+
+
+def _recorded(key: str, value: str) -> str:
+    """Return a setting's value as a run records it: `1e-3` as `0.001`."""
+    section, _, name = key.removeprefix(names.PARAMETER_PREFIX).partition(".")
+    for owner in section_classes(section) if key.startswith(names.PARAMETER_PREFIX) else []:
+        if name in owner.model_fields:
+            try:
+                field: Any = owner.model_fields[name].annotation
+                read = TypeAdapter(field).validate_python(value)
+            except ValidationError:
+                continue
+            return read if isinstance(read, str) else json.dumps(read)
+    return value
