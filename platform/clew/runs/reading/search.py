@@ -162,6 +162,11 @@ def run_meant(reference: str, kind: str) -> str:
 
 
 def filter_string(query: RunQuery) -> str:
+    """Return a query's conditions in MLflow's filter language.
+
+    Raises:
+        UsageError: A part of what a person typed cannot be understood.
+    """
     tags = {
         names.TAG_KIND: query.kind,
         names.TAG_TASK: query.task,
@@ -175,8 +180,7 @@ def filter_string(query: RunQuery) -> str:
     clauses = [f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value]
     if query.status:
         clauses.append(f"attributes.status = {quoted(query.status)}")
-    if typed := condition(query.text, known_keys):
-        clauses.append(typed)
+    clauses += [_clause(part) for part in _WORDS.findall(query.text)]
     return " AND ".join(clauses)
 
 
@@ -267,21 +271,13 @@ def known_keys() -> Keys:
             return Keys(*(frozenset(key for (key,) in each.distinct()) for each in keys))
 
 
-def condition(text: str, known: Callable[[], Keys]) -> str:
-    """Return the condition; `known` is called if a part has a name.
-
-    Raises:
-        UsageError: A part cannot be understood.
-    """
-    return " AND ".join(_clause(part, known) for part in _WORDS.findall(text))
-
-
 def quoted(text: str) -> str:
     """Return a string literal for MLflow's filter language, which cannot escape quotes."""
     return '"' + text.replace('"', "_") + '"' if "'" in text else f"'{text}'"
 
 
-def _clause(part: str, known: Callable[[], Keys]) -> str:
+def _clause(part: str) -> str:
+    """Return the condition of a part of what a person typed."""
     split, plain = _PART.fullmatch(part), part.replace('"', "")
     if split is None:
         if re.fullmatch(r"[0-9a-f]{32}", plain):
@@ -292,7 +288,7 @@ def _clause(part: str, known: Callable[[], Keys]) -> str:
         if value not in STATES or sign not in ":=":
             raise UsageError(f"{plain}: {valid_names(value, list(STATES))}")
         return f"attributes.status = '{STATES[value]}'"
-    kind, key = ("tags", TAGS[name]) if name in TAGS else _meaning(name, known())
+    kind, key = ("tags", TAGS[name]) if name in TAGS else _meaning(name, known_keys())
     place = f"{kind}.`{key}`"
     if kind == "metrics":
         if not re.fullmatch(r"-?(\d{1,20}\.?\d*|\.\d+)(e[+-]?\d\d?)?", value):
