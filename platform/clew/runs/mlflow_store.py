@@ -84,8 +84,13 @@ def open_tracker(
         raise
     if run_id is not None:
         tracker.recall()
-    if problem := _misplaced(run, uri):
-        tracker.warn(problem)
+    database, place = store.database_path(uri), store.local_path(run.info.artifact_uri)
+    if database and place and not place.resolve().is_relative_to(database.parent.resolve()):
+        tracker.warn(
+            f"the files of this run go to {place}, because MLflow made the run's experiment; leave "
+            "out --experiment-name and MLFLOW_EXPERIMENT_NAME, or let `clew train "
+            "tracking.experiment=NAME` make the experiment first"
+        )
     return tracker
 
 
@@ -96,18 +101,6 @@ def end_unused_run(run_id: str, status: Status, reason: str) -> None:
         if typed := typed_command.get():
             client.set_tag(run_id, names.TAG_COMMAND, masked(typed))
         end_run(client, run_id, status, reason)
-
-
-def _misplaced(run: Run, uri: str) -> str:
-    """Return a warning if the files of a run do not go to the folder of its SQLite store."""
-    database, place = store.database_path(uri), store.local_path(run.info.artifact_uri)
-    if not database or not place or place.resolve().is_relative_to(database.parent.resolve()):
-        return ""
-    return (
-        f"the files of this run go to {place}, because MLflow made the run's experiment; leave out "
-        "--experiment-name and MLFLOW_EXPERIMENT_NAME, or let `clew train "
-        "tracking.experiment=NAME` make the experiment first"
-    )
 
 
 def _create_run(
