@@ -254,15 +254,11 @@ def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> 
     of = f"Of {scored:,} training facts"
     if train_size is not None and scored < train_size:
         of += f" (selected by the filter from {train_size:,})"
+    said = f"{helping:,} made the prediction more likely (▲)"
+    said += f" and {opposing:,} made it less likely (▼)."
     if scored > len(values):
-        return (
-            f"{of}, the report contains only the strongest: {helping:,} made the prediction more "
-            f"likely (▲) and {opposing:,} made it less likely (▼)."
-        )
-    text = (
-        f"{of}, {helping:,} made the prediction more likely (▲) and {opposing:,} made it less "
-        "likely (▼)."
-    )
+        return f"{of}, the report contains only the strongest: {said}"
+    text = f"{of}, {said}"
     positive = np.sort(values[values > 0])[::-1]
     if len(positive) > TOP:
         share = positive[:TOP].sum() / positive.sum()

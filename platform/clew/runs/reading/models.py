@@ -244,14 +244,12 @@ def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry
     wanted = text.strip().casefold()
     folded = [(entry, [each.casefold() for each in entry.texts]) for entry in entries]
     holding = [found for found in folded if any(wanted in each for each in found[1])]
-    holding.sort(
-        key=lambda found: (
-            wanted not in found[1],
-            not found[1][-1].startswith(wanted),
-            bool(found[0].synonym),
-        )
-    )
+
+    def order(found: tuple[Entry, list[str]]) -> tuple[bool, bool, bool]:
+        entry, texts = found
+        return wanted not in texts, not texts[-1].startswith(wanted), bool(entry.synonym)
+
     first: dict[str, Entry] = {}
-    for entry, _ in holding:
+    for entry, _ in sorted(holding, key=order):
         first.setdefault(entry.name, entry)
     return list(first.values())[:limit]

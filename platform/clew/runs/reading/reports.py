@@ -136,9 +136,8 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
     steps = [checkpoint.step for checkpoint in report.model.checkpoints]
     rows = []
     for entry in (*test.proponents, *reversed(test.opponents)):
-        row: dict[str, object] = dict(
-            zip(forms.TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
-        )
+        texts = (*texts_of(test.test), *texts_of(entry.train))
+        row: dict[str, object] = dict(zip(forms.TERM_COLUMNS, texts, strict=True))
         row |= {forms.SCORE_COLUMN: entry.influence, forms.TEST_INDEX_COLUMN: test_index}
         row |= window_report.numbers_of(entry, steps)
         rows.append(row | {forms.COUNTERPART_COLUMN: entry.counterpart or ""})
