@@ -222,10 +222,9 @@ class Registry:
             return Path(copy)
 
 
-def _version_of(version: ModelVersion) -> RegisteredVersion:
-    return RegisteredVersion(
-        str(version.name), str(version.version), str(version.run_id or ""), dict(version.tags)
-    )
+def _version_of(found: ModelVersion) -> RegisteredVersion:
+    name, number, run_id = str(found.name), str(found.version), str(found.run_id or "")
+    return RegisteredVersion(name, number, run_id, dict(found.tags))
 
 
 PACKAGES = (

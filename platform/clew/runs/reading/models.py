@@ -190,13 +190,10 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
     with _of_version(model, version, KNOWN_FILE) as known:
         triples = read_columns(known, ids, "a file of known triples").to_pandas()
     with _of_version(model, version, VOCABULARY_FOLDER) as folder:
-        entities, relations = (
-            read_columns(folder / f"{kind}.parquet", {"name": pa.string()}, NAMES)["name"]
-            .to_numpy()
-            .astype(str)
-            for kind in ("entities", "relations")
-        )
-        kind_of = _said(folder / "entities.parquet", "category")
+        files = [folder / f"{kind}.parquet" for kind in ("entities", "relations")]
+        tables = [read_columns(file, {"name": pa.string()}, NAMES) for file in files]
+        kind_of = _said(files[0], "category")
+    entities, relations = (table["name"].to_numpy().astype(str) for table in tables)
     kinds = pd.Categorical([kind_of.get(name, "") for name in entities])
     # A middle row of each of the most frequent relations; the triples are sorted by relation.
     _, starts, counts = np.unique(triples["relation"], return_index=True, return_counts=True)
