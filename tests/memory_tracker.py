@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clew.runs.base import Status, Tracker, finite, parameter_key
-from clew.runs.records import DataSet
+from clew.runs.base import DataSet, Status, Tracker, finite, parameter_key
 
 
 @dataclass

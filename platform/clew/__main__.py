@@ -14,14 +14,8 @@ from types import FrameType
 
 import click
 
-from clew.errors import ClewError, UsageError, described, of_the_system, printable
-from clew.masking import masked
-from clew.processes import (
-    collect_garbage_rarely,
-    end_at_second_signal,
-    end_with_parent,
-    typed_command,
-)
+from clew import processes
+from clew.errors import ClewError, UsageError, described, masked, of_the_system, printable
 
 MAX_CHARACTERS = 1_500
 """Longest error message; longer ones, for example with a long file name, are cut."""
@@ -36,9 +30,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _end_once)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _end_once)
-    end_with_parent()
-    end_at_second_signal()
-    collect_garbage_rarely()
+    processes.end_with_parent()
+    processes.end_at_second_signal()
+    processes.collect_garbage_rarely()
     try:
         os.getcwd()
     except OSError:  # Intel's MKL would end the process with its own message
@@ -95,7 +89,7 @@ def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; an error becomes one line on standard error."""
     # An option with an empty value counts as not given, because `mlflow run` passes every option.
     given = [word for word in arguments if not re.fullmatch(r"--[\w-]+=", word)]
-    typed_command.set(shlex.join(["clew", *given]))
+    processes.typed_command.set(shlex.join(["clew", *given]))
     try:
         with keeping_reason():
             from clew.cli import cli
@@ -151,10 +145,8 @@ def keeping_reason() -> Iterator[None]:
 
                 end_unused_run(run_id, *outcome_of(error))
             except Exception as problem:
-                said = described(problem)
-                logging.getLogger("clew").warning(
-                    "run %s does not say why it ended: %s", run_id, said
-                )
+                said = f"run {run_id} does not say why it ended: {described(problem)}"
+                logging.getLogger("clew").warning(said)
         raise
 
 

@@ -17,7 +17,8 @@
     │   └── PromotionRefused          a check of the promotion gate failed
     └── Interrupted             130   stopped by the user; the last checkpoint is kept
 
-A message is one line. It says what was given, what was expected and what to do.
+A message is one line. It says what was given, what was expected and what to do, and holds no
+secret (see `masked`).
 """
 
 import difflib
@@ -30,8 +31,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from pydantic import ValidationError
-
-from clew.masking import masked
 
 
 class ClewError(Exception):
@@ -104,6 +103,53 @@ class Interrupted(ClewError):
     """The user stopped the command; the last checkpoint is kept."""
 
     exit_code: ClassVar[int] = 130
+
+
+# What counts as a secret in a text: no run, log or message of Clew holds it.
+_SECRET = (
+    r"pass(?:word|wd|phrase)?|pwd|secret|token|(?:api|access|account|private|shared[-_]?access|"
+    r"secret|encryption)[-_]?key(?:[-_]?id)?|client[-_]?secret|connection[-_]?string|session[-_]?id"
+)
+_QUOTES = r"[\\'\"]"  # also escaped ones, of JSON and of a shell
+_VALUE = rf"(?:{_QUOTES}+[^\\'\"\n]+|[^\\'\"\s,;&)\]}}]+)"
+_KNOWN = (
+    r"gh[opsur]_|github_pat_|glpat-|hf_|sk-|[rs]k_live_|xox[abeoprs]-|npm_|pypi-|dapi|ya29\.|SG\.|"
+    r"AIza|AKIA|ASIA|eyJ[\w-]+\.eyJ"
+)
+SECRETS = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), replacement)
+    for pattern, replacement in (
+        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z ]*-----|\Z)", "***"),
+        # The user part of an address; a password can contain `/` and `@`.
+        (r"\b((?!models:)[a-z][\w+.-]*:/{1,2})[^/\s'\"][^\s'\"]*@", r"\1***@"),
+        (r"(?<![\w/.-])[\w.+-]+:[^\s:@/'\"]+@(?=[\w-])", "***@"),
+        # Values of queries and fragments, such as those of signed addresses.
+        (r"([?&#][^=&#\s'\"]+)=[^&#\s'\"]+", r"\1=***"),
+        (
+            rf"\b((?:proxy-)?authorization|(?:set-)?cookie)({_QUOTES}*\s*[:=]\s*){_QUOTES}*[^\\\n'\"]+",
+            r"\1\2***",
+        ),
+        (r"\b(bearer) [\w.~+/=-]{8,}", r"\1 ***"),
+        (rf"({_SECRET})({_QUOTES}*\s*[=:]\s*){_VALUE}", r"\1\2***"),
+        (rf"(--[\w-]*(?:{_SECRET})) +{_VALUE}", r"\1 ***"),
+        (rf"(?-i:\b(?:{_KNOWN})[\w.-]{{12,}})", "***"),
+    )
+)
+"""Patterns of secrets and what takes their place."""
+_VARIABLE = re.compile(rf"(?:{_SECRET})$", re.IGNORECASE)
+_FOLDERS = ("PWD", "OLDPWD")
+SHORTEST_SECRET = 8
+"""Shortest value of an environment variable that is masked wherever it occurs."""
+
+
+def masked(text: str) -> str:
+    """Return a text with secrets masked, those of this process's environment among them."""
+    for name, value in os.environ.items():
+        if len(value) >= SHORTEST_SECRET and name not in _FOLDERS and _VARIABLE.search(name):
+            text = text.replace(value, "***")
+    for pattern, replacement in SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def described(error: BaseException) -> str:

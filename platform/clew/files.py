@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock
-
 from clew.errors import ClewError, ConfigError
 
 WORK_PREFIX = "clew-work-"
@@ -53,19 +51,6 @@ def _exchanged(one: Path, other: Path) -> bool:
         return False
     names = (AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other))
     return bool(renameat2(*names, RENAME_EXCHANGE) == 0)
-
-
-def waiting_lock(path: Path) -> FileLock:
-    """Create a lock file and return a lock on it that waits until it is free.
-
-    If a lock file cannot be created, for example below /proc, FileLock waits forever, because it
-    treats the file as locked. This function creates the file first.
-
-    Raises:
-        OSError: If the file cannot be created.
-    """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    return FileLock(path, mode=0o600)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -49,8 +49,7 @@ def csv_text(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     for row in (header, *rows):
-        cells = [disarmed(cell) if isinstance(cell, str) else cell for cell in row]
-        writer.writerow(["" if cell is None else cell for cell in cells])
+        writer.writerow([disarmed(cell) if isinstance(cell, str) else cell for cell in row])
     return file.getvalue()
 
 

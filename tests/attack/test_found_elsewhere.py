@@ -16,10 +16,10 @@ from clew.config.load import load
 from clew.errors import CheckpointError, ClewError, ConfigError, TrackingError
 from clew.influence.retraining import IDENTITY_FILE, KeptRetrainings, Retraining
 from clew.influence.unrolling import KeptInFile
+from clew.runs.base import RECORDS, Unreadable
 from clew.runs.delivery import sync_spool
 from clew.runs.influence_report import read_influence_outline
 from clew.runs.reading.run_details import read_by_relation, read_study
-from clew.runs.records import RECORDS, Unreadable
 from clew.runs.request_door import (
     LIMIT_VARIABLE,
     SERVED_PATH,

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from clew.config.services import TrackingConfig
-from clew.runs.forwarder import Pace
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.tracker import MlflowTracker
+from clew.runs.tracker import MlflowTracker, Pace
 
 FAST = Pace(
     flush_seconds=0.02, first_retry_seconds=0.05, longest_retry_seconds=0.2, patience_seconds=0.2

@@ -12,7 +12,6 @@ from mlflow import MlflowClient
 from clew.config.services import TrackingConfig
 from clew.runs import store
 from clew.runs.delivery import sync_spool
-from clew.runs.forwarder import Forwarder
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.runs import (
     HEARTBEAT_LIMIT_SECONDS,
@@ -21,6 +20,7 @@ from clew.runs.reading.runs import (
     state_of,
 )
 from clew.runs.spool import WRITTEN
+from clew.runs.tracker import Forwarder
 from tests.runs.conftest import FAST
 from tests.runs.test_dead_runs import die
 from tests.runs.test_spool import Disk

@@ -11,8 +11,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from clew.runs import delivery
-from clew.runs.delivery import Delivery, RunGoneError
-from clew.runs.records import (
+from clew.runs.base import (
     Artifact,
     Checkpoint,
     DataSet,
@@ -22,6 +21,7 @@ from clew.runs.records import (
     Record,
     Tags,
 )
+from clew.runs.delivery import Delivery, RunGoneError
 from clew.runs.spool import Entry, Origin, Spool, groups
 from clew.training import manifest
 from tests.runs.kept import Kept, read_run

@@ -15,11 +15,10 @@ from mlflow import MlflowClient
 from clew import names
 from clew.errors import Interrupted
 from clew.runs import hardware
+from clew.runs.base import Record, Tags
 from clew.runs.delivery import sync_spool
-from clew.runs.forwarder import Forwarder
-from clew.runs.records import Record, Tags
 from clew.runs.spool import Origin, Spool
-from clew.runs.tracker import MlflowTracker
+from clew.runs.tracker import Forwarder, MlflowTracker
 from tests.runs.kept import read_run
 
 Open = Callable[..., MlflowTracker]

@@ -306,7 +306,7 @@ def test_a_clock_that_is_set_back_does_not_stop_the_sign_of_life(
     tracker = open_run()
     tracker.flush()
     real = time.time
-    monkeypatch.setattr("clew.runs.forwarder.time.time", lambda: real() - 3600)
+    monkeypatch.setattr("clew.runs.tracker.time.time", lambda: real() - 3600)
     tracker._forwarder._next_beat = 0.0  # the next heartbeat is due, and this clock counts
     before = time.time()
     tracker.flush()

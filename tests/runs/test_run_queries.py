@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from clew.errors import TrackingError
-from clew.masking import masked
+from clew.errors import TrackingError, masked
 from clew.runs import store
 from clew.runs.reading import runs
 from clew.runs.store import connect, tracking_uri

@@ -9,10 +9,9 @@ import pytest
 
 from clew.__main__ import _report
 from clew.config.load import load
-from clew.errors import described
-from clew.masking import masked
+from clew.errors import described, masked
 from clew.processes import typed_command
-from clew.runs.records import DataSet
+from clew.runs.base import DataSet
 from clew.runs.tracker import MlflowTracker
 
 KINDS = (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clew.errors import TrackingError
-from clew.runs.records import (
+from clew.runs.base import (
     RECORDS,
     Artifact,
     Checkpoint,
@@ -79,7 +79,7 @@ def test_messages_wait_in_order_until_they_are_sent(tmp_path: Path) -> None:
 def test_another_process_goes_on_where_the_last_one_died(tmp_path: Path) -> None:
     program = (
         "import os, sys; from pathlib import Path\n"
-        "from clew.runs.records import Metrics\n"
+        "from clew.runs.base import Metrics\n"
         "from clew.runs.spool import Origin, Spool\n"
         f"origin = Origin({ORIGIN.tracking_uri!r}, 'abc123', '1')\n"
         f"journal = Spool.create(Path({str(tmp_path)!r}), origin)\n"
@@ -98,7 +98,7 @@ def test_another_process_goes_on_where_the_last_one_died(tmp_path: Path) -> None
 def test_a_process_that_dies_in_the_middle_of_a_file_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
         "import os; from pathlib import Path\n"
-        "from clew.runs.records import Tags\n"
+        "from clew.runs.base import Tags\n"
         "from clew.runs.spool import Origin, Spool\n"
         f"origin = Origin({ORIGIN.tracking_uri!r}, 'abc123', '1')\n"
         f"journal = Spool.create(Path({str(tmp_path)!r}), origin)\n"

@@ -13,8 +13,7 @@ from typing import ClassVar
 
 import pytest
 
-from clew.errors import TrackingError
-from clew.masking import masked
+from clew.errors import TrackingError, masked
 from clew.runs import store
 from clew.runs.mlflow_store import _folder_name
 from tests.ports import free_port

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from clew.errors import Interrupted
-from clew.runs.base import Tracker
-from clew.runs.records import DataSet
+from clew.runs.base import DataSet, Tracker
 from clew.runs.tracker import MlflowTracker
 from tests.memory_tracker import MemoryTracker
 from tests.runs.kept import Kept, read_memory, read_mlflow

@@ -16,7 +16,7 @@ from clew.config.study import load_study, metric_name
 from clew.errors import ConfigError, OutOfMemoryError, UsageError
 from clew.runs.base import check_key
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.reading.estimate import Estimate
+from clew.runs.reading.metrics import Estimate
 from clew.workflows import compare as study_cells
 from clew.workflows import compare as workflow
 from clew.workflows.train import TrainResult

@@ -10,8 +10,8 @@ from clew import names
 from clew.errors import TrackingError
 from clew.image_sequences.errors import RegressionResult
 from clew.link_prediction.rank_metrics import RankingResult
+from clew.runs.reading.metrics import HELD_OUT, best_of_runs
 from clew.runs.reading.runs import RunRecord
-from clew.runs.reading.search import HELD_OUT, best_of_runs
 from clew.training.task import ExampleValues
 from clew.workflows.gate import Improvement
 

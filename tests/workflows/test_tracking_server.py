@@ -14,13 +14,12 @@ from mlflow import MlflowClient
 from clew.config.services import TrackingConfig
 from clew.errors import TrackingError
 from clew.runs import store
+from clew.runs.base import DataSet
 from clew.runs.delivery import sync_spool
-from clew.runs.forwarder import Pace
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading import runs
-from clew.runs.records import DataSet
 from clew.runs.spool import list_spools
-from clew.runs.tracker import MlflowTracker
+from clew.runs.tracker import MlflowTracker, Pace
 from tests.ports import free_port
 from tests.runs.kept import read_run
 

@@ -13,8 +13,7 @@ from clew.errors import UsageError
 from clew.runs.reading import comparison
 from clew.runs.reading.metrics import headline_key, number_text
 from clew.runs.reading.runs import RunRecord, state_of
-from clew.runs.reading.search import RunQuery
-from clew.runs.reading.typed_search import STATES
+from clew.runs.reading.search import STATES, RunQuery
 from clew.ui.components import basics, glossary
 from clew.ui.components.runs import (
     PAGE_SIZE,

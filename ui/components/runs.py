@@ -27,7 +27,7 @@ from clew.runs.reading.models import (
 )
 from clew.runs.reading.run_details import lineage, list_data, list_files
 from clew.runs.reading.runs import RunRecord, state_of
-from clew.runs.reading.typed_search import Keys
+from clew.runs.reading.search import Keys
 
 PAGE_SIZE = 25
 """MLflow needs as long for this many runs as for all else that a page shows."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
-from clew.masking import masked
+from clew.errors import masked
 from clew.names import maximizes
 
 Question = Literal["tail", "head", "both"]

@@ -1,7 +1,8 @@
-"""The tracking interface: what a run can record.
+"""The tracking interface: what a run can record, and the lines of its journal.
 
 The base class `Tracker` records nothing, and a run without tracking uses it directly. The MLflow
-adapter is in `clew.runs.tracker`.
+adapter is in `clew.runs.tracker`. Records are lines of a journal (`clew.runs.spool`), which are
+checked when read.
 """
 
 import functools
@@ -9,13 +10,15 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic.dataclasses import dataclass
 
 from clew import names
 from clew.errors import Interrupted
-from clew.runs.records import DataSet
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,118 @@ class RegisteredVersion:
     def uri(self) -> str:
         """Address of exactly this version; it does not depend on aliases."""
         return f"models:/{self.name}/{self.number}"
+
+
+def _names_a_file(staged: str) -> str:
+    if staged.endswith(("/.", "/..")):
+        raise ValueError("expected the name of a file or folder")
+    return staged
+
+
+Staged = Annotated[
+    str, Field(pattern=r"^files/[0-9]{1,20}/[^/\x00]{1,255}$"), AfterValidator(_names_a_file)
+]
+Folder = Annotated[str, Field(pattern=r"^(\w[\w.\- :]*(/\w[\w.\- :]*)*)?$")]
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A 64-bit integer, as a database column stores it."""
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, config=STRICT)
+class Metrics:
+    """Values of metrics at an optimizer step.
+
+    `time_ms` is when they were recorded; it does not change when the record is sent again.
+    """
+
+    values: dict[str, float]
+    step: Whole
+    time_ms: Whole
+    kind: Literal["metrics"] = "metrics"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Params:
+    """Parameters, with their values as text."""
+
+    values: dict[str, str]
+    kind: Literal["params"] = "params"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Tags:
+    """Tags; a later value replaces an earlier one."""
+
+    values: dict[str, str]
+    kind: Literal["tags"] = "tags"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Artifact:
+    """A file, or a folder with its contents; `staged` is the copy in the spool."""
+
+    staged: Staged
+    folder: Folder
+    kind: Literal["artifact"] = "artifact"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Checkpoint:
+    """A checkpoint folder that becomes an artifact and a model entry.
+
+    `metric_times_ms` has, for each metric, the time with which the run already recorded the value.
+    """
+
+    staged: Staged
+    folder: Folder
+    step: Whole
+    metrics: dict[str, float]
+    metric_times_ms: dict[str, Whole]
+    kind: Literal["checkpoint"] = "checkpoint"
+
+    @model_validator(mode="after")
+    def _times_are_of_metrics(self) -> Self:
+        if not self.metrics.keys() <= self.metric_times_ms.keys():
+            raise ValueError("expected a time for each metric")
+        return self
+
+
+@dataclass(frozen=True, config=STRICT)
+class DataSet:
+    """A data set that the run reads."""
+
+    name: str
+    fingerprint: str
+    source: str
+    context: str
+    """What the run reads it for, such as `training`."""
+    sizes: str = ""
+    """In words."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """MLflow type of each column of an example, by name."""
+    kind: Literal["dataset"] = "dataset"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Finish:
+    """The end of the run."""
+
+    status: Status
+    time_ms: Whole
+    kind: Literal["finish"] = "finish"
+
+
+@dataclass(frozen=True, config=STRICT)
+class Unreadable:
+    """A line of the journal that is not a valid record."""
+
+    line: str
+    reason: str
+    kind: Literal["unreadable"] = "unreadable"
+
+
+Record = Metrics | Params | Tags | Artifact | Checkpoint | DataSet | Finish | Unreadable
+RECORDS: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 
 
 OPEN: set["Tracker"] = set()
@@ -87,11 +202,8 @@ class Tracker:
 
     events: Any = None
     """TensorBoard's `SummaryWriter`, if the run has event files."""
-
-    @property
-    def run_id(self) -> str | None:
-        """Id of the run in the store; None without a store."""
-        return None
+    run_id: str | None = None
+    """Id of the run in the store; None without a store."""
 
     def params(self, values: Mapping[str, object]) -> None:
         """Record each parameter once; keys without the prefix `cfg.` get it."""

@@ -19,33 +19,21 @@ import json
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from mlflow import MlflowClient, entities
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clew import names
-from clew.errors import TrackingError, described, printable
-from clew.masking import masked
-from clew.runs import store
-from clew.runs.base import Status
+from clew.errors import TrackingError, described, masked, printable
+from clew.runs import base, store
+from clew.runs.base import Record, Status
 from clew.runs.reading.runs import get_run
-from clew.runs.records import (
-    Artifact,
-    Checkpoint,
-    DataSet,
-    Finish,
-    Metrics,
-    Params,
-    Record,
-    Tags,
-    Unreadable,
-)
 from clew.runs.spool import (
     LostOriginError,
     Origin,
@@ -79,7 +67,6 @@ REFUSALS = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
     }
 )
-Value = TypeVar("Value")
 
 
 class _LogFormatter(logging.Formatter):
@@ -143,7 +130,7 @@ class Delivery:
     def end_dead(self) -> None:
         """End the run if its process died before it could, and keep the log and the reason."""
         last = deque(self.spool.waiting(0), maxlen=1)
-        if last and isinstance(last[0].record, Finish):
+        if last and isinstance(last[0].record, base.Finish):
             return
         try:
             # `mlflow run` may have ended the run already, but does not know why.
@@ -180,16 +167,16 @@ class Delivery:
             Exception: The store could not accept the records.
         """
         match records[0]:
-            case Artifact() as record:
+            case base.Artifact() as record:
                 path = str(self.spool.staged_path(record))
                 self.client.log_artifact(self.run_id, path, record.folder or None)
-            case Checkpoint() as record:
+            case base.Checkpoint() as record:
                 self._send_checkpoint(record)
-            case DataSet() as record:
+            case base.DataSet() as record:
                 self.client.log_inputs(self.run_id, [_dataset_input(record)])
-            case Finish(status=status, time_ms=time_ms):
+            case base.Finish(status=status, time_ms=time_ms):
                 self.client.set_terminated(self.run_id, status, time_ms)
-            case Unreadable(reason=reason):
+            case base.Unreadable(reason=reason):
                 raise UnusableRecordError(f"a line of the journal is not a record ({reason})")
             case _:
                 self._send_values(records)
@@ -200,26 +187,26 @@ class Delivery:
         tags: dict[str, str] = {}
         for record in records:
             match record:
-                case Metrics(values=values, step=step, time_ms=time_ms):
-                    metrics += [
-                        entities.Metric(key, value, time_ms, step) for key, value in values.items()
-                    ]
-                case Params(values=texts):
+                case base.Metrics(values=found, step=step, time_ms=time_ms):
+                    metrics += [entities.Metric(k, v, time_ms, step) for k, v in found.items()]
+                case base.Params(values=texts):
                     # Keep both values of a parameter, so that the store refuses the second one.
                     params |= dict.fromkeys(texts.items())
-                case Tags(values=texts):
+                case base.Tags(values=texts):
                     tags |= texts
         if names.TAG_NOTE in tags and names.TAG_NOTE in self.client.get_run(self.run_id).data.tags:
             del tags[names.TAG_NOTE]  # a person wrote one meanwhile
-        for some_params in _parts([entities.Param(*pair) for pair in params], TEXTS_PER_REQUEST):
-            self.client.log_batch(self.run_id, params=some_params, synchronous=True)
-        run_tags = [entities.RunTag(*pair) for pair in tags.items()]
-        for some_tags in _parts(run_tags, TEXTS_PER_REQUEST):
-            self.client.log_batch(self.run_id, tags=some_tags, synchronous=True)
-        for some_metrics in _parts(metrics, METRICS_PER_REQUEST):
-            self.client.log_batch(self.run_id, metrics=some_metrics, synchronous=True)
+        batches: list[tuple[str, list[Any], int]] = [
+            ("params", [entities.Param(*pair) for pair in params], TEXTS_PER_REQUEST),
+            ("tags", [entities.RunTag(*pair) for pair in tags.items()], TEXTS_PER_REQUEST),
+            ("metrics", metrics, METRICS_PER_REQUEST),
+        ]
+        for kind, values, size in batches:
+            for i in range(0, len(values), size):
+                some = {kind: values[i : i + size]}
+                self.client.log_batch(self.run_id, **some, synchronous=True)
 
-    def _send_checkpoint(self, record: Checkpoint) -> None:
+    def _send_checkpoint(self, record: base.Checkpoint) -> None:
         folder = self.spool.staged_path(record)
         files = sorted(folder.iterdir(), key=lambda path: (path.name == LAST_FILE, path.name))
         for path in files:
@@ -233,7 +220,7 @@ class Delivery:
         self._link_to_run(model, record)
         self.client.finalize_logged_model(model.model_id, entities.LoggedModelStatus.READY)
 
-    def _model_entry(self, record: Checkpoint) -> entities.LoggedModel:
+    def _model_entry(self, record: base.Checkpoint) -> entities.LoggedModel:
         experiment_id = self.spool.origin.experiment_id
         found = self.client.search_logged_models(
             [experiment_id],
@@ -263,31 +250,19 @@ class Delivery:
                 return
         self.client.log_model_artifact(model.model_id, str(path))
 
-    def _link_to_run(self, model: entities.LoggedModel, record: Checkpoint) -> None:
+    def _link_to_run(self, model: entities.LoggedModel, record: base.Checkpoint) -> None:
+        made, step = model.model_id, record.step
         outputs = self.client.get_run(self.run_id).outputs
-        known = {output.model_id for output in outputs.model_outputs} if outputs else set()
-        if model.model_id not in known:
-            self.client.log_outputs(
-                self.run_id, [entities.LoggedModelOutput(model.model_id, record.step)]
-            )
-        metrics = [
-            entities.Metric(
-                key, value, record.metric_times_ms[key], record.step, model_id=model.model_id
-            )
-            for key, value in record.metrics.items()
-        ]
+        if not outputs or made not in {output.model_id for output in outputs.model_outputs}:
+            self.client.log_outputs(self.run_id, [entities.LoggedModelOutput(made, step)])
+        points = [(k, v, record.metric_times_ms[k], step) for k, v in record.metrics.items()]
+        metrics = [entities.Metric(*point, model_id=made) for point in points]
         if metrics:
             self.client.log_batch(self.run_id, metrics=metrics, synchronous=True)
 
 
-def _parts(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
-    return (values[i : i + size] for i in range(0, len(values), size))
-
-
-def _dataset_input(record: DataSet) -> entities.DatasetInput:
-    columns = [
-        {"name": name, "type": kind, "required": True} for name, kind in record.columns.items()
-    ]
+def _dataset_input(record: base.DataSet) -> entities.DatasetInput:
+    columns = [{"name": k, "type": v, "required": True} for k, v in record.columns.items()]
     dataset = entities.Dataset(
         name=record.name,
         digest=record.fingerprint[:36],  # MLflow's limit
@@ -296,12 +271,11 @@ def _dataset_input(record: DataSet) -> entities.DatasetInput:
         schema=json.dumps({"mlflow_colspec": columns}),
         profile=json.dumps({"fingerprint": record.fingerprint, "sizes": record.sizes}),
     )
-    return entities.DatasetInput(
-        dataset, [entities.InputTag(MLFLOW_DATASET_CONTEXT, record.context)]
-    )
+    purpose = entities.InputTag(MLFLOW_DATASET_CONTEXT, record.context)
+    return entities.DatasetInput(dataset, [purpose])
 
 
-def shortened(text: str, limit: int) -> str:
+def shortened(text: str, limit: int = MAX_TAG_CHARACTERS) -> str:
     """Return a text as a tag or a parameter can hold it: valid, short and without secrets."""
     text = masked(text.encode(errors="replace").decode())  # the bytes of a path may not be text
     note = f"… ({len(text)} characters in all)"
@@ -313,7 +287,7 @@ def end_run(client: MlflowClient, run_id: str, status: Status, reason: str, log:
 
     A log is stored with the reason as its last line; without one, a log that is stored stays.
     """
-    client.set_tag(run_id, names.TAG_STOPPED_BECAUSE, shortened(reason, MAX_TAG_CHARACTERS))
+    client.set_tag(run_id, names.TAG_STOPPED_BECAUSE, shortened(reason))
     client.set_tag(run_id, names.TAG_ENDED_AS, status)
     client.set_terminated(run_id, status)
     if log or names.ARTIFACT_LOG not in [info.path for info in client.list_artifacts(run_id)]:

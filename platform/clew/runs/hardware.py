@@ -19,11 +19,11 @@ import platform
 import resource
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import psutil
@@ -206,9 +206,7 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
         pynvml.nvmlShutdown()
 
 
-def sample_machine(
-    record: Callable[[Mapping[str, float], int], None], stopped: threading.Event
-) -> None:
+def sample_machine(record: Callable[[dict[str, float], int], None], stopped: Event) -> None:
     """Record samples of the machine until `stopped` is set; the step of a sample is its number."""
     if stopped.wait(FIRST_SECONDS):
         return

@@ -19,17 +19,15 @@ from mlflow.utils import mlflow_tags
 
 from clew import names
 from clew.config.services import TrackingConfig
-from clew.errors import TrackingError
-from clew.masking import masked
+from clew.errors import TrackingError, masked
 from clew.processes import typed_command
 from clew.runs import store
 from clew.runs.base import Status, outcome_of
-from clew.runs.delivery import MAX_TAG_CHARACTERS, end_dead_runs, end_run, shortened
-from clew.runs.forwarder import Pace
+from clew.runs.delivery import end_dead_runs, end_run, shortened
 from clew.runs.hardware import git_commit
 from clew.runs.reading.runs import get_run
 from clew.runs.spool import Origin, Spool, make_root
-from clew.runs.tracker import MlflowTracker
+from clew.runs.tracker import MlflowTracker, Pace
 
 # The name that `mlflow run` gives to a run without a name: adjective-animal-number.
 _INVENTED_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
@@ -52,9 +50,6 @@ def open_tracker(
     this kind whose process died on this machine are ended first, except training runs.
     """
     uri = store.tracking_uri()
-    experiment = tracking.experiment
-    if experiment == names.EXPERIMENT:  # the default; the environment can name another one
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
     all_tags = {names.TAG_KIND: kind} | dict(tags or {})
     if parent_run_id is not None:
         all_tags[mlflow_tags.MLFLOW_PARENT_RUN_ID] = parent_run_id
@@ -65,13 +60,17 @@ def open_tracker(
     make_root(store.spool_root(uri))
     if run_id is None and kind != names.KIND_TRAIN:  # a dead training can be resumed
         end_dead_runs(client, kind)
-    run = _open_run(
-        client,
-        experiment=experiment,
-        run_name=masked(tracking.run_name or run_name or "") or None,
-        tags={key: shortened(value, MAX_TAG_CHARACTERS) for key, value in all_tags.items()},
-        run_id=run_id,
-    )
+    name = masked(tracking.run_name or run_name or "") or None
+    all_tags = {key: shortened(value) for key, value in all_tags.items()}
+    adopted = os.environ.get("MLFLOW_RUN_ID") if run_id is None else None
+    with store.using("opening the run"):
+        if given := run_id or adopted:
+            named_by = "MLFLOW_RUN_ID: " if adopted else ""
+            run = _continue_run(client, given, named_by, name, all_tags)
+        else:
+            run = _create_run(client, tracking.experiment, name, all_tags)
+    if adopted:  # as MLflow itself does, so that a second run of this process is a separate run
+        del os.environ["MLFLOW_RUN_ID"]
     spool = None
     try:
         origin = Origin(store.address(uri), run.info.run_id, run.info.experiment_id)
@@ -85,8 +84,13 @@ def open_tracker(
         raise
     if run_id is not None:
         tracker.recall()
-    if problem := _misplaced(run, uri):
-        tracker.warn(problem)
+    database, place = store.database_path(uri), store.local_path(run.info.artifact_uri)
+    if database and place and not place.resolve().is_relative_to(database.parent.resolve()):
+        tracker.warn(
+            f"the files of this run go to {place}, because MLflow made the run's experiment; leave "
+            "out --experiment-name and MLFLOW_EXPERIMENT_NAME, or let `clew train "
+            "tracking.experiment=NAME` make the experiment first"
+        )
     return tracker
 
 
@@ -99,43 +103,22 @@ def end_unused_run(run_id: str, status: Status, reason: str) -> None:
         end_run(client, run_id, status, reason)
 
 
-def _misplaced(run: Run, uri: str) -> str:
-    """Return a warning if the files of a run do not go to the folder of its SQLite store."""
-    database, place = store.database_path(uri), store.local_path(run.info.artifact_uri)
-    if not database or not place or place.resolve().is_relative_to(database.parent.resolve()):
-        return ""
-    return (
-        f"the files of this run go to {place}, because MLflow made the run's experiment; leave out "
-        "--experiment-name and MLFLOW_EXPERIMENT_NAME, or let `clew train "
-        "tracking.experiment=NAME` make the experiment first"
-    )
-
-
-def _open_run(
-    client: MlflowClient,
-    *,
-    experiment: str,
-    run_name: str | None,
-    tags: Mapping[str, str],
-    run_id: str | None,
+def _create_run(
+    client: MlflowClient, experiment: str, run_name: str | None, tags: Mapping[str, str]
 ) -> Run:
-    """Continue the run `run_id`, adopt the run that `mlflow run` opened, or create a run.
-
-    When a run is adopted, `MLFLOW_RUN_ID` is removed from the environment, as MLflow itself does,
-    so that a second run of this process is a separate run.
-    """
-    with store.using("opening the run"):
-        if run_id is not None:
-            return _continue_run(client, run_id, "", run_name, tags)
-        if adopted := os.environ.get("MLFLOW_RUN_ID"):
-            run = _continue_run(client, adopted, "MLFLOW_RUN_ID: ", run_name, tags)
-            del os.environ["MLFLOW_RUN_ID"]
-            return run
-        experiment_id = find_experiment(client, experiment).experiment_id
-        # A run whose process dies before the next heartbeat then counts as stuck.
-        beat = {names.TAG_HEARTBEAT: str(int(time.time()))}
-        all_tags = _source_tags() | dict(tags) | beat
-        return client.create_run(experiment_id, run_name=run_name, tags=all_tags)
+    if experiment == names.EXPERIMENT:  # the default; the environment can name another one
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or experiment
+    experiment_id = find_experiment(client, experiment).experiment_id
+    commit = git_commit()
+    made_by = {
+        mlflow_tags.MLFLOW_USER: store.acting_person(),
+        mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
+        mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
+        **({mlflow_tags.MLFLOW_GIT_COMMIT: commit} if commit else {}),
+    }
+    # A run whose process dies before the next heartbeat then counts as stuck.
+    beat = {names.TAG_HEARTBEAT: str(int(time.time()))}
+    return client.create_run(experiment_id, run_name=run_name, tags=made_by | dict(tags) | beat)
 
 
 def find_experiment(client: MlflowClient, name: str, project: Path | None = None) -> Experiment:
@@ -183,17 +166,6 @@ def _continue_run(
     client.update_run(run_id, status="RUNNING", name=None if is_named else run_name)
     client.log_batch(run_id, tags=[RunTag(k, v) for k, v in tags.items()], synchronous=True)
     return client.get_run(run_id)
-
-
-def _source_tags() -> dict[str, str]:
-    tags = {
-        mlflow_tags.MLFLOW_USER: store.acting_person(),
-        mlflow_tags.MLFLOW_SOURCE_NAME: Path(sys.argv[0]).name or "python",
-        mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
-    }
-    if commit := git_commit():
-        tags[mlflow_tags.MLFLOW_GIT_COMMIT] = commit
-    return tags
 
 
 def preload_databases() -> None:

@@ -10,11 +10,10 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from mlflow import MlflowClient, artifacts
@@ -100,9 +99,8 @@ class Registry:
         if alias in aliases:
             return self.version(name, aliases[alias])
         with store.using("listing registered models"):
-            known = [
-                str(model.name) for model in self.client.search_registered_models(max_results=1000)
-            ]
+            models = self.client.search_registered_models(max_results=1000)
+        known = [str(model.name) for model in models]
         if name not in known:
             raise TrackingError(
                 f"no model {name!r} is registered in {store.in_use()}; registered: "
@@ -168,18 +166,6 @@ class Registry:
             if not self.client.get_model_version(version.name, version.number).description:
                 self.client.update_model_version(version.name, version.number, card)
 
-    def _describe_model(self, name: str, number: str, former: str | None) -> None:
-        """Show the champion's card with the model too, unless a person has described the model."""
-        with store.using(f"describing model {name!r}"):
-            now = self.client.get_registered_model(name).description or ""
-            cards = [
-                self.client.get_model_version(name, each).description or ""
-                for each in (number, former)
-                if each is not None
-            ]
-            if not now or now in cards:
-                self.client.update_registered_model(name, cards[0])
-
     def set_alias(self, name: str, alias: str, number: str | None) -> None:
         """Point an alias to a version, or remove it."""
         with store.using(f"moving alias {alias!r} of model {name!r}"):
@@ -189,12 +175,21 @@ class Registry:
                 self.client.set_registered_model_alias(name, alias, number)
 
     def move_alias(self, name: str, alias: str, number: str, *, expected: str | None) -> None:
-        """Point an alias to a version if it is where it is expected: set it, then read it back."""
+        """Point an alias to a version if it is where it is expected: set it, then read it back.
+
+        The model gets the champion's card too, unless a person has described the model.
+        """
         self.require_alias(name, alias, expected)
         self.set_alias(name, alias, number)
         self.require_alias(name, alias, number)
-        if alias == names.ALIAS_CHAMPION:
-            self._describe_model(name, number, expected)
+        if alias != names.ALIAS_CHAMPION:
+            return
+        with store.using(f"describing model {name!r}"):
+            now = self.client.get_registered_model(name).description or ""
+            versions = [each for each in (number, expected) if each is not None]
+            cards = [self.client.get_model_version(name, v).description or "" for v in versions]
+            if not now or now in cards:
+                self.client.update_registered_model(name, cards[0])
 
     def require_alias(self, name: str, alias: str, expected: str | None) -> None:
         if (found := self.aliases(name).get(alias)) != expected:
@@ -221,17 +216,15 @@ class Registry:
                 if name not in {Path(item.path).name for item in beside}:
                     return folder / name
                 location = f"{place}/{name}"
-            return Path(
-                artifacts.download_artifacts(
-                    artifact_uri=location, dst_path=str(folder), tracking_uri=uri
-                )
+            copy = artifacts.download_artifacts(
+                artifact_uri=location, dst_path=str(folder), tracking_uri=uri
             )
+            return Path(copy)
 
 
-def _version_of(version: ModelVersion) -> RegisteredVersion:
-    return RegisteredVersion(
-        str(version.name), str(version.version), str(version.run_id or ""), dict(version.tags)
-    )
+def _version_of(found: ModelVersion) -> RegisteredVersion:
+    name, number, run_id = str(found.name), str(found.version), str(found.run_id or "")
+    return RegisteredVersion(name, number, run_id, dict(found.tags))
 
 
 PACKAGES = (
@@ -267,14 +260,17 @@ def save_servable(
     source = work / "model"
     shutil.copytree(model_folder, source)
     package = _copy_package(work / "code")
-    with _pyfunc() as pyfunc:
+    with warnings.catch_warnings(action="ignore"):  # they only concern MLflow's own code
+        import pandas as pd
+        from mlflow import pyfunc
+
         pyfunc.save_model(
             folder,
             python_model=str(code),
             artifacts={"model": str(source)},
             code_paths=[str(package)],
             signature=_signature(subject),
-            input_example=_frame([example]),
+            input_example=pd.DataFrame([dict(example)]),
             pip_requirements=[
                 # Without a local build label, such as `+cpu`.
                 f"{name}=={metadata.version(name).partition('+')[0]}"
@@ -287,10 +283,13 @@ def save_servable(
 def ask_servable(folder: Path, queries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Load a saved model as a server does, and return its answers to the queries."""
     before = list(sys.path)
-    with _pyfunc() as pyfunc:
+    with warnings.catch_warnings(action="ignore"):
+        import pandas as pd
+        from mlflow import pyfunc
+
         try:
             model = pyfunc.load_model(str(folder))
-            return list(model.predict(_frame(queries)))
+            return list(model.predict(pd.DataFrame([dict(query) for query in queries])))
         except Exception as error:
             raise TrackingError(f"MLflow cannot serve {folder.name}: {described(error)}") from error
         finally:
@@ -305,22 +304,6 @@ def _copy_package(target: Path) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, copy)
     return target / source.name
-
-
-def _frame(queries: Sequence[Mapping[str, Any]]) -> Any:
-    import pandas as pd
-
-    return pd.DataFrame([dict(query) for query in queries])
-
-
-@contextmanager
-def _pyfunc() -> Iterator[ModuleType]:
-    """Provide MLflow's pyfunc without warnings, which only concern MLflow's own code."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from mlflow import pyfunc
-
-        yield pyfunc
 
 
 def _signature(subject: Subject[Any, Any, Any]) -> Any:
@@ -341,14 +324,9 @@ def _signature(subject: Subject[Any, Any, Any]) -> Any:
             return Object(parts(lambda dtype, **said: Property(dtype=dtype, **said), form))
         return Array(type_of(form[0]))
 
-    numbers = {
-        int: DataType.long,
-        float: DataType.double,
-        bool: DataType.boolean,
-        str: DataType.string,
-    }
+    kinds = {int: "long", float: "double", bool: "boolean", str: "string"}
     params = [
-        ParamSpec(name, numbers[field.annotation], field.default)
+        ParamSpec(name, DataType[kinds[field.annotation]], field.default)
         for name, field in subject.settings.model_fields.items()
     ]
     # An answer has its parts, or an error.

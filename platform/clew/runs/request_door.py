@@ -103,11 +103,9 @@ def limit(variable: str, default: int, expected: str, factor: int = 1) -> int:
 class Unanswered(Exception):
     """The model does not answer a request; the error says why."""
 
-    def __init__(
-        self, status: int, line: str, code: str = "BAD_REQUEST", *, retry_seconds: int = 0
-    ) -> None:
+    def __init__(self, status: int, line: str, code: str = "BAD_REQUEST", again: int = 0) -> None:
         super().__init__(line)
-        self.status, self.code, self.retry_seconds = status, code, retry_seconds
+        self.status, self.code, self.retry_seconds = status, code, again
 
 
 @dataclass
@@ -274,7 +272,7 @@ class Door:
         """Tell a client to come again when those who wait now will have been answered."""
         seconds = math.ceil(self._latest_seconds[is_large])
         line = f"the server is busy; try again in {seconds} s"
-        return Unanswered(429, line, retry_seconds=seconds)
+        return Unanswered(429, line, again=seconds)
 
     def _told(self, text: str) -> tuple[str, str]:
         try:

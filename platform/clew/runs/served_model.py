@@ -5,7 +5,6 @@ server loads them once. A request is a batch of rows and gets one answer per row
 """
 
 import logging
-import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, INVALID_PARAMETER_VALUE
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
+from pandas.api.types import is_scalar
 from pydantic import ValidationError
 
 from clew.errors import UsageError, described
@@ -43,9 +43,8 @@ class ServedModel(PythonModel):
         self._subject = subject = self._subject_in(folder)
         columns = {name.removesuffix("?") for name in subject.inputs}
         self._most_work = limit(WORK_VARIABLE, subject.most_work, "a number")
-        budget = Budget(
-            self._most_work, subject.unit_of_work, self._work, is_shared=subject.shares_work
-        )
+        unit, is_shared = subject.unit_of_work, subject.shares_work
+        budget = Budget(self._most_work, unit, self._work, is_shared=is_shared)
         close_door(subject.expects, columns, subject.settings.model_fields.keys(), budget)
         self._loaded = subject.load(folder)
 
@@ -109,13 +108,9 @@ def _rows(frame: pd.DataFrame) -> list[Row]:
     if len(frame) > MAX_ROWS:
         raise UsageError(f"{len(frame)} rows; expected at most {MAX_ROWS} in one request")
     return [
-        {str(name): value for name, value in row.items() if not _is_missing(value)}
+        {str(k): v for k, v in row.items() if not (is_scalar(v) and pd.isna(v))}
         for row in frame.to_dict("records")
     ]
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
 def _mistake(line: str, code: int) -> MlflowException:

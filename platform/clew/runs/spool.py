@@ -36,7 +36,7 @@ from pydantic.dataclasses import dataclass
 
 from clew.errors import TrackingError, described, quoted
 from clew.files import sync
-from clew.runs.records import RECORDS, STRICT, Artifact, Checkpoint, Record, Unreadable
+from clew.runs.base import RECORDS, STRICT, Artifact, Checkpoint, Record, Unreadable
 
 WRITTEN = ("journal.jsonl", "log.txt", "sent.new", "sent", "run.json.new", "run.json", "lock")
 """Files removed with a spool, in this order; as long as one of them exists, a spool is found."""
@@ -304,10 +304,8 @@ def _require_own(folder: Path) -> None:
             "delete it"
         )
     for path in folder.iterdir():
-        other_kind = (
-            path.is_dir() if path.name in FILES else path.name == "files" and path.is_file()
-        )
-        if other_kind or not _is_plain(path):
+        is_other = path.is_dir() if path.name in FILES else path.name == "files" and path.is_file()
+        if is_other or not _is_plain(path):
             raise TrackingError(f"{path} is not a regular file or folder; delete {folder}")
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit
 
-from clew.errors import TrackingError, described
-from clew.files import waiting_lock
-from clew.masking import masked
+from filelock import FileLock
+
+from clew.errors import TrackingError, described, masked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -184,17 +184,17 @@ def creation_lock(uri: str) -> Iterator[None]:
             runtime = os.environ.get("XDG_RUNTIME_DIR") or Path("~/.cache").expanduser()
             path = Path(runtime, "clew", f"store-{hashlib.sha256(uri.encode()).hexdigest()[:16]}")
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = waiting_lock(Path(f"{path}.lock"))
-        lock.acquire()
+        lock = f"{path}.lock"
+        # FileLock waits forever for a file that it cannot create, for example below /proc.
+        os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        held = FileLock(lock, mode=0o600).acquire()
     except (OSError, RuntimeError) as error:
         raise TrackingError(
             f"tracking store {masked(uri)}: its lock cannot be made ({error}); expected a writable "
             "folder (for a database server, set XDG_RUNTIME_DIR)"
         ) from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

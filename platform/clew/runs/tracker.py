@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,14 +21,11 @@ from mlflow.entities import Run
 
 from clew import names
 from clew.config.services import TrackingConfig
-from clew.errors import extra
-from clew.masking import masked
-from clew.runs import store
-from clew.runs.base import OPEN, Status, Tracker, check_key, finite, outcome_of, parameter_key
-from clew.runs.delivery import MAX_TAG_CHARACTERS, Delivery, log_formatter, shortened
-from clew.runs.forwarder import Forwarder, Pace
+from clew.errors import described, extra, masked
+from clew.runs import base, store
+from clew.runs.base import OPEN, Record, Status, Tracker, finite
+from clew.runs.delivery import Delivery, RunGoneError, log_formatter, shortened
 from clew.runs.hardware import sample_machine
-from clew.runs.records import Artifact, Checkpoint, DataSet, Finish, Metrics, Params, Record, Tags
 from clew.runs.spool import Spool
 
 logger = logging.getLogger(__name__)
@@ -68,13 +65,120 @@ class RunLog(logging.FileHandler):
         self.close()
 
 
+@dataclass(frozen=True)
+class Pace:
+    """Time intervals of the forwarder, in seconds."""
+
+    flush_seconds: float = 5.0
+    """Longest time before a metric value is sent while the store responds."""
+    heartbeat_seconds: float = 15.0
+    """Time between two heartbeats of the run."""
+    first_retry_seconds: float = 1.0
+    """Wait after the first failed attempt; doubled after each further failure."""
+    longest_retry_seconds: float = 30.0
+    """Longest wait between two attempts."""
+    patience_seconds: float = 10.0
+    """How long the end of a run waits for a store that does not respond."""
+
+
+class Forwarder(threading.Thread):
+    """Sends the unsent records of a spool, and regular heartbeats.
+
+    This thread sends the heartbeats, so that a run does not look dead during a long evaluation
+    between two metric values.
+    """
+
+    def __init__(self, delivery: Delivery, pace: Pace) -> None:
+        super().__init__(name="clew-forwarder", daemon=True)
+        self.problem: str | None = None
+        """Why the last attempt failed; None if it succeeded."""
+        self._delivery = delivery
+        self._pace = pace
+        self._attempting = threading.Lock()
+        self._closing = threading.Event()
+        self._num_failures = 0
+        self._run_is_gone = False
+        self._next_beat = 0.0
+
+    def run(self) -> None:
+        """Send records at intervals until the thread is closed; wait longer after each failure."""
+        while not self._closing.is_set():
+            self.flush()
+            pace, doubled = self._pace, 2.0 ** min(self._num_failures - 1, 16)
+            later = min(pace.first_retry_seconds * doubled, pace.longest_retry_seconds)
+            self._closing.wait(later if self._num_failures else pace.flush_seconds)
+
+    def close(self) -> None:
+        """End the thread and send the rest; give up after a while if the store does not respond."""
+        self._closing.set()
+        self.join()
+        spool = self._delivery.spool
+        give_up = time.monotonic() + self._pace.patience_seconds
+        while spool.num_waiting_bytes:
+            sent = spool.sent
+            self.flush()
+            if spool.sent > sent:
+                give_up = time.monotonic() + self._pace.patience_seconds
+            elif self._run_is_gone or time.monotonic() >= give_up:
+                return
+            elif self.problem:
+                time.sleep(min(self._pace.first_retry_seconds, 1.0))
+
+    def send_now(self, record: Record) -> bool:
+        """Send a record without the spool; return whether the store accepted it."""
+        with self._attempting:
+            try:
+                self._delivery.send([record])
+            except Exception as error:
+                logger.warning(
+                    "run %s is still shown as running in the store (%s); the next command of this "
+                    "kind or `clew sync` will end it",
+                    self._delivery.run_id,
+                    described(error),
+                )
+                return False
+        return True
+
+    def flush(self) -> None:
+        """Send all unsent records; keep the reason of a failure, and log the first in a row."""
+        with self._attempting:
+            try:
+                self._attempt()
+            except Exception as error:
+                self._num_failures += 1
+                self._run_is_gone = isinstance(error, RunGoneError)
+                problem = store.reason_of(error)
+                if not self._run_is_gone:
+                    problem = f"the tracking store does not accept the records ({problem})"
+                if self.problem is None:
+                    folder = self._delivery.spool.folder
+                    logger.warning("%s; unsent records are kept in %s", problem, folder)
+                self.problem = problem
+            else:
+                if self.problem is not None:
+                    logger.warning("the tracking store responds again; all records were sent")
+                self._num_failures, self._run_is_gone, self.problem = 0, False, None
+
+    def _attempt(self) -> None:
+        client = self._delivery.client
+        if store.is_missing(str(client.tracking_uri)):
+            raise ConnectionError(f"{client.tracking_uri} is gone")
+        # MLflow's client would wait for half a minute; a probe fails within seconds.
+        if self.problem and (reason := store.probe(str(client.tracking_uri))):
+            raise ConnectionError(reason)
+        self._delivery.send_waiting()
+        if time.monotonic() >= self._next_beat and not self._closing.is_set():
+            client.set_tag(self._delivery.run_id, names.TAG_HEARTBEAT, str(int(time.time())))
+            self._next_beat = time.monotonic() + self._pace.heartbeat_seconds
+
+
 class MlflowTracker(Tracker):
     """Records a run in MLflow; `clew sync` later sends what could not be sent at its end."""
 
     def __init__(
         self, client: MlflowClient, run: Run, spool: Spool, tracking: TrackingConfig, pace: Pace
     ) -> None:
-        self._run_id = str(run.info.run_id)
+        self.run_id: str = run.info.run_id
         self._client = client
         self._spool = spool
         self._log_checkpoints = tracking.log_checkpoints
@@ -102,19 +206,15 @@ class MlflowTracker(Tracker):
         atexit.register(self._end_with_process)
         OPEN.add(self)
 
-    @property
-    def run_id(self) -> str:
-        return self._run_id
-
     def params(self, values: Mapping[str, object]) -> None:
-        texts = {parameter_key(key): _text(value) for key, value in values.items()}
-        self._write(Params({k: shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
+        texts = {base.parameter_key(key): _text(value) for key, value in values.items()}
+        self._write(base.Params({k: shortened(v, MAX_PARAM_CHARACTERS) for k, v in texts.items()}))
 
     def tags(self, values: Mapping[str, str]) -> None:
         for key in values:
-            check_key(key)
+            base.check_key(key)
         self._reason = values.get(names.TAG_STOPPED_BECAUSE, self._reason)
-        self._write(Tags({k: shortened(v, MAX_TAG_CHARACTERS) for k, v in values.items()}))
+        self._write(base.Tags({k: shortened(v) for k, v in values.items()}))
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record metric values; they are sent every few seconds, many at once."""
@@ -126,7 +226,7 @@ class MlflowTracker(Tracker):
         new = {k: v for k, v in kept.items() if self._recorded_at(k, v, step) is None}
         if new:
             now = _now_ms()
-            self._write(Metrics(new, step, now))
+            self._write(base.Metrics(new, step, now))
             checks = {(k, step): (v, now) for k, v in new.items() if k.startswith(VALIDATION)}
             self._recorded |= checks
         for key in [key for key in values if key not in kept and key not in self._left_out]:
@@ -138,7 +238,7 @@ class MlflowTracker(Tracker):
 
     def artifact(self, path: Path, folder: str = "") -> None:
         with self._lock:
-            self._append(Artifact(self._spool.stage(path), folder))
+            self._append(base.Artifact(self._spool.stage(path), folder))
 
     def checkpoint(
         self, path: Path, *, folder: str, step: int, metrics: Mapping[str, float]
@@ -149,9 +249,10 @@ class MlflowTracker(Tracker):
         kept = finite(metrics)
         times = {k: self._recorded_at(k, v, step) or _now_ms() for k, v in kept.items()}
         with self._lock:
-            self._append(Checkpoint(self._spool.stage(path, link=True), folder, step, kept, times))
+            staged = self._spool.stage(path, link=True)
+            self._append(base.Checkpoint(staged, folder, step, kept, times))
 
-    def dataset(self, data: DataSet) -> None:
+    def dataset(self, data: base.DataSet) -> None:
         self._write(replace(data, name=masked(data.name), source=masked(data.source)))
 
     def warn(self, message: str) -> None:
@@ -194,11 +295,11 @@ class MlflowTracker(Tracker):
             if refused := self._spool.num_refused:
                 self.warn(f"the store refused {refused} records; see {self._spool.folder}")
         finally:
-            self._end(Finish(status, _now_ms()))
+            self._end(base.Finish(status, _now_ms()))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not self._ended:
-            reason = outcome_of(error)[1]
+            reason = base.outcome_of(error)[1]
             self._log.end(reason)
             self._reason = self._reason or reason
         super().__exit__(kind, error, trace)
@@ -210,25 +311,23 @@ class MlflowTracker(Tracker):
             return
         try:
             with self._lock:
-                self._append(Artifact(self._spool.stage(self._spool.log, link=True), ""))
+                self._append(base.Artifact(self._spool.stage(self._spool.log, link=True), ""))
         except OSError as error:
             logger.warning("the log of run %s could not be stored (%s)", self.run_id, error)
 
-    def _end(self, end: Finish) -> None:
+    def _end(self, end: base.Finish) -> None:
         last: list[Record] = [end]
         if self._reason:
-            reason = shortened(self._reason, MAX_TAG_CHARACTERS)
-            tags = {names.TAG_STOPPED_BECAUSE: reason, names.TAG_ENDED_AS: end.status}
-            last.insert(0, Tags(tags))
+            reason = {names.TAG_STOPPED_BECAUSE: shortened(self._reason)}
+            last.insert(0, base.Tags(reason | {names.TAG_ENDED_AS: end.status}))
         is_told = False
         try:
             for message in last:
                 self._write(message)
             is_told = True
         except OSError as error:
-            logger.warning(
-                "the end of run %s cannot be written to its folder (%s)", self.run_id, error
-            )
+            problem = "the end of run %s cannot be written to its folder (%s)"
+            logger.warning(problem, self.run_id, error)
         self._ended = True
         try:
             self._forwarder.close()

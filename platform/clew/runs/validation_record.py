@@ -39,18 +39,20 @@ ONLY_TESTED: Mapping[str, tuple[object, ...]] = {
 """Settings that no option of `clew validate-influence` chooses, with the values that it tests."""
 
 
-class _Record(BaseModel):
+class StrictRecord(BaseModel):
+    """A part of a JSON file, which holds nothing else and does not change."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Recipe(_Record):
+class Recipe(StrictRecord):
     """How a finished model is trained on; the rest is as in its own training."""
 
     epochs: int
     learning_rate: float
 
 
-class Measured(_Record):
+class Measured(StrictRecord):
     """A mean, and the half-width of its 95 % interval.
 
     That of a correlation or a factor is over test triples and subsets; else it is Student's t over
@@ -69,7 +71,7 @@ class Measured(_Record):
         return f"{self.mean:.3f}" + ("" if self.half_width is None else f" ± {self.half_width:.3f}")
 
 
-class ScoreSettings(_Record):
+class ScoreSettings(StrictRecord):
     """What changes scores besides their form: a test counts only for exactly these settings."""
 
     direction: Question
@@ -105,7 +107,7 @@ class ScoreSettings(_Record):
             return None
 
 
-class DatamodellingScore(_Record):
+class DatamodellingScore(StrictRecord):
     """Rank correlation of a form's summed scores with the effect of leaving out random subsets."""
 
     model_config = ConfigDict(extra="ignore")  # older records: over_siblings
@@ -120,14 +122,14 @@ class DatamodellingScore(_Record):
     """Difference to the strongest baseline's correlation on the same test triples and subsets."""
 
 
-class Ceiling(_Record):
+class Ceiling(StrictRecord):
     """The correlation of perfect scores with this number of other seeds; None with too few."""
 
     drop: float
     correlation: float | None
 
 
-class DeletionEffect(_Record):
+class DeletionEffect(StrictRecord):
     """Effect of deleting the strongest facts, compared with no deletion and the same seeds."""
 
     form: FormName
@@ -141,7 +143,7 @@ class DeletionEffect(_Record):
     """Decrease of the log-probability for each unit of the deleted facts' summed score."""
 
 
-class ValidationSummary(_Record):
+class ValidationSummary(StrictRecord):
     """Short result of the test of one form of score, to keep with an explanation."""
 
     model_config = ConfigDict(extra="ignore")  # older reports: correlations without intervals
@@ -254,7 +256,7 @@ def _test_of(form: str, settings: Mapping[str, Any], model: str | None) -> str:
     return command + f" --scores {form}" * (form in {"unrolled", "tuned"})
 
 
-class ValidationRecord(_Record):
+class ValidationRecord(StrictRecord):
     """The complete result of a test of explanations."""
 
     schema_version: Literal[1] = 1
@@ -335,11 +337,10 @@ class ValidationRecord(_Record):
         }
         for form in dict.fromkeys(s.form for s in self.scores):
             yield _row(form, [found[form, *column] for column in columns])
-        shown = {
-            c.drop: "" if c.correlation is None else f"{c.correlation:.3f}" for c in self.ceilings
-        }
-        if any(shown.values()):
-            yield _row("ceiling", [shown[d] if seeds == "other" else "" for d, seeds in columns])
+        known = {(c.drop, "other"): c.correlation for c in self.ceilings}
+        shown = [known.get(column) for column in columns]
+        if any(each is not None for each in known.values()):
+            yield _row("ceiling", ["" if each is None else f"{each:.3f}" for each in shown])
         else:
             yield from ("", "A ceiling needs at least two other seeds.")
         if not self.deletions:
@@ -348,16 +349,12 @@ class ValidationRecord(_Record):
         if self.num_deletions is not None:
             yield from ("", f"Deletions, for {self.num_deletions} test triples ranked first:")
         yield ""
-        yield from _head(
-            "strongest of",
-            [f"{n} deleted: fall of log-probability [nats] (1 / rank)" for n in numbers],
-        )
-        effects = {
-            (e.form, e.num_facts): f"{e.log_probability} ({e.reciprocal_rank})"
-            for e in self.deletions
-        }
+        of = "deleted: fall of log-probability [nats] (1 / rank)"
+        yield from _head("strongest of", [f"{number} {of}" for number in numbers])
+        effects = {(e.form, e.num_facts): e for e in self.deletions}
         for form in dict.fromkeys(effect.form for effect in self.deletions):
-            yield _row(form, [effects[form, number] for number in numbers])
+            own = [effects[form, number] for number in numbers]
+            yield _row(form, [f"{e.log_probability} ({e.reciprocal_rank})" for e in own])
 
 
 def _head(first: str, columns: list[str]) -> Iterator[str]:

@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from clew.config.services import Question
 from clew.errors import counted
 from clew.files import write_whole
 from clew.runs.influence_report import TripleRecord
 from clew.runs.reading.facts import rank_text
 from clew.runs.reading.runs import keep_folder, list_artifacts, read_record
-from clew.runs.validation_record import Measured, Recipe
+from clew.runs.validation_record import Measured, Recipe, StrictRecord
 
 Kind = Literal["strongest", "siblings", "touching"]
 Names = tuple[str, str, str]
@@ -50,9 +48,7 @@ def names_of(triple: TripleRecord) -> Names:
     return triple.head.id, triple.relation.id, triple.tail.id
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _Record(StrictRecord):
     FILE: ClassVar[str]
     """Where a run keeps it."""
 
@@ -187,12 +183,6 @@ class Verification(_Record):
     def is_whole(self) -> bool:
         return any(removal.whole for test in self.tests for removal in test.removals)
 
-    @property
-    def is_mean(self) -> bool:
-        """Whether what happens without facts is a mean over seeds, runs or ends."""
-        both = any(test.direction == "both" for test in self.tests)
-        return both or self.seeds > 1 or (self.runs > 1 and not self.is_whole)
-
     def fall(self, removal: Removal) -> tuple[Effect, Measured]:
         """Return the best known effect: whole, or fine-tuned with its size corrected."""
         effect, scale = removal.whole or removal.tuned, self.agreement
@@ -221,7 +211,9 @@ class Verification(_Record):
         moved = f"{'falls' if ranks[1] > ranks[0] else 'rises'} from rank {rank} to {later}"
         if rank == later:
             moved = f"stays at rank {rank}"
-        moved += " on average" * self.is_mean
+        both_ends = any(test.direction == "both" for test in self.tests)
+        if both_ends or self.seeds > 1 or (self.runs > 1 and not self.is_whole):
+            moved += " on average"
         between, width = "", fall.half_width
         if width is not None:
             low, high = (_percent(log - fall.mean + change) for change in (-width, width))

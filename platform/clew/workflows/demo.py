@@ -11,8 +11,8 @@ from clew.link_prediction.sources import load_graph
 from clew.runs.base import Tracker
 from clew.runs.influence_forms import form_of
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.metrics import value_at_best
 from clew.runs.reading.runs import find_run
-from clew.runs.reading.search import value_at_best
 from clew.runs.store import PROJECT_FILE, in_use, project_root
 from clew.runs.verification import names_of
 from clew.training.hardware import Hardware, fit_to_hardware

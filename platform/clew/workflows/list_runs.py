@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 from clew import names
 from clew.errors import printable
-from clew.runs.reading.metrics import headline_key, number_text
+from clew.runs.reading.metrics import headline_key, number_text, value_at_best
 from clew.runs.reading.runs import RunRecord, state_of
-from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs, value_at_best
+from clew.runs.reading.search import RunQuery, experiment_id_of, search_runs
 
 
 @dataclass(frozen=True)

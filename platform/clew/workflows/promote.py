@@ -26,11 +26,11 @@ from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
 from clew.files import working_folder
 from clew.names import maximizes
-from clew.runs.base import RegisteredVersion, Tracker
+from clew.runs.base import DataSet, RegisteredVersion, Tracker
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.metrics import find_best_run, own_metric
 from clew.runs.reading.runs import RunRecord, find_run
-from clew.runs.reading.search import RunQuery, find_best_run, own_metric, search_runs
-from clew.runs.records import DataSet
+from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.registry import Registry, check_alias, check_name
 from clew.runs.store import acting_person
 from clew.workflows.gate import Check, Gate

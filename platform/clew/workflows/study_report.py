@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clew.config.study import Study, metric_name
 from clew.runs.hardware import Machine
-from clew.runs.reading.estimate import Estimate
+from clew.runs.reading.metrics import Estimate
 
 METHOD = (
     "Variants take turns in rounds, one seed per round. A ratio is the geometric mean of the "

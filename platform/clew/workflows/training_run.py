@@ -23,9 +23,8 @@ from clew.config.services import TrackingConfig
 from clew.errors import CheckpointError, ConfigError
 from clew.files import as_typed, keep, replacing
 from clew.runs import hardware
-from clew.runs.base import Tracker
+from clew.runs.base import DataSet, Tracker
 from clew.runs.mlflow_store import open_tracker
-from clew.runs.records import DataSet
 from clew.runs.store import in_use
 from clew.runs.tracker import write_events
 from clew.training.checkpointing import Checkpointer

@@ -16,8 +16,7 @@ import pandas as pd
 
 from clew import names
 from clew.names import direction_of
-from clew.runs.reading.estimate import Estimate
-from clew.runs.reading.metrics import number_text
+from clew.runs.reading.metrics import Estimate, number_text
 from clew.runs.reading.runs import RunRecord
 from clew.spreadsheets import csv_text
 
@@ -151,7 +150,11 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
     differ are added. If names are still equal, the seed and then the start of the id are added.
     """
     several = len({run.tags.get(names.TAG_DATASET) for run in runs}) > 1
-    labels = {run.run_id: _plain_label(run, several=several) for run in runs}
+    labels: dict[str, str] = {}
+    for run in runs:
+        data, variant = run.tags.get(names.TAG_DATASET, "?"), run.tags.get(names.TAG_VARIANT)
+        label = f"{data} {variant}" if variant and several else variant
+        labels[run.run_id] = label or run.name or run.run_id[:8]
     additions = (
         told_apart(runs, most=2),
         {run.run_id: [f"seed {run.params.get(SEED, '?')}"] for run in runs},
@@ -176,26 +179,13 @@ def told_apart(runs: Sequence[RunRecord], *, most: int) -> dict[str, list[str]]:
     shown = sorted(
         telling, key=lambda k: (k != MODEL_KIND, not k.endswith(KIND), "" in differing[k].values())
     )[:most]
-    values = {
-        key: {i: re.sub("^/(.*/)?", "", v) for i, v in differing[key].items()} for key in shown
-    }
-    return {
-        run.run_id: [f"{_setting_name(key)} {values[key][run.run_id] or '–'}" for key in shown]
-        for run in runs
-    }
-
-
-def _setting_name(key: str) -> str:
-    """Return a parameter's name without its section; for a `kind`, return the section instead."""
-    section, _, name = key.removeprefix(names.PARAMETER_PREFIX).rpartition(".")
-    return section if key.endswith(KIND) and section else name
-
-
-def _plain_label(run: RunRecord, *, several: bool) -> str:
-    variant = run.tags.get(names.TAG_VARIANT)
-    if not variant:
-        return run.name or run.run_id[:8]
-    return f"{run.tags.get(names.TAG_DATASET, '?')} {variant}" if several else variant
+    found: dict[str, list[str]] = {run.run_id: [] for run in runs}
+    for key in shown:
+        section, _, name = key.removeprefix(names.PARAMETER_PREFIX).rpartition(".")
+        name = section if name == "kind" and section else name
+        for run_id, value in differing[key].items():
+            found[run_id].append(f"{name} {re.sub('^/(.*/)?', '', value) or '–'}")
+    return found
 
 
 def statistic(values: Iterable[float | None]) -> Statistic | None:
@@ -306,7 +296,7 @@ def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
     several = [variants for variants in settings.values() if len(variants) > 1]
     if not several:
         return None
-    ordered = [seeds for _, seeds in sorted(several[0].items(), key=lambda v: _variant_order(v[0]))]
+    ordered = [several[0][variant] for variant in sorted(several[0], key=_variant_order)]
     each = max(1, min(limit // len(ordered), *map(len, ordered)))
     common = [seed for seed in ordered[0] if all(seed in seeds for seeds in ordered)][:each]
     chosen = [seeds[seed] for seeds in ordered for seed in common or [*seeds][:each]]
@@ -380,9 +370,8 @@ def to_latex(comparison: Comparison, labels: Mapping[str, str]) -> str:
     """Return a LaTeX table (booktabs) of values, each followed by its ratio to the reference."""
     header, *rows = _text_rows(comparison, labels, str)
     widths = "l" + "r" * (len(header) - 1)
-    return pd.DataFrame(rows).to_latex(
-        index=False, header=header, escape=True, column_format=widths
-    )
+    table = pd.DataFrame(rows)
+    return table.to_latex(index=False, header=header, escape=True, column_format=widths)
 
 
 def _text_rows(
@@ -392,9 +381,7 @@ def _text_rows(
     rows = [[escape(text) for text in header]]
     for group in comparison.groups:
         cells = (comparison.cells[group.label, metric] for metric in comparison.metrics)
-        texts = [
-            statistic_text(cell.value) + ("" if cell.ratio is None else f" ({ratio_text(cell)})")
-            for cell in cells
-        ]
+        shown = (f"{statistic_text(cell.value)} ({ratio_text(cell)})" for cell in cells)
+        texts = [text.removesuffix(" ()") for text in shown]
         rows.append([escape(text) for text in (group.label, str(len(group.run_ids)), *texts)])
     return rows

@@ -145,9 +145,7 @@ def decision_on(triple: tuple[str, str, str], reviews: Iterable[Review]) -> Revi
 def settled(reviews: Iterable[Review]) -> list[Review]:
     """Return the last review of each person, and of a decided explanation only the final one."""
     reviews = list(reviews)
-    decided = {
-        review.about: review for review in _last_final(reviews) if review.verdict is not None
-    }
+    decided = {review.about: review for review in _last_final(reviews) if review.verdict}
     kept = [review for review in latest_of_each(reviews) if review.about not in decided]
     return kept + list(decided.values())
 
@@ -181,14 +179,12 @@ def wrong_facts(reviews: Iterable[Review]) -> list[WrongFact]:
         for fact in (*review.wrong, *review.convincing):
             facts.setdefault(fact.triple, fact)
             decided[fact.triple] = review
-    found = [
-        WrongFact(fact, len(people.get(triple, ())), decided.get(triple))
-        for triple, fact in facts.items()
-    ]
-    counted = [
-        each for each in found if (each.decision.wrong if each.decision else each.num_people > 1)
-    ]
-    return sorted(counted, key=lambda each: -each.num_people)
+    wrong = []
+    for triple, fact in facts.items():
+        decision, num_people = decided.get(triple), len(people.get(triple, ()))
+        if decision.wrong if decision else num_people > 1:
+            wrong.append(WrongFact(fact, num_people, decision))
+    return sorted(wrong, key=lambda each: -each.num_people)
 
 
 def wrong_facts_tsv(reviews: Iterable[Review], origin: DataOrigin) -> str:
@@ -202,10 +198,8 @@ def exclusion_list(origin: DataOrigin, triples: Iterable[tuple[str, str, str]]) 
     The first lines name the data set of the facts. A fact whose names contain a tab or a line break
     is left out, because this format cannot represent it.
     """
-    told = {
-        names.LIST_DATA_SET_PREFIX: origin.name,
-        names.LIST_FINGERPRINT_PREFIX: origin.fingerprint,
-    }
+    told = {names.LIST_DATA_SET_PREFIX: origin.name}
+    told[names.LIST_FINGERPRINT_PREFIX] = origin.fingerprint
     facts = ["\t".join(triple) for triple in triples if not set("\t\r\n") & set("".join(triple))]
     return FactList(facts, told).text()
 

@@ -67,11 +67,20 @@ class SharedExplanation:
 def open_explanation(source: str, index: int) -> SharedExplanation:
     """Return an explained triple of a trace run, or of a local `influence.json` file.
 
-    `index` is the position of the triple in the report, from 0.
+    `index` is the position of the triple in the report, from 0. Beside a local JSON file, other
+    files of the report are not required.
     """
     path = expanded(source)
     if path.suffix == ".json" or path.is_dir():
-        return explanation_in(_files_at(path), index)
+        json = path / names.INFLUENCE_JSON if path.is_dir() else path
+        table = path / names.INFLUENCE_PARQUET
+        if not json.is_file():
+            raise ConfigError(
+                f"{path}: no {json.name} there; give a trace run, a folder that tracin wrote, or "
+                "its JSON file"
+            )
+        files = ReportFiles(json=json, parquet=table if table.is_file() else None)
+        return explanation_in(files, index)
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
         files = reports.report_files(source, Path(folder))
         if files.text is not None or files.sequence is not None:
@@ -111,18 +120,6 @@ def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
         reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
         verified=checked.of(triple) if checked else None,
     )
-
-
-def _files_at(path: Path) -> ReportFiles:
-    """Return a report's files in a folder; only the JSON file is required."""
-    json = path / names.INFLUENCE_JSON if path.is_dir() else path
-    table = path / names.INFLUENCE_PARQUET
-    if not json.is_file():
-        raise ConfigError(
-            f"{path}: no {json.name} there; give a trace run, a folder that tracin wrote, or its "
-            "JSON file"
-        )
-    return ReportFiles(json=json, parquet=table if table.is_file() else None)
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:

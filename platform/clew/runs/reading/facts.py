@@ -15,12 +15,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from clew.errors import spaced
-from clew.runs.influence_forms import (
-    AGREEING_COLUMN,
-    DISPUTED_COLUMN,
-    TRAIN_INDEX_COLUMN,
-    agreement_sentence,
-)
+from clew.runs import influence_forms as forms
 from clew.runs.influence_report import FoundPaths, PathRecord, TripleRecord
 
 # `_id` columns hold the data set's own names.
@@ -93,11 +88,11 @@ def paths_of(searched: FoundPaths | None, runs: int = 0) -> Paths:
     order = sorted(facts.values(), key=lambda fact: (-abs(fact.influence or 0.0), fact.train_index))
     ranks = {fact.train_index: rank for rank, fact in enumerate(order, 1)}
     rows = [(*texts_of(fact.train), fact.influence, fact.train_index) for fact in order]
-    frame = pd.DataFrame(rows, columns=[*TRIPLE_COLUMNS, "influence", TRAIN_INDEX_COLUMN])
+    frame = pd.DataFrame(rows, columns=[*TRIPLE_COLUMNS, "influence", forms.TRAIN_INDEX_COLUMN])
     frame = frame.astype({"influence": float})
     if runs:
         counts = np.array([fact.runs_agreeing for fact in order], float)
-        frame = with_agreement(frame.assign(**{AGREEING_COLUMN: counts}), runs)
+        frame = with_agreement(frame.assign(**{forms.AGREEING_COLUMN: counts}), runs)
     places = np.arange(1, len(frame) + 1)
     found = tuple(_path_of(path, ranks) for path in records)
     said = searched.sentence if searched else NOT_SEARCHED
@@ -124,17 +119,17 @@ def _path_of(path: PathRecord, ranks: Mapping[int, int]) -> FactPath:
 
 def with_agreement(facts: pd.DataFrame, runs: int) -> pd.DataFrame:
     """Return the facts of an ensemble with `agreement`, such as `4 of 5`, and `disputed`."""
-    if not runs or AGREEING_COLUMN not in facts:
+    if not runs or forms.AGREEING_COLUMN not in facts:
         return facts
-    agreeing = facts[AGREEING_COLUMN].to_numpy(float)
+    agreeing = facts[forms.AGREEING_COLUMN].to_numpy(float)
     said = [f"{number:.0f} of {runs}" for number in agreeing]
     return facts.assign(agreement=said, disputed=agreeing < runs)
 
 
 def agreement_of(facts: pd.DataFrame, runs: int) -> list[str]:
     """Return a sentence on how many of the facts the runs of an ensemble dispute, if it is one."""
-    disputed = int(facts[DISPUTED_COLUMN].sum()) if DISPUTED_COLUMN in facts else 0
-    return agreement_sentence(runs, len(facts), disputed)
+    disputed = int(facts[forms.DISPUTED_COLUMN].sum()) if forms.DISPUTED_COLUMN in facts else 0
+    return forms.agreement_sentence(runs, len(facts), disputed)
 
 
 def texts_of(triple: TripleRecord) -> tuple[str, ...]:
@@ -259,15 +254,11 @@ def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> 
     of = f"Of {scored:,} training facts"
     if train_size is not None and scored < train_size:
         of += f" (selected by the filter from {train_size:,})"
+    said = f"{helping:,} made the prediction more likely (▲)"
+    said += f" and {opposing:,} made it less likely (▼)."
     if scored > len(values):
-        return (
-            f"{of}, the report contains only the strongest: {helping:,} made the prediction more "
-            f"likely (▲) and {opposing:,} made it less likely (▼)."
-        )
-    text = (
-        f"{of}, {helping:,} made the prediction more likely (▲) and {opposing:,} made it less "
-        "likely (▼)."
-    )
+        return f"{of}, the report contains only the strongest: {said}"
+    text = f"{of}, {said}"
     positive = np.sort(values[values > 0])[::-1]
     if len(positive) > TOP:
         share = positive[:TOP].sum() / positive.sum()
@@ -301,10 +292,9 @@ def agreement(facts: pd.DataFrame, other: pd.DataFrame) -> Agreement:
         for found in (facts, other)
     )
     right = right[[*TRAIN_KEY, *columns]]
-    for key in TRAIN_KEY:
-        left, right = left.astype({key: str}), right.astype({key: str})
     renamed = right.rename(columns={name: f"other_{name}" for name in columns})
-    merged = left.merge(renamed, on=TRAIN_KEY, how="inner")
+    texts = dict.fromkeys(TRAIN_KEY, str)
+    merged = left.astype(texts).merge(renamed.astype(texts), on=TRAIN_KEY)
     merged["moved"] = merged["other_position"] - merged["position"]
     last = merged[["position", "other_position"]].max(axis=1)
     smaller = min(len(left), len(right))

@@ -1,26 +1,31 @@
 """Reads metric curves: every value with its step and its time in seconds since the run started.
 
-The curve of epochs shows the progress of a training run and the remaining time.
+The curve of epochs shows the progress of a training run and the remaining time. An `Estimate` is a
+mean over seeds with its interval. Runs are chosen by their value at the best checkpoint.
 """
 
 import math
 import re
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Metric
+from scipy.special import stdtrit
 
 from clew import names
 from clew.config.schema import TASK_KINDS
-from clew.names import direction_of
+from clew.errors import TrackingError
+from clew.names import direction_of, maximizes
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, database_of, stored_number
+from clew.runs.reading.search import RunQuery, every_run, experiment_id_of
 
 MAX_POINTS = 600
 NUM_THREADS = 8
@@ -29,6 +34,7 @@ TRAINING = f"{names.PARAMETER_PREFIX}training."
 TEST_PREFIX = names.metric("test", "")
 
 Pick = Literal["best", "last"]
+S = TypeVar("S", int, str)
 
 HEADLINES = {kind.task: names.metric("valid", kind.metrics[0]) for kind in TASK_KINDS.values()}
 """The main validation metric of each task."""
@@ -186,3 +192,102 @@ def progress_of(run: RunRecord, curve: pd.DataFrame) -> EpochProgress | None:
 def whole_number(text: str) -> int | None:
     """Return a count that is stored as text; None for any other text, which a tool may store."""
     return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A ratio or another mean over rounds, with its 95 % interval by Student's t."""
+
+    value: float
+    low: float
+    """Lower end of the interval; minus infinity after a single round."""
+    high: float
+    rounds: int
+
+    @classmethod
+    def of_values(cls, values: Sequence[float]) -> Self | None:
+        """Return the mean of the values; None if there are no values."""
+        if not values:
+            return None
+        mean, count = statistics.fmean(values), len(values)
+        if count == 1:
+            return cls(mean, -math.inf, math.inf, count)
+        error = statistics.stdev(values) / math.sqrt(count)
+        half = error * float(stdtrit(count - 1, 0.975))
+        return cls(mean, mean - half, mean + half, count)
+
+    @classmethod
+    def of_ratios(cls, values: Mapping[S, float], base: Mapping[S, float]) -> Self | None:
+        """Return the geometric mean of the ratios of the rounds that both have.
+
+        Returns None if one of the values is zero or negative, because such a ratio has no meaning.
+        """
+        seeds = values.keys() & base.keys()
+        if any(values[seed] <= 0 or base[seed] <= 0 for seed in seeds):
+            return None
+        found = cls.of_values([math.log(values[seed] / base[seed]) for seed in seeds])
+        if found is None:
+            return None
+        return cls(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.rounds)
+
+
+HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
+"""Parameter that is false if the metrics `valid/` of a run are those of its test examples."""
+
+
+def own_metric(runs: Sequence[RunRecord]) -> str:
+    """Return the default metric for choosing among the runs: the main metric of their task.
+
+    If the runs have several tasks, the task that comes first in `HEADLINES` counts.
+    """
+    headlines = list(HEADLINES.values())
+    return next((key for key in headlines if any(key in run.metrics for run in runs)), headlines[0])
+
+
+def find_best_run(experiment: str, metric: str = "") -> tuple[RunRecord, int]:
+    """Return the finished training run with the best value of a metric, and of how many.
+
+    For a validation metric, the value at the run's best checkpoint counts, not the last value.
+    Without a name, the metric is `own_metric` of the runs.
+    """
+    query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
+    runs = list(every_run(query))
+    if not runs:
+        raise TrackingError(
+            f"experiment {experiment!r} has no finished training run; train one (`clew train`) or "
+            "give another experiment"
+        )
+    where = f" of experiment {experiment!r}"
+    return best_of_runs(runs, metric or own_metric(runs), where)
+
+
+def best_of_runs(runs: Sequence[RunRecord], metric: str, where: str = "") -> tuple[RunRecord, int]:
+    """Return the run with the best value of a metric (of equals, the first), and of how many."""
+    tested = [run for run in runs if run.params.get(HELD_OUT, "").lower() == "false"]
+    having = [run for run in runs if metric in run.metrics and run not in tested]
+    if not having:
+        known = sorted({key for run in runs for key in run.metrics})
+        raise TrackingError(
+            f"no run{where} has metric {metric!r} of validation examples; they have "
+            f"{', '.join(key for key in known if key.startswith('valid/')) or 'none'}"
+        )
+    choose = max if maximizes(metric) else min
+    rated = [(value_at_best(run, metric), run) for run in having]
+    finite = [(value, run) for value, run in rated if math.isfinite(value)]
+    if not finite:
+        raise TrackingError(
+            f"{metric!r} is NaN or infinite in all {len(having)} runs{where} that have it; choose "
+            "by another metric"
+        )
+    return choose(finite, key=lambda rating: rating[0])[1], len(finite)
+
+
+def value_at_best(run: RunRecord, metric: str) -> float:
+    """Return a metric's value at the run's best checkpoint, or the last value if it has none."""
+    best_step = run.tags.get(names.TAG_BEST_STEP, "")
+    if not metric.startswith("valid/") or whole_number(best_step) is None:
+        return run.metrics[metric]
+    with store.using(f"metric {metric} of run {run.run_id}"):
+        history = client().get_metric_history(run.run_id, metric)
+    at_best = [entry.value for entry in history if entry.step == int(best_step)]
+    return float(at_best[-1]) if at_best else run.metrics[metric]

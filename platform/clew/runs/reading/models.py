@@ -19,8 +19,7 @@ from clew.errors import DataError, TrackingError
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, fetched
-from clew.runs.reading.search import find_runs
-from clew.runs.reading.typed_search import quoted
+from clew.runs.reading.search import find_runs, quoted
 
 VOCABULARY_FOLDER = "vocabulary"
 MODEL_FOLDER = "artifacts/model"
@@ -55,7 +54,6 @@ class RegisteredModel:
 
     name: str
     aliases: Mapping[str, int]
-    created_ms: int
 
     @property
     def champion(self) -> int | None:
@@ -91,11 +89,8 @@ class ModelNames:
     def entries(self) -> tuple[Entry, ...]:
         """All entries that a search can find: names with labels, and synonyms, sorted by kind."""
         own = [Entry(*term, kind=self.kinds.get(term[0], "")) for term in self.entities]
-        others = [
-            entry._replace(synonym=text)
-            for entry in own
-            for text in self.synonyms.get(entry.name, ())
-        ]
+        said = self.synonyms
+        others = [e._replace(synonym=text) for e in own for text in said.get(e.name, ())]
         return tuple(sorted([*own, *others], key=lambda entry: (not entry.kind, entry.kind)))
 
 
@@ -103,11 +98,7 @@ def list_models() -> list[RegisteredModel]:
     with store.using("the list of registered models"):
         found = client().search_registered_models(max_results=200)
         return [
-            RegisteredModel(
-                name=model.name,
-                aliases={alias: int(version) for alias, version in model.aliases.items()},
-                created_ms=int(model.creation_timestamp or 0),
-            )
+            RegisteredModel(model.name, {alias: int(v) for alias, v in model.aliases.items()})
             for model in sorted(found, key=lambda model: model.name)
         ]
 
@@ -115,13 +106,10 @@ def list_models() -> list[RegisteredModel]:
 def list_versions(model: RegisteredModel) -> list[Version]:
     """Return the versions of a model with their source runs, the latest version first."""
     with store.using(f"the versions of model {model.name}"):
-        found = client().search_model_versions(
-            f"name = {quoted(model.name)}",
-            max_results=200,
-            order_by=["version_number DESC"],
-        )
-    wanted = [version.run_id for version in found if version.run_id]
-    runs = {run.run_id: run for run in find_runs(wanted)}
+        wanted, order = f"name = {quoted(model.name)}", ["version_number DESC"]
+        found = client().search_model_versions(wanted, max_results=200, order_by=order)
+    made_by = [version.run_id for version in found if version.run_id]
+    runs = {run.run_id: run for run in find_runs(made_by)}
     return [version_of(version, model.aliases, runs.get(version.run_id or "")) for version in found]
 
 
@@ -202,13 +190,10 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
     with _of_version(model, version, KNOWN_FILE) as known:
         triples = read_columns(known, ids, "a file of known triples").to_pandas()
     with _of_version(model, version, VOCABULARY_FOLDER) as folder:
-        entities, relations = (
-            read_columns(folder / f"{kind}.parquet", {"name": pa.string()}, NAMES)["name"]
-            .to_numpy()
-            .astype(str)
-            for kind in ("entities", "relations")
-        )
-        kind_of = _said(folder / "entities.parquet", "category")
+        files = [folder / f"{kind}.parquet" for kind in ("entities", "relations")]
+        tables = [read_columns(file, {"name": pa.string()}, NAMES) for file in files]
+        kind_of = _said(files[0], "category")
+    entities, relations = (table["name"].to_numpy().astype(str) for table in tables)
     kinds = pd.Categorical([kind_of.get(name, "") for name in entities])
     # A middle row of each of the most frequent relations; the triples are sorted by relation.
     _, starts, counts = np.unique(triples["relation"], return_index=True, return_counts=True)
@@ -256,14 +241,12 @@ def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry
     wanted = text.strip().casefold()
     folded = [(entry, [each.casefold() for each in entry.texts]) for entry in entries]
     holding = [found for found in folded if any(wanted in each for each in found[1])]
-    holding.sort(
-        key=lambda found: (
-            wanted not in found[1],
-            not found[1][-1].startswith(wanted),
-            bool(found[0].synonym),
-        )
-    )
+
+    def order(found: tuple[Entry, list[str]]) -> tuple[bool, bool, bool]:
+        entry, texts = found
+        return wanted not in texts, not texts[-1].startswith(wanted), bool(entry.synonym)
+
     first: dict[str, Entry] = {}
-    for entry, _ in holding:
+    for entry, _ in sorted(holding, key=order):
         first.setdefault(entry.name, entry)
     return list(first.values())[:limit]

@@ -4,6 +4,7 @@ Each kind of entity has a colour and a symbol. A picture is made higher until no
 another. `picture_layout` says where entities and their names are.
 """
 
+import itertools
 import math
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -50,11 +51,8 @@ def looks(kinds: Mapping[str, str], entities: Iterable[str]) -> dict[str, Look]:
     """
     every = sorted(set(kinds.values()))
     shown = {kinds[entity] for entity in entities if entity in kinds}
-    return {
-        kind: Look(COLOURS[place % len(COLOURS)], SYMBOLS[place % len(SYMBOLS)])
-        for place, kind in enumerate(every)
-        if kind in shown
-    }
+    found = zip(every, itertools.cycle(COLOURS), itertools.cycle(SYMBOLS), strict=False)
+    return {kind: Look(colour, symbol) for kind, colour, symbol in found if kind in shown}
 
 
 WIDTH, HEIGHT, WIDE_LETTERS = 960, 560, 0.64
@@ -138,17 +136,15 @@ def draw(
         size = (width, 2 * layout.MARGIN_Y + row * rows)
         places = {key: layout.point(place, *size) for key, place in found.items()}
         lines = list(_lines(test, facts, places, selected, marked))
-        names, covered = layout.entity_names(
-            labels, places, ends, [line.arrow_box for line in lines], size, letters=letters
-        )
+        arrows = [line.arrow_box for line in lines]
+        names, covered = layout.entity_names(labels, places, ends, arrows, size, letters=letters)
         if not covered:
             break
         row *= GROWTH
-    taken = layout.obstacles(places, size) + [line.arrow_box for line in lines]
+    taken = [*layout.obstacles(places, size), *arrows]
     taken += [text.box for texts in names.values() for text in texts]
-    said = [
-        line.name(taken, letters) for line in sorted(lines, key=lambda line: not line.stands_out)
-    ]
+    first = sorted(lines, key=lambda line: not line.stands_out)
+    said = [line.name(taken, letters) for line in first]
     below, bottom = textwrap.wrap(caption, int(width / EDGE_SIZE / letters) - 6), size[1]
     for text in below:
         bottom += CAPTION_ROW
@@ -166,9 +162,8 @@ def draw(
         texts = Markup("").join(_drawn(line, "name") for line in names[key])
         about = f"{text} ({kind})" if kind else text
         nodes.append(_ENTITY.format(key=key, said=about, shape=shape, texts=texts))
-    body = Markup("").join(
-        [*(line.draw() for line in lines), *nodes, *(line.draw_arrow() for line in lines), *said]
-    )
+    drawn, heads = [line.draw() for line in lines], [line.draw_arrow() for line in lines]
+    body = Markup("").join([*drawn, *nodes, *heads, *said])
     title = f"Training facts about {test['head']} {test['relation']} {test['tail']}"
     title, bottom = f"{title} {caption}".strip(), bottom + CAPTION_X * bool(below)
     return _FRAME.format(width=size[0], height=bottom, title=title, body=body)
@@ -208,11 +203,8 @@ class _Line:
 
     def at(self, share: float) -> Position:
         one, two, three = (1 - share) ** 2, 2 * share * (1 - share), share**2
-        start, control, end = self.points
-        return (
-            one * start[0] + two * control[0] + three * end[0],
-            one * start[1] + two * control[1] + three * end[1],
-        )
+        x, y = (one * a + two * b + three * c for a, b, c in zip(*self.points, strict=True))
+        return x, y
 
     @property
     def arrow(self) -> tuple[Position, Position, Position]:
@@ -245,17 +237,16 @@ class _Line:
         curve = f"M{x1:.1f} {y1:.1f} Q{cx:.1f} {cy:.1f} {x2:.1f} {y2:.1f}"
         outer, inner = self.width + 8, self.width + 5
         beside = _BESIDE.format(curve=curve, colour=self.colour, outer=outer, inner=inner)
+        dash = DOTS if self.disputed else DASHES if self.fact is None else ""
         return _LINE.format(
-            fact="" if not self.fact else Markup(' data-fact="{}"').format(self.fact),
+            fact=Markup(' data-fact="{}"').format(self.fact) if self.fact else "",
             said=self.said,
             opacity=self.opacity,
             curve=curve,
             beside=beside if self.marked else "",
             colour=self.colour,
             width=self.width,
-            dash=_DASH.format(DOTS if self.disputed else DASHES)
-            if self.disputed or self.fact is None
-            else "",
+            dash=_DASH.format(dash) if dash else "",
         )
 
     def draw_arrow(self) -> Markup:
@@ -267,9 +258,8 @@ class _Line:
         bold = self.fact is None or self.stands_out
         for share in ALONG if self.labelled else ():
             x, y = self.at(share)
-            text = Text(
-                x, y - 5, layout.short_text(self.relation), EDGE_SIZE, letters, "middle", bold
-            )
+            short = layout.short_text(self.relation)
+            text = Text(x, y - 5, short, EDGE_SIZE, letters, "middle", bold)
             if not text.box.meets(taken):
                 taken.append(text.box)
                 return _drawn(text, "edge")

@@ -8,7 +8,7 @@ the same picture. In a narrow picture the head is on top and the tail at the bot
 import math
 import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from typing import NamedTuple
 
 import pandas as pd
@@ -133,12 +133,10 @@ def short_text(text: str, most: int = LINE_CHARACTERS + SLACK) -> str:
 
 def turned(places: Mapping[str, Position]) -> dict[str, Position]:
     """Return positions from top to bottom, in rows of at most `ABREAST` entities."""
-    columns: dict[float, list[str]] = {}
-    for key, (x, _) in sorted(places.items(), key=lambda item: item[1]):
-        columns.setdefault(x, []).append(key)
     rows: list[list[str]] = []
-    for keys in columns.values():
-        left = keys
+    ordered = sorted(places, key=lambda key: places[key])
+    for _, column in groupby(ordered, lambda key: places[key][0]):
+        left = [*column]
         while left:  # fewer in every second row, so that lines pass between the names above
             number = ABREAST - (len(rows) % 2 if len(left) > ABREAST else 0)
             rows.append(left[:number])
@@ -152,21 +150,15 @@ def turned(places: Mapping[str, Position]) -> dict[str, Position]:
 
 
 def num_rows(places: Mapping[str, Position]) -> float:
-    apart = [
-        below - above
-        for (x, above), (other_x, below) in pairwise(sorted(places.values()))
-        if x == other_x
-    ]
+    neighbours = pairwise(sorted(places.values()))
+    apart = [below - above for (x, above), (other_x, below) in neighbours if x == other_x]
     return 2 / min(apart, default=2)
 
 
 def point(place: Position, width: float, height: float) -> Position:
-    x, y = place
+    across, down = (1 + place[0]) / 2, (1 + place[1]) / 2
     margin = MARGIN_X if width >= NARROW else 0
-    return (
-        margin + (x + 1) / 2 * (width - 2 * margin),
-        MARGIN_Y + (y + 1) / 2 * (height - 2 * MARGIN_Y),
-    )
+    return margin + across * (width - 2 * margin), MARGIN_Y + down * (height - 2 * MARGIN_Y)
 
 
 class Box(NamedTuple):
@@ -178,13 +170,9 @@ class Box(NamedTuple):
     bottom: float
 
     def meets(self, others: Sequence["Box"]) -> int:
-        return sum(
-            self.left < other.right
-            and other.left < self.right
-            and self.top < other.bottom
-            and other.top < self.bottom
-            for other in others
-        )
+        left, top, right, bottom = self
+        meet = (left < c and a < right and top < d and b < bottom for a, b, c, d in others)
+        return sum(meet)
 
 
 class Text(NamedTuple):
@@ -260,7 +248,5 @@ def _beside(
     top = first.get(side, y + 0.36 * size - more / 2)
     across = {"left": x - room, "right": x + room}.get(side, x)
     anchor = {"left": "end", "right": "start"}.get(side, "middle")
-    return [
-        Text(across, top + down * row, line, size, letters, anchor, is_end)
-        for row, line in enumerate(lines)
-    ]
+    look = (size, letters, anchor, is_end)
+    return [Text(across, top + down * row, line, *look) for row, line in enumerate(lines)]

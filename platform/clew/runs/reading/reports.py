@@ -29,6 +29,8 @@ OF_TEST = ("score", "rank", "self_influence", "candidates", "truncated", "untrai
 TEST_COLUMNS = (*TRIPLE_COLUMNS, *OF_TEST)
 FURTHER_COLUMNS = (forms.COSINE_COLUMN, forms.SPREAD_COLUMN, forms.AGREEING_COLUMN)
 """Optional columns with further numbers about a score."""
+SPLIT = (forms.PART_PREFIX, forms.CHECKPOINT_PREFIX)
+"""What the columns begin with that add up to a score."""
 INFLUENCE_TABLE = "an influence table"
 
 
@@ -48,10 +50,8 @@ class ReportFiles:
     @property
     def identity(self) -> tuple[tuple[str, int, int], ...]:
         """Path, modification time and size of each file, to detect changes of a file."""
-        every = (self.json, self.parquet, self.text, self.sequence, self.picture)
-        present = [path for path in every if path]
         try:
-            states = [(path, path.stat()) for path in present]
+            states = [(path, path.stat()) for path in vars(self).values() if path]
         except OSError as error:
             raise DataError(
                 f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
@@ -91,15 +91,17 @@ def read_facts(files: ReportFiles, test_index: int) -> pd.DataFrame:
     present if the file has them.
     Rows are in the order of `by_side`: `place` counts them from 1, and `rank` counts each side.
     """
-    rows = _rows_of(files, test_index)
+    if files.parquet is not None:
+        types, own = _types_of(files.parquet), (forms.TEST_INDEX_COLUMN, test_index)
+        table = read_columns(files.parquet, types, INFLUENCE_TABLE, where=own)
+        rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
+    else:
+        assert files.json is not None
+        rows = _json_rows(files.json, test_index)
     terms = zip(TRIPLE_COLUMNS, forms.TERM_COLUMNS[6:], strict=True)
     columns = {column: rows[name] for column, name in terms}
     columns["influence"] = rows[forms.SCORE_COLUMN].astype(float)
-    split = [
-        c
-        for c in map(str, rows.columns)
-        if c.startswith((forms.PART_PREFIX, forms.CHECKPOINT_PREFIX))
-    ]
+    split = [column for column in map(str, rows.columns) if column.startswith(SPLIT)]
     numbers = [*(column for column in FURTHER_COLUMNS if column in rows), *split]
     columns |= {column: rows[column].astype(float) for column in numbers}
     columns |= {c: rows[c].astype(str) for c in [forms.COUNTERPART_COLUMN] if c in rows}
@@ -115,16 +117,6 @@ def read_paths(files: ReportFiles, test_index: int) -> Paths:
     return paths_of(test.paths, len(report.model.runs))
 
 
-def _rows_of(files: ReportFiles, test_index: int) -> pd.DataFrame:
-    if files.parquet is not None:
-        types, own = _types_of(files.parquet), (forms.TEST_INDEX_COLUMN, test_index)
-        table = read_columns(files.parquet, types, INFLUENCE_TABLE, where=own)
-        rows: pd.DataFrame = table.to_pandas(strings_to_categorical=True)
-        return rows
-    assert files.json is not None
-    return _json_rows(files.json, test_index)
-
-
 def _types_of(path: Path) -> dict[str, pa.DataType]:
     """Return the columns of an influence table with their types, without other programs' ones."""
     needed = [*forms.TERM_COLUMNS, forms.SCORE_COLUMN, forms.TEST_INDEX_COLUMN]
@@ -132,9 +124,7 @@ def _types_of(path: Path) -> dict[str, pa.DataType]:
     if missing := [column for column in needed if column not in present]:
         raise DataError(f"{path}: column {missing[0]} is missing; expected {INFLUENCE_TABLE}")
     whole = (forms.TEST_INDEX_COLUMN, forms.TRAIN_INDEX_COLUMN, forms.RANK_COLUMN)
-    split = [
-        name for name in present if name.startswith((forms.PART_PREFIX, forms.CHECKPOINT_PREFIX))
-    ]
+    split = [name for name in present if name.startswith(SPLIT)]
     known = dict.fromkeys((*forms.TERM_COLUMNS, forms.COUNTERPART_COLUMN), pa.string())
     known |= dict.fromkeys((forms.SCORE_COLUMN, *FURTHER_COLUMNS, *split), pa.float64())
     known |= dict.fromkeys(whole, pa.int64())
@@ -146,9 +136,8 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
     steps = [checkpoint.step for checkpoint in report.model.checkpoints]
     rows = []
     for entry in (*test.proponents, *reversed(test.opponents)):
-        row: dict[str, object] = dict(
-            zip(forms.TERM_COLUMNS, (*texts_of(test.test), *texts_of(entry.train)), strict=True)
-        )
+        texts = (*texts_of(test.test), *texts_of(entry.train))
+        row: dict[str, object] = dict(zip(forms.TERM_COLUMNS, texts, strict=True))
         row |= {forms.SCORE_COLUMN: entry.influence, forms.TEST_INDEX_COLUMN: test_index}
         row |= window_report.numbers_of(entry, steps)
         rows.append(row | {forms.COUNTERPART_COLUMN: entry.counterpart or ""})

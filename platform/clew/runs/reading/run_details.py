@@ -28,8 +28,7 @@ from clew.runs.influence_forms import VALUES_CSV_COLUMNS
 from clew.runs.influence_report import ReportModel
 from clew.runs.reading.models import Version, version_of
 from clew.runs.reading.runs import RunRecord, client, fetched, read_record
-from clew.runs.reading.search import RunQuery, find_runs, search_runs
-from clew.runs.reading.typed_search import quoted
+from clew.runs.reading.search import RunQuery, find_runs, quoted, search_runs
 from clew.runs.validation_record import ScoreSettings, ValidationRecord, ValidationSummary
 from clew.spreadsheets import changed, restored
 
@@ -37,13 +36,6 @@ MAX_FILES = 500
 PROGRAMS_TAGS = ("clew.", "mlflow.")
 _BY_RELATION = re.compile(rf"{names.ARTIFACT_EVALUATION}/(\w+)_by_relation\.parquet")
 BY_RELATION = "a table of ranks by relation"
-BY_RELATION_TYPES = {
-    "label": pa.string(),
-    "side": pa.string(),
-    "num_queries": pa.int64(),
-    names.MRR: pa.float64(),
-    names.MEAN_RANK: pa.float64(),
-}
 MAX_RUNS = 200
 SOURCES = {
     names.TAG_SOURCE_RUN: "uses the model of",
@@ -79,9 +71,8 @@ def list_files(run_id: str) -> list[FileInfo]:
 
     with store.using(f"the files of run {run_id}"):
         connected = client()
-        artifacts = get_artifact_repository(
-            connected.get_run(run_id).info.artifact_uri, tracking_uri=connected.tracking_uri
-        )
+        address, uri = connected.get_run(run_id).info.artifact_uri, connected.tracking_uri
+        artifacts = get_artifact_repository(address, tracking_uri=uri)
         return list(itertools.islice(below(None), MAX_FILES))
 
 
@@ -89,14 +80,11 @@ def list_data(run_id: str) -> list[tuple[str, str, str]]:
     """Return purpose, such as `training`, name and fingerprint of each data set of a run."""
     with store.using(f"the data of run {run_id}"):
         inputs = client().get_run(run_id).inputs
-    return [
-        (
-            next((tag.value for tag in found.tags if tag.key == MLFLOW_DATASET_CONTEXT), ""),
-            found.dataset.name,
-            found.dataset.digest,
-        )
-        for found in (inputs.dataset_inputs if inputs else ())
-    ]
+    found = []
+    for each in inputs.dataset_inputs if inputs else ():
+        purpose = next((tag.value for tag in each.tags if tag.key == MLFLOW_DATASET_CONTEXT), "")
+        found.append((purpose, each.dataset.name, each.dataset.digest))
+    return found
 
 
 def splits_by_relation(files: list[FileInfo]) -> list[str]:
@@ -108,7 +96,8 @@ def read_by_relation(run_id: str, split: str) -> pd.DataFrame:
     with fetched(run_id, f"{names.ARTIFACT_EVALUATION}/{split}_by_relation.parquet") as path:
         present = columns_of(path, BY_RELATION)
         hits = [name for k in (1, 3, 10) if (name := names.hits_at(k)) in present]
-        types = BY_RELATION_TYPES | dict.fromkeys(hits, pa.float64())
+        types = dict.fromkeys(("label", "side"), pa.string()) | {"num_queries": pa.int64()}
+        types |= dict.fromkeys((names.MRR, names.MEAN_RANK, *hits), pa.float64())
         frame: pd.DataFrame = read_columns(path, types, BY_RELATION).to_pandas()
     return frame
 
@@ -129,9 +118,8 @@ def read_data_report(run_id: str) -> tuple[pd.DataFrame, pd.DataFrame]:
             keys = ("first", "second", "kind", "common", "share")
             pairs = [[pair[key] for key in keys] for pair in content["pairs"]]
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise TrackingError(
-                f"run {run_id}: {path.name} is not a report on data ({described(error)})"
-            ) from None
+            problem = f"{path.name} is not a report on data ({described(error)})"
+            raise TrackingError(f"run {run_id}: {problem}") from None
     columns = ["What looks wrong", "Count", "Such as", "What to do"]
     said = ["Relation", "Says the same as", "As", "Facts in common", "Share"]
     return pd.DataFrame(findings, columns=columns), pd.DataFrame(pairs, columns=said)
@@ -165,11 +153,8 @@ def _versions(run_id: str) -> tuple[Version, ...]:
     with store.using(f"the model versions of run {run_id}"):
         connected = client()
         found = connected.search_model_versions(f"run_id = {quoted(run_id)}")
-        aliases = {
-            name: dict(connected.get_registered_model(name).aliases)
-            for name in {version.name for version in found}
-        }
-    versions = [version_of(version, aliases[version.name]) for version in found]
+        models = {name: connected.get_registered_model(name) for name in {v.name for v in found}}
+    versions = [version_of(version, models[version.name].aliases) for version in found]
     return tuple(sorted(versions, key=lambda version: (version.model, -version.version)))
 
 

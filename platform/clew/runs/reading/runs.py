@@ -20,8 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import read_yaml
-from clew.errors import ConfigError, TrackingError, described
-from clew.masking import masked
+from clew.errors import ConfigError, TrackingError, described, masked
 from clew.runs import store
 
 if TYPE_CHECKING:
@@ -208,9 +207,8 @@ def read_record(run_id: str, path: str, kind: type[Model], what: str) -> Model:
         try:
             return kind.model_validate_json(file.read_bytes())
         except (OSError, ValidationError) as error:
-            raise TrackingError(
-                f"run {run_id}: {path} is not {what} ({described(error)})"
-            ) from None
+            problem = f"{path} is not {what} ({described(error)})"
+            raise TrackingError(f"run {run_id}: {problem}") from None
 
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:

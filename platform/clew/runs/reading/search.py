@@ -4,10 +4,14 @@ The tracking server filters, sorts and limits the results, so this module only r
 are shown. MLflow's client has no call for the number of runs or the values of a tag. For a
 database, this module queries MLflow's tables. For a server, it finds the number of runs by testing
 which offsets are past the end, starting near the previous number.
+
+What a person types becomes a condition in MLflow's filter language: `embedding_dim=400 mrr>0.9
+data:umls` means that all three must hold. A part without a sign is part of a run's name, or a run's
+whole id.
 """
 
+import json
 import logging
-import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +22,27 @@ from mlflow import MlflowClient, entities
 from mlflow.entities import LifecycleStage, ViewType
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
+from pydantic import TypeAdapter, ValidationError
 
 from clew import names
-from clew.errors import TrackingError
-from clew.names import maximizes
+from clew.config.load import SHORT_KEYS
+from clew.config.schema import section_classes
+from clew.errors import TrackingError, UsageError, similar_name, valid_names
 from clew.runs import store
-from clew.runs.reading.metrics import HEADLINES, whole_number
 from clew.runs.reading.runs import RunRecord, client, database_of, record_of
-from clew.runs.reading.typed_search import Keys, condition, quoted
 
 logger = logging.getLogger(__name__)
 
 MAX_IDS_PER_FILTER = 50
 EXPERIMENTS_PER_PAGE, RUNS_PER_PAGE, NEWEST_PER_PAGE = 500, 100, 5
+TAGS = {"data": names.TAG_DATASET, "parent": MLFLOW_PARENT_RUN_ID, "note": names.TAG_NOTE}
+"""Tags that have another name here; `variant` is `clew.variant`, and `user` is `mlflow.user`."""
+STATES = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+SPLITS = ("valid", "test", "train")
+"""Of metrics with the same last part, `mrr` means that of the first of these."""
+
+_WORDS = re.compile(r'(?:"[^"]*"|\S)+')
+_PART = re.compile(r'([^\s:=<>!"]+)(<=|>=|!=|[:=<>])(.+)', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class RunQuery:
 
     experiment_ids: tuple[str, ...] = ()
     text: str = ""
-    """What a person typed, see `typed_search`."""
+    """What a person typed."""
     kind: str = ""
     task: str = ""
     config_hash: str = ""
@@ -53,6 +65,15 @@ class RunQuery:
     reviewed: bool = False
     """Whether to return only runs with a review."""
     order_by: str = "attributes.start_time DESC"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The names of what the runs of a store recorded."""
+
+    metrics: frozenset[str]
+    params: frozenset[str]
+    tags: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -73,9 +94,8 @@ def list_experiments() -> dict[str, str]:
 def experiment_id_of(name: str) -> str:
     known = list_experiments()
     if name not in known:
-        raise TrackingError(
-            f"no experiment {name!r}; there are {', '.join(map(repr, known)) or 'none'}"
-        )
+        there = ", ".join(map(repr, known)) or "none"
+        raise TrackingError(f"no experiment {name!r}; there are {there}")
     return known[name]
 
 
@@ -111,9 +131,8 @@ def find_runs(run_ids: Sequence[str]) -> list[RunRecord]:
         experiments = experiment_ids_of(connected, RunQuery())
         for first in range(0, len(wanted), MAX_IDS_PER_FILTER):
             ids = ", ".join(f"'{run_id}'" for run_id in wanted[first : first + MAX_IDS_PER_FILTER])
-            page = connected.search_runs(
-                experiments, f"attributes.run_id IN ({ids})", max_results=MAX_IDS_PER_FILTER
-            )
+            chosen = f"attributes.run_id IN ({ids})"
+            page = connected.search_runs(experiments, chosen, max_results=MAX_IDS_PER_FILTER)
             found |= {run.info.run_id: record_of(run) for run in page}
     return [found[run_id] for run_id in wanted if run_id in found]
 
@@ -143,6 +162,11 @@ def run_meant(reference: str, kind: str) -> str:
 
 
 def filter_string(query: RunQuery) -> str:
+    """Return a query's conditions in MLflow's filter language.
+
+    Raises:
+        UsageError: A part of what a person typed cannot be understood.
+    """
     tags = {
         names.TAG_KIND: query.kind,
         names.TAG_TASK: query.task,
@@ -156,8 +180,7 @@ def filter_string(query: RunQuery) -> str:
     clauses = [f"tags.`{key}` = {quoted(value)}" for key, value in tags.items() if value]
     if query.status:
         clauses.append(f"attributes.status = {quoted(query.status)}")
-    if typed := condition(query.text, known_keys):
-        clauses.append(typed)
+    clauses += [_clause(part) for part in _WORDS.findall(query.text)]
     return " AND ".join(clauses)
 
 
@@ -237,83 +260,86 @@ def known_keys() -> Keys:
         connected = client()
         base = database_of(connected)
         if base is None:
-            found = connected.search_runs(
-                experiment_ids_of(connected, RunQuery()), max_results=RUNS_PER_PAGE
-            )
-            metrics, params, tags = (
-                frozenset(key for run in found for key in getattr(run.data, part))
-                for part in ("metrics", "params", "tags")
-            )
-            return Keys(metrics, params, tags)
+            ids = experiment_ids_of(connected, RunQuery())
+            found = connected.search_runs(ids, max_results=RUNS_PER_PAGE)
+            parts = ("metrics", "params", "tags")
+            return Keys(*(frozenset(k for r in found for k in getattr(r.data, p)) for p in parts))
         from mlflow.store.tracking.dbmodels.models import SqlLatestMetric, SqlParam, SqlTag
 
         with base.ManagedSessionMaker() as session:
-            metrics, params, tags = (
-                frozenset(key for (key,) in session.query(table.key).distinct())
-                for table in (SqlLatestMetric, SqlParam, SqlTag)
-            )
-            return Keys(metrics, params, tags)
+            keys = (session.query(table.key) for table in (SqlLatestMetric, SqlParam, SqlTag))
+            return Keys(*(frozenset(key for (key,) in each.distinct()) for each in keys))
 
 
-HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
-"""Parameter that is false if the metrics `valid/` of a run are those of its test examples."""
+def quoted(text: str) -> str:
+    """Return a string literal for MLflow's filter language, which cannot escape quotes."""
+    return '"' + text.replace('"', "_") + '"' if "'" in text else f"'{text}'"
 
 
-def own_metric(runs: Sequence[RunRecord]) -> str:
-    """Return the default metric for choosing among the runs: the main metric of their task.
-
-    If the runs have several tasks, the task that comes first in `HEADLINES` counts.
-    """
-    headlines = list(HEADLINES.values())
-    return next((key for key in headlines if any(key in run.metrics for run in runs)), headlines[0])
-
-
-def find_best_run(experiment: str, metric: str = "") -> tuple[RunRecord, int]:
-    """Return the finished training run with the best value of a metric, and of how many.
-
-    For a validation metric, the value at the run's best checkpoint counts, not the last value.
-    Without a name, the metric is `own_metric` of the runs.
-    """
-    query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
-    runs = list(every_run(query))
-    if not runs:
-        raise TrackingError(
-            f"experiment {experiment!r} has no finished training run; train one (`clew train`) or "
-            "give another experiment"
-        )
-    where = f" of experiment {experiment!r}"
-    return best_of_runs(runs, metric or own_metric(runs), where=where)
-
-
-def best_of_runs(
-    runs: Sequence[RunRecord], metric: str, *, where: str = ""
-) -> tuple[RunRecord, int]:
-    """Return the run with the best value of a metric (of equals, the first), and of how many."""
-    tested = [run for run in runs if run.params.get(HELD_OUT, "").lower() == "false"]
-    having = [run for run in runs if metric in run.metrics and run not in tested]
-    if not having:
-        known = sorted({key for run in runs for key in run.metrics})
-        raise TrackingError(
-            f"no run{where} has metric {metric!r} of validation examples; they have "
-            f"{', '.join(key for key in known if key.startswith('valid/')) or 'none'}"
-        )
-    choose = max if maximizes(metric) else min
-    rated = [(value_at_best(run, metric), run) for run in having]
-    finite = [(value, run) for value, run in rated if math.isfinite(value)]
-    if not finite:
-        raise TrackingError(
-            f"{metric!r} is NaN or infinite in all {len(having)} runs{where} that have it; choose "
-            "by another metric"
-        )
-    return choose(finite, key=lambda rating: rating[0])[1], len(finite)
+def _clause(part: str) -> str:
+    """Return the condition of a part of what a person typed."""
+    split, plain = _PART.fullmatch(part), part.replace('"', "")
+    if split is None:
+        if re.fullmatch(r"[0-9a-f]{32}", plain):
+            return f"attributes.run_id = '{plain}'"
+        return f"attributes.run_name ILIKE {quoted(f'%{plain}%')}"
+    name, sign, value = split[1], split[2], split[3].replace('"', "")
+    if name == "state":
+        if value not in STATES or sign not in ":=":
+            raise UsageError(f"{plain}: {valid_names(value, list(STATES))}")
+        return f"attributes.status = '{STATES[value]}'"
+    kind, key = ("tags", TAGS[name]) if name in TAGS else _meaning(name, known_keys())
+    place = f"{kind}.`{key}`"
+    if kind == "metrics":
+        if not re.fullmatch(r"-?(\d{1,20}\.?\d*|\.\d+)(e[+-]?\d\d?)?", value):
+            raise UsageError(f"{plain}: a metric is compared with a number, such as 0.9")
+        return f"{place} {sign.replace(':', '=')} {float(value):.17f}"
+    if sign in (">", "<", ">=", "<="):
+        raise UsageError(f"{plain}: {name} is kept as text and has no order; use =, != or :")
+    if sign == ":":
+        return f"{place} ILIKE {quoted(f'%{value}%')}"
+    return f"{place} {sign} {quoted(_recorded(key, value) if kind == 'params' else value)}"
 
 
-def value_at_best(run: RunRecord, metric: str) -> float:
-    """Return a metric's value at the run's best checkpoint, or the last value if it has none."""
-    best_step = run.tags.get(names.TAG_BEST_STEP, "")
-    if not metric.startswith("valid/") or whole_number(best_step) is None:
-        return run.metrics[metric]
-    with store.using(f"metric {metric} of run {run.run_id}"):
-        history = client().get_metric_history(run.run_id, metric)
-    at_best = [entry.value for entry in history if entry.step == int(best_step)]
-    return float(at_best[-1]) if at_best else run.metrics[metric]
+def _meaning(name: str, keys: Keys) -> tuple[str, str]:
+    """Return whether a name is that of `metrics`, `params` or `tags`, and the whole name."""
+    kind, _, rest = name.partition(".")
+    if kind in vars(keys) and rest and "`" not in rest:  # MLflow cannot quote it
+        return kind, rest
+    short = name.replace("-", "_")
+    setting = names.PARAMETER_PREFIX + SHORT_KEYS.get(short, short)
+    settings = [key for key in keys.params if key.startswith(names.PARAMETER_PREFIX)]
+    splits = [key for split in SPLITS if (key := f"{split}/{name}") in keys.metrics]
+    for where, found in (
+        ("tags", {f"clew.{name}"} & keys.tags),
+        ("params", {setting} & keys.params),
+        ("params", {key for key in settings if key.endswith(f".{short}")}),
+        ("metrics", {name} & keys.metrics),
+        ("metrics", set(splits[:1])),
+        ("metrics", {key for key in keys.metrics if key.endswith(f"/{name}")}),
+        ("tags", {name, f"mlflow.{name}"} & keys.tags),
+        ("params", {name} & keys.params),
+    ):
+        if len(found) > 1:
+            raise UsageError(f"{name} means {' or '.join(sorted(found))}; write one of them")
+        if found:
+            return where, found.pop()
+    every = {re.split(r"[./]", key)[-1] for key in keys.metrics | keys.params | keys.tags}
+    near = [key for key in sorted(every) if short in key] or [short]
+    said = f"no run has a setting, metric or tag {name!r}"
+    question = similar_name(near[0], sorted(every))
+    raise UsageError("; ".join(filter(None, (said, "names of runs go in quotes", question))))
+
+
+def _recorded(key: str, value: str) -> str:
+    """Return a setting's value as a run records it: `1e-3` as `0.001`."""
+    section, _, name = key.removeprefix(names.PARAMETER_PREFIX).partition(".")
+    for owner in section_classes(section) if key.startswith(names.PARAMETER_PREFIX) else []:
+        if name in owner.model_fields:
+            try:
+                field: Any = owner.model_fields[name].annotation
+                read = TypeAdapter(field).validate_python(value)
+            except ValidationError:
+                continue
+            return read if isinstance(read, str) else json.dumps(read)
+    return value

@@ -61,9 +61,7 @@ def _response(explanation: SharedExplanation) -> Content:
     paths = [path for path in found.found[:MAX_PATHS] if not left_out & set(path.ranks)]
     shown = pd.concat([proponents, found.facts_of(paths).drop(columns="rank")])
     shown = shown.drop_duplicates(TRAIN_KEY)
-    ids = {
-        triple_of(fact): f"fact-{number}" for number, (_, fact) in enumerate(shown.iterrows(), 1)
-    }
+    ids = {triple_of(fact): f"fact-{n}" for n, (_, fact) in enumerate(shown.iterrows(), 1)}
     graphs = _support_graphs(proponents, found, paths, ids)
     head, tail = (biolink.as_curie(str(test[end])) for end in ("head_id", "tail_id"))
     edges = {PREDICTION: _predicted(test, list(graphs))}
