@@ -24,8 +24,7 @@ from clew.workflows.explaining.trace_windows import (
     open_tracer,
     record_each,
 )
-from clew.workflows.model_source import LoadedModel
-from clew.workflows.run_checkpoints import open_checkpoints
+from clew.workflows.model_source import LoadedModel, open_checkpoints
 
 DRAWN_WINDOWS = 3
 """Number of training windows of each sign whose frames are drawn."""

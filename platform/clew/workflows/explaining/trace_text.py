@@ -29,8 +29,7 @@ from clew.workflows.explaining.trace_windows import (
     open_tracer,
     record_each,
 )
-from clew.workflows.model_source import LoadedModel
-from clew.workflows.run_checkpoints import open_checkpoints
+from clew.workflows.model_source import LoadedModel, open_checkpoints
 
 WRITTEN_TOKENS = 64
 """Number of tokens in a continuation that the model generates itself."""

@@ -24,10 +24,16 @@ from clew.training.setup import prepare_process
 from clew.training.task import B, Task
 from clew.workflows.explaining.trace_source import replay_settings, require_same_device
 from clew.workflows.explaining.tracin import metrics_of
-from clew.workflows.model_source import LoadedModel, ModelSource, device_of, own_task
+from clew.workflows.model_source import (
+    LoadedModel,
+    ModelSource,
+    average_setting,
+    best_setting,
+    device_of,
+    own_task,
+)
 from clew.workflows.open_run import folder_meant
 from clew.workflows.outputs import check_file, check_new_folder
-from clew.workflows.run_checkpoints import average_setting, best_setting
 from clew.workflows.training_run import trace_run
 
 T = TypeVar("T", bound=Task[Any])

@@ -46,8 +46,8 @@ from clew.workflows.explaining.trace_source import (
     unrolled_settings,
     usable,
 )
+from clew.workflows.model_source import average_setting
 from clew.workflows.outputs import check_file, check_folder
-from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.training_run import trace_run
 
 logger = logging.getLogger(__name__)
