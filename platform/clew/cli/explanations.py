@@ -7,15 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from clew.cli.options import (
-    Configured,
-    ModelReference,
-    Option,
-    Options,
-    Printed,
-    Spoken,
-    command,
-)
+from clew.cli.options import Configured, ModelReference, Option, Options, Printed, Spoken, command
 from clew.cli.output import progress_bar, tell
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, ValidationRequest, ValueRequest
@@ -90,7 +82,7 @@ class BatchTracinOptions(ExplainOptions, ClusterRequest):
 
 
 BATCH = {
-    *("test_triples", "output_dir", "start_index", "max_triples", "edge_map", "node_name_dict"),
+    *("test_triples", "output_dir", "start_index", "max_triples", "edge_map", "node_name_dict")
 }
 
 

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clew.cli.options import (
-    ModelReference,
-    Option,
-    Options,
-    Printed,
-    Spoken,
-    command,
-    dashed,
-)
+from clew.cli.options import ModelReference, Option, Options, Printed, Spoken, command, dashed
 from clew.cli.output import progress_bar, tell
 
 if TYPE_CHECKING:

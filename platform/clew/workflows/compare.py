@@ -210,11 +210,7 @@ def _traced(
 
 
 def cells_on_cluster(
-    cluster: Cluster,
-    study: Study,
-    turns: Sequence[tuple[int, str]],
-    parent: str | None,
-    place: str,
+    cluster: Cluster, study: Study, turns: Sequence[tuple[int, str]], parent: str | None, place: str
 ) -> Iterator[CellResult]:
     """Yield the results of cells as they end; if all nodes that try a cell die, it has failed."""
     cluster.require_same("the data", fingerprints, study)
