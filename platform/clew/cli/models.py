@@ -182,7 +182,7 @@ def _list(options: PredictOptions) -> None:
 
 def _continue(options: PredictOptions) -> None:
     from clew.language_modeling.model import Sampling
-    from clew.workflows.predict_text import TextRequest, predict_text, read_prompt
+    from clew.workflows.predict_windows import TextRequest, predict_text, read_prompt
 
     prompt = options.prompt
     if options.prompt_file:
@@ -205,7 +205,7 @@ def _continue(options: PredictOptions) -> None:
 
 
 def _predict_frames(options: PredictOptions) -> None:
-    from clew.workflows.predict_frames import predict_frames
+    from clew.workflows.predict_windows import predict_frames
 
     assert options.frames is not None
     assert options.output is not None

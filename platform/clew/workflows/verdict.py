@@ -1,18 +1,14 @@
 """The last words of a command: what came out, whether it is good, and what to type next."""
 
-import shlex
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from clew import names
-from clew.errors import counted, printable
+from clew.errors import printable
 from clew.files import as_typed
 from clew.runs.store import in_use
 from clew.training.reports import lasting, speed_in_words
-from clew.workflows.study_report import StudyReport
-from clew.workflows.study_report import shown as interval
 from clew.workflows.subjects import SUBJECTS
 
 GROUPS = {
@@ -76,37 +72,3 @@ def of_training(
 def as_note(lines: list[str]) -> dict[str, str]:
     """Return the tag that shows a verdict as the run's description, a paragraph for each line."""
     return {names.TAG_NOTE: "\n\n".join(line for line in lines if not line.startswith("files:"))}
-
-
-MEASURES = 4
-"""Number of measures of a study in its verdict; the table has all."""
-
-
-def of_study(report: StudyReport, study: str, *, run_id: str | None, kept: str) -> list[str]:
-    """Return the verdict on a study in at most eight lines; `study` is its name as typed."""
-    own, reference, seeds = report.study, report.study.reference, report.study.seeds
-    cells = len(own.variants) * len(seeds)
-    lines = [
-        f"study {own.name}: {len(own.variants)} variants, {counted(len(seeds), 'seed')}, "
-        f"{cells - len(report.problems)} of {counted(cells, 'cell')} finished; beside "
-        f"`{reference}`, most and least:"
-    ]
-    measured = [m for m in own.measures if (reference, m.metric) in report.values]
-    for measure in measured[:MEASURES]:
-        others = [variant for variant in own.variants if variant != reference]
-        ratios = {v: found for v in others if (found := report.ratio(v, measure.metric))}
-        sure = {v: r for v, r in ratios.items() if not r.low <= 1 <= r.high} or ratios
-        base = statistics.median(report.values[reference, measure.metric].values())
-        named = sorted(sure, key=lambda variant: -sure[variant].value)
-        both = dict.fromkeys([*named[:1], *named[-1:]])
-        ends = "; ".join(f"`{one}` {interval(sure[one])} times" for one in both)
-        chance = "not certain: " if sure is ratios and len(seeds) > 1 else ""
-        lines.append(f"{measure.label} {base:.4g}: {chance}{ends or 'no ratios'}")
-    if report.problems:
-        lines.append(f"did not finish: {report.problems[0]}")
-    elif len(seeds) == 1:
-        lines.append("one seed, so no interval says which differences are chance")
-    lines.append(f"files: run {run_id or '(not recorded)'} of {in_use()}{kept}")
-    more = "seeds=0,1,2" if len(seeds) == 1 and not report.problems else "--all"
-    lines.append(f"next: clew compare {shlex.quote(study)} {more}, or clew ui, page Studies")
-    return [printable(line) for line in lines]
