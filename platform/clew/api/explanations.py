@@ -30,8 +30,7 @@ from clew.runs.window_report import (
     WindowReport,
     numbers_of,
 )
-from clew.workflows.explaining.trace_sequence import trace_sequences
-from clew.workflows.explaining.trace_text import Text, trace_texts
+from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
 from clew.workflows.explaining.value_facts import FactValues
 from clew.workflows.explaining.value_facts import value_facts as value_all
