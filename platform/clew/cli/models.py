@@ -143,13 +143,10 @@ def _answer(options: PredictOptions) -> None:
     from clew.workflows.predict_list import check_table, write_table
 
     check_table("--output", options.output)
-    if options.input:
-        queries = read_queries(options.input)
-    else:
-        queries = [asked(options.head, options.relation, options.tail)]
+    one = asked(options.head, options.relation, options.tail)
     result = workflow.predict(
         options.model,
-        queries,
+        read_queries(options.input) if options.input else [one],
         top_k=options.top_k,
         filter_known=options.filter_known,
         level=options.conformal,
@@ -184,9 +181,8 @@ def _continue(options: PredictOptions) -> None:
     from clew.language_modeling.model import Sampling
     from clew.workflows.predict_windows import TextRequest, predict_text, read_prompt
 
-    prompt = options.prompt
-    if options.prompt_file:
-        prompt = read_prompt(options.prompt_file, sys.stdin.buffer)
+    file = options.prompt_file
+    prompt = read_prompt(file, sys.stdin.buffer) if file else options.prompt
     request = TextRequest(
         prompt=prompt,
         max_tokens=options.max_tokens,
@@ -196,8 +192,7 @@ def _continue(options: PredictOptions) -> None:
     )
     pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
     if options.as_json:
-        content = {"model": options.model, "prompt": prompt, "text": "".join(pieces)}
-        tell(json.dumps(content))
+        tell(json.dumps({"model": options.model, "prompt": prompt, "text": "".join(pieces)}))
         return
     for piece in pieces:
         tell(piece, nl=False)

@@ -9,6 +9,7 @@ import json
 import logging
 import shlex
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -278,12 +279,10 @@ def _require_measures(study: Study, cell: CellResult) -> None:
 
 def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -> StudyReport:
     """Build the report of what the cells measured, on this machine or on the cluster's nodes."""
-    values: dict[tuple[str, str], dict[int, float]] = {}
+    values = defaultdict[tuple[str, str], dict[int, float]](dict)
     for cell in cells:
-        for measure in study.measures:
-            if measure.metric in cell.metrics:
-                found = values.setdefault((cell.variant, measure.metric), {})
-                found[cell.seed] = cell.metrics[measure.metric]
+        for key in (m.metric for m in study.measures if m.metric in cell.metrics):
+            values[cell.variant, key][cell.seed] = cell.metrics[key]
     if not any((study.reference, measure.metric) in values for measure in study.measures):
         raise UsageError(
             f"no run of the reference {study.reference!r} finished, so there is nothing to compare "
