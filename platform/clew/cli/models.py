@@ -139,8 +139,8 @@ def predict(options: PredictOptions) -> None:
 
 def _answer(options: PredictOptions) -> None:
     from clew.workflows import predict as workflow
+    from clew.workflows.outputs import check_table, write_table
     from clew.workflows.predict import asked, read_queries
-    from clew.workflows.predict_list import check_table, write_table
 
     check_table("--output", options.output)
     one = asked(options.head, options.relation, options.tail)
@@ -163,8 +163,7 @@ def _answer(options: PredictOptions) -> None:
 
 
 def _list(options: PredictOptions) -> None:
-    from clew.workflows.predict import read_queries
-    from clew.workflows.predict_list import predict_list
+    from clew.workflows.predict import predict_list, read_queries
 
     result = predict_list(
         options.model,
