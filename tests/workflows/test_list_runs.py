@@ -8,10 +8,10 @@ from mlflow import MlflowClient
 import clew
 from clew import names
 from clew.__main__ import run as run_command
+from clew.cli.project import list_runs
 from clew.errors import TrackingError
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import RunQuery, run_meant, search_runs, value_at_best
-from clew.workflows.list_runs import list_runs
 from tests.workflows.trained import TrainedStore
 
 
