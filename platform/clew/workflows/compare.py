@@ -30,9 +30,9 @@ from clew.runs.store import in_use
 from clew.training.manifest import sha256
 from clew.workflows.child import trace_in_child, train_in_child
 from clew.workflows.cluster import Cluster, opened_cluster
+from clew.workflows.evaluate import as_note
 from clew.workflows.outputs import check_file
 from clew.workflows.subjects import data_fingerprint
-from clew.workflows.verdict import as_note
 
 logger = logging.getLogger(__name__)
 
