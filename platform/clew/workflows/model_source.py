@@ -206,16 +206,9 @@ def open_checkpoints(
         _refuse_average(records, config)
         records = _complete(records, run)
         manifest = read_manifest(records[-1].path)
-        run_id = run.run_id or manifest.run_id or None
-        model = ModelSource(
-            reference,
-            records[-1].path,
-            manifest,
-            config,
-            run_id,
-            run.version,
-            best=run.best_manifest(),
-        )
+        run_id, best = run.run_id or manifest.run_id or None, run.best_manifest()
+        last = records[-1].path
+        model = ModelSource(reference, last, manifest, config, run_id, run.version, best)
         yield model, tuple(records)
 
 
