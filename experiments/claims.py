@@ -18,7 +18,7 @@ from clew.config.load import read_section
 from clew.config.study import load_study
 from clew.errors import ClewError, ConfigError, DataError, described, quoted
 from clew.runs.reading.metrics import Estimate
-from clew.workflows.study_report import shown
+from clew.workflows.compare import shown
 
 STUDIES = Path(__file__).parent / "studies"
 METHOD = (

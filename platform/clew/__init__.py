@@ -14,10 +14,9 @@ is first used.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from clew.api.explanations import Attribution, attribute
+    from clew.api.explanations import Attribution, attribute, value_facts
     from clew.api.models import LanguageModel, Model, SequenceModel, TripleModel, evaluate, load
     from clew.api.training import Run, Search, plan, train, tune
-    from clew.api.values import value_facts
     from clew.workflows.evaluate import EvaluateResult as Evaluation
     from clew.workflows.plan import MemoryPlan
 

@@ -33,8 +33,7 @@ from clew.workflows.explaining.trace_source import open_trace_source
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.predict import asked as query
 from clew.workflows.predict import predict
-from clew.workflows.predict_frames import predict_frames
-from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.predict_windows import TextRequest, predict_frames, predict_text
 from clew.workflows.promote import PromotionRequest, promote, rollback
 from clew.workflows.train import train
 from clew.workflows.verify import VerifyRequest, verify

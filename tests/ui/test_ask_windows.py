@@ -15,8 +15,7 @@ from clew.language_modeling.model import Sampling
 from clew.ui import access
 from clew.ui.components import frames, jobs
 from clew.ui.components.jobs import Job, Jobs
-from clew.workflows.predict_frames import predict_frames
-from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.predict_windows import TextRequest, predict_frames, predict_text
 from tests.image_sequences.sequence_files import METADATA, sequence_columns, write_folder
 from tests.recorded import Recorded
 from tests.ui.conftest import Open, no_surprise, shown

@@ -10,11 +10,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run
 
 from clew import names
+from clew.cli.project import list_runs
 from clew.runs.reading.metrics import progress_of
 from clew.runs.reading.runs import find_run, last_sign_of_life, state_of
 from clew.ui.components.runs import counts, curves_of, live_runs
 from clew.ui.views.run import repeating_commands
-from clew.workflows.list_runs import list_runs
 from tests.ui.conftest import Open, shown
 
 HOUR = 3600.0

@@ -8,11 +8,11 @@ from mlflow import MlflowClient
 import clew
 from clew import names
 from clew.__main__ import run as run_command
+from clew.cli.project import list_runs
 from clew.errors import TrackingError
 from clew.runs.reading.metrics import value_at_best
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import RunQuery, run_meant, search_runs
-from clew.workflows.list_runs import list_runs
 from tests.workflows.trained import TrainedStore
 
 

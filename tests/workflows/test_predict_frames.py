@@ -18,7 +18,7 @@ from clew.image_sequences.model import SequenceRegressor
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.evaluate import evaluate
 from clew.workflows.model_source import load_source, open_model
-from clew.workflows.predict_frames import predict_frames
+from clew.workflows.predict_windows import predict_frames
 from tests.image_sequences.sequence_files import (
     METADATA,
     Columns,

@@ -17,7 +17,7 @@ from clew.language_modeling.model import EigenstateLM, Sampling
 from clew.language_modeling.tokenizers import encode_prompt
 from clew.runs.reading.runs import download_artifact
 from clew.workflows.model_source import load_source, open_model
-from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.predict_windows import TextRequest, predict_text
 from tests.edited import edit_manifest
 from tests.language_modeling.test_generation import letters_tokenizer
 from tests.workflows.conftest import run_of

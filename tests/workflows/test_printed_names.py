@@ -92,7 +92,7 @@ def test_a_name_does_not_add_lines_to_a_list(tracking_store: Path, show: Show) -
 
 def test_text_that_a_model_writes(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = ["a line\n", "\tdéjà ", *HARMFUL.values()]
-    monkeypatch.setattr("clew.workflows.predict_text.predict_text", lambda *given: iter(pieces))
+    monkeypatch.setattr("clew.workflows.predict_windows.predict_text", lambda *given: iter(pieces))
     text = show(lambda: run_command(["predict", "none", "--prompt", "x"]))
     assert text.startswith("a line\n\tdéjà ")
     assert_harmless(text, *HARMFUL)

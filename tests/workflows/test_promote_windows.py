@@ -13,8 +13,7 @@ from clew.image_sequences.prediction import HELD_OUT_FILE, WindowPredictor
 from clew.runs.reading.runs import find_run
 from clew.runs.registry import Registry
 from clew.workflows.evaluate import evaluate
-from clew.workflows.predict_frames import predict_frames
-from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.predict_windows import TextRequest, predict_frames, predict_text
 from clew.workflows.promote import PromotionRequest, promote, rollback
 from tests.image_sequences.sequence_files import sequence_columns, write_folder
 from tests.workflows.conftest import run_of

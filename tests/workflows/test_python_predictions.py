@@ -9,8 +9,7 @@ import pytest
 import clew
 from clew.errors import ConfigError
 from clew.language_modeling.model import Sampling
-from clew.workflows.predict_frames import predict_frames
-from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.predict_windows import TextRequest, predict_frames, predict_text
 from tests.image_sequences.sequence_files import write_folder
 from tests.workflows.test_predict_frames import new_frames
 from tests.workflows.trained import StoredRun, TrainedStore, use_store

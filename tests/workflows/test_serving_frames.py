@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from clew.workflows.predict_frames import predict_frames
+from clew.workflows.predict_windows import predict_frames
 from clew.workflows.promote import PromotionRequest, promote
 from tests.image_sequences.sequence_files import write_folder
 from tests.workflows.servers import check_formless, post, refused, serving

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from clew.workflows.predict_text import TextRequest, predict_text
+from clew.workflows.predict_windows import TextRequest, predict_text
 from clew.workflows.promote import PromotionRequest, promote
 from tests.workflows.servers import check_formless, post, refused, serving
 from tests.workflows.trained import StoredRun

@@ -12,9 +12,9 @@ from clew.errors import CheckpointError, ConfigError, DataError
 from clew.runs.reading.runs import download_artifact
 from clew.runs.reading.search import RunQuery, search_runs
 from clew.runs.window_report import TextInfluenceReport
-from clew.workflows.explaining import trace_text
-from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
-from clew.workflows.explaining.trace_windows import WindowTrace
+from clew.workflows.explaining import trace_windows as trace_text
+from clew.workflows.explaining.trace_windows import Text, read_texts, trace_texts
+from clew.workflows.explaining.window_traces import WindowTrace
 from clew.workflows.predict import asked, predict
 from tests.workflows.trained import StoredRun
 

@@ -20,9 +20,8 @@ from clew.link_prediction.vocabulary import Vocabulary
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import RunQuery, run_meant, search_runs
 from clew.workflows.explaining.tracin import tracin
-from clew.workflows.model_source import open_model
+from clew.workflows.model_source import open_checkpoints, open_model
 from clew.workflows.predict import open_predictor
-from clew.workflows.run_checkpoints import open_checkpoints
 from clew.workflows.subjects import build_task
 from clew.workflows.train import train
 from clew.workflows.tune import TuneRequest, tune

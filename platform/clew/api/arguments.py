@@ -8,14 +8,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import (
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    validate_call,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, validate_call
 
 from clew.errors import ConfigError, described, quoted, reason_of
 

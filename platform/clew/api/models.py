@@ -29,8 +29,7 @@ from clew.workflows.evaluate import EvaluateResult
 from clew.workflows.evaluate import evaluate as evaluate_model
 from clew.workflows.model_source import open_model
 from clew.workflows.predict import calibrate_answer_sets, open_predictor
-from clew.workflows.predict_frames import predict_frames
-from clew.workflows.predict_text import open_text_model
+from clew.workflows.predict_windows import open_text_model, predict_frames
 
 logger = logging.getLogger(__name__)
 

@@ -1,20 +1,14 @@
 """Commands that explain predictions, test explanations and write reports."""
 
+import dataclasses
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from clew.cli.options import (
-    Configured,
-    ModelReference,
-    Option,
-    Options,
-    Printed,
-    Spoken,
-    command,
-)
+from clew.cli.options import Configured, ModelReference, Option, Options, Printed, Spoken, command
 from clew.cli.output import in_json, progress_bar, tell
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, ValidationRequest, ValueRequest
@@ -88,11 +82,6 @@ class BatchTracinOptions(ExplainOptions, ClusterRequest):
     """File of entity labels, id<TAB>name."""
 
 
-BATCH = {
-    *("test_triples", "output_dir", "start_index", "max_triples", "edge_map", "node_name_dict"),
-}
-
-
 @command(BatchTracinOptions, "clew batch-tracin newest test_triples=test.txt max_triples=10")
 def batch_tracin(options: BatchTracinOptions) -> None:
     """Explain many predictions; resumable. Only training triples near each are scored."""
@@ -100,12 +89,9 @@ def batch_tracin(options: BatchTracinOptions) -> None:
     from clew.workflows.explaining.batch_tracin import BatchRequest
     from clew.workflows.explaining.trace_source import GivenFiles
 
-    request = BatchRequest(
-        model=options.model,
-        overrides=options.overrides,
-        files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
-        **options.model_dump(include=BATCH),
-    )
+    own = options.model_dump(include={field.name for field in dataclasses.fields(BatchRequest)})
+    files = GivenFiles(options.train, options.entity_to_id, options.relation_to_id)
+    request = BatchRequest(**own, overrides=options.overrides, files=files)
     bars = [progress_bar(unit, as_json=options.as_json) for unit in ("tests", "training runs")]
     result = workflow.batch_tracin(request, cluster=options, progress=bars[0], trained=bars[1])
     tell(in_json(result.as_dict()) if options.as_json else result.table())
@@ -123,6 +109,18 @@ class TraceWindowsOptions(Configured, Spoken):
     """Also write the report to this JSON file; for several explanations, a folder with one file for
     each."""
 
+    def explain(self, trace: Callable[..., Any], model: str, asked: Sequence[object]) -> None:
+        """Call a workflow with these options, and print its results."""
+        results = trace(
+            model,
+            asked,
+            self.overrides,
+            num_last_layers=self.num_last_layers,
+            output=self.output,
+            progress=progress_bar(_unit(self, "windows"), as_json=False),
+        )
+        tell("\n\n".join(result.table() for result in results))
+
 
 class TraceSequenceOptions(TraceWindowsOptions):
     model: ModelReference
@@ -135,17 +133,9 @@ class TraceSequenceOptions(TraceWindowsOptions):
 @command(TraceSequenceOptions, "clew trace-sequence newest frame=1200")
 def trace_sequence(options: TraceSequenceOptions) -> None:
     """Find the training windows behind a frame prediction."""
-    from clew.workflows.explaining.trace_sequence import trace_sequences
+    from clew.workflows.explaining.trace_windows import trace_sequences
 
-    results = trace_sequences(
-        options.model,
-        options.frame or [None],
-        options.overrides,
-        num_last_layers=options.num_last_layers,
-        output=options.output,
-        progress=progress_bar(_unit(options, "windows"), as_json=False),
-    )
-    tell("\n\n".join(result.table() for result in results))
+    options.explain(trace_sequences, options.model, options.frame or [None])
 
 
 class TraceTextOptions(TraceWindowsOptions):
@@ -163,23 +153,14 @@ class TraceTextOptions(TraceWindowsOptions):
 @command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
 def trace_text(options: TraceTextOptions) -> None:
     """Find the training windows behind a text. They made its continuation likely."""
-    from clew.workflows.explaining.trace_text import Text, read_texts, trace_texts
+    from clew.workflows.explaining.trace_windows import Text, read_texts, trace_texts
 
     if options.prompts is not None and (options.prompt or options.continuation):
         beside = "--prompt" if options.prompt else "--continuation"
         raise ConfigError(f"--prompts and {beside} are both given; leave one of them out")
-    texts = [Text(options.prompt, options.continuation)]
-    if options.prompts is not None:
-        texts = read_texts(options.prompts)
-    results = trace_texts(
-        options.model,
-        texts,
-        options.overrides,
-        num_last_layers=options.num_last_layers,
-        output=options.output,
-        progress=progress_bar(_unit(options, "windows"), as_json=False),
-    )
-    tell("\n\n".join(result.table() for result in results))
+    given = Text(options.prompt, options.continuation)
+    texts = [given] if options.prompts is None else read_texts(options.prompts)
+    options.explain(trace_texts, options.model, texts)
 
 
 class ValidateInfluenceOptions(Options, ValidationRequest):

@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clew.cli.options import (
-    ModelReference,
-    Option,
-    Options,
-    Printed,
-    Spoken,
-    command,
-    dashed,
-)
+from clew.cli.options import ModelReference, Option, Options, Printed, Spoken, command, dashed
 from clew.cli.output import in_json, progress_bar, tell
 
 if TYPE_CHECKING:
@@ -145,17 +137,14 @@ def predict(options: PredictOptions) -> None:
 
 def _answer(options: PredictOptions) -> None:
     from clew.workflows import predict as workflow
+    from clew.workflows.outputs import check_table, write_table
     from clew.workflows.predict import asked, read_queries
-    from clew.workflows.predict_list import check_table, write_table
 
     check_table("--output", options.output)
-    if options.input:
-        queries = read_queries(options.input)
-    else:
-        queries = [asked(options.head, options.relation, options.tail)]
+    one = asked(options.head, options.relation, options.tail)
     result = workflow.predict(
         options.model,
-        queries,
+        read_queries(options.input) if options.input else [one],
         top_k=options.top_k,
         filter_known=options.filter_known,
         level=options.conformal,
@@ -172,8 +161,7 @@ def _answer(options: PredictOptions) -> None:
 
 
 def _list(options: PredictOptions) -> None:
-    from clew.workflows.predict import read_queries
-    from clew.workflows.predict_list import predict_list
+    from clew.workflows.predict import predict_list, read_queries
 
     result = predict_list(
         options.model,
@@ -188,11 +176,10 @@ def _list(options: PredictOptions) -> None:
 
 def _continue(options: PredictOptions) -> None:
     from clew.language_modeling.model import Sampling
-    from clew.workflows.predict_text import TextRequest, predict_text, read_prompt
+    from clew.workflows.predict_windows import TextRequest, predict_text, read_prompt
 
-    prompt = options.prompt
-    if options.prompt_file:
-        prompt = read_prompt(options.prompt_file, sys.stdin.buffer)
+    file = options.prompt_file
+    prompt = read_prompt(file, sys.stdin.buffer) if file else options.prompt
     request = TextRequest(
         prompt=prompt,
         max_tokens=options.max_tokens,
@@ -202,8 +189,7 @@ def _continue(options: PredictOptions) -> None:
     )
     pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
     if options.as_json:
-        content = {"model": options.model, "prompt": prompt, "text": "".join(pieces)}
-        tell(in_json(content))
+        tell(in_json({"model": options.model, "prompt": prompt, "text": "".join(pieces)}))
         return
     for piece in pieces:
         tell(piece, nl=False)
@@ -211,7 +197,7 @@ def _continue(options: PredictOptions) -> None:
 
 
 def _predict_frames(options: PredictOptions) -> None:
-    from clew.workflows.predict_frames import predict_frames
+    from clew.workflows.predict_windows import predict_frames
 
     assert options.frames is not None
     assert options.output is not None

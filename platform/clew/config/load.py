@@ -99,17 +99,14 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"{quoted(text)} is not an assignment; write name=value")
-        overrides[key.strip()] = _read_value(value.strip())
+        key, value = key.strip(), value.strip()
+        overrides[key] = value
+        if value.startswith("["):
+            try:
+                overrides[key] = parse_yaml(value)
+            except ConfigError:
+                raise ConfigError(f"{value[:100]!r} is not a list; write [first, second]") from None
     return overrides
-
-
-def _read_value(text: str) -> Any:
-    if not text.startswith("["):
-        return text
-    try:
-        return parse_yaml(text)
-    except ConfigError:
-        raise ConfigError(f"{text[:100]!r} is not a list; write [first, second]") from None
 
 
 def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[str, Any]:
@@ -139,7 +136,9 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
                 f"{section}.{next(iter(section_classes(section)[0].model_fields))}"
             )
         if name == "kind":
-            _keep_common_keys(target, section, value)
+            for choice in (c for c in section_classes(section) if kind_of(c) == value):
+                for stale in target.keys() - choice.model_fields.keys():
+                    del target[stale]
         _replace_source(target, key, overrides, is_graph=is_graph)
     for key, value in overrides.items():  # after all removals, which concern the file's keys alone
         section, _, name = key.partition(".")
@@ -162,14 +161,6 @@ def _replace_source(
     }
     for stale in replaced.get(key, ()):
         target.pop(stale, None)
-
-
-def _keep_common_keys(target: dict[str, Any], section: str, kind: str) -> None:
-    """Remove the keys that the section's new kind does not have."""
-    for choice in section_classes(section):
-        if kind_of(choice) == kind:
-            for name in [n for n in target if n not in choice.model_fields]:
-                del target[name]
 
 
 def _describe(problem: Mapping[str, Any], *, first: bool) -> str:

@@ -7,30 +7,182 @@ with a cluster, on one of its nodes.
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+import shlex
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from clew import __version__, names
 from clew.config.services import ClusterRequest, TrackingConfig
-from clew.config.study import Study
-from clew.errors import ClewError, Interrupted, UsageError, similar_name
+from clew.config.study import Study, metric_name
+from clew.errors import ClewError, Interrupted, UsageError, counted, printable, similar_name
 from clew.files import expanded, working_folder, write_whole
 from clew.runs.base import Tracker
 from clew.runs.hardware import Machine, describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
+from clew.runs.reading.metrics import Estimate
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import find_cell
+from clew.runs.store import in_use
 from clew.training.manifest import sha256
 from clew.workflows.child import trace_in_child, train_in_child
 from clew.workflows.cluster import Cluster, opened_cluster
+from clew.workflows.evaluate import as_note
 from clew.workflows.outputs import check_file
-from clew.workflows.study_report import StudyReport, in_words
 from clew.workflows.subjects import data_fingerprint
-from clew.workflows.verdict import as_note, of_study
 
 logger = logging.getLogger(__name__)
+
+
+METHOD = (
+    "Variants take turns in rounds, one seed per round. A ratio is the geometric mean of the "
+    "rounds' ratios; its 95 % interval is Student's t over their logarithms, so a slowdown of a "
+    "whole round cancels."
+)
+
+Values = Mapping[tuple[str, str], Mapping[int, float]]
+"""Measured values: (variant, metric) to {seed: value}."""
+
+
+def in_words(machines: Iterable[Machine]) -> str:
+    """Return the kinds of machines in one line."""
+    return " and ".join(sorted({machine.summary for machine in machines}))
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """The values measured for each variant in each round, with ratios."""
+
+    study: Study
+    values: Values
+    machine: Machine
+    commit: str
+    date: str
+    """UTC, ISO 8601."""
+    problems: list[str]
+    run_ids: list[str]
+    nodes: tuple[Machine, ...] = ()
+    """On a cluster, the machines that the cells ran on, instead of this one."""
+
+    @property
+    def has_gpu(self) -> bool:
+        return any(machine.gpus for machine in self.nodes or (self.machine,))
+
+    @property
+    def machines(self) -> str:
+        return in_words(self.nodes or (self.machine,))
+
+    def ratio(self, variant: str, metric: str) -> Estimate | None:
+        """Return a variant's ratio to the reference; None if one of the two has no values."""
+        base = self.values.get((self.study.reference, metric), {})
+        return Estimate.of_ratios(self.values.get((variant, metric), {}), base)
+
+    def ratios(self) -> dict[str, float]:
+        """Return all ratios as `ratio/<variant>/<metric>`, with variants named by `metric_name`."""
+        return {
+            f"ratio/{metric_name(variant)}/{measure.metric}": ratio.value
+            for variant in self.study.variants
+            for measure in self.study.measures
+            if (ratio := self.ratio(variant, measure.metric)) is not None
+        }
+
+    def markdown(self) -> Iterator[str]:
+        study = self.study
+        seeds = f"seed{'s' if len(study.seeds) > 1 else ''} {', '.join(map(str, study.seeds))}"
+        yield f"Study `{study.name}`: medians over rounds ({seeds}); in brackets the"
+        yield f"ratio to `{study.reference}` and its 95 % interval. {self.machines}; commit"
+        yield f"{self.commit[:12]}."
+        yield ""
+        yield "| variant | " + " | ".join(measure.label for measure in study.measures) + " |"
+        yield "|---" * (1 + len(study.measures)) + "|"
+        for variant in study.variants:
+            cells = (self._cell(variant, measure.metric) for measure in study.measures)
+            yield f"| `{variant}` | " + " | ".join(cells) + " |"
+        yield from ("", METHOD)
+        if self.problems:
+            yield from ("", "Did not finish:", *(f"- {problem}" for problem in self.problems))
+
+    def _cell(self, variant: str, metric: str) -> str:
+        found = self.values.get((variant, metric))
+        if not found:
+            return "-"
+        value = f"{statistics.median(found.values()):.4g}"
+        ratio = None if variant == self.study.reference else self.ratio(variant, metric)
+        return value if ratio is None else f"{value} ({shown(ratio)})"
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "study": self.study.name,
+            "date": self.date,
+            "commit": self.commit,
+            "machine": self.machines,
+            "has_gpu": self.has_gpu,
+            "torch": self.machine.torch,
+            "method": METHOD,
+            "reference": self.study.reference,
+            "seeds": self.study.seeds,
+            "results": [
+                {
+                    "variant": variant,
+                    "metric": measure.metric,
+                    "label": measure.label,
+                    "values": {str(seed): value for seed, value in found.items()},
+                    "median": statistics.median(found.values()),
+                    # The ends of an interval after one round are infinite, which JSON has not.
+                    "ratio": (ratio := self.ratio(variant, measure.metric))
+                    and vars(ratio) | ({"low": None, "high": None} if ratio.rounds == 1 else {}),
+                }
+                for variant in self.study.variants
+                for measure in self.study.measures
+                if (found := self.values.get((variant, measure.metric)))
+            ],
+            "problems": self.problems,
+            "runs": self.run_ids,
+        }
+
+
+def shown(estimate: Estimate) -> str:
+    """Return an estimate with its interval as text for tables."""
+    if estimate.rounds == 1:
+        return f"{estimate.value:.3g}"
+    return f"{estimate.value:.3g}, {estimate.low:.3g} to {estimate.high:.3g}"
+
+
+MEASURES = 4
+"""Number of measures of a study in its verdict; the table has all."""
+
+
+def of_study(report: StudyReport, study: str, *, run_id: str | None, kept: str) -> list[str]:
+    """Return the verdict on a study in at most eight lines; `study` is its name as typed."""
+    own, reference, seeds = report.study, report.study.reference, report.study.seeds
+    cells = len(own.variants) * len(seeds)
+    lines = [
+        f"study {own.name}: {len(own.variants)} variants, {counted(len(seeds), 'seed')}, "
+        f"{cells - len(report.problems)} of {counted(cells, 'cell')} finished; beside "
+        f"`{reference}`, most and least:"
+    ]
+    measured = [m for m in own.measures if (reference, m.metric) in report.values]
+    for measure in measured[:MEASURES]:
+        others = [variant for variant in own.variants if variant != reference]
+        ratios = {v: found for v in others if (found := report.ratio(v, measure.metric))}
+        sure = {v: r for v, r in ratios.items() if not r.low <= 1 <= r.high} or ratios
+        base = statistics.median(report.values[reference, measure.metric].values())
+        named = sorted(sure, key=lambda variant: -sure[variant].value)
+        both = dict.fromkeys([*named[:1], *named[-1:]])
+        ends = "; ".join(f"`{one}` {shown(sure[one])} times" for one in both)
+        chance = "not certain: " if sure is ratios and len(seeds) > 1 else ""
+        lines.append(f"{measure.label} {base:.4g}: {chance}{ends or 'no ratios'}")
+    if report.problems:
+        lines.append(f"did not finish: {report.problems[0]}")
+    elif len(seeds) == 1:
+        lines.append("one seed, so no interval says which differences are chance")
+    lines.append(f"files: run {run_id or '(not recorded)'} of {in_use()}{kept}")
+    more = "seeds=0,1,2" if len(seeds) == 1 and not report.problems else "--all"
+    lines.append(f"next: clew compare {shlex.quote(study)} {more}, or clew ui, page Studies")
+    return [printable(line) for line in lines]
 
 
 @dataclass(frozen=True)
@@ -130,12 +282,10 @@ def _require_measures(study: Study, cell: CellResult) -> None:
 
 def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -> StudyReport:
     """Build the report of what the cells measured, on this machine or on the cluster's nodes."""
-    values: dict[tuple[str, str], dict[int, float]] = {}
+    values = defaultdict[tuple[str, str], dict[int, float]](dict)
     for cell in cells:
-        for measure in study.measures:
-            if measure.metric in cell.metrics:
-                found = values.setdefault((cell.variant, measure.metric), {})
-                found[cell.seed] = cell.metrics[measure.metric]
+        for key in (m.metric for m in study.measures if m.metric in cell.metrics):
+            values[cell.variant, key][cell.seed] = cell.metrics[key]
     if not any((study.reference, measure.metric) in values for measure in study.measures):
         raise UsageError(
             f"no run of the reference {study.reference!r} finished, so there is nothing to compare "
@@ -213,11 +363,7 @@ def _traced(
 
 
 def cells_on_cluster(
-    cluster: Cluster,
-    study: Study,
-    turns: Sequence[tuple[int, str]],
-    parent: str | None,
-    place: str,
+    cluster: Cluster, study: Study, turns: Sequence[tuple[int, str]], parent: str | None, place: str
 ) -> Iterator[CellResult]:
     """Yield the results of cells as they end; if all nodes that try a cell die, it has failed."""
     cluster.require_same("the data", fingerprints, study)

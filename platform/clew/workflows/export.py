@@ -151,7 +151,7 @@ def export(
 
 
 def _write_summary(path: Path, source: ModelSource, programs: Mapping[str, ProgramCheck]) -> None:
-    origin = {
+    content = {
         "model": source.title,
         "task": source.manifest.task,
         "run_id": source.run_id,
@@ -161,8 +161,9 @@ def _write_summary(path: Path, source: ModelSource, programs: Mapping[str, Progr
         "clew_version": __version__,
         "torch_version": torch.__version__,
         "programs": {name: asdict(program) for name, program in programs.items()},
+        "inputs": INPUTS,
+        "outputs": OUTPUTS,
     }
-    content = {**origin, "inputs": INPUTS, "outputs": OUTPUTS}
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 

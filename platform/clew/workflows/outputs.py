@@ -1,10 +1,18 @@
-"""Checks output paths before anything is computed."""
+"""Checks output paths before anything is computed, and writes tables in the format of a path."""
 
 import os
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
 from clew.errors import ConfigError
+from clew.files import replacing
+from clew.spreadsheets import changed, disarmed
+
+FORMATS = (".parquet", ".tsv", ".csv", ".json")
 
 RESERVE = 24
 """Extra bytes of a temporary name. Paths inside an output folder can be 8 times this longer."""
@@ -36,6 +44,29 @@ def check_file(option: str, path: Path | None) -> None:
     if path.is_dir():
         raise ConfigError(f"{option} {path}: is a folder; name a file")
     _check_can_hold(path.parent, f"{option} {path}")
+
+
+def check_table(option: str, path: Path | None) -> None:
+    """Refuse a file whose format is unknown, or that cannot be written."""
+    if path is not None and path.suffix not in FORMATS:
+        raise ConfigError(f"{option} {path}: expected a name that ends with {', '.join(FORMATS)}")
+    check_file(option, path)
+
+
+def write_table(path: Path, rows: pa.Table) -> None:
+    """Write a table in the format that its name ends with."""
+    with replacing(path) as temporary:
+        if path.suffix == ".parquet":
+            pq.write_table(rows, temporary, compression="zstd")
+        elif path.suffix == ".json":
+            rows.to_pandas().to_json(temporary, orient="records", indent=1, double_precision=7)
+        else:
+            for number, column in enumerate(rows.columns):
+                if pa.types.is_string(column.type):
+                    safe = changed(column.combine_chunks(), disarmed)
+                    rows = rows.set_column(number, rows.column_names[number], safe)
+            options = pa.csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+            pa.csv.write_csv(rows, temporary, options)
 
 
 def _check_can_hold(folder: Path, given: str) -> None:

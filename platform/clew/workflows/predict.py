@@ -1,4 +1,4 @@
-"""Answers queries by name with the best entities, their scores and their probabilities."""
+"""Answers queries by name with the best entities, and lists the best pairs of a relation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ import pyarrow as pa
 from pydantic import TypeAdapter, ValidationError
 
 from clew.config.data import TripleData, require_shared
-from clew.errors import DataError, UsageError, described, quoted
+from clew.errors import DataError, UsageError, counted, described, quoted
 from clew.files import working_folder
 from clew.input_files import read_lines
 from clew.link_prediction.calibration import Calibration
+from clew.link_prediction.candidate_lists import list_pairs, scored_triples
 from clew.link_prediction.candidates import EVERYTHING, Limits
 from clew.link_prediction.model_folder import (
     VOCABULARY_FOLDER,
@@ -23,6 +24,7 @@ from clew.link_prediction.model_folder import (
     read_vocabularies,
 )
 from clew.link_prediction.prediction import Answer, Prediction, Predictor, Query
+from clew.link_prediction.rank_metrics import SIDES
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import FilterIndex, KnowledgeGraph
 from clew.workflows.model_source import (
@@ -32,6 +34,7 @@ from clew.workflows.model_source import (
     recorded,
     require_data,
 )
+from clew.workflows.outputs import check_table, write_table
 
 ASKED = "?"
 """Placeholder for the unknown end of a query in a file."""
@@ -265,6 +268,81 @@ def _line(row: Answer) -> str:
     return (
         f"{row.rank:6g}  {row.score:9.4f}  {probability:>11}  {known:5}  {in_set}{row.name}{label}"
     )
+
+
+NAMED = ("head", "head_label", "tail", "tail_label")
+SHOWN = ("rank", *NAMED, "score", "probability", "head_rank", "tail_rank", "known", "error")
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class ListResult:
+    """A table of pairs, and where it was written."""
+
+    model: str
+    rows: pa.Table
+    output: Path | None
+    notes: tuple[str, ...]
+
+    def table(self) -> str:
+        """Return the first rows as text, and the file."""
+        shown = self.rows.select([name for name in SHOWN if name in self.rows.column_names])
+        frame = shown.slice(0, MOST_SHOWN).to_pandas().dropna(axis="columns", how="all")
+        texts = frame.select_dtypes(exclude="number").columns
+        frame[texts] = frame[texts].fillna("")
+        labels = [f"{side}_label" for side in SIDES]
+        same = [label for label in labels if frame[label].isin(["", *frame[label[:4]]]).all()]
+        frame = frame.drop(columns=same)
+        lines = [f"model: {self.model}", *(f"note: {note}" for note in self.notes), ""]
+        lines.append(frame.to_string(index=False, na_rep=""))
+        if self.rows.num_rows > MOST_SHOWN:
+            lines.append(f"… {self.rows.num_rows - MOST_SHOWN:,} more rows")
+        if self.output:
+            lines += ["", f"{self.output}: {counted(self.rows.num_rows, 'row')}"]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values; the rows only if they were not written to a file."""
+        content = {"model": self.model, "notes": list(self.notes)}
+        if self.output:
+            return content | {"output": str(self.output), "num_rows": self.rows.num_rows}
+        return content | {"rows": self.rows.to_pylist()}
+
+
+def predict_list(
+    model: str,
+    asked: str | Sequence[Asked],
+    *,
+    top_k: int = 10,
+    filter_known: bool = True,
+    limits: Limits = EVERYTHING,
+    output: Path | None = None,
+) -> ListResult:
+    """Return the best pairs of a relation, or given triples with scores; write them as a file.
+
+    A triple that cannot be scored has its reason in the column `error`.
+    """
+    check_table("--output", output)
+    with open_model(model) as source:
+        predictor, notes = open_predictor(source)
+        if isinstance(asked, str):
+            rows = list_pairs(
+                predictor, asked, top_k=top_k, filter_known=filter_known, limits=limits
+            )
+        else:
+            triples = [(item.query.head, item.query.relation, item.query.tail) for item in asked]
+            wrong = {i: f"{item.where}: {item.error}" for i, item in enumerate(asked) if item.error}
+            rows = scored_triples(predictor, triples, limits, wrong)
+            if num_bad := rows.num_rows - rows["error"].null_count:
+                notes.append(
+                    f"{num_bad:,} of {rows.num_rows:,} rows have no score; see their error"
+                )
+        notes.append(about_probabilities(predictor.calibration, limits))
+        if predictor.calibration is not None and predictor.has_inverses:
+            notes.append("the probability of a pair is the mean of its tail's and its head's")
+        if output is not None:
+            write_table(output, rows)
+        return ListResult(source.title, rows, output, tuple(notes))
 
 
 def asked(head: str, relation: str, tail: str) -> Asked:

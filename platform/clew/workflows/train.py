@@ -43,7 +43,7 @@ from clew.training.setup import (
 )
 from clew.training.task import Task
 from clew.training.trainer import Trainer
-from clew.workflows import verdict
+from clew.workflows.evaluate import as_note, grouped, verdict_of_training
 from clew.workflows.memory_guard import (
     explaining_lack_of_memory,
     predicted_memory,
@@ -85,7 +85,7 @@ class TrainResult:
     def table(self, *, everything: bool = False) -> str:
         """Return the run and the verdict, and all metrics in groups if `everything` is true."""
         lines = [f"run {self.run_id or '(not recorded)'}  {self.variant}", *self.verdict]
-        return "\n".join(lines + (verdict.grouped(self.metrics) if everything else []))
+        return "\n".join(lines + (grouped(self.metrics) if everything else []))
 
 
 def train(
@@ -327,8 +327,8 @@ def _run(
     said = []
     if trainer.world.is_main and trainer.world.exchange is None:
         kind, run_id = config.data.kind, tracker.run_id
-        said = verdict.of_training(trainer.task, kind, latest, run_id=run_id, output_dir=output_dir)
-        tracker.tags(verdict.as_note(said))
+        said = verdict_of_training(trainer.task, kind, latest, run_id=run_id, output_dir=output_dir)
+        tracker.tags(as_note(said))
     variant = variant_name(trainer.config.optimizations, trainer.precision.name)
     return TrainResult(tracker.run_id, variant, latest, said)
 

@@ -31,12 +31,7 @@ from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
 from clew.training.memory import gpu_peaks, reset_gpu_peaks
-from clew.training.precision import (
-    PRECISION_NAMES,
-    device_name,
-    half_precision_type,
-    variant_name,
-)
+from clew.training.precision import PRECISION_NAMES, device_name, half_precision_type, variant_name
 from clew.training.task import Task
 from clew.workflows.model_source import LoadedModel, ModelSource
 from clew.workflows.outputs import LOCK_SUFFIX, check_folder, check_new_folder

@@ -50,7 +50,7 @@ from clew.workflows.explaining.trace_source import (
 )
 from clew.workflows.explaining.tracin import tracin
 from clew.workflows.explaining.validate_influence import identity
-from clew.workflows.run_checkpoints import average_setting
+from clew.workflows.model_source import average_setting
 
 logger = logging.getLogger(__name__)
 SCORES = {"score", "direction", "test_loss", *ONLY_TESTED, "num_last_layers"}

@@ -44,11 +44,12 @@ from clew.training.setup import prepare_process
 from clew.workflows.model_source import (
     LoadedModel,
     ModelSource,
+    best_setting,
     device_of,
+    open_checkpoints,
     own_task,
 )
 from clew.workflows.open_run import references_in
-from clew.workflows.run_checkpoints import best_setting, open_checkpoints
 
 TUNING_SEEDS, TUNING_SHARE_OF_RATE = 2, 0.4
 FIRST_TUNING_SEED = 1000

@@ -15,21 +15,12 @@ from clew import names
 from clew.errors import counted, printable
 from clew.files import working_folder
 from clew.influence.link_prediction.paths import scored_paths
-from clew.influence.link_prediction.report import (
-    Findings,
-    ReportSource,
-    build_report,
-    write_report,
-)
+from clew.influence.link_prediction.report import Findings, ReportSource, build_report, write_report
 from clew.influence.link_prediction.traced_run import MOMENTS
 from clew.influence.outcomes import touching
 from clew.link_prediction.triples import KnowledgeGraph, Triples
 from clew.runs.base import Tracker
-from clew.runs.influence_report import (
-    InfluenceReport,
-    TripleRecord,
-    write_influence_json,
-)
+from clew.runs.influence_report import InfluenceReport, TripleRecord, write_influence_json
 from clew.runs.reading.explanation import open_explanation, picture_of
 from clew.runs.reading.facts import averaged, rank_text, untrained_sentence
 from clew.runs.reading.run_details import find_validation
@@ -46,8 +37,8 @@ from clew.workflows.explaining.trace_source import (
     unrolled_settings,
     usable,
 )
+from clew.workflows.model_source import average_setting
 from clew.workflows.outputs import check_file, check_folder
-from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.training_run import trace_run
 
 logger = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from clew.runs.validation_record import (
 from clew.training.reports import lasting
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source
 from clew.workflows.explaining.validation_plan import choose_tests, measure, plan_experiment
+from clew.workflows.model_source import average_setting
 from clew.workflows.outputs import check_folder
-from clew.workflows.run_checkpoints import average_setting
 from clew.workflows.training_run import linked_run
 
 logger = logging.getLogger(__name__)
