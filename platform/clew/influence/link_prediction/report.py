@@ -1,17 +1,19 @@
 """The influence report: JSON for people and the dashboard, and the tables beside it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from clew import names
 from clew.files import replacing
-from clew.influence.link_prediction.paths import MAX_PATHS, MAX_STEPS, ScoredPaths
+from clew.influence.link_prediction.paths import MAX_PATHS, MAX_STEPS, EntityPath, PathFinder
 from clew.influence.link_prediction.report_tables import PairRows, write_csv, write_parquet
+from clew.influence.link_prediction.tracin import Tracer
 from clew.influence.scores import Explanation, Scored, side_by_side
 from clew.link_prediction.leakage import COUNTERPARTS, RelationPair, marks
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
@@ -40,6 +42,66 @@ MAX_FACTS_PER_STEP = 20
 UMLS has at most 17, FB15k-237 at most 13. A graph with thousands between two entities would make
 files of gigabytes.
 """
+TESTS_PER_PASS = 16
+FACTS_PER_PASS = 2**14
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredPaths:
+    """The paths of one test triple, with the influence of their facts by training index."""
+
+    paths: Sequence[EntityPath]
+    influence: Mapping[int, float]
+    agreeing: Mapping[int, int] = field(default_factory=dict)
+    """Number of runs with the sign of the mean; empty without an ensemble."""
+
+
+def scored_paths(
+    tracer: Tracer, finder: PathFinder, tests: Triples, explanations: Sequence[Explanation]
+) -> list[ScoredPaths]:
+    """Find the paths of each test, and score their facts in groups of a few tests.
+
+    Scores through training steps come from one pass for all facts: only those that the explanations
+    list are known.
+    """
+    found = [finder.find(test) for test in tests]
+    if tracer.settings.goes_through_steps:
+        listed = [scores for each in explanations for scores in _listed(each)]
+        return [ScoredPaths(*both) for both in zip(found, listed, strict=True)]
+    scored: list[ScoredPaths] = []
+    for start in range(0, len(tests), TESTS_PER_PASS):
+        group = found[start : start + TESTS_PER_PASS]
+        facts = [{f for path in paths for step in path.steps for f in step} for paths in group]
+        every = sorted(set().union(*facts))
+        if not every:
+            scored += [ScoredPaths(paths, {}) for paths in group]
+            continue
+        summation = tracer.summation(tests[start : start + TESTS_PER_PASS])
+        blocks = np.array_split(np.array(every, np.int64), -(-len(every) // FACTS_PER_PASS))
+        tiles = [summation.tile(block) for block in blocks]
+        agreeing = [tile.agreeing for tile in tiles if tile.agreeing is not None]
+        counts = torch.cat(agreeing, 1).tolist() if agreeing else [()] * len(group)
+        influence = torch.cat([tile.influence for tile in tiles], 1).tolist()
+        for paths, own, *rows in zip(group, facts, influence, counts, strict=True):
+            scores, agree = (
+                {fact: value for fact, value in zip(every, row, strict=False) if fact in own}
+                for row in rows
+            )
+            scored.append(ScoredPaths(paths, scores, agree))
+    return scored
+
+
+def _listed(explanation: Explanation) -> Iterator[dict[int, float]]:
+    """Yield the listed scores of each test by training index."""
+    for row in range(len(explanation.self_influence)):
+        yield {
+            fact: score
+            for side in (explanation.proponents, explanation.opponents)
+            for fact, score in zip(
+                side.train[row].tolist(), side.influence[row].tolist(), strict=True
+            )
+            if fact >= 0
+        }
 
 
 @dataclass(frozen=True, eq=False)
