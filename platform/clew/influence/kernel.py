@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clew.errors import UsageError
 from clew.influence.capture import Recorder
-from clew.influence.factors import Explicit, Factor, Factors, explicit_sum, squared_norms
+from clew.influence.factors import Explicit, Factor, Factors, in_full, squared_norms
 from clew.layers.products import products_in
 from clew.training.loaders import ExampleSource
 from clew.training.task import B, Task
@@ -194,7 +194,7 @@ class FactoredGradients(Generic[B]):
             wrong = [
                 name
                 for name in self.parameters
-                if not _close(explicit_sum(factors[name]), reference[name].flatten(1))
+                if not _close(in_full(factors[name]), reference[name].flatten(1))
             ]
             if not wrong:
                 return

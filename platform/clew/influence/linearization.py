@@ -132,11 +132,6 @@ class Linear(Generic[B]):
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
         return functional_call(self._called, named, (function,))
 
-    def gradient(self, step: ReplayedStep[B]) -> "StepGradient[B]":
-        assert step.before is not None
-        count = float(sum(microbatch.batch.count for microbatch in step.window))
-        return StepGradient(self, step.before, step.window, step.moved, count)
-
 
 class StepGradient(Generic[B]):
     """The gradient of one step's mean loss.
@@ -145,26 +140,22 @@ class StepGradient(Generic[B]):
     again, so that only one graph is in memory at a time.
     """
 
-    def __init__(
-        self,
-        linear: Linear[B],
-        before: State,
-        window: Sequence[Microbatch[B]],
-        moved: frozenset[str],
-        count: float,
-    ) -> None:
-        self._linear, self._before, self._window, self._count = linear, before, window, count
-        self._moved = [name for name in linear.parameters if name in moved]
+    def __init__(self, linear: Linear[B], step: ReplayedStep[B]) -> None:
+        assert step.before is not None
+        self._linear, self._before, self._window = linear, step.before, step.window
+        self._count = float(sum(microbatch.batch.count for microbatch in step.window))
+        self._moved = [name for name in linear.parameters if name in step.moved]
         self._graph: _Graph | None = None
         self.values: Adjoints = {}
         """The gradient by parameter name, without parameters that the step did not change."""
-        restore_generators(*before.generators)
-        for microbatch in window:
-            graph = self._build(microbatch, differentiable=len(window) == 1)
+        restore_generators(*step.before.generators)
+        alone = len(step.window) == 1
+        for microbatch in step.window:
+            graph = self._build(microbatch, differentiable=alone)
             for name, part in graph.gradient.items():
                 own = part.detach()
                 self.values[name] = self.values[name] + own if name in self.values else own
-            self._graph = graph if len(window) == 1 else None
+            self._graph = graph if alone else None
 
     def pull(self, along: Sequence[Adjoints], adjoints: Sequence[Adjoint], totals: Tensor) -> None:
         """Add the path through the gradient to the adjoints of the state before the step.

@@ -112,12 +112,11 @@ class Outcomes:
 
     def of(self, direction: Question) -> "Outcomes":
         asked = {"tail": slice(0, 1), "head": slice(1, None), "both": slice(None)}[direction]
-        return Outcomes(self.loss[asked], self.log_probability[asked], self.rank[asked])
+        return Outcomes(*(values[asked] for values in vars(self).values()))
 
     def only(self, test: int) -> "Outcomes":
         """Return the results for one test triple."""
-        one = slice(test, test + 1)
-        return Outcomes(self.loss[:, one], self.log_probability[:, one], self.rank[:, one])
+        return Outcomes(*(values[:, test : test + 1] for values in vars(self).values()))
 
     @property
     def total_loss(self) -> Float[np.ndarray, " test"]:
@@ -180,8 +179,7 @@ def random_scores(graph: KnowledgeGraph, tests: Triples) -> Scores:
 def touching(graph: KnowledgeGraph, tests: Triples) -> Scores:
     """Return 1 for facts that share an entity with the test triple, else 0."""
     ends = graph.train[:, [HEAD, TAIL]]
-    near = [(ends == test[HEAD]) | (ends == test[TAIL]) for test in tests]
-    return np.stack([each.any(1) for each in near]).astype(float)
+    return np.stack([np.isin(ends, test[[HEAD, TAIL]]).any(1) for test in tests]).astype(float)
 
 
 def siblings(graph: KnowledgeGraph, tests: Triples) -> Scores:
@@ -222,14 +220,16 @@ BASELINES: dict[str, Callable[[KnowledgeGraph, Triples], Scores]] = {
 }
 
 
+def half_width(error: float, freedom: int) -> float:
+    """Return half the width of a 95 % interval by Student's t, from the standard error."""
+    return float(students_t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)
+
+
 def measured(values: Float[np.ndarray, " test"]) -> Measured:
     """Return the mean over test triples, with its 95 % interval by Student's t."""
     count = len(values)
-    if count < 2:
-        return Measured(mean=float(values.mean()), half_width=None)
-    quantile = students_t.ppf(0.5 + CONFIDENCE / 2, count - 1)
-    half_width = float(quantile * values.std(ddof=1) / count**0.5)
-    return Measured(mean=float(values.mean()), half_width=half_width)
+    width = half_width(values.std(ddof=1) / count**0.5, count - 1) if count > 1 else None
+    return Measured(mean=float(values.mean()), half_width=width)
 
 
 def fall_for_each_unit(
@@ -290,10 +290,8 @@ def measured_over_both(
 ) -> Measured:
     """Return a mean with the 95 % interval of resampled means, by Student's t."""
     fewest = min(num_tests, num_subsets)
-    if fewest < 2:
-        return Measured(mean=mean, half_width=None)
-    quantile = students_t.ppf(0.5 + CONFIDENCE / 2, fewest - 1)
-    return Measured(mean=mean, half_width=float(quantile * draws.std(ddof=1)))
+    width = half_width(draws.std(ddof=1), fewest - 1) if fewest > 1 else None
+    return Measured(mean=mean, half_width=width)
 
 
 def datamodelling_scores(

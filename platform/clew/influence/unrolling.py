@@ -32,7 +32,7 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError, described
 from clew.files import replacing
 from clew.influence.adjoints import Adjoint, Adjoints, OptimizerAdjoint, clipped, through_clipping
-from clew.influence.linearization import Facts, Linear, final_adjoint
+from clew.influence.linearization import Facts, Linear, StepGradient, final_adjoint
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors, load_training_values
 from clew.training.manifest import MODEL_FILE, CheckpointRecord, read_manifest, save_tensors
 from clew.training.optimizer import WithoutDecay
@@ -54,12 +54,9 @@ def require_replayable(config: RunConfig, device: torch.device) -> None:
         "optimizations.torch_compile": optimizations.torch_compile,
         "optimizations.use_tf32": optimizations.use_tf32 and device.type == "cuda",
     }
-    for key, value in settings.items():
-        if value:
-            raise ConfigError(
-                f"{NEEDS} repeat the steps of training exactly, which is not possible with "
-                f"{key}=true; {OTHERWISE} with {key}=false"
-            )
+    impossible = f"{NEEDS} repeat the steps of training exactly, which is not possible"
+    for key in (name for name, is_set in settings.items() if is_set):
+        raise ConfigError(f"{impossible} with {key}=true; {OTHERWISE} with {key}=false")
     if isinstance(config.loss, EntityLoss) and config.loss.negatives is not None:
         raise ConfigError(
             f"{NEEDS} do not work with loss.negatives={config.loss.negatives}, whose samples "
@@ -67,8 +64,8 @@ def require_replayable(config: RunConfig, device: torch.device) -> None:
         )
     if device.type == "cuda" and not config.training.deterministic:
         raise ConfigError(
-            f"{NEEDS} repeat the steps of training exactly, which is not possible on a GPU "
-            f"with training.deterministic=false; {OTHERWISE} with training.deterministic=true"
+            f"{impossible} on a GPU with training.deterministic=false; {OTHERWISE} with "
+            "training.deterministic=true"
         )
     for name in ("use_mixed_precision", "use_last_layers_only"):
         if getattr(influence, name):
@@ -152,9 +149,6 @@ class KeptInFile:
         tensors |= {"totals": unfinished.totals, "intervals_left": left}
         with replacing(self.path) as temporary:
             save_tensors(tensors, temporary)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
 
 
 def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
@@ -275,7 +269,7 @@ class Unrolling(Generic[B]):
             if self.kept:
                 self.kept.write(unfinished)
         if self.kept and not self.kept.stays:
-            self.kept.remove()
+            self.kept.path.unlink(missing_ok=True)
         return -unfinished.totals.cpu().numpy()
 
     def _last_state(self) -> State:
@@ -350,7 +344,7 @@ class Unrolling(Generic[B]):
     ) -> None:
         training = self.replay.config.training
         assert step.before is not None
-        gradient = self._linear.gradient(step)
+        gradient = StepGradient(self._linear, step)
         short, norm, factor = clipped(gradient.values, training.max_grad_norm)
         along: list[Adjoints] = []
         for adjoint in adjoints:

@@ -35,13 +35,16 @@ from clew.influence.factors import (
     Factor,
     Factors,
     Outer,
+    Projection,
+    SharedDirections,
+    TwoSided,
+    Whole,
     in_full,
     inner_products,
     is_cheaper_in_full,
     squared_norms,
 )
 from clew.influence.kernel import FactoredGradients
-from clew.influence.projections import Projection, SharedDirections, TwoSided, Whole
 from clew.layers.products import MatrixProduct
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import MODEL_FILE, read_manifest, save_tensors, sha256

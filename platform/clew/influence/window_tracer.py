@@ -118,7 +118,7 @@ class WindowCheckpoint(Generic[B]):
             vectors = in_full(train, self.multiply)
             norm = vectors.square().sum(1) if norms else None
             if name not in self._vectors:
-                full = [in_full(test[name], MatrixProduct()) for test in self.tests]
+                full = [in_full(test[name]) for test in self.tests]
                 self._vectors[name] = torch.cat(full)
                 for test in self.tests:
                     test[name] = []
