@@ -203,15 +203,15 @@ class Kernel:
 
     def _entity_output(self, meet: Meeting) -> Tensor:
         hidden_a, hidden_b = meet.left.queries.hidden, meet.right.queries.hidden
-        has_bias = self.trunk.model.entity_bias is not None
         if self.scale is None:
+            has_bias = self.trunk.model.entity_bias is not None
             dot = meet.query_dot(hidden_a, hidden_b).add_(float(has_bias))
             products = _delta_dot(meet, None) * dot
         else:
             dot = meet.query_dot(hidden_a, hidden_b * self.scale.table.columns)
             products = _delta_dot(meet, self.scale.table.rows) * dot
-            if has_bias:
-                products += _delta_dot(meet, self.scale.vectors["entity_bias"])
+            if self.scale.entity_bias is not None:
+                products += _delta_dot(meet, self.scale.entity_bias)
         if self.trunk.model.squared_distance:  # what the bias -|W_e|^2 adds
             rows = None if self.scale is None else self.scale.table.rows
             weighted_a = replace(meet, left=self._weighted(meet.left, 0.0))
@@ -311,19 +311,14 @@ class Kernel:
         return products
 
     def _dense(self, meet: Meeting) -> Tensor:
-        projected_a, projected = _both(meet, "projected")
-        has_bias = self.trunk.dense_bias is not None
+        projected_a, projected_b = _both(meet, "projected")
         if self.scale is None:
-            dot = meet.feature_dot(self.features).add_(float(has_bias))
-            return meet.dot(projected_a, projected).mul_(dot)
-        dense = self.scale.dense
-        assert dense is not None
-        dot = meet.feature_dot(dense.columns.mul)
-        products = dot.mul_(meet.dot(projected_a, projected * dense.rows))
-        if has_bias:
-            scaled = projected * self.scale.vectors["projection.bias"]
-            products += meet.dot(projected_a, scaled)
-        return products
+            dot = meet.feature_dot(self.features).add_(float(self.trunk.dense_bias is not None))
+        else:  # the bias has no effect in training, so its D is 0
+            assert self.scale.dense is not None
+            dot = meet.feature_dot(self.scale.dense.columns.mul)
+            projected_b = projected_b * self.scale.dense.rows
+        return meet.dot(projected_a, projected_b).mul_(dot)
 
     def _small(self, meet: Meeting) -> Tensor:
         small_a, small_b = _both(meet, "small")

@@ -18,9 +18,10 @@ their bounds.
 The index is a compressed sparse matrix (entity, edge) that also stores edge numbers.
 """
 
-import heapq
-from dataclasses import dataclass
+import bisect
+from dataclasses import dataclass, field
 from itertools import pairwise, product
+from operator import itemgetter
 
 import numpy as np
 from jaxtyping import Int
@@ -197,7 +198,7 @@ class PathFinder:
         # One more, because the test triple itself can be the only fact of the shortest path.
         search = _Search(most + 1)
         self._search(head, tail, search)
-        paths = (EntityPath(path, cost, self._steps(path, test)) for cost, path in search.result())
+        paths = (EntityPath(path, cost, self._steps(path, test)) for cost, path in search.kept)
         return [path for path in paths if all(path.steps)][:most]
 
     def _search(self, head: int, tail: int, search: "_Search") -> None:
@@ -261,25 +262,20 @@ class PathFinder:
         return entities[np.argsort(self._cost[entities], kind="stable")[:most]]
 
 
+@dataclass
 class _Search:
     """Keeps the `most` cheapest of the paths that are added; of equal ones, those added first."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._kept: list[tuple[float, int, tuple[int, ...]]] = []
-        self._added = 0
+    most: int
+    kept: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    """Cost and entities of the paths, the cheapest first."""
 
     @property
     def limit(self) -> float:
         """A path matters only if it costs less."""
-        return np.inf if len(self._kept) < self.most else -self._kept[0][0]
+        return np.inf if len(self.kept) < self.most else self.kept[-1][0]
 
     def add(self, cost: float, entities: tuple[int, ...]) -> None:
         if cost < self.limit:
-            self._added += 1
-            keep = heapq.heappush if len(self._kept) < self.most else heapq.heapreplace
-            keep(self._kept, (-float(cost), -self._added, entities))
-
-    def result(self) -> list[tuple[float, tuple[int, ...]]]:
-        """Return cost and entities of the paths, the cheapest first."""
-        return [(-cost, entities) for cost, _, entities in sorted(self._kept, reverse=True)]
+            bisect.insort(self.kept, (float(cost), entities), key=itemgetter(0))
+            del self.kept[self.most :]
