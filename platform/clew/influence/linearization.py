@@ -61,11 +61,11 @@ class Facts(Protocol[B]):  # type: ignore[misc]  # one type of batch, as in Task
         ...
 
 
+@dataclass(frozen=True)
 class ExampleFacts(Generic[B]):
     """Facts of any task with `example_losses`: every training example is a fact."""
 
-    def __init__(self, task: Task[B]) -> None:
-        self.task = task
+    task: Task[B]
 
     def __len__(self) -> int:
         return len(self.task.train_examples())

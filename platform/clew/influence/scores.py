@@ -5,7 +5,7 @@ the top k of each checkpoint would give wrong results.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -34,13 +34,6 @@ class Tile:
     """Pairs to include; None: all."""
     by_run: Float[Tensor, "run test train"] | None = None
     """Scores of each run of an ensemble; `influence` is their mean."""
-
-    @property
-    def agreeing(self) -> Int[Tensor, "test train"] | None:
-        """Number of runs whose score has the sign of the mean; None without an ensemble."""
-        if self.by_run is None:
-            return None
-        return (self.by_run.sign() == self.influence.sign()).sum(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,15 +96,16 @@ class Explanation:
         )
 
 
+@dataclass(eq=False)
 class Strongest:
     """Keeps the `k` strongest scores of one sign from a stream of tiles.
 
     Equal scores are ordered by index.
     """
 
-    def __init__(self, k: int, sign: Sign) -> None:
-        self.k, self.sign = k, sign
-        self._kept: Scored | None = None
+    k: int
+    sign: Sign
+    _kept: Scored | None = None
 
     def add(self, tile: Tile) -> None:
         best = _pick(tile, self._strongest_of(tile))
@@ -146,16 +140,13 @@ class Strongest:
         return self._kept
 
 
+@dataclass(eq=False)
 class Everything:
-    """Keeps every score.
+    """Keeps every score."""
 
-    Args:
-        details: Whether to also keep the contributions of checkpoints and parts, in float32.
-    """
-
-    def __init__(self, *, details: bool = True) -> None:
-        self.details = details
-        self._tiles: list[Scored] = []
+    details: bool = True
+    """Whether to also keep the contributions of checkpoints and parts, in float32."""
+    _tiles: list[Scored] = field(default_factory=list)
 
     def add(self, tile: Tile) -> None:
         tests, count = tile.influence.shape

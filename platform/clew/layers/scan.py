@@ -383,15 +383,12 @@ def _carries(chunks: Tensor, multipliers: Multipliers, initial: Tensor, *, rever
     carries = chunks.new_empty(batch, num_chunks + 1, num_states)
     carries[:, -1 if reverse else 0] = initial
     later = carries[:, :-1] if reverse else carries[:, 1:]
-    ends, each = (
-        _end_states(chunks, multipliers, reverse=reverse),
-        multipliers.of_chunks(chunk_size),
-    )
+    ends, each = _end_states(chunks, multipliers, reverse), multipliers.of_chunks(chunk_size)
     scan_into(later, ends, each, initial, chunk_size=chunk_size, reverse=reverse)
     return carries
 
 
-def _end_states(chunks: Tensor, multipliers: Multipliers, *, reverse: bool) -> Tensor:
+def _end_states(chunks: Tensor, multipliers: Multipliers, reverse: bool) -> Tensor:
     """Return the last state of each chunk, starting from zero, `(batch, chunk, state)`."""
     first, *others = _order(chunks.shape[2], reverse=reverse)
     end = chunks[:, :, first].clone()

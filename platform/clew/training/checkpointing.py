@@ -244,7 +244,5 @@ def _is_finite(parameter: Tensor) -> bool:
     The minimum and the maximum take no memory, and both are NaN if any value is NaN.
     """
     values = parameter.detach()
-    if values.is_complex():
-        values = torch.view_as_real(values)
     ends = torch.stack(values.aminmax()) if values.numel() else values.flatten()
     return bool(torch.isfinite(ends).all())

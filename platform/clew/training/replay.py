@@ -155,7 +155,8 @@ class Replay(Generic[B]):
         first, source = progress.step, self.task.train_examples()
         while progress.step < end:
             self.trainer.model.train()
-            for examples in self._windows(settings.gradient_accumulation):
+            left, size = self._indices()[progress.cursor :], settings.gradient_accumulation
+            for examples in (left[start : start + size] for start in range(0, len(left), size)):
                 if progress.step >= end:
                     break
                 keep = (progress.step - first) % keep_every == 0
@@ -189,11 +190,6 @@ class Replay(Generic[B]):
     def _see_gradients(self, *_: object) -> None:
         named = self.trainer.model.named_parameters()
         self._moved = frozenset(name for name, p in named if p.grad is not None)
-
-    def _windows(self, size: int) -> Iterator[list[np.ndarray]]:
-        left = self._indices()[self.trainer.progress.cursor :]
-        for start in range(0, len(left), size):
-            yield left[start : start + size]
 
     def _indices(self) -> list[np.ndarray]:
         num_examples, epoch = len(self.task.train_examples()), self.trainer.progress.epoch

@@ -79,7 +79,11 @@ def scored_paths(
         summation = tracer.summation(tests[start : start + TESTS_PER_PASS])
         blocks = np.array_split(np.array(every, np.int64), -(-len(every) // FACTS_PER_PASS))
         tiles = [summation.tile(block) for block in blocks]
-        agreeing = [tile.agreeing for tile in tiles if tile.agreeing is not None]
+        agreeing = [
+            (tile.by_run.sign() == tile.influence.sign()).sum(0)
+            for tile in tiles
+            if tile.by_run is not None
+        ]
         counts = torch.cat(agreeing, 1).tolist() if agreeing else [()] * len(group)
         influence = torch.cat([tile.influence for tile in tiles], 1).tolist()
         for paths, own, *rows in zip(group, facts, influence, counts, strict=True):
