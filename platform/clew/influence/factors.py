@@ -214,49 +214,34 @@ def _columns(factor: Outer | TableRows) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class TwoSided:
-    """The projection of one matrix parameter, `(row, column)`."""
-
-    rows: Float[Tensor, "row a"]
-    columns: Float[Tensor, "column b"]
-
-    @property
-    def size(self) -> int:
-        return self.rows.shape[1] * self.columns.shape[1]
-
-    def to(self, device: torch.device) -> "TwoSided":
-        return TwoSided(self.rows.to(device), self.columns.to(device))
-
-    def __call__(self, factors: Sequence[Factor]) -> Float[Tensor, "example size"]:
-        parts = [self._of(factor) for factor in factors]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
-
-    def _of(self, factor: Factor) -> Tensor:
-        if isinstance(factor, Explicit):
-            matrix = factor.values.view(-1, len(self.rows), len(self.columns))
-            return torch.matmul(self.rows.T, matrix @ self.columns).flatten(1)
-        if isinstance(factor, Outer):
-            left, right = factor.left @ self.rows, factor.right @ self.columns
-        else:
-            assert isinstance(factor, TableRows)
-            left, right = self.rows[factor.ids], factor.values @ self.columns
-        return (left.mT @ right).flatten(1)
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """The identity, for a parameter that is not projected."""
+class Projection:
+    """The projection of the gradients of one parameter."""
 
     size: int
+    """Numbers of a projected gradient."""
+    sides: tuple[Float[Tensor, "row a"], Float[Tensor, "column b"]] | None = None
+    """Directions of rows and columns of a matrix; None: a gradient is not changed."""
 
-    def to(self, device: torch.device) -> "Whole":
-        return self
+    def to(self, device: torch.device) -> "Projection":
+        if self.sides is None:
+            return self
+        return Projection(self.size, (self.sides[0].to(device), self.sides[1].to(device)))
 
     def __call__(self, factors: Sequence[Factor]) -> Float[Tensor, "example size"]:
-        return in_full(factors)
+        if self.sides is None:
+            return in_full(factors)
+        return reduce(torch.add, (_projected(factor, *self.sides) for factor in factors))
 
 
-Projection = TwoSided | Whole
+def _projected(factor: Factor, rows: Tensor, columns: Tensor) -> Tensor:
+    if isinstance(factor, Explicit):
+        matrix = factor.values.view(-1, len(rows), len(columns))
+        return torch.matmul(rows.T, matrix @ columns).flatten(1)
+    if isinstance(factor, Outer):
+        left, right = factor.left @ rows, factor.right @ columns
+    else:
+        left, right = rows[factor.ids], factor.values @ columns
+    return (left.mT @ right).flatten(1)
 
 
 class SharedDirections:
@@ -292,10 +277,10 @@ class SharedDirections:
             columns.append((unit.T @ self._random(unit.shape[0]).to(unit)).cpu())
 
     def projections(self) -> dict[str, Projection]:
-        found: dict[str, Projection] = {name: Whole(size) for name, size in self._sizes.items()}
+        found = {name: Projection(size) for name, size in self._sizes.items()}
         for name, sizes in self._sides.items():
-            sides = zip(sizes, self._combined[name], strict=True)
-            found[name] = TwoSided(*(self._side(size, combined) for size, combined in sides))
+            rows, columns = map(self._side, sizes, self._combined[name])
+            found[name] = Projection(rows.shape[1] * columns.shape[1], (rows, columns))
         return found
 
     def _side(self, size: int, combined: Sequence[Tensor]) -> Float[Tensor, "size kept"]:

@@ -48,22 +48,9 @@ class WeightedLoss:
     """Fact of each weight; if a fact has several weights, their gradients are added."""
 
 
-@runtime_checkable
-class Facts(Protocol[B]):  # type: ignore[misc]  # one type of batch, as in Task
-    """The training facts of a task."""
-
-    def __len__(self) -> int:
-        """Return the number of facts."""
-        ...
-
-    def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
-        """Return the twice differentiable loss of a batch of the examples with these indices."""
-        ...
-
-
-@dataclass(frozen=True)
+@dataclass
 class ExampleFacts(Generic[B]):
-    """Facts of any task with `example_losses`: every training example is a fact."""
+    """The training facts of a task: here, every training example is a fact."""
 
     task: Task[B]
 
@@ -71,6 +58,7 @@ class ExampleFacts(Generic[B]):
         return len(self.task.train_examples())
 
     def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
+        """Return the twice differentiable loss of a batch of the examples with these indices."""
         losses = self.task.example_losses(model, batch)
         weight = torch.ones_like(losses, requires_grad=True)
         return WeightedLoss((weight * losses).sum(), weight, examples)
@@ -103,7 +91,7 @@ class Linear(Generic[B]):
     """Differentiates training steps of a task twice."""
 
     model: nn.Module
-    facts: Facts[B]
+    facts: ExampleFacts[B]
     device: torch.device
     batch_size: int
 

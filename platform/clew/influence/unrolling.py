@@ -32,7 +32,7 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError, described
 from clew.files import replacing
 from clew.influence.adjoints import Adjoint, Adjoints, OptimizerAdjoint, clipped, through_clipping
-from clew.influence.linearization import Facts, Linear, StepGradient, final_adjoint
+from clew.influence.linearization import ExampleFacts, Linear, StepGradient, final_adjoint
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors, load_training_values
 from clew.training.manifest import MODEL_FILE, CheckpointRecord, read_manifest, save_tensors
 from clew.training.optimizer import WithoutDecay
@@ -193,7 +193,7 @@ Objective = Callable[[nn.Module], Tensor]
 
 def through_training(
     replayed: Callable[[], Replay[B]],
-    facts: Facts[B],
+    facts: ExampleFacts[B],
     losses: Sequence[Objective],
     *,
     kept: Path,
@@ -220,7 +220,7 @@ class Unrolling(Generic[B]):
     """Explains losses of one trained model by its training facts."""
 
     replay: Replay[B]
-    facts: Facts[B]
+    facts: ExampleFacts[B]
     budget_bytes: float
     kept: KeptInFile | None = None
     """File for the adjoints after every interval, to resume a killed pass; None: no file."""

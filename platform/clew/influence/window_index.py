@@ -37,8 +37,6 @@ from clew.influence.factors import (
     Outer,
     Projection,
     SharedDirections,
-    TwoSided,
-    Whole,
     in_full,
     inner_products,
     is_cheaper_in_full,
@@ -152,10 +150,8 @@ def read_index(folder: Path, manifest: IndexManifest) -> WindowIndex:
     projections: dict[str, Projection] = {}
     for name, size in manifest.sizes.items():
         rows, columns = (tensors.get(f"{side}/{name}") for side in (ROWS, COLUMNS))
-        if rows is None or columns is None:
-            projections[name] = Whole(size)
-        else:
-            projections[name] = TwoSided(rows, columns)
+        sides = None if rows is None or columns is None else (rows, columns)
+        projections[name] = Projection(size, sides)
     windows = np.load(folder / WINDOWS_FILE, mmap_mode="r")
     return WindowIndex(manifest, windows, tensors[SCALES], tensors[SQUARED_NORMS], projections)
 
@@ -302,8 +298,8 @@ def _directions(projections: Mapping[str, Projection]) -> dict[str, Tensor]:
     return {
         f"{side}/{name}": directions.cpu()
         for name, projection in projections.items()
-        if isinstance(projection, TwoSided)
-        for side, directions in ((ROWS, projection.rows), (COLUMNS, projection.columns))
+        if projection.sides is not None
+        for side, directions in zip((ROWS, COLUMNS), projection.sides, strict=True)
     }
 
 

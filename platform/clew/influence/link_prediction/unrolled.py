@@ -28,7 +28,7 @@ from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.errors import ConfigError
 from clew.files import working_folder
-from clew.influence.linearization import WeightedLoss
+from clew.influence.linearization import ExampleFacts, WeightedLoss
 from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.outcomes import FactKeys
 from clew.influence.retraining import Retrainer
@@ -194,12 +194,15 @@ class TunedTracer(UnrolledTracer):
         return found
 
 
-class TripleFacts:
+class TripleFacts(ExampleFacts[TripleBatch]):
     """The training triples of a graph as facts."""
+
+    task: LinkPrediction
 
     def __init__(self, task: LinkPrediction, config: RunConfig) -> None:
         assert isinstance(config.loss, OneVsAllLoss | KvsAllLoss)
-        self.task, self.form = task, LossForm.from_config(config.loss)
+        super().__init__(task)
+        self.form = LossForm.from_config(config.loss)
         self._keys = FactKeys.from_graph(task.graph, inverse_relations=task.inverse_relations)
 
     def __len__(self) -> int:
