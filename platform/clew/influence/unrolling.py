@@ -130,7 +130,15 @@ class KeptInFile:
         if not self.path.is_file():
             return None
         try:
-            return _unfinished(load_file(self.path, device=str(self.device)))
+            tensors = load_file(self.path, device=str(self.device))
+            totals, left = tensors.pop("totals"), int(tensors.pop("intervals_left"))
+            adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
+            for key, tensor in tensors.items():
+                number, group, name = key.split("|")
+                if group not in GROUPS:
+                    raise KeyError(group)
+                getattr(adjoints[int(number)], group)[name] = tensor
+            return Unfinished(left, adjoints, totals)
         except (OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
             logger.warning(
                 "%s cannot be read (%s); the pass begins again", self.path, described(error)
@@ -149,19 +157,6 @@ class KeptInFile:
         tensors |= {"totals": unfinished.totals, "intervals_left": left}
         with replacing(self.path) as temporary:
             save_tensors(tensors, temporary)
-
-
-def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
-    """Return the pass that the tensors of a file hold."""
-    totals = tensors.pop("totals")
-    adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
-    left = int(tensors.pop("intervals_left"))
-    for key, tensor in tensors.items():
-        number, group, name = key.split("|")
-        if group not in GROUPS:
-            raise KeyError(group)
-        getattr(adjoints[int(number)], group)[name] = tensor
-    return Unfinished(left, adjoints, totals)
 
 
 @torch.no_grad()
@@ -295,7 +290,6 @@ class Unrolling(Generic[B]):
         self._refuse_other_changes(first, after)
         if whole:
             self._leave_block(steps, after, number, unfinished, work)
-            return
         while starts:
             start = starts.pop()
             self.replay.restore(start)

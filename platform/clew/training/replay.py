@@ -10,7 +10,7 @@ not reproduce the next checkpoint exactly is refused.
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -85,12 +85,10 @@ class Replay(Generic[B]):
     device: torch.device
     start: nn.Module | None = None
     """The model that the run began with; None: new parameters."""
-    trainer: Trainer[B] = field(init=False)
-    _validations: Mapping[int, float] = field(init=False)
     _moved: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.trainer = build_trainer(
+        self.trainer: Trainer[B] = build_trainer(
             self.config,
             self.task,
             Tracker(),

@@ -82,7 +82,6 @@ class ConvETrunk(Trunk):
         self, model: ConvE, product: MatrixProduct | None = None, keep_features: bool = True
     ) -> None:
         super().__init__(model, product, keep_features)
-        self.relations = model.relation.weight.detach()
         self.input, self.feature, self.projection = (
             Affine.of(norm)
             for norm in (model.input_norm, model.feature_norm, model.projection_norm)
@@ -94,10 +93,9 @@ class ConvETrunk(Trunk):
         self._folded_bias = (
             self.feature.slope * (self.kernel_bias - self.feature.mean) + self.feature.shift
         )
-        self.dense = model.projection.weight.detach()
         bias = model.projection.bias
         self.dense_bias = None if bias is None else bias.detach()
-        self._dense = self.product.prepare(self.dense)
+        self._dense = self.product.prepare(model.projection.weight.detach())
 
     def parts(self, depth: int) -> tuple[str, ...]:
         return {1: CONVE_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, CONVE_PARTS)
@@ -105,7 +103,7 @@ class ConvETrunk(Trunk):
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
         """Return xh, qh and f of queries by name, and their h."""
         rows = self.model.entity(head).detach()
-        stacked = torch.cat([rows, self.relations[relation]], dim=1)
+        stacked = torch.cat([rows, self.model.relation(relation).detach()], dim=1)
         image = (stacked - self.input.mean) / self.input.deviation
         features = self._features(image)
         projected = self.product.affine(features, self._dense, self.dense_bias)

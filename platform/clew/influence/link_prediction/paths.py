@@ -136,15 +136,8 @@ def _without_partner(  # noqa: PLR0917
 ) -> np.ndarray:
     """Return the distance from `source` to u without v, for each incidence (u, v), sorted by u.
 
-    The distance is one more than the smallest distance among u's other neighbours.
-
-    Args:
-        u: Entity of each incidence, `(incidence,)`.
-        v: Other end of each incidence.
-        count: Number of entities.
-        source: Entity that distances are measured from.
-        blocked: Entity that paths must avoid.
-        length: Distances of this size or more do not matter.
+    The distance is one more than the smallest distance among u's other neighbours. Paths avoid the
+    entity `blocked`, and distances of `length` or more do not matter.
     """
     far = length + 1
     distance = np.full(count, far)
