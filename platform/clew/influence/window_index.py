@@ -195,7 +195,10 @@ def make_index(
                 file.write((projected / scale[:, None]).half().numpy().tobytes())
                 scales[indices], norms[indices] = scale, own
                 progress(int(indices[-1]) + 1)
-        tensors = {SCALES: scales, SQUARED_NORMS: norms, **_directions(projections)}
+        tensors = {SCALES: scales, SQUARED_NORMS: norms}
+        for name, projection in projections.items():
+            sides = zip((ROWS, COLUMNS), projection.sides or (), strict=False)
+            tensors |= {f"{side}/{name}": directions for side, directions in sides}
         save_tensors(tensors, folder / DIRECTIONS_FILE)
         compared = torch.cat(errors).double()
         description = IndexManifest(
@@ -292,15 +295,6 @@ def _projected(
         found = (projected @ projected.T - exact) * scale[:, None] * scale
         errors.append(found[torch.triu(torch.ones_like(found, dtype=torch.bool), diagonal=1)])
     return projected, torch.stack(norms, dim=1)
-
-
-def _directions(projections: Mapping[str, Projection]) -> dict[str, Tensor]:
-    return {
-        f"{side}/{name}": directions.cpu()
-        for name, projection in projections.items()
-        if projection.sides is not None
-        for side, directions in zip((ROWS, COLUMNS), projection.sides, strict=True)
-    }
 
 
 @dataclass(frozen=True)
