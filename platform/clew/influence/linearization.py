@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clew.errors import CheckpointError, ConfigError
+from clew.errors import CheckpointError
 from clew.influence.adjoints import Adjoint, Adjoints
 from clew.layers.training_mode import BatchNorm, observed_statistics
 from clew.training.replay import Microbatch, ReplayedStep, State
@@ -111,10 +111,6 @@ class Linear(Generic[B]):
             f"{name}.running_{kind}" for name in self._norms.values() for kind in ("mean", "var")
         ]
 
-    def is_constant(self, microbatch: Microbatch[B]) -> bool:
-        few = min(FEW_ROWS, self.batch_size)
-        return bool(self._norms) and len(microbatch.examples) < few
-
     def call(self, tensors: Adjoints, function: Callable[[nn.Module], Any]) -> Any:
         """Return `function(model)` with these tensors in place of the model's own."""
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
@@ -155,8 +151,9 @@ class StepGradient(Generic[B]):
         """
         restore_generators(*self._before.generators)
         last = len(self._window) - 1
+        few = min(FEW_ROWS, self._linear.batch_size) if self._linear._norms else 0
         for place, microbatch in enumerate(self._window):
-            if self._linear.is_constant(microbatch):
+            if len(microbatch.examples) < few:  # counts as a constant
                 continue
             graph = self._graph or self._build(microbatch, differentiable=True)
             for number, (u, adjoint) in enumerate(zip(along, adjoints, strict=True)):
@@ -240,13 +237,8 @@ class _Graph:
 
 def momentum_of(norm: nn.Module) -> float:
     """Return the share of a batch in the running statistics."""
-    momentum = norm.momentum
-    if not isinstance(momentum, float):
-        raise ConfigError(
-            f"a {type(norm).__name__} has momentum {momentum!r}; score=unrolled needs a number, "
-            "the share of a batch in the running statistics"
-        )
-    return momentum
+    assert isinstance(norm.momentum, float)
+    return norm.momentum
 
 
 def final_adjoint(

@@ -135,8 +135,7 @@ class Strongest:
         return columns.masked_fill(signed.gather(1, columns) == -torch.inf, -1)
 
     def result(self) -> Scored:
-        if self._kept is None:
-            raise ValueError("no tile was added; add at least one before asking for the result")
+        assert self._kept is not None
         return self._kept
 
 

@@ -109,7 +109,9 @@ class Replay(Generic[B]):
         trainer = self.trainer
         optimizer = optimizer_tensors(trainer.optimizer, trainer.model)
         every = trainer.model.state_dict(), optimizer, trainer.average.tensors()
-        model, moments, average = map(_copied, every)
+        model, moments, average = (
+            {name: tensor.detach().clone() for name, tensor in tensors.items()} for tensors in every
+        )
         schedule, progress = dict(trainer.schedule.state()), replace(trainer.progress)
         return State(model, moments, average, capture_generators(), schedule, progress)
 
@@ -135,14 +137,13 @@ class Replay(Generic[B]):
         finally:
             torch.set_num_threads(before)
 
-    def begin(self, interval: int) -> State:
-        """Restore and return the state before the steps up to checkpoint number `interval`."""
+    def begin(self, interval: int) -> None:
+        """Restore the state before the steps up to checkpoint number `interval`."""
         if interval == 0:
             self.restore(self._initial)
         else:
             self.trainer.checkpointer.resumable.restore(self.checkpoints[interval - 1].path)
             self._close_epoch()
-        return self.capture()
 
     def steps(self, end: int, *, keep_every: int = 1) -> Iterator[ReplayedStep[B]]:
         """Take the steps up to number `end`, and yield each step after it was taken.
@@ -200,10 +201,6 @@ class Replay(Generic[B]):
             progress.epoch, progress.cursor = progress.epoch + 1, 0
             if self.config.evaluation.enabled and progress.step in self._validations:
                 self.trainer.schedule.observe(self._validations[progress.step])
-
-
-def _copied(tensors: Tensors) -> Tensors:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _equal(expected: Tensor | None, found: Tensor | None) -> bool:
