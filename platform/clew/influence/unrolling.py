@@ -287,7 +287,7 @@ class Unrolling(Generic[B]):
             work.advance()
         self.replay.require_equal(number)
         if whole:
-            self._leave_block(steps, self.replay.capture(), number, unfinished, work)
+            self._leave_block(steps, number, unfinished, work)
         while starts:
             start = starts.pop()
             self.replay.restore(start)
@@ -295,16 +295,12 @@ class Unrolling(Generic[B]):
             for step in self.replay.steps(end):
                 steps.append(step)
                 work.advance()
-            self._leave_block(steps, self.replay.capture(), number, unfinished, work)
+            self._leave_block(steps, number, unfinished, work)
 
     def _leave_block(
-        self,
-        steps: list[ReplayedStep[B]],
-        after: State,
-        number: int,
-        unfinished: Unfinished,
-        work: "_Work",
+        self, steps: list[ReplayedStep[B]], number: int, unfinished: Unfinished, work: "_Work"
     ) -> None:
+        after = self.replay.capture()
         while steps:
             step = steps.pop()
             assert step.before is not None

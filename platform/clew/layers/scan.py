@@ -271,8 +271,6 @@ diagonal_scan_backward.register_vmap(_in_turn)
 
 Series = Complex[Tensor, "batch time state"]
 State = Complex[Tensor, "batch state"]
-Keep = Float[Tensor, "batch time"]
-"""0 at steps that ignore the previous state (in the direction of the scan), otherwise 1."""
 
 _SLAB_ELEMENTS = 2**16
 
@@ -389,7 +387,7 @@ def power(base: Tensor, exponent: int) -> Tensor:
 
 
 def eigenvalue_gradient(
-    adjoint: Series, states: Series, initial: State, keep: Keep | None
+    adjoint: Series, states: Series, initial: State, keep: Float[Tensor, "batch time"] | None
 ) -> Complex[Tensor, "batch state"]:
     """Return the sum over time of `d_t conj(c_{t-1})`, without steps that ignore c_{t-1}.
 

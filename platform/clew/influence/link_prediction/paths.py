@@ -30,6 +30,8 @@ from scipy.sparse import csr_matrix
 from clew.config.services import InfluenceConfig
 from clew.link_prediction.triples import HEAD, TAIL, Triples
 
+Entities = Int[np.ndarray, "entity"]
+Edges = Int[np.ndarray, "edge"]
 MAX_STEPS = 4
 MAX_PATHS = 20
 
@@ -48,34 +50,30 @@ class Neighbourhood:
         self._neighbours, self._edges = others[incidence.indices], incidence.data
         self.degrees = np.diff(self._offsets)
 
-    def around(self, entity: int) -> Int[np.ndarray, "neighbour"]:
+    def around(self, entity: int) -> Entities:
         """Return the entities next to `entity` except itself, each once, in ascending order."""
         others = self._incidences(np.array([entity]))[1]
         return np.unique(others[others != entity])
 
-    def pairs(
-        self, entities: Int[np.ndarray, "entity"]
-    ) -> tuple[Int[np.ndarray, "incidence"], Int[np.ndarray, "incidence"]]:
+    def pairs(self, entities: Entities) -> tuple[Entities, Entities]:
         """Return each entity with each of its neighbours, in the order of the entities."""
         start, others, _ = self._incidences(entities)
         return np.repeat(entities, np.diff(start)), others
 
-    def between(self, one: int, other: int) -> Int[np.ndarray, "edge"]:
+    def between(self, one: int, other: int) -> Edges:
         """Return the edges between two entities, in either direction, in ascending order."""
         one, other = sorted((one, other), key=self.degrees.__getitem__)
         _, others, edges = self._incidences(np.array([one]))
         return np.unique(edges[others == other])
 
-    def candidates(
-        self, head: int, tail: int, settings: InfluenceConfig
-    ) -> Int[np.ndarray, "candidate"]:
+    def candidates(self, head: int, tail: int, settings: InfluenceConfig) -> Edges:
         """Return the training triples near a test triple, in ascending order of index."""
         if settings.strict_path_filtering:
             return self._on_paths(head, tail, settings)
         reached = self._reach([head, tail], settings.n_hops - 1, settings.min_degree)
         return np.unique(self._incidences(np.concatenate(reached))[2])
 
-    def _on_paths(self, head: int, tail: int, settings: InfluenceConfig) -> np.ndarray:
+    def _on_paths(self, head: int, tail: int, settings: InfluenceConfig) -> Edges:
         """Return the edges on a path between head and tail, in either direction.
 
         Edge (u, v) is on a path if d(head, u) without v, plus 1, plus d(v, tail) without u is at
@@ -214,12 +212,7 @@ class PathFinder:
         self._search_from_the_middle(head, tail, near_head, near_tail, search)
 
     def _search_from_the_middle(
-        self,
-        head: int,
-        tail: int,
-        near_head: Int[np.ndarray, "near_head"],
-        near_tail: Int[np.ndarray, "near_tail"],
-        search: "_Search",
+        self, head: int, tail: int, near_head: Entities, near_tail: Entities, search: "_Search"
     ) -> None:
         sides = (near_head, near_tail)
         # For each entity, the smallest cost of a neighbour in each of `sides`; infinite: none.
@@ -249,9 +242,7 @@ class PathFinder:
             tuple(edges[(self._train[edges] != test).any(axis=1)].tolist()) for edges in every
         )
 
-    def _cheapest(
-        self, entities: Int[np.ndarray, "entity"], most: int
-    ) -> Int[np.ndarray, "cheapest"]:
+    def _cheapest(self, entities: Entities, most: int) -> Entities:
         return entities[np.argsort(self._cost[entities], kind="stable")[:most]]
 
 
