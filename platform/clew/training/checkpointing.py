@@ -1,6 +1,5 @@
 """Writes checkpoints during training and sends them to the tracker."""
 
-import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -212,7 +211,7 @@ class Checkpointer:
 
     def _manifest(self, metrics: Mapping[str, float]) -> Manifest:
         progress = self.resumable.progress
-        return dataclasses.replace(
+        return replace(
             self.origin,
             step=progress.step,
             epoch=progress.epoch,
