@@ -13,7 +13,7 @@ model was trained with, and w = 0 the loss without the fact, which keeps its pla
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, runtime_checkable
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -64,17 +64,6 @@ class ExampleFacts(Generic[B]):
         return WeightedLoss((weight * losses).sum(), weight, examples)
 
 
-@runtime_checkable
-class WithoutEffect(Protocol):
-    """A model of which some parameters change nothing in training.
-
-    Their gradient is only rounding, which Adam and Adagrad divide by its own size; so they count as
-    constants.
-    """
-
-    def parameters_without_effect(self) -> list[Tensor]: ...
-
-
 class _Called(nn.Module):
     """Passes a model to a function, so that `functional_call` can replace its tensors."""
 
@@ -104,9 +93,10 @@ class Linear(Generic[B]):
             if isinstance(module, BatchNorm) and module.track_running_stats
         }
         model = self.model
-        idle = model.parameters_without_effect() if isinstance(model, WithoutEffect) else []
-        idle_ids = {id(p) for p in idle}
-        self.without_effect = {name for name, p in model.named_parameters() if id(p) in idle_ids}
+        # If a model has parameters that change nothing in training, their gradient is only
+        # rounding, which Adam and Adagrad divide by its own size; so they count as constants.
+        idle = {id(p) for p in getattr(model, "parameters_without_effect", list)()}
+        self.without_effect = {name for name, p in model.named_parameters() if id(p) in idle}
         self.statistics = [
             f"{name}.running_{kind}" for name in self._norms.values() for kind in ("mean", "var")
         ]
