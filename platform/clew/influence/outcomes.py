@@ -37,43 +37,33 @@ QUERIES_AT_ONCE = 256
 Answers = Float[np.ndarray, "direction test"]
 
 
-@dataclass(frozen=True, eq=False)
 class FactKeys:
-    """Finds the positives of a batch among the training facts, in every trained direction."""
+    """Finds the positives of a batch among the training facts, in every trained direction.
 
-    num_relations: int
-    """Number of relations of the model, including inverses."""
-    num_entities: int
-    keys: Int64[np.ndarray, " key"]
-    """Distinct positives (head, relation, tail), each as one number, in ascending order."""
-    of_fact: Int64[np.ndarray, "direction fact"]
-    """Index of each fact in `keys`; copies of a fact have the same index."""
-    fact: Int64[np.ndarray, " key"]
-    """First fact of each of `keys`."""
+    A positive (head, relation, tail) is one number.
+    """
 
-    @classmethod
-    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> "FactKeys":
-        """Index the training triples of a graph."""
+    def __init__(self, graph: KnowledgeGraph, *, inverse_relations: bool) -> None:
         directions = 1 + inverse_relations
         rows = graph.with_inverses(graph.train) if inverse_relations else graph.train
-        head, relation, tail = (
-            rows[:, column].astype(np.int64) for column in (HEAD, RELATION, TAIL)
-        )
-        num_relations = directions * graph.num_relations
-        all_keys = (head * num_relations + relation) * graph.num_entities + tail
-        keys, first, places = np.unique(all_keys, return_index=True, return_inverse=True)
-        of_fact, fact = places.reshape(directions, -1), first % len(graph.train)
-        return cls(num_relations, graph.num_entities, keys, of_fact, fact)
+        self._num_relations = directions * graph.num_relations
+        self._num_entities = graph.num_entities
+        head, relation, tail = rows.astype(np.int64).T
+        keys = (head * self._num_relations + relation) * self._num_entities + tail
+        self._keys, first, places = np.unique(keys, return_index=True, return_inverse=True)
+        self._of_fact = places.reshape(directions, -1)  # copies of a fact have the same place
+        self.fact: Int64[np.ndarray, " key"] = first % len(graph.train)
+        """First fact of each distinct positive."""
 
     def kept(self, dropped: Facts) -> Bool[np.ndarray, " key"]:
-        kept = np.ones(len(self.keys), bool)
-        kept[self.of_fact[:, dropped]] = False
+        kept = np.ones(len(self._keys), bool)
+        kept[self._of_fact[:, dropped]] = False
         return kept
 
     def places(self, batch: TripleBatch) -> Int64[Tensor, " positive"]:
         head, relation = batch.head[batch.row], batch.relation[batch.row]
-        key = (head * self.num_relations + relation) * self.num_entities + batch.entity
-        return torch.from_numpy(np.searchsorted(self.keys, key.cpu().numpy()))
+        key = (head * self._num_relations + relation) * self._num_entities + batch.entity
+        return torch.from_numpy(np.searchsorted(self._keys, key.cpu().numpy()))
 
 
 class WithoutFacts(LinkPrediction):
@@ -81,7 +71,7 @@ class WithoutFacts(LinkPrediction):
 
     def __init__(self, graph: KnowledgeGraph, config: RunConfig, dropped: Facts) -> None:
         super().__init__(graph, config)
-        self._facts = FactKeys.from_graph(graph, inverse_relations=self.inverse_relations)
+        self._facts = FactKeys(graph, inverse_relations=self.inverse_relations)
         self._kept = torch.from_numpy(self._facts.kept(dropped))
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
@@ -148,10 +138,7 @@ class Examiner:
 
     def _part(self, model: GraphModel, rows: Triples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         device = model.entity.weight.device
-        head, relation, tail = (
-            torch.from_numpy(rows[:, column].astype(np.int64)).to(device)
-            for column in (HEAD, RELATION, TAIL)
-        )
+        head, relation, tail = torch.from_numpy(rows.astype(np.int64)).to(device).T
         scores = model.scores(model.queries(head, relation)).double()
         own = scores.gather(1, tail[:, None])
         log_probability = own[:, 0] - scores.logsumexp(1)

@@ -99,7 +99,7 @@ def train_stack(
     seed_everything(config.training.seed)
     scorer = EntityScorer(single)
     stack = _stacked(scorer, len(dropped))
-    facts = FactKeys.from_graph(graph, inverse_relations=task.inverse_relations)
+    facts = FactKeys(graph, inverse_relations=task.inverse_relations)
     kept = torch.stack([torch.from_numpy(facts.kept(each)) for each in dropped])
     optimizer = build_optimizer(config.optimizer, stack.model)
     steps = total_steps(config, task, World())
