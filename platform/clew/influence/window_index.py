@@ -95,18 +95,23 @@ class IndexManifest:
 _MANIFESTS = TypeAdapter(IndexManifest)
 
 
-@dataclass(frozen=True, eq=False)
 class WindowIndex:
-    """An index, ready to be searched."""
+    """An index in a folder, ready to be searched."""
 
-    manifest: IndexManifest
-    windows: np.ndarray
-    """Projections divided by `scales`, a float16 memory map `(window, number)`."""
-    scales: Tensor
-    """float32 `(window,)`."""
-    squared_norms: Tensor
-    """Squared norms of the gradients before projection, `(window, parameter)`."""
-    projections: Mapping[str, Projection]
+    def __init__(self, folder: Path, manifest: IndexManifest) -> None:
+        tensors = load_file(folder / DIRECTIONS_FILE)
+        self.manifest = manifest
+        self.windows: np.ndarray = np.load(folder / WINDOWS_FILE, mmap_mode="r")
+        """Projections divided by `scales`, a float16 memory map `(window, number)`."""
+        self.scales = tensors[SCALES]
+        """float32 `(window,)`."""
+        self.squared_norms = tensors[SQUARED_NORMS]
+        """Squared norms of the gradients before projection, `(window, parameter)`."""
+        self.projections: dict[str, Projection] = {}
+        for name, size in manifest.sizes.items():
+            rows, columns = (tensors.get(f"{side}/{name}") for side in (ROWS, COLUMNS))
+            sides = None if rows is None or columns is None else (rows, columns)
+            self.projections[name] = Projection(size, sides)
 
 
 def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | None) -> IndexOf:
@@ -139,21 +144,10 @@ def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
         for name in (WINDOWS_FILE, DIRECTIONS_FILE):
             if sha256(folder / name) != manifest.sha256.get(name):
                 raise CheckpointError(f"{name} was changed or damaged since it was written")
-        return read_index(folder, manifest)
+        return WindowIndex(folder, manifest)
     except (OSError, ValueError, KeyError, EOFError, SafetensorError) as error:
         logger.warning("%s: %s; the index is built again", folder, described(error))
         return None
-
-
-def read_index(folder: Path, manifest: IndexManifest) -> WindowIndex:
-    tensors = load_file(folder / DIRECTIONS_FILE)
-    projections: dict[str, Projection] = {}
-    for name, size in manifest.sizes.items():
-        rows, columns = (tensors.get(f"{side}/{name}") for side in (ROWS, COLUMNS))
-        sides = None if rows is None or columns is None else (rows, columns)
-        projections[name] = Projection(size, sides)
-    windows = np.load(folder / WINDOWS_FILE, mmap_mode="r")
-    return WindowIndex(manifest, windows, tensors[SCALES], tensors[SQUARED_NORMS], projections)
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> IndexManifest:
@@ -210,7 +204,7 @@ def make_index(
             seconds=time.perf_counter() - started,
         )
         manifest = write_manifest(folder, description)
-    return read_index(checkpoint / FOLDER, manifest)
+    return WindowIndex(checkpoint / FOLDER, manifest)
 
 
 def _chosen(

@@ -19,8 +19,6 @@ for all rows that share it. Per-example gradients are never formed for a large m
 small parameters (kernel, normalisations, biases), as one vector w per row.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -38,26 +36,15 @@ from clew.link_prediction.models.conve import ConvE
 from clew.runs.influence_report import CONVE_PARTS
 
 
-@dataclass(frozen=True, eq=False)
 class Affine:
-    """A normalisation in evaluation mode: gain * (x - mean) / deviation + shift."""
+    """A batch normalisation in evaluation mode: gain * (x - mean) / deviation + shift."""
 
-    mean: Tensor
-    deviation: Tensor
-    gain: Tensor
-    shift: Tensor
-
-    @classmethod
-    def of(cls, norm: torch.nn.BatchNorm1d | torch.nn.BatchNorm2d) -> "Affine":
-        """Build from a batch normalisation, with its running statistics as constants."""
+    def __init__(self, norm: torch.nn.BatchNorm1d | torch.nn.BatchNorm2d) -> None:
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        deviation = (norm.running_var + norm.eps).sqrt()
-        return cls(norm.running_mean, deviation, norm.weight.detach(), norm.bias.detach())
-
-    @property
-    def slope(self) -> Tensor:
-        return self.gain / self.deviation
+        self.mean, self.deviation = norm.running_mean, (norm.running_var + norm.eps).sqrt()
+        self.gain, self.shift = norm.weight.detach(), norm.bias.detach()
+        self.slope = self.gain / self.deviation
 
 
 class ConvETrunk(Trunk):
@@ -83,8 +70,7 @@ class ConvETrunk(Trunk):
     ) -> None:
         super().__init__(model, product, keep_features)
         self.input, self.feature, self.projection = (
-            Affine.of(norm)
-            for norm in (model.input_norm, model.feature_norm, model.projection_norm)
+            Affine(norm) for norm in (model.input_norm, model.feature_norm, model.projection_norm)
         )
         self.kernel = model.convolution.weight.detach()
         bias = model.convolution.bias

@@ -136,20 +136,16 @@ def _changed(
     return values if values is None or factors is None else values * factors[index, None]
 
 
-@dataclass(frozen=True, eq=False)
 class RankOne:
-    """D of a matrix as an outer product."""
+    """D of a matrix as an outer product: 1 / sqrt(v) of the rank-1 second moment v.
 
-    rows: Tensor
-    columns: Tensor
+    `epsilon` bounds each factor.
+    """
 
-    @classmethod
-    def of(cls, moment: Tensor, epsilon: float) -> "RankOne":
-        """Factor 1 / sqrt(v) of the rank-1 second moment v; `epsilon` bounds each factor."""
+    def __init__(self, moment: Tensor, epsilon: float) -> None:
         mean = moment.mean().clamp_min(epsilon**2)
-        rows = 1.0 / (moment.mean(1) / mean.sqrt()).sqrt().add(epsilon)
-        columns = 1.0 / (moment.mean(0) / mean.sqrt()).sqrt().add(epsilon)
-        return cls(rows, columns)
+        self.rows = 1.0 / (moment.mean(1) / mean.sqrt()).sqrt().add(epsilon)
+        self.columns = 1.0 / (moment.mean(0) / mean.sqrt()).sqrt().add(epsilon)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,12 +173,12 @@ class Preconditioner:
             for name, v in moments.items()
             if name in {"relation.weight", "entity_bias", *layout.small}
         }
-        table = RankOne.of(moments["entity.weight"], epsilon)
+        table = RankOne(moments["entity.weight"], epsilon)
         small = [exact[name].flatten() for name in layout.small if name in exact]
         return cls(
             table=table,
-            head_table=RankOne.of(moments[HEAD_TABLE], epsilon) if HEAD_TABLE in moments else table,
-            dense=None if layout.dense is None else RankOne.of(moments[layout.dense], epsilon),
+            head_table=RankOne(moments[HEAD_TABLE], epsilon) if HEAD_TABLE in moments else table,
+            dense=None if layout.dense is None else RankOne(moments[layout.dense], epsilon),
             relation=exact["relation.weight"],
             small=torch.cat(small) if small else moments["entity.weight"].new_empty(0),
             entity_bias=exact.get("entity_bias"),
