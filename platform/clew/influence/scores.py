@@ -54,6 +54,11 @@ class Scored:
         """Return the entries in a new order, given separately for each test example."""
         return self._map(lambda v: np.take_along_axis(v, order[(None,) * (v.ndim - 2)], -1))
 
+    def in_order(self, sign: Sign = 1, count: int | None = None) -> "Scored":
+        """Return the first entries in descending order of sign x influence, padding last."""
+        signed = np.where(self.train < 0, -np.inf, sign * self.influence)
+        return self.take(np.lexsort((self.train, -signed), axis=1)[:, :count])
+
     def _map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Scored":
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         columns = {name: v if v is None else change(v) for name, v in columns.items()}
@@ -111,9 +116,7 @@ class Strongest:
         best = _pick(tile, self._strongest_of(tile))
         if self._kept is not None:
             best = side_by_side(self._kept, best)
-        signed = np.where(best.train < 0, -np.inf, self.sign * best.influence)
-        order = np.lexsort((best.train, -signed), axis=1)[:, : self.k]
-        self._kept = best.take(order)
+        self._kept = best.in_order(self.sign, self.k)
 
     def _strongest_of(self, tile: Tile) -> Int[Tensor, "test kept"]:
         """Return the columns of a tile's strongest entries, padded with -1."""
@@ -159,10 +162,8 @@ class Everything:
 
     def result(self) -> Scored:
         """Return every score in descending order; pairs that are not candidates come last."""
-        whole = side_by_side(*self._tiles)
-        self._tiles = [whole]
-        signed = np.where(whole.train < 0, -np.inf, whole.influence)
-        return whole.take(np.lexsort((whole.train, -signed), axis=1))
+        self._tiles = [side_by_side(*self._tiles)]
+        return self._tiles[0].in_order()
 
 
 def _pick(tile: Tile, columns: Int[Tensor, "test kept"]) -> Scored:

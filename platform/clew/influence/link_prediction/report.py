@@ -198,9 +198,7 @@ def pair_rows(source: ReportSource, findings: Findings) -> list[PairRows]:
         part = slice(first, first + len(explanation.self_influence))
         scored = explanation.proponents
         if not explanation.complete:
-            both = side_by_side(explanation.proponents, explanation.opponents)
-            signed = np.where(both.train < 0, -np.inf, both.influence)
-            scored = both.take(np.lexsort((both.train, -signed), axis=1))
+            scored = side_by_side(explanation.proponents, explanation.opponents).in_order()
         of_tests = findings.tests[part], scored, findings.candidates[part]
         rows.append(PairRows(first, *of_tests, explanation.parts, steps, source.pairs))
         first = part.stop
