@@ -139,8 +139,7 @@ class Checkpointer:
     def _write_files(self, path: Path, manifest: Manifest, state: TrainingState | None) -> bool:
         """Write a checkpoint; all processes write their rows if a table is sharded.
 
-        Returns:
-            Whether this is the main process, which reports the checkpoint to the tracker.
+        Return whether this is the main process, which reports the checkpoint to the tracker.
         """
         world, model = self.resumable.world, self.resumable.model
 

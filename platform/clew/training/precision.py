@@ -63,8 +63,7 @@ class Precision:
     def __init__(
         self, dtype: torch.dtype | None, device: torch.device, *, compiled: bool = False
     ) -> None:
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         self.autocast: AbstractContextManager[object] = nullcontext()
         if dtype is not None:
             self.autocast = torch.autocast(device.type, dtype=dtype)
