@@ -30,8 +30,8 @@ from scipy.sparse import csr_matrix
 from clew.config.services import InfluenceConfig
 from clew.link_prediction.triples import HEAD, TAIL, Triples
 
-Entities = Int[np.ndarray, "entity"]
-Edges = Int[np.ndarray, "edge"]
+Entities = Int[np.ndarray, "_entity"]
+Edges = Int[np.ndarray, "_edge"]
 MAX_STEPS = 4
 MAX_PATHS = 20
 
