@@ -91,6 +91,13 @@ class Explanation:
     """NaN if the form of score has no self-influence."""
     parts: tuple[str, ...]
 
+    @property
+    def listed(self) -> Scored:
+        """All scores that were kept, in descending order of influence."""
+        if self.complete:
+            return self.proponents
+        return side_by_side(self.proponents, self.opponents).in_order()
+
     def only(self, test: int) -> "Explanation":
         proponents = self.proponents.only(test)
         return replace(

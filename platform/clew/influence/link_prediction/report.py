@@ -1,6 +1,6 @@
 """The influence report: JSON for people and the dashboard, and the tables beside it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from clew.files import replacing
 from clew.influence.link_prediction.paths import MAX_PATHS, MAX_STEPS, EntityPath, PathFinder
 from clew.influence.link_prediction.report_tables import PairRows, write_csv, write_parquet
 from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.scores import Explanation, Scored, side_by_side
+from clew.influence.scores import Explanation, Scored
 from clew.link_prediction.leakage import COUNTERPARTS, RelationPair, marks
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.runs.influence_report import (
@@ -65,10 +65,13 @@ def scored_paths(
     list are known.
     """
     found = [finder.find(test) for test in tests]
-    if tracer.settings.goes_through_steps:
-        listed = [scores for each in explanations for scores in _listed(each)]
-        return [ScoredPaths(*both) for both in zip(found, listed, strict=True)]
     scored: list[ScoredPaths] = []
+    if tracer.settings.goes_through_steps:
+        for listed in (explanation.listed for explanation in explanations):
+            for row in zip(listed.train.tolist(), listed.influence.tolist(), strict=True):
+                known = {fact: score for fact, score in zip(*row, strict=True) if fact >= 0}
+                scored.append(ScoredPaths(found[len(scored)], known))
+        return scored
     for start in range(0, len(tests), TESTS_PER_PASS):
         group = found[start : start + TESTS_PER_PASS]
         facts = [{f for path in paths for step in path.steps for f in step} for paths in group]
@@ -93,19 +96,6 @@ def scored_paths(
             )
             scored.append(ScoredPaths(paths, scores, agree))
     return scored
-
-
-def _listed(explanation: Explanation) -> Iterator[dict[int, float]]:
-    """Yield the listed scores of each test by training index."""
-    for row in range(len(explanation.self_influence)):
-        yield {
-            fact: score
-            for side in (explanation.proponents, explanation.opponents)
-            for fact, score in zip(
-                side.train[row].tolist(), side.influence[row].tolist(), strict=True
-            )
-            if fact >= 0
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,10 +186,7 @@ def pair_rows(source: ReportSource, findings: Findings) -> list[PairRows]:
     rows, first = [], 0
     for explanation in findings.explanations:
         part = slice(first, first + len(explanation.self_influence))
-        scored = explanation.proponents
-        if not explanation.complete:
-            scored = side_by_side(explanation.proponents, explanation.opponents).in_order()
-        of_tests = findings.tests[part], scored, findings.candidates[part]
+        of_tests = findings.tests[part], explanation.listed, findings.candidates[part]
         rows.append(PairRows(first, *of_tests, explanation.parts, steps, source.pairs))
         first = part.stop
     return rows
