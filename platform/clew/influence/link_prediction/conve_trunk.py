@@ -62,6 +62,7 @@ class ConvETrunk(Trunk):
             for layer in ("convolution", "feature_norm", "projection_norm", "input_norm")
             for kind in ("weight", "bias")
         ),
+        parts=CONVE_PARTS,
         without_effect=("convolution.bias", "projection.bias"),
     )
 
@@ -82,9 +83,6 @@ class ConvETrunk(Trunk):
         bias = model.projection.bias
         self.dense_bias = None if bias is None else bias.detach()
         self._dense = self.product.prepare(model.projection.weight.detach())
-
-    def parts(self, depth: int) -> tuple[str, ...]:
-        return {1: CONVE_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, CONVE_PARTS)
 
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
         """Return xh, qh and f of queries by name, and their h."""
