@@ -92,11 +92,10 @@ class Linear(Generic[B]):
             for name, module in self.model.named_modules()
             if isinstance(module, BatchNorm) and module.track_running_stats
         }
-        model = self.model
         # If a model has parameters that change nothing in training, their gradient is only
         # rounding, which Adam and Adagrad divide by its own size; so they count as constants.
-        idle = {id(p) for p in getattr(model, "parameters_without_effect", list)()}
-        self.without_effect = {name for name, p in model.named_parameters() if id(p) in idle}
+        idle = {id(p) for p in getattr(self.model, "parameters_without_effect", list)()}
+        self.without_effect = {name for name, p in self.model.named_parameters() if id(p) in idle}
         self.statistics = [
             f"{name}.running_{kind}" for name in self._norms.values() for kind in ("mean", "var")
         ]

@@ -145,7 +145,8 @@ class Strongest:
         return columns.masked_fill(signed.gather(1, columns) == -torch.inf, -1)
 
     def result(self) -> Scored:
-        assert self._kept is not None
+        if self._kept is None:
+            raise ValueError("no tile was added; add at least one before asking for the result")
         return self._kept
 
 
