@@ -302,9 +302,9 @@ class Multipliers:
         return Multipliers(values, self.varies, keep)
 
     def in_chunks(self, num_chunks: int) -> "Multipliers":
-        values, keep = self.values, self.keep
-        keep = None if keep is None else keep.reshape(len(keep), num_chunks, -1)
-        values = values.unflatten(1, (num_chunks, -1)) if self.varies else values.unsqueeze(1)
+        values, shape = self.values, (num_chunks, -1)
+        values = torch.unflatten(values, 1, shape) if self.varies else values.unsqueeze(1)
+        keep = None if self.keep is None else torch.unflatten(self.keep, 1, shape)
         return Multipliers(values, self.varies, keep)
 
     def of_chunks(self, chunk_size: int) -> "Multipliers":
