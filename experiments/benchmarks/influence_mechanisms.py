@@ -28,7 +28,7 @@ from scipy.sparse import csr_matrix, diags
 
 from clew.config.load import load
 from clew.config.services import InfluenceConfig
-from clew.influence.link_prediction.proximity import Neighbourhood
+from clew.influence.link_prediction.paths import Neighbourhood
 from clew.influence.outcomes import adamic_adar, measured, siblings, touching
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph, Triples
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source

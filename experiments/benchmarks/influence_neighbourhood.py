@@ -13,8 +13,7 @@ import time
 import numpy as np
 
 from clew.config.services import InfluenceConfig
-from clew.influence.link_prediction.paths import PathFinder
-from clew.influence.link_prediction.proximity import Neighbourhood
+from clew.influence.link_prediction.paths import Neighbourhood, PathFinder
 from experiments.benchmarks.harness import (
     print_table,
     report_child,

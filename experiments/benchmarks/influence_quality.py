@@ -27,7 +27,7 @@ from scipy.stats import rankdata
 
 from clew.config.load import load
 from clew.config.services import InfluenceConfig
-from clew.influence.link_prediction.proximity import Neighbourhood
+from clew.influence.link_prediction.paths import Neighbourhood
 from clew.link_prediction.sources import BUNDLED
 from clew.link_prediction.triples import add_inverses
 from clew.workflows.explaining.trace_source import TraceSource, open_trace_source

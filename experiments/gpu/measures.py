@@ -18,7 +18,7 @@ from clew.config.load import from_mapping
 from clew.config.schema import RunConfig
 from clew.image_sequences.model import SequenceRegressor, SequenceShape
 from clew.language_modeling.model import EigenstateLM
-from clew.layers.scan import Fixed, diagonal_scan, scan, scan_into
+from clew.layers.scan import Multipliers, diagonal_scan, scan, scan_into
 from clew.link_prediction.losses.fused_one_vs_all import fused_one_vs_all_loss
 from clew.link_prediction.losses.one_vs_all import OneVsAll, one_vs_all_loss
 from clew.link_prediction.task import LinkPrediction
@@ -318,7 +318,7 @@ def scans(bench: Bench) -> Iterator[Row]:
             scan_into(
                 torch.view_as_complex(out),
                 torch.view_as_complex(inputs),
-                Fixed(torch.view_as_complex(values), None),
+                Multipliers(torch.view_as_complex(values), varies=False),
                 torch.view_as_complex(initial),
                 chunk_size=32,
             )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from clew.config.services import InfluenceConfig
-from clew.influence.link_prediction.proximity import Neighbourhood
+from clew.influence.link_prediction.paths import Neighbourhood
 from clew.link_prediction.triples import KnowledgeGraph, no_triples
 from clew.link_prediction.vocabulary import Vocabulary
 

@@ -11,10 +11,11 @@ from pydantic import ValidationError
 
 from clew.api.explanations import triple_table
 from clew.influence.link_prediction import report as report_module
-from clew.influence.link_prediction.paths import EntityPath, ScoredPaths
+from clew.influence.link_prediction.paths import EntityPath
 from clew.influence.link_prediction.report import (
     Findings,
     ReportSource,
+    ScoredPaths,
     build_report,
     write_report,
 )

@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from clew.config.services import InfluenceConfig
-from clew.influence.factors import Explicit, Outer, TableRows, explicit, in_full, is_cheaper_in_full
-from clew.influence.projections import SharedDirections
+from clew.influence.factors import (
+    Explicit,
+    Outer,
+    SharedDirections,
+    TableRows,
+    explicit,
+    in_full,
+    is_cheaper_in_full,
+)
 from clew.influence.window_index import FOLDER, INDEX_FILE, WINDOWS_FILE
 from clew.influence.window_tracer import WindowTracer
 from clew.language_modeling.tokens import TokenBatch, continuation_batch

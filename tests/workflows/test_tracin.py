@@ -21,7 +21,7 @@ from clew.config.services import InfluenceConfig
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError
 from clew.files import cache_folder
 from clew.influence.link_prediction import traced_run
-from clew.influence.link_prediction.proximity import Neighbourhood
+from clew.influence.link_prediction.paths import Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence_json

@@ -13,7 +13,7 @@ from clew.config.data import TripleData, require_shared
 from clew.config.load import from_mapping
 from clew.errors import DataError
 from clew.files import expanded
-from clew.influence.link_prediction.proximity import Neighbourhood
+from clew.influence.link_prediction.paths import Neighbourhood
 from clew.link_prediction.sources import load_graph
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, KnowledgeGraph
 from clew.runs.reading.runs import find_run, read_config, started_in

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from clew.errors import UsageError
 from clew.influence.capture import Recorder
-from clew.influence.factors import Explicit, Factor, Factors, explicit_sum, squared_norms
+from clew.influence.factors import Explicit, Factor, Factors, in_full, squared_norms
 from clew.layers.products import products_in
 from clew.training.loaders import ExampleSource
 from clew.training.task import B, Task
@@ -78,8 +78,7 @@ class FactoredGradients(Generic[B]):
         indices = np.array([0, min(1, len(examples) - 1)])
         singles = [examples.batch(indices[i : i + 1]).to(device) for i in range(2)]
         two, three = (examples.batch(i).to(device) for i in (indices, indices[[0, 1, 0]]))
-        _require_hinge(task, model, two)
-        _require_addressed(task, model, singles, two)
+        _require_sums(task, model, singles, two)
         self.explicit_parameters = self._find_explicit(two, three)
         self._verify(singles, two)
         if self.explicit_parameters:
@@ -194,7 +193,7 @@ class FactoredGradients(Generic[B]):
             wrong = [
                 name
                 for name in self.parameters
-                if not _close(explicit_sum(factors[name]), reference[name].flatten(1))
+                if not _close(in_full(factors[name]), reference[name].flatten(1))
             ]
             if not wrong:
                 return
@@ -229,21 +228,16 @@ def squared_norm(factors: Factors) -> Tensor:
     return torch.stack([squared_norms(uses) for uses in factors.values()]).sum(0)
 
 
-def _require_hinge(task: Task[B], model: nn.Module, batch: B) -> None:
+def _require_sums(task: Task[B], model: nn.Module, singles: list[B], two: B) -> None:
+    """Check that the losses of a batch are those of its examples, and add up to its loss."""
     with torch.no_grad():
-        losses = task.example_losses(model, batch)
-        total = task.loss(model, batch).total
-    if not _close(losses.sum(), total):
+        together, total = task.example_losses(model, two), task.loss(model, two).total
+        alone = torch.cat([task.example_losses(model, single) for single in singles])
+    if not _close(together.sum(), total):
         raise InfluenceError(
-            f"task {task.kind}: example losses add up to {losses.sum().item():.8g}, but the "
+            f"task {task.kind}: example losses add up to {together.sum().item():.8g}, but the "
             f"batch's loss is {total.item():.8g}; example_losses must add up to loss"
         )
-
-
-def _require_addressed(task: Task[B], model: nn.Module, singles: list[B], two: B) -> None:
-    with torch.no_grad():
-        alone = torch.cat([task.example_losses(model, single) for single in singles])
-        together = task.example_losses(model, two)
     if not _close(together, alone):
         raise InfluenceError(
             f"the losses of examples 0 and 1 are {alone.tolist()} alone and {together.tolist()} in "

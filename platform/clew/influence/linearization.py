@@ -13,7 +13,7 @@ model was trained with, and w = 0 the loss without the fact, which keeps its pla
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, runtime_checkable
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from clew.errors import CheckpointError, ConfigError
+from clew.errors import CheckpointError
 from clew.influence.adjoints import Adjoint, Adjoints
 from clew.layers.training_mode import BatchNorm, observed_statistics
 from clew.training.replay import Microbatch, ReplayedStep, State
@@ -48,43 +48,20 @@ class WeightedLoss:
     """Fact of each weight; if a fact has several weights, their gradients are added."""
 
 
-@runtime_checkable
-class Facts(Protocol[B]):  # type: ignore[misc]  # one type of batch, as in Task
-    """The training facts of a task."""
-
-    def __len__(self) -> int:
-        """Return the number of facts."""
-        ...
-
-    def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
-        """Return the twice differentiable loss of a batch of the examples with these indices."""
-        ...
-
-
+@dataclass
 class ExampleFacts(Generic[B]):
-    """Facts of any task with `example_losses`: every training example is a fact."""
+    """The training facts of a task: here, every training example is a fact."""
 
-    def __init__(self, task: Task[B]) -> None:
-        self.task = task
+    task: Task[B]
 
     def __len__(self) -> int:
         return len(self.task.train_examples())
 
     def loss(self, model: nn.Module, batch: B, examples: np.ndarray) -> WeightedLoss:
+        """Return the twice differentiable loss of a batch of the examples with these indices."""
         losses = self.task.example_losses(model, batch)
         weight = torch.ones_like(losses, requires_grad=True)
         return WeightedLoss((weight * losses).sum(), weight, examples)
-
-
-@runtime_checkable
-class WithoutEffect(Protocol):
-    """A model of which some parameters change nothing in training.
-
-    Their gradient is only rounding, which Adam and Adagrad divide by its own size; so they count as
-    constants.
-    """
-
-    def parameters_without_effect(self) -> list[Tensor]: ...
 
 
 class _Called(nn.Module):
@@ -103,7 +80,7 @@ class Linear(Generic[B]):
     """Differentiates training steps of a task twice."""
 
     model: nn.Module
-    facts: Facts[B]
+    facts: ExampleFacts[B]
     device: torch.device
     batch_size: int
 
@@ -115,27 +92,18 @@ class Linear(Generic[B]):
             for name, module in self.model.named_modules()
             if isinstance(module, BatchNorm) and module.track_running_stats
         }
-        model = self.model
-        idle = model.parameters_without_effect() if isinstance(model, WithoutEffect) else []
-        idle_ids = {id(p) for p in idle}
-        self.without_effect = {name for name, p in model.named_parameters() if id(p) in idle_ids}
+        # If a model has parameters that change nothing in training, their gradient is only
+        # rounding, which Adam and Adagrad divide by its own size; so they count as constants.
+        idle = {id(p) for p in getattr(self.model, "parameters_without_effect", list)()}
+        self.without_effect = {name for name, p in self.model.named_parameters() if id(p) in idle}
         self.statistics = [
             f"{name}.running_{kind}" for name in self._norms.values() for kind in ("mean", "var")
         ]
-
-    def is_constant(self, microbatch: Microbatch[B]) -> bool:
-        few = min(FEW_ROWS, self.batch_size)
-        return bool(self._norms) and len(microbatch.examples) < few
 
     def call(self, tensors: Adjoints, function: Callable[[nn.Module], Any]) -> Any:
         """Return `function(model)` with these tensors in place of the model's own."""
         named = {f"model.{name}": tensor for name, tensor in tensors.items()}
         return functional_call(self._called, named, (function,))
-
-    def gradient(self, step: ReplayedStep[B]) -> "StepGradient[B]":
-        assert step.before is not None
-        count = float(sum(microbatch.batch.count for microbatch in step.window))
-        return StepGradient(self, step.before, step.window, step.moved, count)
 
 
 class StepGradient(Generic[B]):
@@ -145,26 +113,22 @@ class StepGradient(Generic[B]):
     again, so that only one graph is in memory at a time.
     """
 
-    def __init__(
-        self,
-        linear: Linear[B],
-        before: State,
-        window: Sequence[Microbatch[B]],
-        moved: frozenset[str],
-        count: float,
-    ) -> None:
-        self._linear, self._before, self._window, self._count = linear, before, window, count
-        self._moved = [name for name in linear.parameters if name in moved]
+    def __init__(self, linear: Linear[B], step: ReplayedStep[B]) -> None:
+        assert step.before is not None
+        self._linear, self._before, self._window = linear, step.before, step.window
+        self._count = float(sum(microbatch.batch.count for microbatch in step.window))
+        self._moved = [name for name in linear.parameters if name in step.moved]
         self._graph: _Graph | None = None
         self.values: Adjoints = {}
         """The gradient by parameter name, without parameters that the step did not change."""
-        restore_generators(*before.generators)
-        for microbatch in window:
-            graph = self._build(microbatch, differentiable=len(window) == 1)
+        restore_generators(*step.before.generators)
+        alone = len(step.window) == 1
+        for microbatch in step.window:
+            graph = self._build(microbatch, differentiable=alone)
             for name, part in graph.gradient.items():
                 own = part.detach()
                 self.values[name] = self.values[name] + own if name in self.values else own
-            self._graph = graph if len(window) == 1 else None
+            self._graph = graph if alone else None
 
     def pull(self, along: Sequence[Adjoints], adjoints: Sequence[Adjoint], totals: Tensor) -> None:
         """Add the path through the gradient to the adjoints of the state before the step.
@@ -176,8 +140,9 @@ class StepGradient(Generic[B]):
         """
         restore_generators(*self._before.generators)
         last = len(self._window) - 1
+        few = min(FEW_ROWS, self._linear.batch_size) if self._linear._norms else 0
         for place, microbatch in enumerate(self._window):
-            if self._linear.is_constant(microbatch):
+            if len(microbatch.examples) < few:  # counts as a constant
                 continue
             graph = self._graph or self._build(microbatch, differentiable=True)
             for number, (u, adjoint) in enumerate(zip(along, adjoints, strict=True)):
@@ -261,13 +226,8 @@ class _Graph:
 
 def momentum_of(norm: nn.Module) -> float:
     """Return the share of a batch in the running statistics."""
-    momentum = norm.momentum
-    if not isinstance(momentum, float):
-        raise ConfigError(
-            f"a {type(norm).__name__} has momentum {momentum!r}; score=unrolled needs a number, "
-            "the share of a batch in the running statistics"
-        )
-    return momentum
+    assert isinstance(norm.momentum, float)
+    return norm.momentum
 
 
 def final_adjoint(

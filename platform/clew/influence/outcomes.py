@@ -37,43 +37,33 @@ QUERIES_AT_ONCE = 256
 Answers = Float[np.ndarray, "direction test"]
 
 
-@dataclass(frozen=True, eq=False)
 class FactKeys:
-    """Finds the positives of a batch among the training facts, in every trained direction."""
+    """Finds the positives of a batch among the training facts, in every trained direction.
 
-    num_relations: int
-    """Number of relations of the model, including inverses."""
-    num_entities: int
-    keys: Int64[np.ndarray, " key"]
-    """Distinct positives (head, relation, tail), each as one number, in ascending order."""
-    of_fact: Int64[np.ndarray, "direction fact"]
-    """Index of each fact in `keys`; copies of a fact have the same index."""
-    fact: Int64[np.ndarray, " key"]
-    """First fact of each of `keys`."""
+    A positive (head, relation, tail) is one number.
+    """
 
-    @classmethod
-    def from_graph(cls, graph: KnowledgeGraph, *, inverse_relations: bool) -> "FactKeys":
-        """Index the training triples of a graph."""
+    def __init__(self, graph: KnowledgeGraph, *, inverse_relations: bool) -> None:
         directions = 1 + inverse_relations
         rows = graph.with_inverses(graph.train) if inverse_relations else graph.train
-        head, relation, tail = (
-            rows[:, column].astype(np.int64) for column in (HEAD, RELATION, TAIL)
-        )
-        num_relations = directions * graph.num_relations
-        all_keys = (head * num_relations + relation) * graph.num_entities + tail
-        keys, first, places = np.unique(all_keys, return_index=True, return_inverse=True)
-        of_fact, fact = places.reshape(directions, -1), first % len(graph.train)
-        return cls(num_relations, graph.num_entities, keys, of_fact, fact)
+        self._num_relations = directions * graph.num_relations
+        self._num_entities = graph.num_entities
+        head, relation, tail = rows.astype(np.int64).T
+        keys = (head * self._num_relations + relation) * self._num_entities + tail
+        self._keys, first, places = np.unique(keys, return_index=True, return_inverse=True)
+        self._of_fact = places.reshape(directions, -1)  # copies of a fact have the same place
+        self.fact: Int64[np.ndarray, " key"] = first % len(graph.train)
+        """First fact of each distinct positive."""
 
     def kept(self, dropped: Facts) -> Bool[np.ndarray, " key"]:
-        kept = np.ones(len(self.keys), bool)
-        kept[self.of_fact[:, dropped]] = False
+        kept = np.ones(len(self._keys), bool)
+        kept[self._of_fact[:, dropped]] = False
         return kept
 
     def places(self, batch: TripleBatch) -> Int64[Tensor, " positive"]:
         head, relation = batch.head[batch.row], batch.relation[batch.row]
-        key = (head * self.num_relations + relation) * self.num_entities + batch.entity
-        return torch.from_numpy(np.searchsorted(self.keys, key.cpu().numpy()))
+        key = (head * self._num_relations + relation) * self._num_entities + batch.entity
+        return torch.from_numpy(np.searchsorted(self._keys, key.cpu().numpy()))
 
 
 class WithoutFacts(LinkPrediction):
@@ -81,7 +71,7 @@ class WithoutFacts(LinkPrediction):
 
     def __init__(self, graph: KnowledgeGraph, config: RunConfig, dropped: Facts) -> None:
         super().__init__(graph, config)
-        self._facts = FactKeys.from_graph(graph, inverse_relations=self.inverse_relations)
+        self._facts = FactKeys(graph, inverse_relations=self.inverse_relations)
         self._kept = torch.from_numpy(self._facts.kept(dropped))
 
     def loss(self, model: nn.Module, batch: TripleBatch) -> LossSum:
@@ -112,12 +102,11 @@ class Outcomes:
 
     def of(self, direction: Question) -> "Outcomes":
         asked = {"tail": slice(0, 1), "head": slice(1, None), "both": slice(None)}[direction]
-        return Outcomes(self.loss[asked], self.log_probability[asked], self.rank[asked])
+        return Outcomes(*(values[asked] for values in vars(self).values()))
 
     def only(self, test: int) -> "Outcomes":
         """Return the results for one test triple."""
-        one = slice(test, test + 1)
-        return Outcomes(self.loss[:, one], self.log_probability[:, one], self.rank[:, one])
+        return Outcomes(*(values[:, test : test + 1] for values in vars(self).values()))
 
     @property
     def total_loss(self) -> Float[np.ndarray, " test"]:
@@ -149,10 +138,7 @@ class Examiner:
 
     def _part(self, model: GraphModel, rows: Triples) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         device = model.entity.weight.device
-        head, relation, tail = (
-            torch.from_numpy(rows[:, column].astype(np.int64)).to(device)
-            for column in (HEAD, RELATION, TAIL)
-        )
+        head, relation, tail = torch.from_numpy(rows.astype(np.int64)).to(device).T
         scores = model.scores(model.queries(head, relation)).double()
         own = scores.gather(1, tail[:, None])
         log_probability = own[:, 0] - scores.logsumexp(1)
@@ -180,8 +166,7 @@ def random_scores(graph: KnowledgeGraph, tests: Triples) -> Scores:
 def touching(graph: KnowledgeGraph, tests: Triples) -> Scores:
     """Return 1 for facts that share an entity with the test triple, else 0."""
     ends = graph.train[:, [HEAD, TAIL]]
-    near = [(ends == test[HEAD]) | (ends == test[TAIL]) for test in tests]
-    return np.stack([each.any(1) for each in near]).astype(float)
+    return np.stack([np.isin(ends, test[[HEAD, TAIL]]).any(1) for test in tests]).astype(float)
 
 
 def siblings(graph: KnowledgeGraph, tests: Triples) -> Scores:
@@ -222,14 +207,16 @@ BASELINES: dict[str, Callable[[KnowledgeGraph, Triples], Scores]] = {
 }
 
 
+def half_width(error: float, freedom: int) -> float:
+    """Return half the width of a 95 % interval by Student's t, from the standard error."""
+    return float(students_t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)
+
+
 def measured(values: Float[np.ndarray, " test"]) -> Measured:
     """Return the mean over test triples, with its 95 % interval by Student's t."""
     count = len(values)
-    if count < 2:
-        return Measured(mean=float(values.mean()), half_width=None)
-    quantile = students_t.ppf(0.5 + CONFIDENCE / 2, count - 1)
-    half_width = float(quantile * values.std(ddof=1) / count**0.5)
-    return Measured(mean=float(values.mean()), half_width=half_width)
+    width = half_width(values.std(ddof=1) / count**0.5, count - 1) if count > 1 else None
+    return Measured(mean=float(values.mean()), half_width=width)
 
 
 def fall_for_each_unit(
@@ -290,10 +277,8 @@ def measured_over_both(
 ) -> Measured:
     """Return a mean with the 95 % interval of resampled means, by Student's t."""
     fewest = min(num_tests, num_subsets)
-    if fewest < 2:
-        return Measured(mean=mean, half_width=None)
-    quantile = students_t.ppf(0.5 + CONFIDENCE / 2, fewest - 1)
-    return Measured(mean=mean, half_width=float(quantile * draws.std(ddof=1)))
+    width = half_width(draws.std(ddof=1), fewest - 1) if fewest > 1 else None
+    return Measured(mean=mean, half_width=width)
 
 
 def datamodelling_scores(

@@ -99,7 +99,7 @@ def train_stack(
     seed_everything(config.training.seed)
     scorer = EntityScorer(single)
     stack = _stacked(scorer, len(dropped))
-    facts = FactKeys.from_graph(graph, inverse_relations=task.inverse_relations)
+    facts = FactKeys(graph, inverse_relations=task.inverse_relations)
     kept = torch.stack([torch.from_numpy(facts.kept(each)) for each in dropped])
     optimizer = build_optimizer(config.optimizer, stack.model)
     steps = total_steps(config, task, World())
@@ -171,7 +171,6 @@ def _stacked(scorer: EntityScorer, count: int) -> EntityScorer:
 
 NOTHING: Facts = np.empty(0, np.int64)
 IDENTITY_FILE = "identity.json"
-FIELDS = ("loss", "log_probability", "rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,7 +319,7 @@ class KeptRetrainings:
         """Write the results of a retraining, completely or not at all."""
         write_whole(self.folder / IDENTITY_FILE, self.identity)
         with replacing(self._path(retraining)) as temporary, temporary.open("wb") as file:
-            np.savez(file, **{name: getattr(outcomes, name) for name in FIELDS})
+            np.savez(file, **vars(outcomes))
 
     def read(self, retraining: Retraining) -> Outcomes:
         try:
@@ -328,7 +327,7 @@ class KeptRetrainings:
                 self._path(retraining).open("rb") as file,
                 np.load(file, allow_pickle=False) as stored,
             ):
-                return Outcomes(*(stored[name] for name in FIELDS))
+                return Outcomes(**stored)
         except Exception as error:  # damaged zip files and NumPy headers raise many error types
             raise DataError(
                 f"{self._path(retraining)}: cannot be read ({described(error)}); delete it to "

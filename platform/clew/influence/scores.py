@@ -5,7 +5,7 @@ the top k of each checkpoint would give wrong results.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -35,13 +35,6 @@ class Tile:
     by_run: Float[Tensor, "run test train"] | None = None
     """Scores of each run of an ensemble; `influence` is their mean."""
 
-    @property
-    def agreeing(self) -> Int[Tensor, "test train"] | None:
-        """Number of runs whose score has the sign of the mean; None without an ensemble."""
-        if self.by_run is None:
-            return None
-        return (self.by_run.sign() == self.influence.sign()).sum(0)
-
 
 @dataclass(frozen=True, eq=False)
 class Scored:
@@ -60,6 +53,11 @@ class Scored:
     def take(self, order: Int[np.ndarray, "test kept"]) -> "Scored":
         """Return the entries in a new order, given separately for each test example."""
         return self._map(lambda v: np.take_along_axis(v, order[(None,) * (v.ndim - 2)], -1))
+
+    def in_order(self, sign: Sign = 1, count: int | None = None) -> "Scored":
+        """Return the first entries in descending order of sign x influence, padding last."""
+        signed = np.where(self.train < 0, -np.inf, sign * self.influence)
+        return self.take(np.lexsort((self.train, -signed), axis=1)[:, :count])
 
     def _map(self, change: Callable[[np.ndarray], np.ndarray]) -> "Scored":
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -93,6 +91,13 @@ class Explanation:
     """NaN if the form of score has no self-influence."""
     parts: tuple[str, ...]
 
+    @property
+    def listed(self) -> Scored:
+        """All scores that were kept, in descending order of influence."""
+        if self.complete:
+            return self.proponents
+        return side_by_side(self.proponents, self.opponents).in_order()
+
     def only(self, test: int) -> "Explanation":
         proponents = self.proponents.only(test)
         return replace(
@@ -103,23 +108,22 @@ class Explanation:
         )
 
 
+@dataclass(eq=False)
 class Strongest:
     """Keeps the `k` strongest scores of one sign from a stream of tiles.
 
     Equal scores are ordered by index.
     """
 
-    def __init__(self, k: int, sign: Sign) -> None:
-        self.k, self.sign = k, sign
-        self._kept: Scored | None = None
+    k: int
+    sign: Sign
+    _kept: Scored | None = None
 
     def add(self, tile: Tile) -> None:
         best = _pick(tile, self._strongest_of(tile))
         if self._kept is not None:
             best = side_by_side(self._kept, best)
-        signed = np.where(best.train < 0, -np.inf, self.sign * best.influence)
-        order = np.lexsort((best.train, -signed), axis=1)[:, : self.k]
-        self._kept = best.take(order)
+        self._kept = best.in_order(self.sign, self.k)
 
     def _strongest_of(self, tile: Tile) -> Int[Tensor, "test kept"]:
         """Return the columns of a tile's strongest entries, padded with -1."""
@@ -146,16 +150,13 @@ class Strongest:
         return self._kept
 
 
+@dataclass(eq=False)
 class Everything:
-    """Keeps every score.
+    """Keeps every score."""
 
-    Args:
-        details: Whether to also keep the contributions of checkpoints and parts, in float32.
-    """
-
-    def __init__(self, *, details: bool = True) -> None:
-        self.details = details
-        self._tiles: list[Scored] = []
+    details: bool = True
+    """Whether to also keep the contributions of checkpoints and parts, in float32."""
+    _tiles: list[Scored] = field(default_factory=list)
 
     def add(self, tile: Tile) -> None:
         tests, count = tile.influence.shape
@@ -169,10 +170,8 @@ class Everything:
 
     def result(self) -> Scored:
         """Return every score in descending order; pairs that are not candidates come last."""
-        whole = side_by_side(*self._tiles)
-        self._tiles = [whole]
-        signed = np.where(whole.train < 0, -np.inf, whole.influence)
-        return whole.take(np.lexsort((whole.train, -signed), axis=1))
+        self._tiles = [side_by_side(*self._tiles)]
+        return self._tiles[0].in_order()
 
 
 def _pick(tile: Tile, columns: Int[Tensor, "test kept"]) -> Scored:

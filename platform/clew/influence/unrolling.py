@@ -32,7 +32,7 @@ from clew.config.schema import RunConfig
 from clew.errors import CheckpointError, ConfigError, NonFiniteLossError, described
 from clew.files import replacing
 from clew.influence.adjoints import Adjoint, Adjoints, OptimizerAdjoint, clipped, through_clipping
-from clew.influence.linearization import Facts, Linear, final_adjoint
+from clew.influence.linearization import ExampleFacts, Linear, StepGradient, final_adjoint
 from clew.training.checkpoints import AVERAGE_FILE, load_tensors, load_training_values
 from clew.training.manifest import MODEL_FILE, CheckpointRecord, read_manifest, save_tensors
 from clew.training.optimizer import WithoutDecay
@@ -54,12 +54,9 @@ def require_replayable(config: RunConfig, device: torch.device) -> None:
         "optimizations.torch_compile": optimizations.torch_compile,
         "optimizations.use_tf32": optimizations.use_tf32 and device.type == "cuda",
     }
-    for key, value in settings.items():
-        if value:
-            raise ConfigError(
-                f"{NEEDS} repeat the steps of training exactly, which is not possible with "
-                f"{key}=true; {OTHERWISE} with {key}=false"
-            )
+    impossible = f"{NEEDS} repeat the steps of training exactly, which is not possible"
+    for key in (name for name, is_set in settings.items() if is_set):
+        raise ConfigError(f"{impossible} with {key}=true; {OTHERWISE} with {key}=false")
     if isinstance(config.loss, EntityLoss) and config.loss.negatives is not None:
         raise ConfigError(
             f"{NEEDS} do not work with loss.negatives={config.loss.negatives}, whose samples "
@@ -67,8 +64,8 @@ def require_replayable(config: RunConfig, device: torch.device) -> None:
         )
     if device.type == "cuda" and not config.training.deterministic:
         raise ConfigError(
-            f"{NEEDS} repeat the steps of training exactly, which is not possible on a GPU "
-            f"with training.deterministic=false; {OTHERWISE} with training.deterministic=true"
+            f"{impossible} on a GPU with training.deterministic=false; {OTHERWISE} with "
+            "training.deterministic=true"
         )
     for name in ("use_mixed_precision", "use_last_layers_only"):
         if getattr(influence, name):
@@ -133,7 +130,15 @@ class KeptInFile:
         if not self.path.is_file():
             return None
         try:
-            return _unfinished(load_file(self.path, device=str(self.device)))
+            tensors = load_file(self.path, device=str(self.device))
+            totals, left = tensors.pop("totals"), int(tensors.pop("intervals_left"))
+            adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
+            for key, tensor in tensors.items():
+                number, group, name = key.split("|")
+                if group not in GROUPS:
+                    raise KeyError(group)
+                getattr(adjoints[int(number)], group)[name] = tensor
+            return Unfinished(left, adjoints, totals)
         except (OSError, ValueError, KeyError, IndexError, RuntimeError, SafetensorError) as error:
             logger.warning(
                 "%s cannot be read (%s); the pass begins again", self.path, described(error)
@@ -152,22 +157,6 @@ class KeptInFile:
         tensors |= {"totals": unfinished.totals, "intervals_left": left}
         with replacing(self.path) as temporary:
             save_tensors(tensors, temporary)
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
-def _unfinished(tensors: dict[str, Tensor]) -> Unfinished:
-    """Return the pass that the tensors of a file hold."""
-    totals = tensors.pop("totals")
-    adjoints = [Adjoint({}, {}, {}, {}) for _ in range(totals.shape[1])]
-    left = int(tensors.pop("intervals_left"))
-    for key, tensor in tensors.items():
-        number, group, name = key.split("|")
-        if group not in GROUPS:
-            raise KeyError(group)
-        getattr(adjoints[int(number)], group)[name] = tensor
-    return Unfinished(left, adjoints, totals)
 
 
 @torch.no_grad()
@@ -199,7 +188,7 @@ Objective = Callable[[nn.Module], Tensor]
 
 def through_training(
     replayed: Callable[[], Replay[B]],
-    facts: Facts[B],
+    facts: ExampleFacts[B],
     losses: Sequence[Objective],
     *,
     kept: Path,
@@ -226,7 +215,7 @@ class Unrolling(Generic[B]):
     """Explains losses of one trained model by its training facts."""
 
     replay: Replay[B]
-    facts: Facts[B]
+    facts: ExampleFacts[B]
     budget_bytes: float
     kept: KeptInFile | None = None
     """File for the adjoints after every interval, to resume a killed pass; None: no file."""
@@ -275,7 +264,7 @@ class Unrolling(Generic[B]):
             if self.kept:
                 self.kept.write(unfinished)
         if self.kept and not self.kept.stays:
-            self.kept.remove()
+            self.kept.path.unlink(missing_ok=True)
         return -unfinished.totals.cpu().numpy()
 
     def _last_state(self) -> State:
@@ -288,7 +277,7 @@ class Unrolling(Generic[B]):
         block = work.block_of(bounds)
         starts: list[State] = []
         steps: list[ReplayedStep[B]] = []
-        first = self.replay.begin(number)
+        self.replay.begin(number)
         whole = block >= bounds[1] - bounds[0]
         for step in self.replay.steps(bounds[1], keep_every=1 if whole else block):
             if whole:
@@ -297,11 +286,8 @@ class Unrolling(Generic[B]):
                 starts.append(step.before)
             work.advance()
         self.replay.require_equal(number)
-        after = self.replay.capture()
-        self._refuse_other_changes(first, after)
         if whole:
-            self._leave_block(steps, after, number, unfinished, work)
-            return
+            self._leave_block(steps, number, unfinished, work)
         while starts:
             start = starts.pop()
             self.replay.restore(start)
@@ -309,31 +295,16 @@ class Unrolling(Generic[B]):
             for step in self.replay.steps(end):
                 steps.append(step)
                 work.advance()
-            after = self.replay.capture()
-            self._leave_block(steps, after, number, unfinished, work)
-
-    def _refuse_other_changes(self, first: State, after: State) -> None:
-        known = {*self._linear.parameters, *self._linear.statistics}
-        for name, tensor in after.model.items():
-            if name in known or not tensor.is_floating_point():
-                continue
-            if not torch.equal(tensor, first.model[name]):
-                raise CheckpointError(
-                    f"training changes the buffer {name}, which is not a statistic of a batch "
-                    "normalisation; score=unrolled cannot differentiate it; use raw or cosine"
-                )
+            self._leave_block(steps, number, unfinished, work)
 
     def _leave_block(
-        self,
-        steps: list[ReplayedStep[B]],
-        after: State,
-        number: int,
-        unfinished: Unfinished,
-        work: "_Work",
+        self, steps: list[ReplayedStep[B]], number: int, unfinished: Unfinished, work: "_Work"
     ) -> None:
+        after = self.replay.capture()
         while steps:
             step = steps.pop()
             assert step.before is not None
+            self._refuse_other_changes(step.before, after)
             self._leave_step(step, after, unfinished.adjoints, unfinished.totals[number])
             after = step.before
             work.advance()
@@ -345,12 +316,22 @@ class Unrolling(Generic[B]):
                     "model.activation=silu or a lower optimizer.learning_rate"
                 )
 
+    def _refuse_other_changes(self, before: State, after: State) -> None:
+        known = {*self._linear.parameters, *self._linear.statistics}
+        for name in after.model.keys() - known:
+            tensor = after.model[name]
+            if tensor.is_floating_point() and not torch.equal(tensor, before.model[name]):
+                raise CheckpointError(
+                    f"training changes the buffer {name}, which is not a statistic of a batch "
+                    "normalisation; score=unrolled cannot differentiate it; use raw or cosine"
+                )
+
     def _leave_step(
         self, step: ReplayedStep[B], after: State, adjoints: Sequence[Adjoint], totals: Tensor
     ) -> None:
         training = self.replay.config.training
         assert step.before is not None
-        gradient = self._linear.gradient(step)
+        gradient = StepGradient(self._linear, step)
         short, norm, factor = clipped(gradient.values, training.max_grad_norm)
         along: list[Adjoints] = []
         for adjoint in adjoints:

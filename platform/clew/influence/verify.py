@@ -7,10 +7,10 @@ together, and each finished result is kept on the disk.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from jaxtyping import Float
-from scipy.stats import t as students_t
 
 from clew.config.schema import RunConfig
 from clew.config.services import Question
@@ -19,6 +19,7 @@ from clew.influence.outcomes import (
     CONFIDENCE,
     Examiner,
     Facts,
+    half_width,
     rank_correlations,
     strongest,
 )
@@ -99,21 +100,14 @@ class Queue:
     """The results for each test triple."""
 
     @property
-    def wanted(self) -> list[tuple[Retraining, int]]:
-        nothing = [Group(test, "strongest", NOTHING) for test in range(len(self.kept))]
-        return [
-            (Retraining(seed, group.facts), group.test)
-            for seed in self.seeds
-            for group in (*nothing, *self.groups)
-        ]
-
-    @property
     def missing(self) -> dict[str, tuple[Retraining, list[int]]]:
         """The training runs to do, each with the test triples that need it, by key."""
         found: dict[str, tuple[Retraining, list[int]]] = {}
-        for one, test in self.wanted:
-            if one not in self.kept[test]:
-                found.setdefault(one.key, (one, []))[1].append(test)
+        nothing = [Group(test, "strongest", NOTHING) for test in range(len(self.kept))]
+        for seed, group in product(self.seeds, (*nothing, *self.groups)):
+            one = Retraining(seed, group.facts)
+            if one not in self.kept[group.test]:
+                found.setdefault(one.key, (one, []))[1].append(group.test)
         return found
 
     def run(self, done: Callable[[], object]) -> None:
@@ -170,9 +164,8 @@ def _half_width(falls: Float[np.ndarray, "group seed"]) -> float | None:
     groups, seeds = falls.shape
     if seeds < 2 or not groups:
         return None
-    freedom = groups * (seeds - 1)
     error = (falls.var(1, ddof=1).mean() / seeds) ** 0.5
-    return float(students_t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)
+    return half_width(error, groups * (seeds - 1))
 
 
 def agreement_of(recipe: Recipe, pairs: tuple[Pair, ...]) -> Agreement | None:
@@ -185,15 +178,15 @@ def agreement_of(recipe: Recipe, pairs: tuple[Pair, ...]) -> Agreement | None:
     tests = list(dict.fromkeys(pair.test for pair in pairs))
     tuned, whole = (np.array([vars(pair)[key] for pair in pairs]) for key in ("tuned", "whole"))
     of_test = np.array([[pair.test == test for pair in pairs] for test in tests])
-    product, square = of_test @ (tuned * whole), of_test @ tuned**2
+    products, squares = of_test @ (tuned * whole), of_test @ tuned**2
     drawn = np.random.default_rng(0).integers(len(tests), size=(RESAMPLINGS, len(tests)))
-    factors = product[drawn].sum(1) / square[drawn].sum(1)
+    factors = products[drawn].sum(1) / squares[drawn].sum(1)
     low, high = np.quantile(factors, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2]).tolist()
     return Agreement(
         recipe=recipe,
         pairs=pairs,
         correlation=float(rank_correlations(tuned[None], whole[None])[0]),
-        factor=float(product.sum() / square.sum()),
+        factor=float(products.sum() / squares.sum()),
         low=low,
         high=high,
     )

@@ -35,13 +35,14 @@ from clew.influence.factors import (
     Factor,
     Factors,
     Outer,
+    Projection,
+    SharedDirections,
     in_full,
     inner_products,
     is_cheaper_in_full,
     squared_norms,
 )
 from clew.influence.kernel import FactoredGradients
-from clew.influence.projections import Projection, SharedDirections, TwoSided, Whole
 from clew.layers.products import MatrixProduct
 from clew.training.loaders import ExampleSource
 from clew.training.manifest import MODEL_FILE, read_manifest, save_tensors, sha256
@@ -94,18 +95,23 @@ class IndexManifest:
 _MANIFESTS = TypeAdapter(IndexManifest)
 
 
-@dataclass(frozen=True, eq=False)
 class WindowIndex:
-    """An index, ready to be searched."""
+    """An index in a folder, ready to be searched."""
 
-    manifest: IndexManifest
-    windows: np.ndarray
-    """Projections divided by `scales`, a float16 memory map `(window, number)`."""
-    scales: Tensor
-    """float32 `(window,)`."""
-    squared_norms: Tensor
-    """Squared norms of the gradients before projection, `(window, parameter)`."""
-    projections: Mapping[str, Projection]
+    def __init__(self, folder: Path, manifest: IndexManifest) -> None:
+        tensors = load_file(folder / DIRECTIONS_FILE)
+        self.manifest = manifest
+        self.windows: np.ndarray = np.load(folder / WINDOWS_FILE, mmap_mode="r")
+        """Projections divided by `scales`, a float16 memory map `(window, number)`."""
+        self.scales = tensors[SCALES]
+        """float32 `(window,)`."""
+        self.squared_norms = tensors[SQUARED_NORMS]
+        """Squared norms of the gradients before projection, `(window, parameter)`."""
+        self.projections: dict[str, Projection] = {}
+        for name, size in manifest.sizes.items():
+            rows, columns = (tensors.get(f"{side}/{name}") for side in (ROWS, COLUMNS))
+            sides = None if rows is None or columns is None else (rows, columns)
+            self.projections[name] = Projection(size, sides)
 
 
 def index_of(checkpoint: Path, num_windows: int, rank: int, half: torch.dtype | None) -> IndexOf:
@@ -135,28 +141,13 @@ def find_index(checkpoint: Path, wanted: IndexOf) -> WindowIndex | None:
             own, other = asdict(manifest.of), asdict(wanted)
             stale = [f"{k} is {own[k]!r}, expected {v!r}" for k, v in other.items() if own[k] != v]
             raise CheckpointError(f"stale: {'; '.join(stale)}")
-        if manifest.sha256.keys() != {WINDOWS_FILE, DIRECTIONS_FILE}:
-            raise CheckpointError(f"{INDEX_FILE} lists the digests of other files")
-        for name, digest in manifest.sha256.items():
-            if sha256(folder / name) != digest:
+        for name in (WINDOWS_FILE, DIRECTIONS_FILE):
+            if sha256(folder / name) != manifest.sha256.get(name):
                 raise CheckpointError(f"{name} was changed or damaged since it was written")
-        return read_index(folder, manifest)
+        return WindowIndex(folder, manifest)
     except (OSError, ValueError, KeyError, EOFError, SafetensorError) as error:
         logger.warning("%s: %s; the index is built again", folder, described(error))
         return None
-
-
-def read_index(folder: Path, manifest: IndexManifest) -> WindowIndex:
-    tensors = load_file(folder / DIRECTIONS_FILE)
-    projections: dict[str, Projection] = {}
-    for name, size in manifest.sizes.items():
-        rows, columns = (tensors.get(f"{side}/{name}") for side in (ROWS, COLUMNS))
-        if rows is None or columns is None:
-            projections[name] = Whole(size)
-        else:
-            projections[name] = TwoSided(rows, columns)
-    windows = np.load(folder / WINDOWS_FILE, mmap_mode="r")
-    return WindowIndex(manifest, windows, tensors[SCALES], tensors[SQUARED_NORMS], projections)
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> IndexManifest:
@@ -198,7 +189,10 @@ def make_index(
                 file.write((projected / scale[:, None]).half().numpy().tobytes())
                 scales[indices], norms[indices] = scale, own
                 progress(int(indices[-1]) + 1)
-        tensors = {SCALES: scales, SQUARED_NORMS: norms, **_directions(projections)}
+        tensors = {SCALES: scales, SQUARED_NORMS: norms}
+        for name, projection in projections.items():
+            sides = zip((ROWS, COLUMNS), projection.sides or (), strict=False)
+            tensors |= {f"{side}/{name}": directions for side, directions in sides}
         save_tensors(tensors, folder / DIRECTIONS_FILE)
         compared = torch.cat(errors).double()
         description = IndexManifest(
@@ -210,7 +204,7 @@ def make_index(
             seconds=time.perf_counter() - started,
         )
         manifest = write_manifest(folder, description)
-    return read_index(checkpoint / FOLDER, manifest)
+    return WindowIndex(checkpoint / FOLDER, manifest)
 
 
 def _chosen(
@@ -295,15 +289,6 @@ def _projected(
         found = (projected @ projected.T - exact) * scale[:, None] * scale
         errors.append(found[torch.triu(torch.ones_like(found, dtype=torch.bool), diagonal=1)])
     return projected, torch.stack(norms, dim=1)
-
-
-def _directions(projections: Mapping[str, Projection]) -> dict[str, Tensor]:
-    return {
-        f"{side}/{name}": directions.cpu()
-        for name, projection in projections.items()
-        if isinstance(projection, TwoSided)
-        for side, directions in ((ROWS, projection.rows), (COLUMNS, projection.columns))
-    }
 
 
 @dataclass(frozen=True)

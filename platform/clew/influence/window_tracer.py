@@ -14,7 +14,7 @@ for the windows with the largest estimates and, if opponents are wanted, the sma
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Generic
@@ -118,7 +118,7 @@ class WindowCheckpoint(Generic[B]):
             vectors = in_full(train, self.multiply)
             norm = vectors.square().sum(1) if norms else None
             if name not in self._vectors:
-                full = [in_full(test[name], MatrixProduct()) for test in self.tests]
+                full = [in_full(test[name]) for test in self.tests]
                 self._vectors[name] = torch.cat(full)
                 for test in self.tests:
                     test[name] = []
@@ -157,34 +157,24 @@ class WindowExplanation:
     searched: Searched | None = None
 
 
+@dataclass(eq=False)
 class WindowTracer(Generic[B]):
-    """Explains predictions of one trained model by its training windows.
+    """Explains predictions of one trained model by its training windows."""
 
-    Args:
-        task: Builds the model and computes the losses.
-        windows: The training windows.
-        checkpoints: Checkpoints in order of their steps.
-        device: Device to compute on.
-        num_last_layers: Use only this many modules, counted from the end; None: all.
-        half: Half-precision type of matrix products; None: float32.
-        with_cosine: Whether to also compute cosines.
-    """
+    task: Task[B]
+    windows: ExampleSource[B]
+    checkpoints: Sequence[CheckpointRecord]
+    """Checkpoints in order of their steps."""
+    _: KW_ONLY
+    device: torch.device
+    num_last_layers: int | None = None
+    """Use only this many modules, counted from the end; None: all."""
+    half: torch.dtype | None = None
+    """Half-precision type of matrix products; None: float32."""
+    with_cosine: bool = True
 
-    def __init__(
-        self,
-        task: Task[B],
-        windows: ExampleSource[B],
-        checkpoints: Sequence[CheckpointRecord],
-        *,
-        device: torch.device,
-        num_last_layers: int | None = None,
-        half: torch.dtype | None = None,
-        with_cosine: bool = True,
-    ) -> None:
-        self.task, self.windows, self.checkpoints = task, windows, checkpoints
-        self.device, self.num_last_layers = device, num_last_layers
-        self.half, self.with_cosine = half, with_cosine
-        self.weights = checked_weights(checkpoints)
+    def __post_init__(self) -> None:
+        self.weights = checked_weights(self.checkpoints)
         self._examined: dict[str, dict[str, str]] = {}
 
     def model(self, record: CheckpointRecord) -> nn.Module:

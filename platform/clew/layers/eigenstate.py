@@ -90,13 +90,12 @@ class _Filter(torch.autograd.Function):
         return _filtered(inputs, kernel, positions)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, kernel, positions = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
             filtered = _filtered(inputs, kernel, positions)
             leaves = (inputs, kernel)
-            found = torch.autograd.grad(filtered, leaves, gradient, create_graph=True)
-            return found[0], found[1], None
+            return *torch.autograd.grad(filtered, leaves, gradient, create_graph=True), None
         width = kernel.shape[1]
         to_inputs, to_kernel = torch.zeros_like(inputs), torch.empty_like(kernel)
         delays = zip(_delayed(inputs, width), _delayed(to_inputs, width), strict=True)

@@ -228,14 +228,8 @@ def flop_formulas() -> dict[Any, Any]:
     """Return the formulas with which torch's FLOP counter counts the products of oneDNN."""
     if not hasattr(torch.ops.mkldnn, _OPERATOR):
         return {}
-    return {torch.ops.mkldnn._linear_pointwise: _flops}
-
-
-def _flops(
-    x_shape: tuple[int, int], weight_shape: tuple[int, int], *args: Any, **kwargs: Any
-) -> int:
-    rows, inner = x_shape
-    return 2 * rows * inner * weight_shape[0]
+    # Of the shapes (rows, inner) and (columns, inner).
+    return {torch.ops.mkldnn._linear_pointwise: lambda x, w, *_, **__: 2 * x[0] * x[1] * w[0]}
 
 
 @cache

@@ -2,9 +2,8 @@
 
     c_t = lambda_t c_{t-1} + b_t        elementwise over eigenstates, c_{-1} given
 
-Lambda is either the same in every step (`Fixed`) or different in each step (`Varying`). The
-backward pass is the same scan, backwards in time and with the conjugate multiplier. G is the
-gradient of c:
+Lambda is either the same in every step or different in each step. The backward pass is the same
+scan, backwards in time and with the conjugate multiplier. G is the gradient of c:
 
     d_t = G_t + conj(lambda_{t+1}) d_{t+1},    db = d,    dc_{-1} = conj(lambda_0) d_0
     dlambda_t = d_t conj(c_{t-1}),    summed over t if lambda is the same in every step
@@ -122,7 +121,7 @@ def diagonal_scan(
         powers = _chunk_powers(multipliers, chunk_size)
         return triton_scan.forward(inputs, multipliers, initial, powers, chunk_size, keep)
     states = torch.empty(inputs.shape, dtype=inputs.dtype, device=inputs.device)
-    written, each = torch.view_as_complex(states), _complex_multipliers(multipliers, keep)
+    written, each = torch.view_as_complex(states), Multipliers.of(multipliers, keep)
     scan_into(written, as_complex(inputs), each, as_complex(initial), chunk_size=chunk_size)
     return states
 
@@ -149,7 +148,7 @@ def diagonal_scan_backward(  # noqa: PLR0917
     else:
         adjoint, start = torch.empty_like(states), as_complex(initial)
         d_inputs = torch.view_as_complex(adjoint)
-        each, zero = _complex_multipliers(after, keep_after), torch.zeros_like(start)
+        each, zero = Multipliers.of(after, keep_after), torch.zeros_like(start)
         scan_into(d_inputs, as_complex(gradient), each, zero, chunk_size=chunk_size, reverse=True)
         if _varies(multipliers):
             products, earlier = torch.empty_like(d_inputs), as_complex(states)[:, :-1].conj()
@@ -272,66 +271,45 @@ diagonal_scan_backward.register_vmap(_in_turn)
 
 Series = Complex[Tensor, "batch time state"]
 State = Complex[Tensor, "batch state"]
-Keep = Float[Tensor, "batch time"]
-"""0 at steps that ignore the previous state (in the direction of the scan), otherwise 1."""
 
 _SLAB_ELEMENTS = 2**16
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """The same eigenvalues in every step; they are multiplied by `keep` if it is given.
+class Multipliers:
+    """The same eigenvalues in every step, or a multiplier for each state in each step.
 
-    `keep` is 0 in a step that starts a new sequence, and for a chunk that contains such a step.
+    Eigenvalues are multiplied by `keep` if it is given. It is 0 in a step that starts a new
+    sequence, and for a chunk that contains such a step.
     """
 
-    eigenvalues: Tensor
+    values: Tensor
+    varies: bool
     keep: Tensor | None = None
+
+    @classmethod
+    def of(cls, pairs: Tensor, keep: Tensor | None) -> "Multipliers":
+        return cls(as_complex(pairs), _varies(pairs), keep)
 
     def at(self, step: int) -> Tensor:
         """Return the multiplier of the previous state (in the direction of the scan) at a step."""
-        keep = self.keep
-        return self.eigenvalues if keep is None else self.eigenvalues * keep[..., step, None]
+        values, keep = self.values[..., step, :] if self.varies else self.values, self.keep
+        return values if keep is None else values * keep[..., step, None]
 
-    def part(self, time: slice) -> "Fixed":
-        return Fixed(self.eigenvalues, None if self.keep is None else self.keep[:, time])
+    def part(self, time: slice) -> "Multipliers":
+        values = self.values[:, time] if self.varies else self.values
+        keep = None if self.keep is None else self.keep[:, time]
+        return Multipliers(values, self.varies, keep)
 
-    def in_chunks(self, num_chunks: int) -> "Fixed":
-        keep = self.keep
-        keep = None if keep is None else keep.reshape(len(keep), num_chunks, -1)
-        return Fixed(self.eigenvalues.unsqueeze(1), keep)
+    def in_chunks(self, num_chunks: int) -> "Multipliers":
+        values, shape = self.values, (num_chunks, -1)
+        values = torch.unflatten(values, 1, shape) if self.varies else values.unsqueeze(1)
+        keep = None if self.keep is None else torch.unflatten(self.keep, 1, shape)
+        return Multipliers(values, self.varies, keep)
 
-    def of_chunks(self, chunk_size: int) -> "Fixed":
-        keep = None if self.keep is None else self.keep.amin(2)
-        return Fixed(power(self.eigenvalues.squeeze(1), chunk_size), keep)
-
-
-@dataclass(frozen=True)
-class Varying:
-    """A multiplier for each state in each step."""
-
-    values: Tensor
-
-    def at(self, step: int) -> Tensor:
-        return self.values[..., step, :]
-
-    def part(self, time: slice) -> "Varying":
-        return Varying(self.values[:, time])
-
-    def in_chunks(self, num_chunks: int) -> "Varying":
-        batch, _, num_states = self.values.shape
-        return Varying(self.values.view(batch, num_chunks, -1, num_states))
-
-    def of_chunks(self, chunk_size: int) -> "Varying":
-        return Varying(self.values.prod(2))
-
-
-Multipliers = Fixed | Varying
-
-
-def _complex_multipliers(multipliers: Tensor, keep: Tensor | None) -> Multipliers:
-    values = as_complex(multipliers)
-    return Varying(values) if _varies(multipliers) else Fixed(values, keep)
+    def of_chunks(self, chunk_size: int) -> "Multipliers":
+        whole = self.values.prod(2) if self.varies else power(self.values.squeeze(1), chunk_size)
+        return Multipliers(whole, self.varies, None if self.keep is None else self.keep.amin(2))
 
 
 def scan_into(
@@ -383,15 +361,12 @@ def _carries(chunks: Tensor, multipliers: Multipliers, initial: Tensor, *, rever
     carries = chunks.new_empty(batch, num_chunks + 1, num_states)
     carries[:, -1 if reverse else 0] = initial
     later = carries[:, :-1] if reverse else carries[:, 1:]
-    ends, each = (
-        _end_states(chunks, multipliers, reverse=reverse),
-        multipliers.of_chunks(chunk_size),
-    )
+    ends, each = _end_states(chunks, multipliers, reverse), multipliers.of_chunks(chunk_size)
     scan_into(later, ends, each, initial, chunk_size=chunk_size, reverse=reverse)
     return carries
 
 
-def _end_states(chunks: Tensor, multipliers: Multipliers, *, reverse: bool) -> Tensor:
+def _end_states(chunks: Tensor, multipliers: Multipliers, reverse: bool) -> Tensor:
     """Return the last state of each chunk, starting from zero, `(batch, chunk, state)`."""
     first, *others = _order(chunks.shape[2], reverse=reverse)
     end = chunks[:, :, first].clone()
@@ -412,14 +387,14 @@ def power(base: Tensor, exponent: int) -> Tensor:
 
 
 def eigenvalue_gradient(
-    adjoint: Series, states: Series, initial: State, keep: Keep | None
+    adjoint: Series, states: Series, initial: State, keep: Float[Tensor, "batch time"] | None
 ) -> Complex[Tensor, "batch state"]:
     """Return the sum over time of `d_t conj(c_{t-1})`, without steps that ignore c_{t-1}.
 
     The products are computed in slabs, so that temporaries stay small.
     """
     batch, time, num_states = states.shape
-    total = adjoint[:, 0] * Fixed(initial.conj(), keep).at(0)
+    total = adjoint[:, 0] * Multipliers(initial.conj(), False, keep).at(0)
     slab = max(1, _SLAB_ELEMENTS // (batch * num_states))
     for start in range(1, time, slab):
         end = min(start + slab, time)

@@ -1,6 +1,5 @@
 """Writes checkpoints during training and sends them to the tracker."""
 
-import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -140,8 +139,7 @@ class Checkpointer:
     def _write_files(self, path: Path, manifest: Manifest, state: TrainingState | None) -> bool:
         """Write a checkpoint; all processes write their rows if a table is sharded.
 
-        Returns:
-            Whether this is the main process, which reports the checkpoint to the tracker.
+        Return whether this is the main process, which reports the checkpoint to the tracker.
         """
         world, model = self.resumable.world, self.resumable.model
 
@@ -212,7 +210,7 @@ class Checkpointer:
 
     def _manifest(self, metrics: Mapping[str, float]) -> Manifest:
         progress = self.resumable.progress
-        return dataclasses.replace(
+        return replace(
             self.origin,
             step=progress.step,
             epoch=progress.epoch,
@@ -244,7 +242,5 @@ def _is_finite(parameter: Tensor) -> bool:
     The minimum and the maximum take no memory, and both are NaN if any value is NaN.
     """
     values = parameter.detach()
-    if values.is_complex():
-        values = torch.view_as_real(values)
     ends = torch.stack(values.aminmax()) if values.numel() else values.flatten()
     return bool(torch.isfinite(ends).all())

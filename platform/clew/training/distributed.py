@@ -84,16 +84,7 @@ class World:
 
     def broadcast_text(self, content: str, device: torch.device) -> str:
         """Return the main process's text on every process."""
-        if self.size == 1:
-            return content
-        text = content.encode() if self.is_main else b""
-        length = torch.tensor(len(text), device=device)
-        dist.broadcast(length, src=0)
-        data = torch.zeros(int(length), dtype=torch.uint8, device=device)
-        if self.is_main:
-            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-        dist.broadcast(data, src=0)
-        return bytes(data.cpu().tolist()).decode()
+        return self.gather_texts(content if self.is_main else "", device)[0]
 
     def gather_texts(self, text: str, device: torch.device) -> list[str]:
         if self.size == 1:

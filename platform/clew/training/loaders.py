@@ -7,6 +7,7 @@ training was interrupted: batch number `cursor` of epoch `epoch` always has the 
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice, pairwise
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
@@ -164,14 +165,9 @@ class BatchLoader(Generic[B]):
 
     def epoch(self, epoch: int, cursor: int = 0) -> Iterator[B]:
         """Yield the microbatches of an epoch from number `cursor`; iterate one epoch at a time."""
+        batches = partial(epoch_microbatches, self._num_examples, self._settings, epoch)
         rank, size = self._world.rank, self._world.size
-        self._plan.make = lambda: islice(
-            epoch_microbatches(
-                self._num_examples, self._settings, epoch, rank=rank, world_size=size
-            ),
-            cursor,
-            None,
-        )
+        self._plan.make = lambda: islice(batches(rank=rank, world_size=size), cursor, None)
         alone = not (self._settings.num_workers or self._settings.pin_memory)
         # A DataLoader without workers takes as long as making a small batch does.
         yield from map(self._source.batch, self._plan) if alone else self._batches

@@ -3,7 +3,6 @@
 import ctypes
 import gc
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -35,24 +34,17 @@ def keep_allocator_pages() -> bool:
     return bool(done)
 
 
-@runtime_checkable
-class Checkpointable(Protocol):
-    """A model that can recompute activations instead of keeping them."""
-
-    def enable_gradient_checkpointing(self) -> None:
-        """Recompute activations from now on, but only in training mode."""
-
-
 def apply_gradient_checkpointing(model: nn.Module, *, enabled: bool) -> None:
-    """Switch on the model's gradient checkpointing if `enabled` is true."""
+    """Make the model recompute activations in training mode, if `enabled` is true."""
     if not enabled:
         return
-    if not isinstance(model, Checkpointable):
+    recompute = getattr(model, "enable_gradient_checkpointing", None)
+    if recompute is None:
         raise ConfigError(
             "optimizations.use_gradient_checkpointing is true, but "
             f"{type(model).__name__} has nothing to recompute; set it to false"
         )
-    model.enable_gradient_checkpointing()
+    recompute()
 
 
 @dataclass(frozen=True)

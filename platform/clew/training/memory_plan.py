@@ -215,18 +215,15 @@ class MemoryPlanner:
     def _phases(self, config: RunConfig, size: int) -> dict[str, StepMemory]:
         training = config.training.model_copy(update={"batch_size": size})
         config = config.model_copy(update={"training": training})
-        if config not in self._tried:
-            self._tried[config] = self._step_or_line(config, size)
-        return self._tried[config]
-
-    def _step_or_line(self, config: RunConfig, size: int) -> dict[str, StepMemory]:
-        if size < self._too_large:
+        if config not in self._tried and size < self._too_large:
             try:
-                return self._take_step(config)
+                self._tried[config] = self._take_step(config)
             except TookTooLong:
                 self._too_large = size
-        low, high = (self._phases(config, n) for n in (size // 4, size // 2))
-        return {phase: low[phase].towards(high[phase], 3) for phase in low}
+        if config not in self._tried:
+            low, high = (self._phases(config, n) for n in (size // 4, size // 2))
+            self._tried[config] = {phase: low[phase].towards(high[phase], 3) for phase in low}
+        return self._tried[config]
 
     def _take_step(self, config: RunConfig) -> dict[str, StepMemory]:
         process = self.process_gib if self.device.type == "cpu" else 0.0  # planning enlarges it

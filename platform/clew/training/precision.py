@@ -28,13 +28,10 @@ def half_precision_type(
     """
     if not settings.use_mixed_precision:
         return None
-    match settings.mixed_precision_dtype:
-        case "float16":
-            return torch.float16
-        case "bfloat16":
-            return torch.bfloat16
-        case "auto":
-            return torch.float16 if device.type == "cuda" else torch.bfloat16
+    chosen = settings.mixed_precision_dtype
+    if chosen == "auto":
+        chosen = "float16" if device.type == "cuda" else "bfloat16"
+    return torch.float16 if chosen == "float16" else torch.bfloat16
 
 
 def resolve_device(kind: str, local_rank: int = 0) -> torch.device:
@@ -66,8 +63,7 @@ class Precision:
     def __init__(
         self, dtype: torch.dtype | None, device: torch.device, *, compiled: bool = False
     ) -> None:
-        self.dtype = dtype
-        self.device = device
+        self.dtype, self.device = dtype, device
         self.autocast: AbstractContextManager[object] = nullcontext()
         if dtype is not None:
             self.autocast = torch.autocast(device.type, dtype=dtype)

@@ -295,8 +295,8 @@ class Throughput:
     def rates(self) -> dict[str, float]:
         """Return the throughput metrics of the epoch so far; empty if no step was timed."""
         seconds = self.timed_seconds + time.perf_counter() - self._mark
-        units = dict(self.timed_units) if self.timed_steps else {}
-        return {f"throughput/{name}_per_second": n / seconds for name, n in units.items()}
+        units = self.timed_units.items()
+        return {f"throughput/{name}_per_second": n / seconds for name, n in units}
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

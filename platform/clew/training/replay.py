@@ -10,7 +10,7 @@ not reproduce the next checkpoint exactly is refused.
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -85,12 +85,10 @@ class Replay(Generic[B]):
     device: torch.device
     start: nn.Module | None = None
     """The model that the run began with; None: new parameters."""
-    trainer: Trainer[B] = field(init=False)
-    _validations: Mapping[int, float] = field(init=False)
     _moved: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        self.trainer = build_trainer(
+        self.trainer: Trainer[B] = build_trainer(
             self.config,
             self.task,
             Tracker(),
@@ -111,7 +109,9 @@ class Replay(Generic[B]):
         trainer = self.trainer
         optimizer = optimizer_tensors(trainer.optimizer, trainer.model)
         every = trainer.model.state_dict(), optimizer, trainer.average.tensors()
-        model, moments, average = map(_copied, every)
+        model, moments, average = (
+            {name: tensor.detach().clone() for name, tensor in tensors.items()} for tensors in every
+        )
         schedule, progress = dict(trainer.schedule.state()), replace(trainer.progress)
         return State(model, moments, average, capture_generators(), schedule, progress)
 
@@ -137,14 +137,13 @@ class Replay(Generic[B]):
         finally:
             torch.set_num_threads(before)
 
-    def begin(self, interval: int) -> State:
-        """Restore and return the state before the steps up to checkpoint number `interval`."""
+    def begin(self, interval: int) -> None:
+        """Restore the state before the steps up to checkpoint number `interval`."""
         if interval == 0:
             self.restore(self._initial)
         else:
             self.trainer.checkpointer.resumable.restore(self.checkpoints[interval - 1].path)
             self._close_epoch()
-        return self.capture()
 
     def steps(self, end: int, *, keep_every: int = 1) -> Iterator[ReplayedStep[B]]:
         """Take the steps up to number `end`, and yield each step after it was taken.
@@ -155,7 +154,8 @@ class Replay(Generic[B]):
         first, source = progress.step, self.task.train_examples()
         while progress.step < end:
             self.trainer.model.train()
-            for examples in self._windows(settings.gradient_accumulation):
+            left, size = self._indices()[progress.cursor :], settings.gradient_accumulation
+            for examples in (left[start : start + size] for start in range(0, len(left), size)):
                 if progress.step >= end:
                     break
                 keep = (progress.step - first) % keep_every == 0
@@ -190,11 +190,6 @@ class Replay(Generic[B]):
         named = self.trainer.model.named_parameters()
         self._moved = frozenset(name for name, p in named if p.grad is not None)
 
-    def _windows(self, size: int) -> Iterator[list[np.ndarray]]:
-        left = self._indices()[self.trainer.progress.cursor :]
-        for start in range(0, len(left), size):
-            yield left[start : start + size]
-
     def _indices(self) -> list[np.ndarray]:
         num_examples, epoch = len(self.task.train_examples()), self.trainer.progress.epoch
         return list(epoch_microbatches(num_examples, self.config.training, epoch))
@@ -206,10 +201,6 @@ class Replay(Generic[B]):
             progress.epoch, progress.cursor = progress.epoch + 1, 0
             if self.config.evaluation.enabled and progress.step in self._validations:
                 self.trainer.schedule.observe(self._validations[progress.step])
-
-
-def _copied(tensors: Tensors) -> Tensors:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _equal(expected: Tensor | None, found: Tensor | None) -> bool:

@@ -19,8 +19,6 @@ for all rows that share it. Per-example gradients are never formed for a large m
 small parameters (kernel, normalisations, biases), as one vector w per row.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -38,26 +36,15 @@ from clew.link_prediction.models.conve import ConvE
 from clew.runs.influence_report import CONVE_PARTS
 
 
-@dataclass(frozen=True, eq=False)
 class Affine:
-    """A normalisation in evaluation mode: gain * (x - mean) / deviation + shift."""
+    """A batch normalisation in evaluation mode: gain * (x - mean) / deviation + shift."""
 
-    mean: Tensor
-    deviation: Tensor
-    gain: Tensor
-    shift: Tensor
-
-    @classmethod
-    def of(cls, norm: torch.nn.BatchNorm1d | torch.nn.BatchNorm2d) -> "Affine":
-        """Build from a batch normalisation, with its running statistics as constants."""
+    def __init__(self, norm: torch.nn.BatchNorm1d | torch.nn.BatchNorm2d) -> None:
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        deviation = (norm.running_var + norm.eps).sqrt()
-        return cls(norm.running_mean, deviation, norm.weight.detach(), norm.bias.detach())
-
-    @property
-    def slope(self) -> Tensor:
-        return self.gain / self.deviation
+        self.mean, self.deviation = norm.running_mean, (norm.running_var + norm.eps).sqrt()
+        self.gain, self.shift = norm.weight.detach(), norm.bias.detach()
+        self.slope = self.gain / self.deviation
 
 
 class ConvETrunk(Trunk):
@@ -75,6 +62,7 @@ class ConvETrunk(Trunk):
             for layer in ("convolution", "feature_norm", "projection_norm", "input_norm")
             for kind in ("weight", "bias")
         ),
+        parts=CONVE_PARTS,
         without_effect=("convolution.bias", "projection.bias"),
     )
 
@@ -82,10 +70,8 @@ class ConvETrunk(Trunk):
         self, model: ConvE, product: MatrixProduct | None = None, keep_features: bool = True
     ) -> None:
         super().__init__(model, product, keep_features)
-        self.relations = model.relation.weight.detach()
         self.input, self.feature, self.projection = (
-            Affine.of(norm)
-            for norm in (model.input_norm, model.feature_norm, model.projection_norm)
+            Affine(norm) for norm in (model.input_norm, model.feature_norm, model.projection_norm)
         )
         self.kernel = model.convolution.weight.detach()
         bias = model.convolution.bias
@@ -94,18 +80,14 @@ class ConvETrunk(Trunk):
         self._folded_bias = (
             self.feature.slope * (self.kernel_bias - self.feature.mean) + self.feature.shift
         )
-        self.dense = model.projection.weight.detach()
         bias = model.projection.bias
         self.dense_bias = None if bias is None else bias.detach()
-        self._dense = self.product.prepare(self.dense)
-
-    def parts(self, depth: int) -> tuple[str, ...]:
-        return {1: CONVE_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, CONVE_PARTS)
+        self._dense = self.product.prepare(model.projection.weight.detach())
 
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
         """Return xh, qh and f of queries by name, and their h."""
         rows = self.model.entity(head).detach()
-        stacked = torch.cat([rows, self.relations[relation]], dim=1)
+        stacked = torch.cat([rows, self.model.relation(relation).detach()], dim=1)
         image = (stacked - self.input.mean) / self.input.deviation
         features = self._features(image)
         projected = self.product.affine(features, self._dense, self.dense_bias)

@@ -136,20 +136,16 @@ def _changed(
     return values if values is None or factors is None else values * factors[index, None]
 
 
-@dataclass(frozen=True, eq=False)
 class RankOne:
-    """D of a matrix as an outer product."""
+    """D of a matrix as an outer product: 1 / sqrt(v) of the rank-1 second moment v.
 
-    rows: Tensor
-    columns: Tensor
+    `epsilon` bounds each factor.
+    """
 
-    @classmethod
-    def of(cls, moment: Tensor, epsilon: float) -> "RankOne":
-        """Factor 1 / sqrt(v) of the rank-1 second moment v; `epsilon` bounds each factor."""
+    def __init__(self, moment: Tensor, epsilon: float) -> None:
         mean = moment.mean().clamp_min(epsilon**2)
-        rows = 1.0 / (moment.mean(1) / mean.sqrt()).sqrt().add(epsilon)
-        columns = 1.0 / (moment.mean(0) / mean.sqrt()).sqrt().add(epsilon)
-        return cls(rows, columns)
+        self.rows = 1.0 / (moment.mean(1) / mean.sqrt()).sqrt().add(epsilon)
+        self.columns = 1.0 / (moment.mean(0) / mean.sqrt()).sqrt().add(epsilon)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,31 +159,29 @@ class Preconditioner:
     """D of the fully connected layer, if the model has one."""
     relation: Tensor
     small: Tensor
-    vectors: Mapping[str, Tensor]
-    """D of the biases of entities and projection, if the model has them."""
+    entity_bias: Tensor | None
 
     @classmethod
     def from_moments(
         cls, moments: Mapping[str, Tensor], layout: ParameterLayout, *, epsilon: float
     ) -> "Preconditioner":
         """Build from second moments by parameter name."""
-        factored = {"entity.weight", "relation.weight", HEAD_TABLE, layout.dense}
         exact = {
-            name: torch.zeros_like(v).flatten()
+            name: torch.zeros_like(v)
             if name in layout.without_effect
-            else 1.0 / (v.flatten().sqrt() + epsilon)
+            else 1.0 / (v.sqrt() + epsilon)
             for name, v in moments.items()
-            if name not in factored
+            if name in {"relation.weight", "entity_bias", *layout.small}
         }
-        table = RankOne.of(moments["entity.weight"], epsilon)
-        small = [exact[name] for name in layout.small if name in exact]
+        table = RankOne(moments["entity.weight"], epsilon)
+        small = [exact[name].flatten() for name in layout.small if name in exact]
         return cls(
             table=table,
-            head_table=RankOne.of(moments[HEAD_TABLE], epsilon) if HEAD_TABLE in moments else table,
-            dense=None if layout.dense is None else RankOne.of(moments[layout.dense], epsilon),
-            relation=1.0 / (moments["relation.weight"].sqrt() + epsilon),
+            head_table=RankOne(moments[HEAD_TABLE], epsilon) if HEAD_TABLE in moments else table,
+            dense=None if layout.dense is None else RankOne(moments[layout.dense], epsilon),
+            relation=exact["relation.weight"],
             small=torch.cat(small) if small else moments["entity.weight"].new_empty(0),
-            vectors={n: v for n, v in exact.items() if n not in layout.small},
+            entity_bias=exact.get("entity_bias"),
         )
 
 

@@ -202,30 +202,29 @@ class Kernel:
         return torch.stack([compute[part](meet) for part in self.parts])
 
     def _entity_output(self, meet: Meeting) -> Tensor:
+        model, scale = self.trunk.model, self.scale
+        rows = None if scale is None else scale.table.rows
         hidden_a, hidden_b = meet.left.queries.hidden, meet.right.queries.hidden
-        has_bias = self.trunk.model.entity_bias is not None
-        if self.scale is None:
-            dot = meet.query_dot(hidden_a, hidden_b).add_(float(has_bias))
-            products = _delta_dot(meet, None) * dot
-        else:
-            dot = meet.query_dot(hidden_a, hidden_b * self.scale.table.columns)
-            products = _delta_dot(meet, self.scale.table.rows) * dot
-            if has_bias:
-                products += _delta_dot(meet, self.scale.vectors["entity_bias"])
-        if self.trunk.model.squared_distance:  # what the bias -|W_e|^2 adds
-            rows = None if self.scale is None else self.scale.table.rows
+        dot = meet.query_dot(hidden_a, self._scaled(hidden_b))
+        if scale is None and model.entity_bias is not None:
+            dot += 1.0
+        products = _delta_dot(meet, rows) * dot
+        if scale is not None and scale.entity_bias is not None:
+            products += _delta_dot(meet, scale.entity_bias)
+        if model.squared_distance:  # what the bias -|W_e|^2 adds
             weighted_a = replace(meet, left=self._weighted(meet.left, 0.0))
             weighted_b = replace(meet, right=self._weighted(meet.right, 4.0))
             products += _delta_dot(weighted_a, rows).add_(_delta_dot(weighted_b, rows))
         return products
 
+    def _scaled(self, values: Tensor) -> Tensor:
+        return values if self.scale is None else values * self.scale.table.columns
+
     def _weighted(self, rows: FactoredRows, factor: float) -> FactoredRows:
         """Return rows whose delta of entity e is multiplied by factor |W_e|^2 - 2 h . W_e."""
         queries, entity = rows.queries, self.trunk.model.entity
         table, tails = entity.weight.detach(), entity(rows.rows.tail).detach()
-        scaled, scaled_tails = table, tails
-        if self.scale is not None:
-            scaled, scaled_tails = (x * self.scale.table.columns for x in (table, tails))
+        scaled, scaled_tails = self._scaled(table), self._scaled(tails)
         weights = self.trunk.product(queries.hidden[queries.base_query], scaled.T)
         base = queries.base * weights.mul_(-2.0).add_(factor * (table * scaled).sum(1))
         at_tail = factor * (tails * scaled_tails).sum(1)
@@ -235,19 +234,15 @@ class Kernel:
 
     def _entity_cross(self, meet: Meeting) -> Tensor:
         a, b = meet.left, meet.right
-        table = None if self.scale is None else self.scale.table
-        hidden_a, hidden_b = a.queries.hidden[a.query], b.queries.hidden[b.query]
-        if table is not None:
-            hidden_b = hidden_b * table.columns
+        hidden_a, hidden_b = a.queries.hidden[a.query], self._scaled(b.queries.hidden[b.query])
         products = meet.a(torch.zeros_like(a.rows.beta)) * meet.b(torch.zeros_like(b.rows.beta))
         for entity, values in self._entity_lookups(b):
-            scaled = values if table is None else values * table.columns
+            scaled = self._scaled(values)
             delta, dot = _delta_a_at(meet, entity), meet.dot(hidden_a, scaled)
             products += self._crossed(delta, dot, meet.b, entity, scaled)
         for entity, values in self._entity_lookups(a):
-            scaled = values if table is None else values * table.columns
             delta, dot = _delta_b_at(meet, entity), meet.dot(values, hidden_b)
-            products += self._crossed(delta, dot, meet.a, entity, scaled)
+            products += self._crossed(delta, dot, meet.a, entity, self._scaled(values))
         return products
 
     def _crossed(
@@ -311,19 +306,14 @@ class Kernel:
         return products
 
     def _dense(self, meet: Meeting) -> Tensor:
-        projected_a, projected = _both(meet, "projected")
-        has_bias = self.trunk.dense_bias is not None
+        projected_a, projected_b = _both(meet, "projected")
         if self.scale is None:
-            dot = meet.feature_dot(self.features).add_(float(has_bias))
-            return meet.dot(projected_a, projected).mul_(dot)
-        dense = self.scale.dense
-        assert dense is not None
-        dot = meet.feature_dot(dense.columns.mul)
-        products = dot.mul_(meet.dot(projected_a, projected * dense.rows))
-        if has_bias:
-            scaled = projected * self.scale.vectors["projection.bias"]
-            products += meet.dot(projected_a, scaled)
-        return products
+            dot = meet.feature_dot(self.features).add_(float(self.trunk.dense_bias is not None))
+        else:  # the bias has no effect in training, so its D is 0
+            assert self.scale.dense is not None
+            dot = meet.feature_dot(self.scale.dense.columns.mul)
+            projected_b = projected_b * self.scale.dense.rows
+        return meet.dot(projected_a, projected_b).mul_(dot)
 
     def _small(self, meet: Meeting) -> Tensor:
         small_a, small_b = _both(meet, "small")

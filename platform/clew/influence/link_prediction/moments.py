@@ -106,7 +106,6 @@ def kronecker(
         for name, moment in moments.items()
     }
     of_queries = whitening(_second_moment(queries.hidden * weight), settings.damping)
-    heads = _share(rows.head, num_entities)
     relations = _share(rows.relation, trunk.model.relation.num_embeddings)
     return Geometry(
         hidden=of_queries.to(dtype),
@@ -115,7 +114,7 @@ def kronecker(
         head=roots["head"],
         relation=roots["relation"],
         scored=_damped_root(variance / num_rows, settings.damping).to(dtype),
-        looked_up=_damped_root(heads, settings.damping).to(dtype),
+        looked_up=_damped_root(_share(rows.head, num_entities), settings.damping).to(dtype),
         related=_damped_root(relations, settings.damping).to(dtype),
     )
 

@@ -1,32 +1,161 @@
-"""Find the paths of training facts from the head of a test triple to its tail, with their scores.
+"""Find the training triples near a test triple, and the paths of them from its head to its tail.
 
-The graph is treated as undirected, and no path visits an entity twice. A path costs the sum of
-log2(1 + degree) over the entities that it passes, so a path through rare entities comes before one
-through hubs, and a short path before a long one (Himmelstein and Baranzini, 2015,
-doi 10.1371/journal.pcbi.1004259, weigh paths down by degree in the same way).
+The graph is treated as undirected.
 
-Paths of four steps are found from their middle: the cheapest way from there to either end is a
-lower bound, and the middles are tried in the order of their bounds.
+A triple is a candidate if one of its ends is within `n_hops - 1` edges of the test's head or tail,
+so that the triple itself is at most the `n_hops`-th edge. With strict path filtering, a triple is a
+candidate if it is on a path of at most `2 n_hops` edges between head and tail. Such a path does not
+pass through head or tail, and does not go directly back to the entity before; with up to four edges
+it visits no entity twice. Paths do not pass through entities with fewer than `min_degree` edges.
+
+The paths that a report lists visit no entity twice. A path costs the sum of log2(1 + degree) over
+the entities that it passes, so a path through rare entities comes before one through hubs, and a
+short path before a long one (Himmelstein and Baranzini, 2015, doi 10.1371/journal.pcbi.1004259,
+weigh paths down by degree in the same way). Paths of four steps are found from their middle: the
+cheapest way from there to either end is a lower bound, and the middles are tried in the order of
+their bounds.
+
+The index is a compressed sparse matrix (entity, edge) that also stores edge numbers.
 """
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
+import bisect
 from dataclasses import dataclass, field
 from itertools import pairwise, product
+from operator import itemgetter
 
 import numpy as np
-import torch
 from jaxtyping import Int
+from scipy.sparse import csr_matrix
 
-from clew.influence.link_prediction.proximity import Neighbourhood
-from clew.influence.link_prediction.tracin import Tracer
-from clew.influence.scores import Explanation
-from clew.link_prediction.triples import Triples
+from clew.config.services import InfluenceConfig
+from clew.link_prediction.triples import HEAD, TAIL, Triples
 
+Entities = Int[np.ndarray, "_entity"]
+Edges = Int[np.ndarray, "_edge"]
 MAX_STEPS = 4
 MAX_PATHS = 20
-TESTS_PER_PASS = 16
-FACTS_PER_PASS = 2**14
+
+
+class Neighbourhood:
+    """The edges of each entity; parallel edges and self-loops keep their own numbers."""
+
+    def __init__(self, triples: Triples, num_entities: int) -> None:
+        count = len(triples)
+        ends = np.concatenate([triples[:, HEAD], triples[:, TAIL]])
+        number = np.tile(np.arange(count, dtype=np.int32), 2)
+        places = (ends, np.arange(2 * count, dtype=np.int32))
+        incidence = csr_matrix((number, places), shape=(num_entities, max(1, 2 * count)))
+        others = np.concatenate([triples[:, TAIL], triples[:, HEAD]])
+        self._offsets = incidence.indptr.astype(np.int64)
+        self._neighbours, self._edges = others[incidence.indices], incidence.data
+        self.degrees = np.diff(self._offsets)
+
+    def around(self, entity: int) -> Entities:
+        """Return the entities next to `entity` except itself, each once, in ascending order."""
+        others = self._incidences(np.array([entity]))[1]
+        return np.unique(others[others != entity])
+
+    def pairs(self, entities: Entities) -> tuple[Entities, Entities]:
+        """Return each entity with each of its neighbours, in the order of the entities."""
+        start, others, _ = self._incidences(entities)
+        return np.repeat(entities, np.diff(start)), others
+
+    def between(self, one: int, other: int) -> Edges:
+        """Return the edges between two entities, in either direction, in ascending order."""
+        one, other = sorted((one, other), key=self.degrees.__getitem__)
+        _, others, edges = self._incidences(np.array([one]))
+        return np.unique(edges[others == other])
+
+    def candidates(self, head: int, tail: int, settings: InfluenceConfig) -> Edges:
+        """Return the training triples near a test triple, in ascending order of index."""
+        if settings.strict_path_filtering:
+            return self._on_paths(head, tail, settings)
+        reached = self._reach([head, tail], settings.n_hops - 1, settings.min_degree)
+        return np.unique(self._incidences(np.concatenate(reached))[2])
+
+    def _on_paths(self, head: int, tail: int, settings: InfluenceConfig) -> Edges:
+        """Return the edges on a path between head and tail, in either direction.
+
+        Edge (u, v) is on a path if d(head, u) without v, plus 1, plus d(v, tail) without u is at
+        most `2 n_hops`. All entities of such a path are within `n_hops` of one of its ends.
+        """
+        if head == tail:
+            return np.empty(0, np.int32)
+        length = 2 * settings.n_hops
+        near = [
+            self._reach([source], settings.n_hops, settings.min_degree, blocked=other)
+            for source, other in ((head, tail), (tail, head))
+        ]
+        inside = np.unique(np.concatenate([*near[0], *near[1]]))
+        start, other, edge = self._incidences(inside)
+        u = np.repeat(np.arange(len(inside)), np.diff(start))
+        v = np.minimum(np.searchsorted(inside, other), len(inside) - 1)
+        whole = np.flatnonzero((inside[v] == other) & (u != v))
+        # Both incidences of an edge are present, so sorting by edge puts them next to each other.
+        forth, back = np.argsort(edge[whole], kind="stable").reshape(-1, 2).T
+        u, v, edge = u[whole], v[whole], edge[whole]
+        ends = np.searchsorted(inside, [head, tail]).tolist()
+        to_head, to_tail = (
+            _without_partner(u, v, len(inside), source, blocked, length)
+            for source, blocked in (ends, ends[::-1])
+        )
+        one_way = to_head[forth] + 1 + to_tail[back]
+        other_way = to_head[back] + 1 + to_tail[forth]
+        return np.unique(edge[forth[np.minimum(one_way, other_way) <= length]])
+
+    def _reach(
+        self, sources: list[int], limit: int, min_degree: int, blocked: int | None = None
+    ) -> list[np.ndarray]:
+        """Return the entities at distance 0, 1, ... `limit` from the nearest source.
+
+        Paths do not enter `blocked` or entities of small degree.
+        """
+        levels = [np.unique(np.array(sources, np.int64))]
+        passed = levels[0] if blocked is None else np.union1d(levels[0], blocked)
+        for _ in range(limit):
+            fresh = np.setdiff1d(self._incidences(levels[-1])[1], passed).astype(np.int64)
+            fresh = fresh[self.degrees[fresh] >= min_degree]
+            if not len(fresh):
+                break
+            levels.append(fresh)
+            passed = np.union1d(passed, fresh)
+        return levels
+
+    def _incidences(self, entities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        begin = self._offsets[entities]
+        counts = self._offsets[entities + 1] - begin
+        start = np.concatenate([[0], np.cumsum(counts)])
+        index = np.arange(start[-1]) + np.repeat(begin - start[:-1], counts)
+        return start, self._neighbours[index], self._edges[index]
+
+
+def _without_partner(  # noqa: PLR0917
+    u: np.ndarray, v: np.ndarray, count: int, source: int, blocked: int, length: int
+) -> np.ndarray:
+    """Return the distance from `source` to u without v, for each incidence (u, v), sorted by u.
+
+    The distance is one more than the smallest distance among u's other neighbours. Paths avoid the
+    entity `blocked`, and distances of `length` or more do not matter.
+    """
+    far = length + 1
+    distance = np.full(count, far)
+    distance[source] = 0
+    for hop in range(1, length):
+        fresh = v[distance[u] == hop - 1]
+        fresh = fresh[(distance[fresh] == far) & (fresh != blocked)]
+        distance[fresh] = hop
+    near = distance[v]
+    best, second = np.full(count, far), np.full(count, far)
+    np.minimum.at(best, u, near)
+    holder = np.full(count, -1)
+    is_best = near == best[u]
+    holder[u[is_best]] = v[is_best]
+    others = v != holder[u]
+    np.minimum.at(second, u[others], near[others])
+    found: np.ndarray = np.where(others, best[u], second[u]) + 1
+    found[u == blocked] = far
+    found[u == source] = 0
+    return found
 
 
 @dataclass(frozen=True)
@@ -60,7 +189,7 @@ class PathFinder:
         # One more, because the test triple itself can be the only fact of the shortest path.
         search = _Search(most + 1)
         self._search(head, tail, search)
-        paths = (EntityPath(path, cost, self._steps(path, test)) for cost, path in search.result())
+        paths = (EntityPath(path, cost, self._steps(path, test)) for cost, path in search.kept)
         return [path for path in paths if all(path.steps)][:most]
 
     def _search(self, head: int, tail: int, search: "_Search") -> None:
@@ -83,12 +212,7 @@ class PathFinder:
         self._search_from_the_middle(head, tail, near_head, near_tail, search)
 
     def _search_from_the_middle(
-        self,
-        head: int,
-        tail: int,
-        near_head: Int[np.ndarray, "near_head"],
-        near_tail: Int[np.ndarray, "near_tail"],
-        search: "_Search",
+        self, head: int, tail: int, near_head: Entities, near_tail: Entities, search: "_Search"
     ) -> None:
         sides = (near_head, near_tail)
         # For each entity, the smallest cost of a neighbour in each of `sides`; infinite: none.
@@ -118,89 +242,24 @@ class PathFinder:
             tuple(edges[(self._train[edges] != test).any(axis=1)].tolist()) for edges in every
         )
 
-    def _cheapest(
-        self, entities: Int[np.ndarray, "entity"], most: int
-    ) -> Int[np.ndarray, "cheapest"]:
+    def _cheapest(self, entities: Entities, most: int) -> Entities:
         return entities[np.argsort(self._cost[entities], kind="stable")[:most]]
 
 
+@dataclass
 class _Search:
     """Keeps the `most` cheapest of the paths that are added; of equal ones, those added first."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._kept: list[tuple[float, int, tuple[int, ...]]] = []
-        self._added = 0
+    most: int
+    kept: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    """Cost and entities of the paths, the cheapest first."""
 
     @property
     def limit(self) -> float:
         """A path matters only if it costs less."""
-        return np.inf if len(self._kept) < self.most else -self._kept[0][0]
+        return np.inf if len(self.kept) < self.most else self.kept[-1][0]
 
     def add(self, cost: float, entities: tuple[int, ...]) -> None:
         if cost < self.limit:
-            self._added += 1
-            keep = heapq.heappush if len(self._kept) < self.most else heapq.heapreplace
-            keep(self._kept, (-float(cost), -self._added, entities))
-
-    def result(self) -> list[tuple[float, tuple[int, ...]]]:
-        """Return cost and entities of the paths, the cheapest first."""
-        return [(-cost, entities) for cost, _, entities in sorted(self._kept, reverse=True)]
-
-
-@dataclass(frozen=True, eq=False)
-class ScoredPaths:
-    """The paths of one test triple, with the influence of their facts by training index."""
-
-    paths: Sequence[EntityPath]
-    influence: Mapping[int, float]
-    agreeing: Mapping[int, int] = field(default_factory=dict)
-    """Number of runs with the sign of the mean; empty without an ensemble."""
-
-
-def scored_paths(
-    tracer: Tracer, finder: PathFinder, tests: Triples, explanations: Sequence[Explanation]
-) -> list[ScoredPaths]:
-    """Find the paths of each test, and score their facts in groups of a few tests.
-
-    Scores through training steps come from one pass for all facts: only those that the explanations
-    list are known.
-    """
-    found = [finder.find(test) for test in tests]
-    if tracer.settings.goes_through_steps:
-        listed = [scores for each in explanations for scores in _listed(each)]
-        return [ScoredPaths(*both) for both in zip(found, listed, strict=True)]
-    scored: list[ScoredPaths] = []
-    for start in range(0, len(tests), TESTS_PER_PASS):
-        group = found[start : start + TESTS_PER_PASS]
-        facts = [{f for path in paths for step in path.steps for f in step} for paths in group]
-        every = sorted(set().union(*facts))
-        if not every:
-            scored += [ScoredPaths(paths, {}) for paths in group]
-            continue
-        summation = tracer.summation(tests[start : start + TESTS_PER_PASS])
-        blocks = np.array_split(np.array(every, np.int64), -(-len(every) // FACTS_PER_PASS))
-        tiles = [summation.tile(block) for block in blocks]
-        agreeing = [tile.agreeing for tile in tiles if tile.agreeing is not None]
-        counts = torch.cat(agreeing, 1).tolist() if agreeing else [()] * len(group)
-        influence = torch.cat([tile.influence for tile in tiles], 1).tolist()
-        for paths, own, *rows in zip(group, facts, influence, counts, strict=True):
-            scores, agree = (
-                {fact: value for fact, value in zip(every, row, strict=False) if fact in own}
-                for row in rows
-            )
-            scored.append(ScoredPaths(paths, scores, agree))
-    return scored
-
-
-def _listed(explanation: Explanation) -> Iterator[dict[int, float]]:
-    """Yield the listed scores of each test by training index."""
-    for row in range(len(explanation.self_influence)):
-        yield {
-            fact: score
-            for side in (explanation.proponents, explanation.opponents)
-            for fact, score in zip(
-                side.train[row].tolist(), side.influence[row].tolist(), strict=True
-            )
-            if fact >= 0
-        }
+            bisect.insort(self.kept, (float(cost), entities), key=itemgetter(0))
+            del self.kept[self.most :]

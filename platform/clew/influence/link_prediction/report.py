@@ -1,18 +1,20 @@
 """The influence report: JSON for people and the dashboard, and the tables beside it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from clew import names
 from clew.files import replacing
-from clew.influence.link_prediction.paths import MAX_PATHS, MAX_STEPS, ScoredPaths
+from clew.influence.link_prediction.paths import MAX_PATHS, MAX_STEPS, EntityPath, PathFinder
 from clew.influence.link_prediction.report_tables import PairRows, write_csv, write_parquet
-from clew.influence.scores import Explanation, Scored, side_by_side
+from clew.influence.link_prediction.tracin import Tracer
+from clew.influence.scores import Explanation, Scored
 from clew.link_prediction.leakage import COUNTERPARTS, RelationPair, marks
 from clew.link_prediction.triples import HEAD, TAIL, KnowledgeGraph, Triples
 from clew.runs.influence_report import (
@@ -40,6 +42,60 @@ MAX_FACTS_PER_STEP = 20
 UMLS has at most 17, FB15k-237 at most 13. A graph with thousands between two entities would make
 files of gigabytes.
 """
+TESTS_PER_PASS = 16
+FACTS_PER_PASS = 2**14
+
+
+@dataclass(frozen=True, eq=False)
+class ScoredPaths:
+    """The paths of one test triple, with the influence of their facts by training index."""
+
+    paths: Sequence[EntityPath]
+    influence: Mapping[int, float]
+    agreeing: Mapping[int, int] = field(default_factory=dict)
+    """Number of runs with the sign of the mean; empty without an ensemble."""
+
+
+def scored_paths(
+    tracer: Tracer, finder: PathFinder, tests: Triples, explanations: Sequence[Explanation]
+) -> list[ScoredPaths]:
+    """Find the paths of each test, and score their facts in groups of a few tests.
+
+    Scores through training steps come from one pass for all facts: only those that the explanations
+    list are known.
+    """
+    found = [finder.find(test) for test in tests]
+    scored: list[ScoredPaths] = []
+    if tracer.settings.goes_through_steps:
+        for listed in (explanation.listed for explanation in explanations):
+            for row in zip(listed.train.tolist(), listed.influence.tolist(), strict=True):
+                known = {fact: score for fact, score in zip(*row, strict=True) if fact >= 0}
+                scored.append(ScoredPaths(found[len(scored)], known))
+        return scored
+    for start in range(0, len(tests), TESTS_PER_PASS):
+        group = found[start : start + TESTS_PER_PASS]
+        facts = [{f for path in paths for step in path.steps for f in step} for paths in group]
+        every = sorted(set().union(*facts))
+        if not every:
+            scored += [ScoredPaths(paths, {}) for paths in group]
+            continue
+        summation = tracer.summation(tests[start : start + TESTS_PER_PASS])
+        blocks = np.array_split(np.array(every, np.int64), -(-len(every) // FACTS_PER_PASS))
+        tiles = [summation.tile(block) for block in blocks]
+        agreeing = [
+            (tile.by_run.sign() == tile.influence.sign()).sum(0)
+            for tile in tiles
+            if tile.by_run is not None
+        ]
+        counts = torch.cat(agreeing, 1).tolist() if agreeing else [()] * len(group)
+        influence = torch.cat([tile.influence for tile in tiles], 1).tolist()
+        for paths, own, *rows in zip(group, facts, influence, counts, strict=True):
+            scores, agree = (
+                {fact: value for fact, value in zip(every, row, strict=False) if fact in own}
+                for row in rows
+            )
+            scored.append(ScoredPaths(paths, scores, agree))
+    return scored
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,12 +186,7 @@ def pair_rows(source: ReportSource, findings: Findings) -> list[PairRows]:
     rows, first = [], 0
     for explanation in findings.explanations:
         part = slice(first, first + len(explanation.self_influence))
-        scored = explanation.proponents
-        if not explanation.complete:
-            both = side_by_side(explanation.proponents, explanation.opponents)
-            signed = np.where(both.train < 0, -np.inf, both.influence)
-            scored = both.take(np.lexsort((both.train, -signed), axis=1))
-        of_tests = findings.tests[part], scored, findings.candidates[part]
+        of_tests = findings.tests[part], explanation.listed, findings.candidates[part]
         rows.append(PairRows(first, *of_tests, explanation.parts, steps, source.pairs))
         first = part.stop
     return rows

@@ -93,6 +93,7 @@ class ParameterLayout:
     """Weight of the fully connected layer; its gradient stays factored."""
     small: tuple[str, ...]
     """Parameters in the order of a row's small vector."""
+    parts: tuple[str, ...]
     without_effect: tuple[str, ...] = ()
     """Biases that a batch normalisation cancels in training."""
 
@@ -117,13 +118,15 @@ class Trunk:
     def layout(self) -> ParameterLayout:
         scored = {"entity.weight", "relation.weight", "entity_bias", HEAD_TABLE}
         named = self.model.named_parameters()
-        return ParameterLayout(None, tuple(name for name, _ in named if name not in scored))
+        small = tuple(name for name, _ in named if name not in scored)
+        parts = (*SCORER_PARTS, NETWORK_PART) if small else SCORER_PARTS
+        return ParameterLayout(None, small, parts)
 
     def parts(self, depth: int) -> tuple[str, ...]:
         """Return the parts of the last `depth` layers; three layers are everything."""
-        if depth == 1:
-            return SCORER_PARTS[:1]
-        return (*SCORER_PARTS, NETWORK_PART) if self._network else SCORER_PARTS
+        if depth == 2 and self.layout.dense is not None:
+            return "entity_output", "dense"
+        return self.layout.parts[: 1 if depth == 1 else None]
 
     @torch.no_grad()
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:
@@ -252,11 +255,8 @@ class TuckERTrunk(Trunk):
             "projection_norm.weight",
             "projection_norm.bias",
         ),
+        parts=(*SCORER_PARTS, "dense", NETWORK_PART),
     )
-
-    def parts(self, depth: int) -> tuple[str, ...]:
-        every = (*SCORER_PARTS, "dense", NETWORK_PART)
-        return {1: SCORER_PARTS[:1], 2: ("entity_output", "dense")}.get(depth, every)
 
     @torch.no_grad()
     def forward(self, head: Tensor, relation: Tensor) -> tuple[Activations, Tensor]:

@@ -28,7 +28,7 @@ from clew.config.schema import RunConfig
 from clew.config.services import Question
 from clew.errors import ConfigError
 from clew.files import working_folder
-from clew.influence.linearization import WeightedLoss
+from clew.influence.linearization import ExampleFacts, WeightedLoss
 from clew.influence.link_prediction.rows import Directions, LossForm
 from clew.influence.outcomes import FactKeys
 from clew.influence.retraining import Retrainer
@@ -45,7 +45,7 @@ from clew.influence.unrolling import (
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.task import LinkPrediction
 from clew.link_prediction.triple_batches import GroupedBatch, TripleBatch
-from clew.link_prediction.triples import HEAD, RELATION, TAIL, Triples
+from clew.link_prediction.triples import Triples
 from clew.training.manifest import CheckpointRecord
 from clew.training.replay import Replay
 from clew.training.seeding import own_process
@@ -194,13 +194,16 @@ class TunedTracer(UnrolledTracer):
         return found
 
 
-class TripleFacts:
+class TripleFacts(ExampleFacts[TripleBatch]):
     """The training triples of a graph as facts."""
+
+    task: LinkPrediction
 
     def __init__(self, task: LinkPrediction, config: RunConfig) -> None:
         assert isinstance(config.loss, OneVsAllLoss | KvsAllLoss)
-        self.task, self.form = task, LossForm.from_config(config.loss)
-        self._keys = FactKeys.from_graph(task.graph, inverse_relations=task.inverse_relations)
+        super().__init__(task)
+        self.form = LossForm.from_config(config.loss)
+        self._keys = FactKeys(task.graph, inverse_relations=task.inverse_relations)
 
     def __len__(self) -> int:
         return len(self.task.graph.train)
@@ -254,7 +257,7 @@ def triples_loss(
     kind, count = Directions(task.graph.num_relations, task.inverse_relations), len(triples)
     asked = {"tail": slice(count), "head": slice(count, None), "both": slice(None)}[direction]
     rows = torch.from_numpy(kind.rows(triples).astype(np.int64)[asked]).to(device)
-    head, relation, tail = rows[:, HEAD], rows[:, RELATION], rows[:, TAIL]
+    head, relation, tail = rows.T
     index = torch.arange(len(rows), device=device)
     batch = TripleBatch(head, relation, index, tail, index)
     weight = torch.from_numpy(np.tile(weights, kind.num_directions)[asked]).to(device)

@@ -22,7 +22,7 @@ import numpy as np
 from clew import names
 from clew.config.services import ClusterRequest
 from clew.errors import ClewError, ClusterError, ConfigError, DataError, Interrupted, described
-from clew.influence.link_prediction.proximity import Neighbourhood
+from clew.influence.link_prediction.paths import Neighbourhood
 from clew.influence.link_prediction.report import Findings, ReportSource, build_report
 from clew.link_prediction.descriptions import read_edge_map, read_labels
 from clew.link_prediction.triples import KnowledgeGraph, Triples

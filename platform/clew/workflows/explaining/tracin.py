@@ -14,8 +14,13 @@ import numpy as np
 from clew import names
 from clew.errors import counted, printable
 from clew.files import working_folder
-from clew.influence.link_prediction.paths import scored_paths
-from clew.influence.link_prediction.report import Findings, ReportSource, build_report, write_report
+from clew.influence.link_prediction.report import (
+    Findings,
+    ReportSource,
+    build_report,
+    scored_paths,
+    write_report,
+)
 from clew.influence.link_prediction.traced_run import MOMENTS
 from clew.influence.outcomes import touching
 from clew.link_prediction.triples import KnowledgeGraph, Triples
