@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.biolink import DENIED, PREFIX, most_specific, terms
-from clew.errors import DataError, described, printable, quoted
+from clew.errors import DataError, printable, quoted, refusing
 from clew.input_files import line_blocks
 from clew.link_prediction.denials import NO_VALUE
 from clew.link_prediction.dictionaries import WHOLE_NUMBER, fault_of_ids, fields_to_ids, may_be_ids
@@ -204,14 +204,10 @@ def _read_json_object(path: Path) -> dict[str, object]:
             "to label"
         )
     text = b"".join(line_blocks(path))
-    try:
+    what, advice = f"{path}: not JSON in UTF-8", "; expected an object from predicate to label"
+    with refusing(what, ValueError, RecursionError, advice=advice):
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # fails for a lone surrogate
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}: not JSON in UTF-8 ({described(error)}); expected an object from predicate to "
-            "label"
-        ) from None
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path}: expected a JSON object from predicate to label")
     return content
