@@ -132,22 +132,15 @@ class Prediction:
             "answers": [self._row(answer) for answer in self.answers],
         }
         if self.place is not None:
-            place = self._row(self.place)
-            content["asked"] = place | {"num_candidates": self.place.num_candidates}
+            content["asked"] = self._row(self.place)
         if self.answer_set is not None:
             content["answer_set"] = self.answer_set.as_dict()
         return content
 
     def _row(self, row: Answer) -> dict[str, Any]:
-        told = {} if row.in_set is None else {"in_set": row.in_set}
-        return {
-            "rank": row.rank,
-            self.query.asks_for: row.name,
-            "label": row.label,
-            "score": row.score,
-            "probability": row.probability,
-            "known": row.known,
-        } | told
+        """Return the fields of a row; its name is under the end that is asked for."""
+        told = {k: v for k, v in vars(row).items() if k != "in_set" or v is not None}
+        return {self.query.asks_for if k == "name" else k: v for k, v in told.items()}
 
 
 class Predictor(QueryScores):
