@@ -1,6 +1,5 @@
 """Graphs as a subject: requests are queries by name, answers are ranked entities."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -136,17 +135,13 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
             lines.append(f"one seed; test MRR of the preset {SEEDS_DIFFER[task.dataset]} seeds")
         return lines
 
-    def next_commands(self, task: LinkPrediction, model: str) -> list[str]:
+    def verbs(self, task: LinkPrediction) -> list[list[str]]:
         graph = task.graph
         head, relation, tail = (graph.test if len(graph.test) else graph.train)[0].tolist()
         query = graph.entities.name(head), graph.relations.name(relation)
         fact = ",".join((*query, graph.entities.name(tail)))
-        return [
-            shlex.join(
-                ["clew", "predict", "--model", model, "--head", query[0], "--relation", query[1]]
-            ),
-            shlex.join(["clew", "tracin", "--model", model, "--test", fact]),
-        ]
+        asked = ["predict", "--head", query[0], "--relation", query[1]]
+        return [asked, ["tracin", "--test", fact]]
 
     def num_test_examples(self, task: LinkPrediction) -> int:
         return len(task.graph.test)
