@@ -179,15 +179,8 @@ def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:
             np.select(conditions, choices, default="neither entity"), index=facts.index
         )
     values = facts["influence"]
-    frame = pd.DataFrame(
-        {
-            "group": labels,
-            "facts": 1,
-            "helping": values.clip(lower=0),
-            "opposing": values.clip(upper=0),
-            "net": values,
-        }
-    )
+    frame = pd.DataFrame({"group": labels, "facts": 1})
+    frame = frame.assign(helping=values.clip(lower=0), opposing=values.clip(upper=0), net=values)
     sums = frame.groupby("group", sort=False).sum().reset_index()
     return sums.sort_values("net", key=abs, ascending=False, kind="stable", ignore_index=True)
 

@@ -33,7 +33,6 @@ from clew.ui import access
 from clew.ui.components import basics, jobs
 from clew.ui.components.charts import fact_text, fact_texts
 from clew.ui.components.graph import UNFOLDED, config_here
-from clew.ui.components.jobs import Job
 from clew.ui.components.run_table import run_labels
 from clew.ui.components.runs import every_run, name_of, runs_by_id, runs_page
 from clew.ui.work import LEFT_OUT, Training
@@ -294,7 +293,7 @@ def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list
     return sorted(found, key=lambda run: -run.started_ms)
 
 
-def train_without(run: RunRecord, listed: str) -> Job:
+def train_without(run: RunRecord, listed: str) -> jobs.Job:
     """Start training a run's configuration again without the facts of a list.
 
     The list has the format of `data.exclude`. It stays in a file, because later commands on the new
@@ -381,11 +380,11 @@ def retrained() -> None:
         return
     st.header("Trained again", anchor=False)
 
-    def working(job: Job) -> None:
+    def working(job: jobs.Job) -> None:
         if job.state == "running":
             basics.link("overview", "Its progress")
 
-    def finished(job: Job) -> None:
+    def finished(job: jobs.Job) -> None:
         if job.state == "done":
             with st.container(horizontal=True):
                 both = f"{before},{job.run_id()}"

@@ -140,11 +140,7 @@ class Texts(Subject[LanguageModeling, TextBatch, TextSettings]):
 
 def frequency_loss(task: LanguageModeling, split: str) -> float:
     """Return the loss per token of a split if each token has the probability of its frequency."""
-    train, text = (
-        np.bincount(
-            task.splits.windows[name].stream[:COUNTED_TOKENS], minlength=task.vocabulary_size
-        )
-        for name in ("train", split)
-    )
+    size, streams = task.vocabulary_size, (task.splits.windows[s].stream for s in ("train", split))
+    train, text = (np.bincount(stream[:COUNTED_TOKENS], minlength=size) for stream in streams)
     probability = (train + 1.0) / (train + 1.0).sum()
     return float(-(text * np.log(probability)).sum() / text.sum())

@@ -156,15 +156,8 @@ def fit_temperature(held_out: HeldOut) -> Calibration | None:
         )
     if reason:
         temperature, after = 1.0, before
-    return Calibration(
-        temperature=temperature,
-        num_queries=before[2],
-        nll_before=before[0],
-        nll_after=after[0],
-        ece_before=before[1],
-        ece_after=after[1],
-        not_fitted_because=reason,
-    )
+    (nll, ece, num_queries), (nll_after, ece_after, _) = before, after
+    return Calibration(temperature, num_queries, nll, nll_after, ece, ece_after, reason)
 
 
 def _mean_nll(held_out: HeldOut, temperature: float) -> float:

@@ -242,10 +242,8 @@ def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negat
         facts = zip(*(part.columns[role].take(rows).to_pylist() for role in ROLES), strict=True)
         found.examples.setdefault(word, []).extend(map(" ".join, facts))
         if word == "denied" and settings.negated == "relation":
-            codes = Texts.from_arrays(
-                pa.array(flags[flag].astype(np.int32)), pa.array(["", DENIED])
-            )
-            relations = [part.columns["relation"], codes]
+            said = as_texts(["", DENIED]).take(pa.array(flags[flag].astype(np.int32)))
+            relations = [part.columns["relation"], said]
             part.columns["relation"] = _joined(relations, lambda row: ";".join(filter(None, row)))
         else:
             part.keep(~flags[flag])

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clew.errors import DataError, described, refusing
+from clew.errors import DataError, refusing
 from clew.input_files import check_is_file, check_ratio, line_blocks, read_bytes
 from clew.link_prediction.column_names import FLAGS, QUALIFIERS
 from clew.link_prediction.tables import MAX_COLUMNS, Texts, as_texts, single
@@ -150,7 +150,8 @@ def _as_table(
 
 
 def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
-    try:
+    what = f"{place}: not a record of JSON"
+    with refusing(what, KeyError, TypeError, ValueError, RecursionError):
         record = json.loads(given) if isinstance(given, bytes) else given
         if not isinstance(record, dict):
             raise ValueError("not an object")
@@ -169,8 +170,6 @@ def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
             for key, value in record.items()
         }
         "".join(texts.values()).encode()  # fails for a lone surrogate
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not a record of JSON ({described(error)})") from None
     return texts
 
 

@@ -82,11 +82,7 @@ def read_other_model(
 
 
 def _understood(
-    path: Path,
-    content: dict[str, Any],
-    folder: Path,
-    given: Mapping[str, Any],
-    norm: float | None,
+    path: Path, content: dict[str, Any], folder: Path, given: Mapping[str, Any], norm: float | None
 ) -> OtherModel:
     options = getattr(content.get("config"), "options", {})
     state = content["model"][0] if options else content.get("model_state_dict", content)

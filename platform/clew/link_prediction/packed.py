@@ -120,11 +120,4 @@ def _vocabulary(names: pa.StructArray, kind: Kind, fields_may_be_ids: bool) -> V
     if not len(name) or name.null_count:
         raise ValueError("a name is missing")
     label, category, synonyms = (None if text.null_count == len(text) else text for text in others)
-    return Vocabulary(
-        kind,
-        name,
-        label,
-        fields_may_be_ids=fields_may_be_ids,
-        category_array=category,
-        synonym_array=synonyms,
-    )
+    return Vocabulary(kind, name, label, fields_may_be_ids, category, synonyms)

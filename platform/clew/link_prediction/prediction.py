@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -227,24 +228,18 @@ class Predictor(QueryScores):
                 "candidates, or the answer set"
             )
         resolved = [self.resolve(query) for query in queries]
+        answer = partial(self._predict, top_k=top_k, filter_known=filter_known, apart=apart)
         return [
-            prediction
+            found
             for rows in self.chunks(resolved)
-            for prediction in self._predict(
-                resolved[rows],
-                top_k,
-                filter_known=filter_known,
-                level=level,
-                limits=limits,
-                apart=apart,
-            )
+            for found in answer(resolved[rows], level=level, limits=limits)
         ]
 
     def _predict(
         self,
         questions: Sequence["Resolved"],
-        top_k: int,
         *,
+        top_k: int,
         filter_known: bool,
         level: float | None,
         limits: Limits,
@@ -292,8 +287,7 @@ class Predictor(QueryScores):
         inside = is_candidate & (normaliser - candidates.double() <= guarantee.threshold)
         answers = tuple(
             replace(
-                answer,
-                in_set=not answer.known and normaliser - answer.score <= guarantee.threshold,
+                answer, in_set=not answer.known and normaliser - answer.score <= guarantee.threshold
             )
             for answer in prediction.answers
         )

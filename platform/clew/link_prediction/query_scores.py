@@ -14,12 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from clew.errors import CheckpointError
-from clew.link_prediction.calibration import (
-    AnswerSets,
-    Calibration,
-    HeldOut,
-    fit_temperature,
-)
+from clew.link_prediction.calibration import AnswerSets, Calibration, HeldOut, fit_temperature
 from clew.link_prediction.candidates import seen_with
 from clew.link_prediction.models.base import EVERY_ENTITY, GraphModel, Queries, Scores
 from clew.link_prediction.rank_metrics import RankingResult

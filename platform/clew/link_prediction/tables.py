@@ -225,9 +225,7 @@ def _batches(
                 invalid_row_handler=other,
             ),
             pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, TEXT),
-                null_values=[],
-                strings_can_be_null=False,
+                column_types=dict.fromkeys(names, TEXT), null_values=[], strings_can_be_null=False
             ),
         ):
             num_rows += batch.num_rows

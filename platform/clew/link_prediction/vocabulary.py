@@ -154,15 +154,9 @@ class Vocabulary:
         names, labels = found["name"], found["label"]
         if not len(names) or names.null_count:
             raise DataError(f"{path}: not a vocabulary of a run (a name is missing)")
-        metadata = table.schema.metadata or {}
-        return cls(
-            kind,
-            names,
-            labels if labels.null_count < len(labels) else None,
-            fields_may_be_ids=metadata.get(ID_FIELDS_KEY) == b"1",
-            category_array=found.get("category"),
-            synonym_array=found.get("synonyms"),
-        )
+        may_be_ids = (table.schema.metadata or {}).get(ID_FIELDS_KEY) == b"1"
+        known = labels if labels.null_count < len(labels) else None
+        return cls(kind, names, known, may_be_ids, found.get("category"), found.get("synonyms"))
 
     def _shown(self, name: str) -> str:
         label = self.label(self.id(name))
