@@ -45,7 +45,7 @@ def fetch_pages() -> None:
 
 st.set_page_config(page_title="Clew", page_icon=str(ASSETS / "icon.png"), layout="wide")
 st.logo(str(ASSETS / "logo.svg"), size="large")
-st.html(ASSETS / "style.css")
+basics.style()
 basics.require()
 st.navigation(
     [

@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal
 
 import streamlit as st
@@ -25,6 +26,10 @@ TRIPLE = Markup(
     '<span class="clew-triple"><b>{head}</b>'
     '<span class="clew-relation">{relation}</span><b>{tail}</b></span>'
 )
+
+
+def style() -> None:
+    st.html(Path(__file__).parent.parent / "assets" / "style.css")
 
 
 def markdown(text: object) -> str:

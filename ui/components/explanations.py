@@ -201,14 +201,9 @@ def explained(run_id: str, files: reports.ReportFiles, index: int) -> SharedExpl
     kinds: Mapping[str, str] = {}
     with suppress(ClewError):  # the run of the explained model may be gone
         kinds = vocabulary(head.model.run_id).kinds if head.model.run_id else kinds
-    return SharedExplanation(
-        test,
-        facts_of(files, index),
-        paths_of(files, index),
-        head,
-        kinds=kinds,
-        verified=verification_of(run_id, triple_of(test)),
-    )
+    facts, paths = facts_of(files, index), paths_of(files, index)
+    verified = verification_of(run_id, triple_of(test))
+    return SharedExplanation(test, facts, paths, head, kinds=kinds, verified=verified)
 
 
 def shared(run_id: str, files: reports.ReportFiles, index: int) -> SharedExplanation:

@@ -170,15 +170,13 @@ def _tell_apart(parts: Sequence[Part], by: str, found: Noticed) -> None:
     if unused := unused - pairs:
         shown = ":".join(reversed(min(unused).split("\t", 1)))
         found.note("identifiers", f"{len(unused):,} of nodes in no fact, such as {quoted(shown)}")
+
+    def apart(row: Sequence[str]) -> str:
+        is_apart = by != "kind" or NUMBER_OF_A_KIND.fullmatch(f"{row[1]}\t{row[0]}")
+        return ":".join(filter(None, row)) if is_apart else row[1]
+
     for part, end, sources in places:
-        part.columns[end] = _joined(
-            [sources, part.columns[end]],
-            lambda row: (
-                ":".join(filter(None, row))
-                if by != "kind" or NUMBER_OF_A_KIND.fullmatch(f"{row[1]}\t{row[0]}")
-                else row[1]
-            ),
-        )
+        part.columns[end] = _joined([sources, part.columns[end]], apart)
 
 
 def _spelled_alike(places: Sequence[tuple[Part, str, Texts]]) -> list[tuple[Part, str, Texts]]:

@@ -146,11 +146,9 @@ def rank_given(model: GraphModel, given: GivenNegatives, num_relations: int) -> 
     triples = given.triples
     heads = np.concatenate([triples[:, [HEAD]], given.heads], axis=1)
     tails = np.concatenate([triples[:, [TAIL]], given.tails], axis=1)
-    return RankingResult(
-        triples[:, RELATION],
-        _ranks(score_heads(model, triples, heads, num_relations)),
-        _ranks(score_tails(model, triples, tails)),
-    )
+    of_heads = _ranks(score_heads(model, triples, heads, num_relations))
+    of_tails = _ranks(score_tails(model, triples, tails))
+    return RankingResult(triples[:, RELATION], of_heads, of_tails)
 
 
 def _ranks(scores: CandidateScores) -> np.ndarray:

@@ -157,13 +157,9 @@ class QueryScores:
         ranks = np.empty(len(answers))
         for relation in np.unique(relations):
             own = np.flatnonzero(relations == relation)
-            found = self.places(
-                entities[own],
-                relations[own],
-                answers[own],
-                candidates=seen_with(index, int(relation)),
-            )
-            ranks[own] = found.rank
+            asked = entities[own], relations[own], answers[own]
+            seen = seen_with(index, int(relation))
+            ranks[own] = self.places(*asked, candidates=seen).rank
         tail_ranks, head_ranks = np.split(ranks, 2)
         return RankingResult(triples[:, RELATION], head_ranks, tail_ranks)
 

@@ -20,10 +20,14 @@ HITS_AT = (1, 3, 10)
 Ranks = Float64[np.ndarray, " query"]
 
 
+def _hits_at(k: int) -> Callable[[Ranks], Ranks]:
+    return lambda ranks: 1.0 * (ranks <= k)
+
+
 TERMS: dict[str, Callable[[Ranks], Ranks]] = {
     names.MRR: lambda ranks: 1.0 / ranks,
     names.MEAN_RANK: lambda ranks: ranks,
-    **{names.hits_at(k): lambda ranks, k=k: 1.0 * (ranks <= k) for k in HITS_AT},
+    **{names.hits_at(k): _hits_at(k) for k in HITS_AT},
 }
 """What a rank adds to each metric, which is a mean."""
 
