@@ -5,6 +5,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import streamlit as st
 
@@ -12,16 +13,7 @@ from clew.errors import ClewError
 from clew.ui.components import basics
 
 ASSETS = Path(__file__).parent / "assets"
-PAGES = {
-    "overview": "Overview",
-    "compare": "Compare",
-    "influence": "Influence",
-    "reviews": "Reviews",
-    "models": "Models",
-    "studies": "Studies",
-    "ask": "Ask",
-    "run": "Run",
-}
+PAGES = get_args(basics.PageName)
 # The time a browser needs to fetch the files of the first page from this process. (This is a
 # comment, because Streamlit shows a bare string in its script on the page.)
 SECONDS_TO_DRAW = 0.3
@@ -59,12 +51,12 @@ st.navigation(
     [
         st.Page(
             partial(render, name),
-            title=title,
+            title=name.capitalize(),
             url_path=name,
             default=name == "overview",
             visibility="hidden" if name in HIDDEN else "visible",
         )
-        for name, title in PAGES.items()
+        for name in PAGES
     ],
     position="top",
 ).run()

@@ -168,6 +168,22 @@ def described(error: BaseException) -> str:
     return printable(masked(said)[:300])
 
 
+@contextmanager
+def refusing(
+    what: str,
+    *kinds: type[BaseException],
+    advice: str = "",
+    error: type[UsageError] = DataError,
+) -> Iterator[None]:
+    """Turn what a library raises inside into an error of one line: `what (its words)advice`."""
+    try:
+        yield
+    except ClewError:
+        raise
+    except kinds as found:
+        raise error(f"{what} ({described(found)}){advice}") from None
+
+
 _MAPPINGS = ("dict_type", "mapping_type", "model_type", "model_attributes_type")
 _EXPECTED = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import json
 import os
 import shlex
 import shutil
@@ -57,6 +58,10 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file in UTF-8, either completely or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, content: object) -> None:
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def sync(path: Path) -> None:

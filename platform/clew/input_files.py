@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from clew.errors import DataError, described, printable
+from clew.errors import DataError, printable, refusing
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 ARCHIVE = re.compile(r"(?i)\.(tar|tar\.[a-z0-9]+|tgz|tbz2?|txz|7z|rar)$")
@@ -35,10 +35,8 @@ def read_lines(path: Path) -> list[str]:
         DataError: If the file cannot be read or is not UTF-8.
     """
     check_is_file(path)
-    try:
+    with refusing(f"{path}: cannot be read as UTF-8 text", OSError, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
     return text.removesuffix("\n").split("\n")  # `splitlines` also splits at other characters
 
 
@@ -138,35 +136,29 @@ def _raw_blocks(path: Path, block_bytes: int) -> Iterator[bytes]:
     archive, kind = archive_of(path), COMPRESSIONS.get(path.suffix.lower(), "")
     if archive is None:
         check_is_file(path)
-    try:
-        with ExitStack() as opened:
-            if archive is None:
-                raw, size = opened.enter_context(pa.OSFile(str(path))), path.stat().st_size
-            else:
-                members = opened.enter_context(zipfile.ZipFile(archive))
-                member = members.getinfo(path.relative_to(archive).as_posix())
-                check_ratio(path, member.compress_size, member.file_size)
-                raw, size = pa.PythonFile(members.open(member), "r"), member.compress_size
-            bar = tqdm(
-                total=size if archive is None else member.file_size,
-                desc=printable(path.name),
-                unit="B",
-                unit_scale=True,
-                delay=PROGRESS_AFTER_SECONDS,
-                disable=None,
-                leave=False,
-            )
-            opened.enter_context(bar)
-            for block in checked_blocks(path, size, unpacked(raw, path), block_bytes):
-                bar.update(raw.tell() - bar.n)
-                yield block
-    except DataError:
-        raise
-    except (*UNPACKING, KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
-        expected = f"a complete {kind} file" if kind else "a readable file"
-        raise DataError(
-            f"{path}: cannot be read ({described(error)}); expected {expected}"
-        ) from None
+    expected = f"; expected a complete {kind} file" if kind else "; expected a readable file"
+    kinds = *UNPACKING, KeyError, RuntimeError, ValueError, zipfile.BadZipFile
+    with refusing(f"{path}: cannot be read", *kinds, advice=expected), ExitStack() as opened:
+        if archive is None:
+            raw, size = opened.enter_context(pa.OSFile(str(path))), path.stat().st_size
+        else:
+            members = opened.enter_context(zipfile.ZipFile(archive))
+            member = members.getinfo(path.relative_to(archive).as_posix())
+            check_ratio(path, member.compress_size, member.file_size)
+            raw, size = pa.PythonFile(members.open(member), "r"), member.compress_size
+        bar = tqdm(
+            total=size if archive is None else member.file_size,
+            desc=printable(path.name),
+            unit="B",
+            unit_scale=True,
+            delay=PROGRESS_AFTER_SECONDS,
+            disable=None,
+            leave=False,
+        )
+        opened.enter_context(bar)
+        for block in checked_blocks(path, size, unpacked(raw, path), block_bytes):
+            bar.update(raw.tell() - bar.n)
+            yield block
 
 
 def check_ratio(path: Path, packed: int, unpacked: int) -> None:
@@ -204,10 +196,8 @@ def columns_of(path: Path, expected: str) -> list[str]:
     Raises:
         DataError: If the file cannot be read.
     """
-    try:
+    with refusing(f"{path}: not {expected}", OSError, UnicodeDecodeError, pa.ArrowException):
         names: list[str] = pq.read_schema(path).names
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not {expected} ({described(error)})") from None
     return names
 
 
@@ -227,12 +217,10 @@ def read_columns(
         DataError: If the file cannot be read, a column is missing, or a value does not fit its
             type.
     """
-    try:
+    with refusing(f"{path}: not {expected}", OSError, KeyError, pa.ArrowException):
         chosen = None if where is None else [(where[0], "=", where[1])]
         table = pq.read_table(path, columns=list(types), filters=chosen)
         schema = pa.schema(list(types.items()), metadata=table.schema.metadata)
         table = table.select(list(types)).cast(schema)
         table.validate(full=True)  # text is UTF-8
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not {expected} ({described(error)})") from None
     return table

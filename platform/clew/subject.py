@@ -4,6 +4,7 @@ A subject's folder holds one class of this kind, in `subject.py`; `clew.workflow
 them. Promotion, registry and serving know no more of a subject than its task and this class.
 """
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
@@ -114,9 +115,14 @@ class Subject(ABC, Generic[TaskT, LoadedT, SettingsT]):
         how much seeds usually differ, where that is known.
         """
 
-    @abstractmethod
     def next_commands(self, task: TaskT, model: str) -> list[str]:
         """Return commands that ask a model, and that explain an answer of it."""
+        of_model = ["--model", model]
+        return [shlex.join(["clew", verb, *of_model, *more]) for verb, *more in self.verbs(task)]
+
+    @abstractmethod
+    def verbs(self, task: TaskT) -> list[list[str]]:
+        """Return the verbs of `next_commands`, each with its options except the model."""
 
     @abstractmethod
     def num_test_examples(self, task: TaskT) -> int:

@@ -11,7 +11,7 @@ from clew import names
 from clew.errors import ConfigError, DataError
 from clew.ui import access
 from clew.ui.components import graph
-from clew.ui.components.training_graph import training_graph
+from clew.ui.components.graph import training_graph
 from tests.recorded import UMLS, Recorded
 from tests.ui.conftest import Open, shown
 

@@ -22,11 +22,10 @@ from clew.runs.reading.reports import ReportFiles
 from clew.ui import access, work
 from clew.ui.components import basics, explanations, jobs, tables
 from clew.ui.components.facts import notes, trust
-from clew.ui.components.jobs import Job
 
 
 @st.cache_resource(max_entries=64, show_spinner=False)
-def prepare_reasons(model: str, run_id: str) -> Job:
+def prepare_reasons(model: str, run_id: str) -> jobs.Job:
     """Start the work that all explanations of a champion share, while a person reads answers.
 
     The result is cached, so that this runs once for each champion, known by its training run.
@@ -74,7 +73,7 @@ class About:
     """Where the buttons are that explain the ticked answers."""
 
 
-def answers(job: Job, about: About) -> None:
+def answers(job: jobs.Job, about: About) -> None:
     content = job.result()
     if job.state != "done" or content is None:
         return
@@ -235,7 +234,7 @@ def why_button(label: str, why: work.Why, explain: Explain, *, key: str) -> None
     )
 
 
-def first_answer(job: Job) -> None:
+def first_answer(job: jobs.Job) -> None:
     """Show the explanation from the facts near the triple, until all facts have been compared."""
     path = job.folder / work.FIRST_ANSWER_FILE
     if job.state == "done" or not path.is_file():
@@ -254,7 +253,7 @@ def first_answer(job: Job) -> None:
     _strongest(facts)
 
 
-def explanation(job: Job) -> None:
+def explanation(job: jobs.Job) -> None:
     """Show the result of a finished trace in words, and link to the whole explanation."""
     if job.state != "done":
         return
@@ -331,13 +330,13 @@ def asked_text(model: str, *, again: bool) -> work.AskedText | None:
     return work.AskedText(model, prompt, *settings)
 
 
-def written(job: Job) -> None:
+def written(job: jobs.Job) -> None:
     """Show the prompt and what the model has written so far."""
     if job.state in {"running", "done"} and isinstance(job.asked, work.AskedText):
         basics.show(_WRITTEN, prompt=job.asked.prompt, written=job.output())
 
 
-def download_text(job: Job) -> None:
+def download_text(job: jobs.Job) -> None:
     """Offer the whole text of a finished job."""
     if job.state == "done" and isinstance(job.asked, work.AskedText):
         tables.download("Text", job.asked.prompt + job.output(), "text.txt")

@@ -61,11 +61,8 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
     cost, quality = glossary.label(cost_key), glossary.label(quality_key)
     x = number("cost", title=cost, scale=_from_to(first, last))
     # The values often differ only a little.
-    y = number(
-        "quality",
-        title=quality,
-        scale=_from_to(*_around(points["low"], points["high"], 0.2, 0.002)),
-    )
+    scale = _from_to(*_around(points["low"], points["high"], 0.2, 0.002))
+    y = number("quality", title=quality, scale=scale)
     order = list(points["group"])
     colour = name("group", legend=None, scale=_colours(order))
     tooltip = _tooltip({"group": "Variant"}, cost=(cost, ".4~g"), quality=(quality, ".4~g"))

@@ -82,12 +82,11 @@ def quality_metrics(runs: Sequence[RunRecord]) -> list[str]:
 def compared(runs: Sequence[RunRecord], setting: Setting) -> comparison.Comparison:
     groups = comparison.group_runs(runs, by_seed=setting.by_seed)
     chosen = (group.label for group in groups if setting.reference in group.run_ids)
-    present = {key for run in runs for key in run.metrics}
     values = {
         key: {run.run_id: run.metrics[key] for run in runs if key in run.metrics}
         for key in comparison.COST_METRICS
-        if key in present
     }
+    values = {key: found for key, found in values.items() if found}
     for key in setting.qualities:
         values[key] = pick_values(histories(runs, key), key, setting.pick)
     return comparison.compare(groups, values, reference=next(chosen, groups[0].label))

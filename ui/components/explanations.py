@@ -179,15 +179,8 @@ def grouped(facts: pd.DataFrame, by: str, head: str, tail: str) -> pd.DataFrame:
             np.select(conditions, choices, default="neither entity"), index=facts.index
         )
     values = facts["influence"]
-    frame = pd.DataFrame(
-        {
-            "group": labels,
-            "facts": 1,
-            "helping": values.clip(lower=0),
-            "opposing": values.clip(upper=0),
-            "net": values,
-        }
-    )
+    frame = pd.DataFrame({"group": labels, "facts": 1})
+    frame = frame.assign(helping=values.clip(lower=0), opposing=values.clip(upper=0), net=values)
     sums = frame.groupby("group", sort=False).sum().reset_index()
     return sums.sort_values("net", key=abs, ascending=False, kind="stable", ignore_index=True)
 
@@ -208,14 +201,9 @@ def explained(run_id: str, files: reports.ReportFiles, index: int) -> SharedExpl
     kinds: Mapping[str, str] = {}
     with suppress(ClewError):  # the run of the explained model may be gone
         kinds = vocabulary(head.model.run_id).kinds if head.model.run_id else kinds
-    return SharedExplanation(
-        test,
-        facts_of(files, index),
-        paths_of(files, index),
-        head,
-        kinds=kinds,
-        verified=verification_of(run_id, triple_of(test)),
-    )
+    facts, paths = facts_of(files, index), paths_of(files, index)
+    verified = verification_of(run_id, triple_of(test))
+    return SharedExplanation(test, facts, paths, head, kinds=kinds, verified=verified)
 
 
 def shared(run_id: str, files: reports.ReportFiles, index: int) -> SharedExplanation:

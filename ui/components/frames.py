@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.runtime.uploaded_file_manager import UploadedFile
 
-from clew.errors import DataError, UsageError, described
+from clew.errors import UsageError, refusing
 from clew.ui import access, work
 from clew.ui.components import basics, charts, tables
 from clew.ui.components.jobs import Job
@@ -103,10 +103,8 @@ def predictions(job: Job) -> None:
     for note in said.get("notes", []):
         basics.note(str(note))
     path, unit = job.folder / work.PREDICTIONS_FILE, str(said.get("unit", ""))
-    try:
+    with refusing(f"{path}: cannot be read as Parquet", OSError, ValueError):
         frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as Parquet ({described(error)})") from None
     title = str(said.get("target_name", "")) + (f" [{unit}]" if unit else "")
     if isinstance(intervals := said.get("intervals"), dict):
         width = f"{intervals['half_width']:.4g} {unit}".strip()

@@ -14,7 +14,6 @@ from clew.runs.reading.runs import RunRecord
 from clew.runs.reading.search import RunQuery
 from clew.runs.validation_record import ValidationRecord
 from clew.ui.components import basics, charts, glossary, tables
-from clew.ui.components.basics import STATE_SYMBOLS, sign_symbol
 from clew.ui.components.runs import files_of, for_a_minute, runs_page
 
 NUM_FACTS = 20
@@ -35,7 +34,7 @@ def extreme_values(run_id: str) -> pd.DataFrame:
     """Return the facts with the highest and lowest values."""
     found = run_details.read_fact_values(run_id)
     ends = pd.concat([found.head(NUM_FACTS), found.iloc[NUM_FACTS:].tail(NUM_FACTS)])
-    columns = {"±": ends["Value"].map(sign_symbol), "Value": ends["Value"]}
+    columns = {"±": ends["Value"].map(basics.sign_symbol), "Value": ends["Value"]}
     for heading, name in {"Head": "Head", "Relation": "Rel", "Tail": "Tail"}.items():
         label = ends[f"Train{name}_label"]
         columns[heading] = label.where(label != "", ends[f"Train{name}"])
@@ -48,7 +47,7 @@ def extreme_values(run_id: str) -> pd.DataFrame:
 
 MAX_HEIGHT = 430
 QUESTIONS = {"tail": "why this tail", "head": "why this head", "both": "both ends"}
-TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": STATE_SYMBOLS["failed"], "stopped": "■"}
+TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": "✗", "stopped": "■"}
 
 
 def validation(record: ValidationRecord) -> None:

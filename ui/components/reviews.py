@@ -12,7 +12,7 @@ from markupsafe import Markup
 from streamlit.column_config import CheckboxColumn, TextColumn
 
 from clew import names
-from clew.errors import DataError, described
+from clew.errors import DataError, refusing
 from clew.files import DATA_VARIABLE, expanded, is_in_one_of, write_whole
 from clew.runs import store
 from clew.runs.reading.disagreements import Disagreement, decision_on, find_disagreements
@@ -32,11 +32,9 @@ from clew.spreadsheets import FactList
 from clew.ui import access
 from clew.ui.components import basics, jobs
 from clew.ui.components.charts import fact_text, fact_texts
-from clew.ui.components.graph import UNFOLDED
-from clew.ui.components.jobs import Job
+from clew.ui.components.graph import UNFOLDED, config_here
 from clew.ui.components.run_table import run_labels
 from clew.ui.components.runs import every_run, name_of, runs_by_id, runs_page
-from clew.ui.components.training_graph import config_here
 from clew.ui.work import LEFT_OUT, Training
 
 NUM_LATEST = 50
@@ -295,7 +293,7 @@ def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list
     return sorted(found, key=lambda run: -run.started_ms)
 
 
-def train_without(run: RunRecord, listed: str) -> Job:
+def train_without(run: RunRecord, listed: str) -> jobs.Job:
     """Start training a run's configuration again without the facts of a list.
 
     The list has the format of `data.exclude`. It stays in a file, because later commands on the new
@@ -323,13 +321,10 @@ def _kept(listed: str, earlier: str | None) -> Path:
         path = store.project_root() / expanded(earlier)
         if access.is_configured() and not is_in_one_of(path, jobs.folders_of_data()):
             raise DataError(f"data.exclude of this run is not in ${DATA_VARIABLE}; put it there")
-        try:
+        what = f"{earlier}: the facts that this run left out cannot be read"
+        advice = "; put the list back, or repeat a run on all facts"
+        with refusing(what, OSError, UnicodeDecodeError, advice=advice):
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(
-                f"{earlier}: the facts that this run left out cannot be read ({described(error)}); "
-                "put the list back, or repeat a run on all facts"
-            ) from None
         before = FactList.parse(text)
         listed = replace(before, facts=before.facts + FactList.parse(listed).facts).text()
     digest = hashlib.sha256(listed.encode()).hexdigest()[:12]
@@ -385,11 +380,11 @@ def retrained() -> None:
         return
     st.header("Trained again", anchor=False)
 
-    def working(job: Job) -> None:
+    def working(job: jobs.Job) -> None:
         if job.state == "running":
             basics.link("overview", "Its progress")
 
-    def finished(job: Job) -> None:
+    def finished(job: jobs.Job) -> None:
         if job.state == "done":
             with st.container(horizontal=True):
                 both = f"{before},{job.run_id()}"

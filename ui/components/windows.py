@@ -64,10 +64,9 @@ def sequence_windows(report: SequenceInfluenceReport) -> pd.DataFrame:
 
     Columns: `rank` within the own side, `influence`, `cosine`, `last_frame`, `group`, `target`.
     """
-    return pd.DataFrame(
-        [(e.rank, e.influence, e.cosine, e.last_frame, e.group, e.target) for e in report.listed],
-        columns=["rank", "influence", "cosine", "last_frame", "group", "target"],
-    )
+    columns = ["rank", "influence", "cosine", "last_frame", "group", "target"]
+    rows = [[getattr(entry, name) for name in columns] for entry in report.listed]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def shared_passages(text: str, other: str) -> list[Passage]:

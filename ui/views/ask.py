@@ -336,12 +336,9 @@ def _looked_up(text: str, key: str, vocabulary: ModelNames) -> str:
         basics.note(f"No name, synonym or id contains {text!r}.")
     if len(found) < 2:
         return next(iter(found), "")
-    kinds = dict.fromkeys(
-        sorted((entry.kind for entry in found.values()), key=lambda k: (not k, k))
-    )
     chosen = st.pills(
         "Which one?",
-        [name for kind in kinds for name, entry in found.items() if entry.kind == kind],
+        sorted(found, key=lambda name: (not found[name].kind, found[name].kind)),
         key=f"{key}-which",
         on_change=_changed,
         format_func=lambda name: basics.markdown(entry_text(found.get(name) or Entry(name, name))),

@@ -13,10 +13,7 @@ from clew.runs.reading.models import RegisteredModel, Version
 from clew.runs.reading.search import RunQuery
 from clew.ui import access
 from clew.ui.components import basics, glossary, jobs, runs, tables
-from clew.ui.components.jobs import Job
 from clew.ui.components.run_table import run_labels
-from clew.ui.components.runs import run_by_id, runs_page
-from clew.ui.components.tables import utc
 from clew.ui.work import Promotion, Rollback
 
 
@@ -83,7 +80,7 @@ def _promote() -> None:
     The default name comes from the run's data.
     """
     st.header("Promote a run", anchor=False)
-    found = runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED")).runs
+    found = runs.runs_page(RunQuery(kind=names.KIND_TRAIN, status="FINISHED")).runs
     linked = basics.address("candidate")
     labels = run_labels(found, linked=linked)
     options = list(labels)
@@ -95,7 +92,7 @@ def _promote() -> None:
         format_func=lambda run_id: labels[run_id],
         help="Finished training runs, the newest first. The run's best checkpoint is promoted.",
     )
-    run = run_by_id(run_id or "")
+    run = runs.run_by_id(run_id or "")
     data = run.tags.get(names.TAG_DATASET, "") if run is not None else ""
     default = names.default_model_name(data)
     name = second.text_input(
@@ -173,12 +170,13 @@ def show_champion(model: RegisteredModel, version: Version) -> None:
         for key in QUALITY
         if key in metrics
     ]
+    since = tables.utc(version.created_ms)
     basics.show(
         _CARD,
         name=model.name,
         version=version.version,
         uri=runs.champion_uri(model),
-        detail=" · ".join([*qualities, f"registered {utc(version.created_ms):%Y-%m-%d %H:%M} UTC"]),
+        detail=" · ".join([*qualities, f"registered {since:%Y-%m-%d %H:%M} UTC"]),
     )
 
 
@@ -216,7 +214,7 @@ def choose_version(found: Sequence[Version]) -> Version | None:
         column = NumberColumn(format="%.4f", help=glossary.words(key).help)
         columns[glossary.label(key)] = ([metrics.get(key) for metrics in numbers], column)
     columns["Registered (UTC)"] = (
-        [utc(version.created_ms) for version in found],
+        [tables.utc(version.created_ms) for version in found],
         DatetimeColumn(format="YYYY-MM-DD HH:mm"),
     )
     ticked = tables.ticked(
@@ -254,7 +252,7 @@ def lineage_pairs(version: Version) -> dict[str, str]:
     }
 
 
-def checks(job: Job) -> None:
+def checks(job: jobs.Job) -> None:
     """Show the checks of a promotion that have been made so far."""
     items = [
         basics.fill(
@@ -270,7 +268,7 @@ def checks(job: Job) -> None:
     basics.show_list(items)
 
 
-def outcome(job: Job) -> None:
+def outcome(job: jobs.Job) -> None:
     """Show the result of a promotion or a rollback, and choose its model, but only once."""
     for event in job.events():
         result = event.get("result")

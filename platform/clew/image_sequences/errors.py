@@ -1,6 +1,5 @@
 """Quality of a regression in the target's unit: errors, quantiles, intervals and coverage."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 
 from clew import names
 from clew.errors import ConfigError, DataError
+from clew.files import write_json
 from clew.input_files import read_columns
 
 BASELINE_PREFIX = "baseline_"
@@ -182,8 +182,7 @@ class HeldOutErrors:
 def write_regression_report(result: RegressionResult, split: str, unit: str, folder: Path) -> None:
     """Write Parquet, JSON and two pictures into an existing folder."""
     result.write(folder / f"{split}_predictions.parquet")
-    text = json.dumps(result.by_group(), indent=1) + "\n"
-    (folder / f"{split}_groups.json").write_text(text, encoding="utf-8")
+    write_json(folder / f"{split}_groups.json", result.by_group())
     draw_predictions(result, unit, folder / f"{split}_predicted_against_true.png")
     draw_groups(result, unit, folder / f"{split}_error_by_group.png")
 

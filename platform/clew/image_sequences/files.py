@@ -29,20 +29,9 @@ import numpy as np
 import pyarrow as pa
 
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import ConfigError, DataError, quoted
+from clew.errors import ConfigError, DataError, quoted, refusing
 from clew.files import DATA_VARIABLE, check_data_name, data_folder, expanded
-from clew.image_sequences.stores import (
-    HDF5_SUFFIXES,
-    ZARR_SUFFIX,
-    ChannelAxis,
-    FrameLayout,
-    Frames,
-    FrameShape,
-    check_numbers,
-    check_size,
-    opened,
-    values_of,
-)
+from clew.image_sequences import stores
 from clew.processes import ends_within
 from clew.untrusted import LimitedReader
 
@@ -115,7 +104,7 @@ def find_frames(config: ImageSequenceData) -> Path:
             f"data.name is {config.name!r}; set {DATA_VARIABLE} to the folder of data sets"
         )
     name = check_data_name(str(config.name))
-    candidates = [root / f"{name}{s}" for s in ("", *HDF5_SUFFIXES, ZARR_SUFFIX)]
+    candidates = [root / f"{name}{s}" for s in ("", *stores.HDF5_SUFFIXES, stores.ZARR_SUFFIX)]
     found = next((path for path in candidates if path.exists()), None)
     if found is None:
         raise ConfigError(
@@ -126,7 +115,7 @@ def find_frames(config: ImageSequenceData) -> Path:
 
 
 def read_frames(
-    path: Path, channels: ChannelAxis | None = None, *, needs_target: bool = True
+    path: Path, channels: stores.ChannelAxis | None = None, *, needs_target: bool = True
 ) -> FrameTable:
     """Read everything except the pixels; without `channels`, the shape says which axis they are."""
     # With a damaged heap of texts, HDF5 loops forever and cannot be interrupted
@@ -178,13 +167,13 @@ def _target_ahead(path: Path, value: Any) -> float:
 
 
 def _read(
-    path: Path, channels: ChannelAxis | None
-) -> tuple[Frames, dict[str, np.ndarray], dict[str, Any]]:
-    with opened(path, ("images", *COLUMNS)) as file:
+    path: Path, channels: stores.ChannelAxis | None
+) -> tuple[stores.Frames, dict[str, np.ndarray], dict[str, Any]]:
+    with stores.opened(path, ("images", *COLUMNS)) as file:
         images = file.arrays["images"]
-        check_numbers(path, "images", images.dtype)
-        layout = FrameLayout.of(path, tuple(images.shape), channels)
-        check_size(path, "images", images, rows=1)
+        stores.check_numbers(path, "images", images.dtype)
+        layout = stores.FrameLayout.of(path, tuple(images.shape), channels)
+        stores.check_size(path, "images", images, rows=1)
         columns: dict[str, np.ndarray] = {}
         for name in (name for name in COLUMNS if name in file.arrays):
             column, rows = file.arrays[name], layout.shape[0]
@@ -194,10 +183,10 @@ def _read(
                     f"{path}: {name} has shape {tuple(column.shape)}, images has {rows} frames; "
                     "expected one row for each frame"
                 )
-            check_size(path, name, column, rows)
-            columns[name] = _plain(path, values_of(path, name, column, ...))
+            stores.check_size(path, name, column, rows)
+            columns[name] = _plain(path, stores.values_of(path, name, column, ...))
         metadata = {name: _plain(path, value) for name, value in file.attributes.items()}
-        return Frames(path, layout), columns, metadata
+        return stores.Frames(path, layout), columns, metadata
 
 
 def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str, ...]:
@@ -212,13 +201,11 @@ def _scalar_names(path: Path, metadata: dict[str, Any], count: int) -> tuple[str
 
 
 def _plain(path: Path, value: Any) -> Any:
-    try:
+    with refusing(f"{path}: text that is not UTF-8", UnicodeDecodeError):
         if isinstance(value, bytes):
             return value.decode("utf-8")
         if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "OST":
             return np.array([v.decode("utf-8") if isinstance(v, bytes) else str(v) for v in value])
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: text that is not UTF-8 ({error})") from None
     return value
 
 
@@ -274,7 +261,7 @@ SAID = ("scalar_names", "unit", "target_name", "target_ahead")
 
 
 @contextmanager
-def handed_in_frames(path: Path, channels: ChannelAxis | None) -> Iterator[FrameTable]:
+def handed_in_frames(path: Path, channels: stores.ChannelAxis | None) -> Iterator[FrameTable]:
     """Open new frames, which need no targets; their pixels can be read within the block."""
     with LimitedReader(__name__, of=str(path)) as reader:
         request = {"path": str(path), "channels": channels}
@@ -301,7 +288,7 @@ class _Pixels:
 
     reader: LimitedReader
     request: dict[str, Any]
-    shape: FrameShape
+    shape: stores.FrameShape
 
     def read(self, frames: np.ndarray) -> np.ndarray:
         """Return the frames at `frames` as float32, `(frame, channel, height, width)`."""
@@ -315,11 +302,13 @@ class _Pixels:
 
 
 @lru_cache(maxsize=1)
-def _table(path: str, channels: ChannelAxis | None) -> FrameTable:
+def _table(path: str, channels: stores.ChannelAxis | None) -> FrameTable:
     return read_frames(Path(path), channels, needs_target=False)
 
 
-def answer(path: str, channels: ChannelAxis | None, frames: list[int] | None = None) -> pa.Table:
+def answer(
+    path: str, channels: stores.ChannelAxis | None, frames: list[int] | None = None
+) -> pa.Table:
     """Return the columns of frames, or the pixels of some, in the child."""
     table = _table(path, channels)
     if frames is not None:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clew.config.eigenstate import EigenstateLMModel
-from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
+from clew.config.image_sequences import SequenceRegressionModel
 from clew.layers.eigenstate import EigenstateBlock
 from clew.layers.training_mode import recomputed
 
@@ -47,10 +47,6 @@ class SequenceShape:
     num_scalars: int
     mask_channels: bool = False
     """Whether channels that mark the finite pixels are added."""
-
-    @classmethod
-    def of(cls, data: ImageSequenceData, num_channels: int, num_scalars: int) -> "SequenceShape":
-        return cls(data.temporal_frames, num_channels, num_scalars, data.nan_pixels == "mask")
 
 
 class SequenceRegressor(nn.Module):

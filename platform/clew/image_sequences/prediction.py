@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from clew.config.image_sequences import ImageSequenceData, SequenceRegressionModel
 from clew.config.load import from_mapping
-from clew.errors import CheckpointError, ConfigError, DataError, counted, described
+from clew.errors import CheckpointError, ConfigError, DataError, counted, refusing
 from clew.files import replacing
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors
 from clew.image_sequences.files import FrameTable
@@ -50,12 +50,8 @@ class SequencesRecord(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "SequencesRecord":
-        try:
+        with refusing(f"{path}: not a record of image sequences", OSError, ValidationError):
             return cls.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise DataError(
-                f"{path}: not a record of image sequences ({described(error)})"
-            ) from None
 
 
 def write_model_folder(
@@ -82,7 +78,8 @@ def load_sequence_model(
             "on image_sequences; only such models predict frames"
         )
     encoding = ScalarEncoding.from_config(record.scalar_names, data, str(checkpoint))
-    shape = SequenceShape.of(data, record.frames[1], encoding.size)
+    channels, mask = record.frames[1], data.nan_pixels == "mask"
+    shape = SequenceShape(data.temporal_frames, channels, encoding.size, mask)
     return read_model(checkpoint, lambda: SequenceRegressor(shape, settings)).eval(), data
 
 

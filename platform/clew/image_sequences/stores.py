@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from clew.errors import ClewError, DataError, described, extra
+from clew.errors import DataError, extra, refusing
 
 ChannelAxis = Literal["first", "last"]
 FrameShape = tuple[int, int, int, int]
@@ -58,22 +58,17 @@ def opened(path: Path, names: tuple[str, ...]) -> Iterator[FrameFile]:
     What the libraries raise for damaged files, also within the block, becomes a `DataError`.
     """
     is_zarr = path.suffix == ZARR_SUFFIX or any((path / name).is_file() for name in ZARR_GROUPS)
-    try:
+    kinds = OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError
+    with refusing(f"{path}: a data set cannot be read", *kinds):
         if path.is_dir():
             yield (_of_zarr if is_zarr else _of_folder)(path, names)
             return
         with extra("images"):
             import h5py
-        try:
+        with refusing(f"{path}: not a readable HDF5 file", OSError):
             file = h5py.File(path, "r")
-        except OSError as error:
-            raise DataError(f"{path}: not a readable HDF5 file ({described(error)})") from None
         with file:
             yield _of_hdf5(path, file, names)
-    except (OSError, RuntimeError, LookupError, TypeError, ValueError, MemoryError) as error:
-        if isinstance(error, ClewError):
-            raise
-        raise DataError(f"{path}: a data set cannot be read ({described(error)})") from None
 
 
 def _of_hdf5(path: Path, file: Any, names: tuple[str, ...]) -> FrameFile:
@@ -153,14 +148,13 @@ def _of_zarr(path: Path, names: tuple[str, ...]) -> FrameFile:
                 raise DataError(
                     f"{file}: the chunks are pickled, which is not allowed; store numbers"
                 )
-    try:
+    # Zarr raises many error types for invalid metadata.
+    with refusing(f"{path}: not a readable Zarr group", Exception):
         # A path as text could be the address of another machine.
         store = zarr.storage.LocalStore(path, read_only=True)
         group = zarr.open_group(store, mode="r", use_consolidated=False)
         arrays: dict[str, Any] = {name: group[name] for name in names if name in group}
         attributes = dict(group.attrs)
-    except Exception as error:  # Zarr raises many error types for invalid metadata
-        raise DataError(f"{path}: not a readable Zarr group ({described(error)})") from None
     wrong = [name for name, found in arrays.items() if not isinstance(found, zarr.Array)]
     if wrong or "images" not in arrays:
         found = sorted(entry.name for entry in path.iterdir())
@@ -186,10 +180,8 @@ def _refuse_links(folder: Path, *, deep: bool) -> None:
 def _json(path: Path) -> Any:
     if path.stat().st_size > MAX_METADATA_BYTES:
         raise DataError(f"{path}: larger than {MAX_METADATA_BYTES:,} bytes; expected metadata")
-    try:
+    with refusing(f"{path}: not valid JSON", ValueError, RecursionError):
         return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not valid JSON ({described(error)})") from None
 
 
 def _of_folder(path: Path, names: tuple[str, ...]) -> FrameFile:
@@ -209,10 +201,9 @@ def _of_folder(path: Path, names: tuple[str, ...]) -> FrameFile:
 
 def open_array(path: Path) -> np.ndarray:
     """Map a `.npy` file of plain values into memory."""
-    try:
+    # NumPy raises many error types for an invalid header.
+    with refusing(f"{path}: not a plain NumPy array", Exception):
         return np.lib.format.open_memmap(path, mode="r")
-    except Exception as error:  # NumPy raises many error types for an invalid header
-        raise DataError(f"{path}: not a plain NumPy array ({described(error)})") from None
 
 
 class FileFrames:
@@ -242,12 +233,9 @@ def _none(path: Path, what: str, names: Any) -> DataError:
 
 
 def values_of(path: Path, name: str, array: StoredArray, place: Any) -> np.ndarray:
-    try:
+    # Codecs raise many error types for damaged chunks.
+    with refusing(f"{path}: {name} cannot be read", Exception):
         return np.asarray(array[place])
-    except DataError:
-        raise
-    except Exception as error:  # codecs raise many error types for damaged chunks
-        raise DataError(f"{path}: {name} cannot be read ({described(error)})") from None
 
 
 def check_numbers(path: Path, name: str, dtype: np.dtype) -> None:

@@ -1,7 +1,6 @@
 """Image sequences as a subject: requests are windows of frames, answers values with intervals."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -92,12 +91,9 @@ class ImageSequences(Subject[SequenceRegression, WindowPredictor, WindowSettings
             f"against {shown}{unit}: {worth}",
         ]
 
-    def next_commands(self, task: SequenceRegression, model: str) -> list[str]:
+    def verbs(self, task: SequenceRegression) -> list[list[str]]:
         asked = ["--frames", task.splits.table.source, "--output", "predictions.parquet"]
-        return [
-            shlex.join(["clew", "predict", "--model", model, *asked]),
-            shlex.join(["clew", "trace-sequence", "--model", model]),
-        ]
+        return [["predict", *asked], ["trace-sequence"]]
 
     def num_test_examples(self, task: SequenceRegression) -> int:
         return len(task.splits.windows["test"])

@@ -1,6 +1,5 @@
 """The task of image-sequence regression: its examples, model, loss, metrics and report."""
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from clew.config.image_sequences import ImageSequenceData, SequenceRegressionMod
 from clew.config.loss import HuberLoss, MaeLoss, MseLoss, RegressionLoss
 from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
+from clew.files import write_json
 from clew.image_sequences.baselines import baseline_predictions, known_values
 from clew.image_sequences.errors import (
     HeldOutErrors,
@@ -44,16 +44,10 @@ class SequenceRegression:
 
     def __init__(self, splits: SequenceSplits, config: RunConfig) -> None:
         data, model, loss = config.data, config.model, config.loss
-        if not (
-            isinstance(data, ImageSequenceData)
-            and isinstance(model, SequenceRegressionModel)
-            and isinstance(loss, MaeLoss | MseLoss | HuberLoss)
-        ):
-            raise ConfigError(
-                "image-sequence regression needs data.kind=image_sequences, "
-                "model.kind=sequence_regression and loss.kind mae, mse or huber; "
-                f"{data.kind}, {model.kind} and {loss.kind} given"
-            )
+        if not isinstance(data, ImageSequenceData):
+            raise ConfigError(f"this task needs data.kind=image_sequences, not {data.kind}")
+        assert isinstance(model, SequenceRegressionModel)  # the configuration refuses others
+        assert isinstance(loss, MaeLoss | MseLoss | HuberLoss)
         self.splits, self.data_config, self.model_config = splits, data, model
         self._change, self._validates = model.predicts == "change", data.hold_out_validation
         self.dataset = Path(data.source).stem
@@ -87,7 +81,8 @@ class SequenceRegression:
     def build_model(self) -> SequenceRegressor:
         """Build the model with the scalers of the training windows."""
         channels, scalars = self.splits.table.images.shape[1], self.splits.encoding.size
-        shape = SequenceShape.of(self.data_config, channels, scalars)
+        data, mask = self.data_config, self.data_config.nan_pixels == "mask"
+        shape = SequenceShape(data.temporal_frames, channels, scalars, mask)
         model = SequenceRegressor(shape, self.model_config)
         with torch.no_grad():
             for name, value in vars(self.scalers).items():
@@ -186,8 +181,7 @@ class SequenceRegression:
             "target_mean": self.scalers.target_mean,
             "target_std": self.scalers.target_std,
         }
-        text = json.dumps(content, indent=1) + "\n"
-        (folder / SEQUENCES_FILE).write_text(text, encoding="utf-8")
+        write_json(folder / SEQUENCES_FILE, content)
 
     def write_report(self, split: str, folder: Path) -> None:
         """Write predictions, errors by group and pictures of the last evaluation of a split."""

@@ -1,6 +1,6 @@
 """Windows of consecutive frames, the examples of image-sequence regression, and their splits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import ConfigError, DataError, counted
 from clew.image_sequences.files import FrameTable, find_frames, read_frames
+from clew.training.loaders import TensorBatch
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ScalarEncoding:
 
 
 @dataclass(frozen=True)
-class SequenceBatch:
+class SequenceBatch(TensorBatch):
     """Windows that go through the model at once."""
 
     images: Float[Tensor, "window time channel height width"]
@@ -80,15 +81,6 @@ class SequenceBatch:
     @property
     def count(self) -> int:
         return len(self.target)
-
-    def to(self, device: torch.device) -> "SequenceBatch":
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> "SequenceBatch":
-        return self._map(lambda tensor: tensor.pin_memory())
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "SequenceBatch":
-        return SequenceBatch(**{name: change(tensor) for name, tensor in vars(self).items()})
 
     def units(self) -> dict[str, int]:
         return {"examples": len(self.target), "frames": self.images.shape[:2].numel()}

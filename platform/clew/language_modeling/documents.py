@@ -21,7 +21,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clew.errors import DataError, described, quoted
+from clew.errors import DataError, quoted, refusing
 from clew.files import expanded
 from clew.input_files import (
     ARCHIVE,
@@ -143,18 +143,15 @@ def read_unit(unit: Unit, text_column: str) -> Iterator[Piece]:
 
 def _blocks(unit: Unit) -> Iterator[bytes]:
     path, left = Path(unit.path), unit.end - unit.start if unit.end >= 0 else sys.maxsize
-    try:
-        with pa.OSFile(unit.path) as raw:
-            raw.seek(unit.start)
-            size = path.stat().st_size
-            for block in checked_blocks(path, size, unpacked(raw, path), PIECE_BYTES):
-                yield block[:left]
-                left -= len(block)
-                if left <= 0:
-                    return
-    except UNPACKING as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{path}: cannot be read ({reason}); expected a complete file") from None
+    refused = refusing(f"{path}: cannot be read", *UNPACKING, advice="; expected a complete file")
+    with refused, pa.OSFile(unit.path) as raw:
+        raw.seek(unit.start)
+        size = path.stat().st_size
+        for block in checked_blocks(path, size, unpacked(raw, path), PIECE_BYTES):
+            yield block[:left]
+            left -= len(block)
+            if left <= 0:
+                return
 
 
 def _read_text(unit: Unit) -> Iterator[Piece]:
@@ -215,10 +212,8 @@ def _json_document(line: bytes, unit: Unit, number: int, text_column: str) -> It
     if not line.strip():
         return
     place = f"{unit.path}, line {number}" + (f" after byte {unit.start}" if unit.start else "")
-    try:
+    with refusing(f"{place}: {line[:60]!r} is not JSON", ValueError, RecursionError):
         content = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: {line[:60]!r} is not JSON ({described(error)})") from None
     if not isinstance(content, dict) or text_column not in content:
         keys = _listed(content) if isinstance(content, dict) else type(content).__name__
         raise DataError(
@@ -234,10 +229,9 @@ def _document(text: object, place: str) -> Piece:
 
 
 def _parquet(path: Path) -> Any:
-    try:
+    what = f"{path}: not a readable Parquet file"
+    with refusing(what, OSError, UnicodeDecodeError, pa.ArrowException):
         return pq.ParquetFile(path)
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not a readable Parquet file ({described(error)})") from None
 
 
 def _read_parquet(unit: Unit, text_column: str) -> Iterator[Piece]:
@@ -254,14 +248,12 @@ def _read_parquet(unit: Unit, text_column: str) -> Iterator[Piece]:
                 f"{unit.path}: column {quoted(text_column)} has type {str(kind)[:60]}; expected "
                 "text; set data.text_column"
             )
-        try:
+        with refusing(f"{unit.path}: cannot be read", OSError, pa.ArrowException):
             for batch in file.iter_batches(PARQUET_ROWS, [unit.start], [text_column]):
                 column = batch.column(0).cast(pa.large_string())
                 column.validate(full=True)  # checks for UTF-8
                 for value in column.drop_null():
                     yield Piece(value.as_py().encode(), ends_document=True)
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"{unit.path}: cannot be read ({described(error)})") from None
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -10,7 +10,6 @@
 Windows are read directly from the memory map, through the page cache of the system.
 """
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,8 +18,8 @@ import numpy as np
 import pydantic
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from clew.errors import DataError, described, quoted
-from clew.files import write_whole
+from clew.errors import DataError, quoted, refusing
+from clew.files import write_json
 from clew.language_modeling.tokenizers import Tokenizer
 
 SCHEMA_VERSION = 2
@@ -60,7 +59,7 @@ class PackManifest:
     schema_version: int = SCHEMA_VERSION
 
     def write(self, folder: Path) -> None:
-        write_whole(folder / MANIFEST_FILE, json.dumps(asdict(self), indent=1) + "\n")
+        write_json(folder / MANIFEST_FILE, asdict(self))
 
 
 _MANIFESTS = TypeAdapter(PackManifest)
@@ -72,16 +71,14 @@ def is_packed(folder: Path) -> bool:
 
 def read_manifest(folder: Path, name: str = MANIFEST_FILE) -> PackManifest:
     path = folder / name
-    try:
+    with refusing(f"{path}: not a manifest of packed tokens", OSError, ValidationError):
+        if not path.exists():
+            raise DataError(
+                f"{folder}: no {name} in this folder; pack a corpus into it with clew pretokenize"
+            )
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise DataError(f"{path}: larger than the limit of {MAX_MANIFEST_BYTES:,} bytes")
         manifest = _MANIFESTS.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(
-            f"{folder}: no {name} in this folder; pack a corpus into it with clew pretokenize"
-        ) from None
-    except (OSError, ValidationError) as error:
-        raise DataError(f"{path}: not a manifest of packed tokens ({described(error)})") from None
     if manifest.schema_version != SCHEMA_VERSION:
         raise DataError(
             f"{path}: schema_version is {quoted(manifest.schema_version)}, this version of Clew "

@@ -1,7 +1,6 @@
 """Text as a subject: requests are prompts, answers are the texts that follow."""
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -91,13 +90,10 @@ class Texts(Subject[LanguageModeling, TextBatch, TextSettings]):
             f"against the frequencies of single tokens, {guessed:.3f} bits per byte: {worth}",
         ]
 
-    def next_commands(self, task: LanguageModeling, model: str) -> list[str]:
+    def verbs(self, task: LanguageModeling) -> list[list[str]]:
         rows = self.example_rows(task)
         prompt = " ".join(rows[0]["prompt"].split()[:4]) if rows else ""
-        return [
-            shlex.join(["clew", verb, "--model", model, "--prompt", prompt])
-            for verb in ("predict", "trace-text")
-        ]
+        return [[verb, "--prompt", prompt] for verb in ("predict", "trace-text")]
 
     def num_test_examples(self, task: LanguageModeling) -> int:
         return len(task.splits.windows["test"].stream) - 1
@@ -144,11 +140,7 @@ class Texts(Subject[LanguageModeling, TextBatch, TextSettings]):
 
 def frequency_loss(task: LanguageModeling, split: str) -> float:
     """Return the loss per token of a split if each token has the probability of its frequency."""
-    train, text = (
-        np.bincount(
-            task.splits.windows[name].stream[:COUNTED_TOKENS], minlength=task.vocabulary_size
-        )
-        for name in ("train", split)
-    )
+    size, streams = task.vocabulary_size, (task.splits.windows[s].stream for s in ("train", split))
+    train, text = (np.bincount(stream[:COUNTED_TOKENS], minlength=size) for stream in streams)
     probability = (train + 1.0) / (train + 1.0).sum()
     return float(-(text * np.log(probability)).sum() / text.sum())

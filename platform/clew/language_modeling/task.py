@@ -1,6 +1,5 @@
 """The language modelling task: packed text, an eigenstate model, and the next-token loss."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from clew.config.eigenstate import EigenstateLMModel
 from clew.config.loss import LanguageLoss
 from clew.config.schema import TASK_KINDS, RunConfig
 from clew.errors import ConfigError
+from clew.files import write_json
 from clew.language_modeling.loss import (
     SEGMENT_TOKENS,
     PositionBucket,
@@ -46,15 +46,10 @@ class LanguageModeling:
 
     def __init__(self, splits: TokenSplits, config: RunConfig) -> None:
         data, model, loss = config.data, config.model, config.loss
-        if not (
-            isinstance(data, TokenData)
-            and isinstance(model, EigenstateLMModel)
-            and isinstance(loss, LanguageLoss)
-        ):
-            raise ConfigError(
-                "language modelling needs data.kind=tokens, model.kind=eigenstate_lm and "
-                f"loss.kind=language; {data.kind}, {model.kind} and {loss.kind} given"
-            )
+        if not isinstance(data, TokenData):
+            raise ConfigError(f"language modelling needs data.kind=tokens, not {data.kind}")
+        assert isinstance(model, EigenstateLMModel)  # the configuration refuses others for tokens
+        assert isinstance(loss, LanguageLoss)
         manifest = splits.packed.manifest
         self.splits = splits
         self.model_config = model
@@ -203,8 +198,7 @@ class LanguageModeling:
         if split in self._positions:
             folder.mkdir(parents=True, exist_ok=True)
             rows = [asdict(bucket) for bucket in self._positions[split]]
-            text = json.dumps(rows, indent=1) + "\n"
-            (folder / f"{split}_{POSITIONS_FILE}").write_text(text, encoding="utf-8")
+            write_json(folder / f"{split}_{POSITIONS_FILE}", rows)
         if split in self._samples:
             folder.mkdir(parents=True, exist_ok=True)
             text = f"\n\n{'─' * 40}\n\n".join(self._samples[split])

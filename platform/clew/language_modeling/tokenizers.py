@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from clew.errors import ConfigError, DataError, described, extra, quoted
+from clew.errors import ConfigError, DataError, described, extra, quoted, refusing
 from clew.files import expanded, write_whole
 
 logger = logging.getLogger(__name__)
@@ -153,12 +153,9 @@ class FileTokenizer:
             yield part, encoding
 
     def _encoding(self, text: str) -> Any:
-        try:
+        what = f"{self._path}: this tokenizer cannot encode {quoted(text)}"
+        with refusing(what, Exception):  # the library raises only this type
             return self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception as error:  # the library raises only this type
-            raise DataError(
-                f"{self._path}: this tokenizer cannot encode {quoted(text)} ({described(error)})"
-            ) from None
 
     def decode(self, tokens: np.ndarray) -> str:
         pieces = np.split(tokens, np.flatnonzero(tokens == self.end_of_text))

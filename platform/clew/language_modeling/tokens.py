@@ -150,14 +150,9 @@ def load_tokens(config: TokenData, *, window: int) -> TokenSplits:
     test = size - round(size * config.test_fraction)
     valid = _end_of_training(packed, test, round(size * config.valid_fraction))
     bounds = zip(SPLITS, (0, valid, test), (valid, test, size), strict=True)
+    strides = {"train": config.stride or window}
     windows = {
-        name: TokenWindows(
-            packed,
-            start,
-            end,
-            length=window,
-            stride=(config.stride if name == "train" else None) or window,
-        )
+        name: TokenWindows(packed, start, end, window, strides.get(name, window))
         for name, start, end in bounds
     }
     if not len(windows["train"]):

@@ -11,7 +11,6 @@ tokens. Its metadata has the digest of the model's weights, because another mode
 """
 
 import itertools
-import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -22,18 +21,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.utils._pytree import (
-    KeyPath,
-    keystr,
-    register_dataclass,
-    tree_flatten_with_path,
-    tree_map_with_path,
-)
+from torch.utils import _pytree as pytree
 
 from clew.config.eigenstate import EigenstateLMModel
 from clew.config.load import from_mapping
-from clew.errors import CheckpointError, DataError, described, quoted
-from clew.files import replacing
+from clew.errors import CheckpointError, DataError, quoted, refusing
+from clew.files import replacing, write_json
 from clew.language_modeling.model import (
     CarriedState,
     EigenstateLM,
@@ -75,8 +68,7 @@ class TextModel:
 
 def write_tokens(folder: Path, packed: PackedTokens) -> None:
     """Write the manifest of a packed text, and its tokenizer if it is a file."""
-    text = json.dumps(asdict(packed.manifest), indent=1) + "\n"
-    (folder / TOKENS_FILE).write_text(text, encoding="utf-8")
+    write_json(folder / TOKENS_FILE, asdict(packed.manifest))
     if packed.manifest.tokenizer != BYTES:
         shutil.copy2(packed.folder / TOKENIZER_FILE, folder / TOKENIZER_FILE)
 
@@ -136,20 +128,17 @@ class PausedText:
 
 
 for _part in (LayerState, CarriedState, TextState, PausedText):
-    register_dataclass(_part)
+    pytree.register_dataclass(_part)
 
 
 def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
     """Read a state that was written with the model, whose weights have this digest."""
-    try:
+    what, kinds = f"{path}: not a readable state", (SafetensorError, ValueError, RuntimeError)
+    advice = "; expected a file written by --state, or the name of a new file"
+    with refusing(what, OSError, *kinds, advice=advice):
         with safe_open(path, framework="pt") as file:
             said = file.metadata() or {}
         tensors = load_file(path)
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        raise DataError(
-            f"{path}: not a readable state ({described(error)}); expected a file written by "
-            "--state, or the name of a new file"
-        ) from None
     if said.get(VERSION_KEY) != SCHEMA_VERSION:
         raise DataError(
             f"{path}: a safetensors file, but not the state of a text (version "
@@ -172,13 +161,13 @@ def read_paused(path: Path, model: EigenstateLM, weights: str) -> PausedText:
     if expected != {name: (t.shape, t.dtype) for name, t in tensors.items()}:
         raise DataError(f"{path}: damaged; its tensors do not have the form of this model's state")
 
-    def saved(place: KeyPath, leaf: Tensor | int | None) -> Tensor | int | None:
+    def saved(place: pytree.KeyPath, leaf: Tensor | int | None) -> Tensor | int | None:
         if leaf is None:
             return None
-        tensor = tensors[keystr(place)]
+        tensor = tensors[pytree.keystr(place)]
         return int(tensor) if isinstance(leaf, int) else tensor.to(leaf.device)
 
-    found: PausedText = tree_map_with_path(saved, pattern)
+    found: PausedText = pytree.tree_map_with_path(saved, pattern)
     if not _is_usable(found, num_tokens=len(model.embedding.weight)):
         raise DataError(f"{path}: damaged; it contains values that are not valid for this model")
     return found
@@ -198,8 +187,8 @@ def _is_usable(paused: PausedText, num_tokens: int) -> bool:
 
 
 def _tensors(paused: PausedText) -> dict[str, Tensor]:
-    leaves, _ = tree_flatten_with_path(paused)
-    return {keystr(path): torch.as_tensor(leaf) for path, leaf in leaves if leaf is not None}
+    leaves, _ = pytree.tree_flatten_with_path(paused)
+    return {pytree.keystr(path): torch.as_tensor(leaf) for path, leaf in leaves if leaf is not None}
 
 
 class TextWriter:

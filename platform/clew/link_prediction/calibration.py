@@ -32,7 +32,6 @@ triples, and a user's questions can differ from both. Therefore, the coverage on
 measured and reported together with the guarantee.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -49,7 +48,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from clew import names
-from clew.errors import CheckpointError, ConfigError, DataError, described
+from clew.errors import CheckpointError, ConfigError, DataError, refusing
+from clew.files import write_json
 from clew.input_files import read_columns
 from clew.link_prediction.models.base import Ids, Scores
 
@@ -96,15 +96,13 @@ class Calibration:
         return {names.TAG_TEMPERATURE: f"{self.temperature:.6g}"}
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        write_json(path, asdict(self))
 
     @classmethod
     def read(cls, path: Path) -> "Calibration":
-        try:
+        what, kinds = f"{path}: not a calibration", (OSError, ValidationError)
+        with refusing(what, *kinds, advice="; promote again", error=CheckpointError):
             return TypeAdapter(cls).validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            reason = described(error)
-            raise CheckpointError(f"{path}: not a calibration ({reason}); promote again") from None
 
 
 def log_likelihood(scores: Scores, answers: Ids, temperature: float) -> Values:
@@ -158,15 +156,8 @@ def fit_temperature(held_out: HeldOut) -> Calibration | None:
         )
     if reason:
         temperature, after = 1.0, before
-    return Calibration(
-        temperature=temperature,
-        num_queries=before[2],
-        nll_before=before[0],
-        nll_after=after[0],
-        ece_before=before[1],
-        ece_after=after[1],
-        not_fitted_because=reason,
-    )
+    (nll, ece, num_queries), (nll_after, ece_after, _) = before, after
+    return Calibration(temperature, num_queries, nll, nll_after, ece, ece_after, reason)
 
 
 def _mean_nll(held_out: HeldOut, temperature: float) -> float:

@@ -95,13 +95,8 @@ def _of_kind(entities: Vocabulary, kind: str) -> np.ndarray:
 def _listed(entities: Vocabulary, names: Sequence[str], side: Side) -> np.ndarray:
     ids, errors = ids_of_texts(entities, names)
     if errors:
-        logger.warning(
-            "%d of %d names for %ss left out; the first: %s",
-            len(errors),
-            len(names),
-            side,
-            next(iter(errors.values())),
-        )
+        said = len(errors), len(names), side, next(iter(errors.values()))
+        logger.warning("%d of %d names for %ss left out; the first: %s", *said)
     chosen = np.zeros(len(entities), bool)
     chosen[ids[ids >= 0]] = True
     return chosen

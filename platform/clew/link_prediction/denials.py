@@ -72,11 +72,6 @@ def says_negative(name: str) -> bool:
     return bool(said) and (only_data or any(DATA_WORDS & {*words[p + 1 : p + 2]} for p in said))
 
 
-def may_say_negative(name: str) -> bool:
-    """Return whether a name has a word for denied facts, whatever it speaks of."""
-    return bool(NEGATIVE_WORDS & {*words_of(name)})
-
-
 def flag_of(path: Path, name: str, column: Texts) -> tuple[Flag, Texts] | None:
     """Return the flag that a column without another role holds, and its values.
 

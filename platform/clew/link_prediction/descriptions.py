@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.biolink import DENIED, PREFIX, most_specific, terms
-from clew.errors import DataError, described, printable, quoted
+from clew.errors import DataError, printable, quoted, refusing
 from clew.input_files import line_blocks
 from clew.link_prediction.denials import NO_VALUE
 from clew.link_prediction.dictionaries import WHOLE_NUMBER, fault_of_ids, fields_to_ids, may_be_ids
@@ -37,6 +37,7 @@ from clew.link_prediction.vocabulary import Kind, Vocabulary
 log = logging.getLogger(__name__)
 
 MAX_EDGE_MAP_BYTES = 2**26
+WIDE_KINDS = ("NamedThing", "Thing", "Entity")
 COLUMNS = ("id", "name", "kind", "synonyms")
 
 
@@ -146,6 +147,7 @@ def _add(
     changes: dict[str, Callable[[str], str]] = {"kind": _kind, "name": _one_line, "synonyms": str}
     said = list(map(changes[role], column.dictionary.to_pylist()))
     depths = terms().categories if role == "kind" else {}
+    wide = WIDE_KINDS if role == "kind" else ()
     keys = ids.astype(np.int64) * max(len(said), 1) + column.indices.to_numpy()
     for key in pd.unique(keys).tolist():
         entity, text = key // len(said), said[key % len(said)]
@@ -154,19 +156,15 @@ def _add(
         if role == "synonyms":
             texts[entity] = f"{old}{LIST_SEPARATOR * bool(old)}{text}"
             continue
-        vague, was_vague = (_is_vague(role, t, vocabulary.name(entity)) for t in (text, old))
+        name = vocabulary.name(entity)
+        vague, was_vague = (t.lower() in NO_VALUE or t in (name, *wide) for t in (text, old))
         if not vague and not was_vague and text.casefold() != old.casefold():
             found.counts[f"conflicting {role}s"] += 1
             examples = found.examples.setdefault(f"conflicting {role}s", [])
-            examples.append(f"{vocabulary.name(entity)}: {old} / {text}")
+            examples.append(f"{name}: {old} / {text}")
         is_deeper = depths.get(text, 0) > depths.get(old, 0)
         if is_deeper or (was_vague and not (vague and old)):
             texts[entity] = text
-
-
-def _is_vague(role: str, text: str, identifier: str) -> bool:
-    is_wide = role == "kind" and text in ("NamedThing", "Thing", "Entity")
-    return text.lower() in NO_VALUE or text == identifier or is_wide
 
 
 def _kind(text: str) -> str:
@@ -204,14 +202,10 @@ def _read_json_object(path: Path) -> dict[str, object]:
             "to label"
         )
     text = b"".join(line_blocks(path))
-    try:
+    what, advice = f"{path}: not JSON in UTF-8", "; expected an object from predicate to label"
+    with refusing(what, ValueError, RecursionError, advice=advice):
         content = json.loads(text)
         json.dumps(content, ensure_ascii=False).encode()  # fails for a lone surrogate
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}: not JSON in UTF-8 ({described(error)}); expected an object from predicate to "
-            "label"
-        ) from None
     if not isinstance(content, dict) or not content:
         raise DataError(f"{path}: expected a JSON object from predicate to label")
     return content

@@ -3,7 +3,8 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,18 +16,36 @@ from clew.biolink import DENIED
 from clew.config.data import ImportSettings
 from clew.errors import DataError, quoted
 from clew.link_prediction.column_names import MEANINGS, is_qualifier
-from clew.link_prediction.denials import MEANS, NO_VALUE
+from clew.link_prediction.denials import MEANS, NO_VALUE, words_of
 from clew.link_prediction.descriptions import Noticed
 from clew.link_prediction.dictionaries import fields_to_ids, may_be_ids
-from clew.link_prediction.file_names import FileNames, note_splits, split_of
 from clew.link_prediction.formats import Part
-from clew.link_prediction.tables import Texts, as_texts
-from clew.link_prediction.triples import SPLITS
+from clew.link_prediction.tables import Texts, as_texts, by_row
+from clew.link_prediction.triples import SPLITS, Split
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 ROLES = ("head", "relation", "tail")
 NUMBER_OF_A_KIND = re.compile(r"(?s)\d+(\.0)?\t.+")
-CONTROLS = r"[\x00-\x1f\x7f]"
+NO_NAME = r"^$|[\x00-\x1f\x7f]"
+SPLIT_WORDS: dict[Split, str] = {
+    "train": "train trains training trn trainval",
+    "valid": "valid validation validate validating val dev devel develop development eval "
+    "evaluation evaluate evaluating",
+    "test": "test tests testing tst holdout heldout hold_out held_out",
+}
+SPLIT_OF = {word: split for split in SPLIT_WORDS for word in SPLIT_WORDS[split].split()}
+SPLIT_NAME = re.compile(rf"(?<![a-z])({'|'.join(SPLIT_OF)})(?![a-z])")
+
+
+@dataclass
+class FileNames:
+    """What the names of files and folders say of their facts; nothing of a file in neither."""
+
+    splits: Mapping[Path, Split]
+    negative: frozenset[Path] = frozenset()
+    """Files whose facts are denied."""
+    are_given: bool = False
+    """Whether not names but a person says the splits."""
 
 
 def facts_of(
@@ -60,7 +79,7 @@ def facts_of(
     if not sum(map(len, given)):
         raise DataError(_none_left(facts, names, found))
     if not names.are_given:
-        note_splits(facts, given, found)
+        _note_splits(facts, given, found)
     times = [np.zeros(part.num_rows) for part in facts]
     if settings.split == "time":
         parse = _as_dates if any(map(_is_dated, facts)) else _as_numbers
@@ -69,16 +88,31 @@ def facts_of(
     return joined, np.concatenate(given), np.concatenate(times), np.concatenate(weights)
 
 
+def _note_splits(parts: Sequence[Part], given: Sequence[np.ndarray], found: Noticed) -> None:
+    """Write into the report which facts are split anew, or go to training without being told to."""
+
+    def files(split: int) -> str:
+        pairs = zip(parts, given, strict=True)
+        names = [part.path.name for part, numbers in pairs if (numbers == split).any()]
+        return ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+
+    unsaid = sum(int((numbers < 0).sum()) for numbers in given)
+    others = f"{unsaid:,} facts of {files(-1)}" if unsaid else ""
+    if any((numbers > 0).any() for numbers in given):
+        if unsaid:
+            found.note("split", f"{others} go to training: no split is given")
+    elif train := files(0):
+        also = f", with {others}" if unsaid else ""
+        found.note("split", f"{train} is split anew{also}: nothing says validation or test")
+
+
 def _none_left(parts: Sequence[Part], names: FileNames, found: Noticed) -> str:
     more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
     edges, denied, old = (found.counts[key] for key in ("edges", "denied", "deprecated"))
     if not edges:
         return f"{parts[0].path}{more}: no facts; expected at least one"
-    why = (
-        ", as the name says (else rename the file)"
-        if any(p.path in names.negative for p in parts)
-        else ""
-    )
+    by_name = any(part.path in names.negative for part in parts)
+    why = ", as the name says (else rename the file)" * by_name
     return (
         f"{parts[0].path}{more}: no edge that is neither denied nor deprecated ({edges:,} "
         f"edges, {denied:,} denied{why}, {old:,} deprecated); expected at least one"
@@ -136,15 +170,13 @@ def _tell_apart(parts: Sequence[Part], by: str, found: Noticed) -> None:
     if unused := unused - pairs:
         shown = ":".join(reversed(min(unused).split("\t", 1)))
         found.note("identifiers", f"{len(unused):,} of nodes in no fact, such as {quoted(shown)}")
+
+    def apart(row: Sequence[str]) -> str:
+        is_apart = by != "kind" or NUMBER_OF_A_KIND.fullmatch(f"{row[1]}\t{row[0]}")
+        return ":".join(filter(None, row)) if is_apart else row[1]
+
     for part, end, sources in places:
-        part.columns[end] = _joined(
-            [sources, part.columns[end]],
-            lambda row: (
-                ":".join(filter(None, row))
-                if by != "kind" or NUMBER_OF_A_KIND.fullmatch(f"{row[1]}\t{row[0]}")
-                else row[1]
-            ),
-        )
+        part.columns[end] = _joined([sources, part.columns[end]], apart)
 
 
 def _spelled_alike(places: Sequence[tuple[Part, str, Texts]]) -> list[tuple[Part, str, Texts]]:
@@ -186,15 +218,9 @@ def _replace_ids(part: Part, dictionaries: Mapping[str, pa.Array]) -> None:
 def _check_names(part: Part) -> None:
     for role in ROLES:
         column = part.columns[role]
-        bad = pc.or_(
-            pc.equal(column.dictionary, ""), pc.match_substring_regex(column.dictionary, CONTROLS)
-        ).to_numpy(zero_copy_only=False)
-        part.refuse(
-            column,
-            bad,
-            f"{role} is",
-            ", which is not a name; expected text without tabs and line ends",
-        )
+        bad = pc.match_substring_regex(column.dictionary, NO_NAME)
+        expected = ", which is not a name; expected text without tabs and line ends"
+        part.refuse(column, bad, f"{role} is", expected)
 
 
 def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negative: bool) -> None:
@@ -214,10 +240,8 @@ def _use_flags(part: Part, settings: ImportSettings, found: Noticed, *, is_negat
         facts = zip(*(part.columns[role].take(rows).to_pylist() for role in ROLES), strict=True)
         found.examples.setdefault(word, []).extend(map(" ".join, facts))
         if word == "denied" and settings.negated == "relation":
-            codes = Texts.from_arrays(
-                pa.array(flags[flag].astype(np.int32)), pa.array(["", DENIED])
-            )
-            relations = [part.columns["relation"], codes]
+            said = as_texts(["", DENIED]).take(pa.array(flags[flag].astype(np.int32)))
+            relations = [part.columns["relation"], said]
             part.columns["relation"] = _joined(relations, lambda row: ";".join(filter(None, row)))
         else:
             part.keep(~flags[flag])
@@ -237,7 +261,7 @@ def _flags(part: Part) -> dict[str, np.ndarray]:
         texts = [text.strip().lower() for text in column.dictionary.to_pylist()]
         is_wrong = np.array([text not in yes + no for text in texts], bool)
         part.refuse(column, is_wrong, f"{name or flag} is", "; expected true or false")
-        is_true = np.array([text in yes for text in texts], bool)[column.indices.to_numpy()]
+        is_true = by_row(column, np.array([text in yes for text in texts], bool))
         flags["negated" if flag == "stated" else flag] |= is_true ^ (flag == "stated")
     return flags
 
@@ -264,6 +288,16 @@ def _use_qualifiers(part: Part, settings: ImportSettings, found: Noticed) -> Non
             found.note(name, f"not used, on {values.total():,} edges: {listed}{more}{end}")
 
 
+def split_of(text: str) -> Split | None:
+    """Return the split that a name or a value names; None for no split, or for several."""
+    found = {SPLIT_OF[word] for word in SPLIT_NAME.findall("_".join(words_of(text)))}
+    if found == {"train", "valid"}:  # both are for training
+        return "train"
+    if found == {"valid", "test"}:  # held out, whatever for
+        return "test"
+    return found.pop() if len(found) == 1 else None
+
+
 def _splits_of(part: Part, names: FileNames) -> np.ndarray:
     """Return the number of each fact's split; -1 if nothing says it."""
     own = names.splits.get(part.path)
@@ -283,8 +317,7 @@ def _splits_of(part: Part, names: FileNames) -> np.ndarray:
     advice = f"; expected {expected}; without the column: --columns unused=NAME"
     part.refuse(column, np.array(is_wrong, bool), "the split is", advice)
     numbers = np.array([SPLITS.index(split) if split else of_file for split in said], np.int8)
-    found: np.ndarray = numbers[column.indices.to_numpy()]
-    return found
+    return by_row(column, numbers)
 
 
 def _weights_of(
@@ -313,8 +346,7 @@ def _numbers_of(
     is_right = (numbers > 0) & (numbers < np.inf) if role == "weight" else ~np.isnan(numbers)
     expected = "a number above 0" if role == "weight" else "a number or a date"
     part.refuse(column, ~is_right, f"the {role} is", f"; expected {expected}")
-    found: np.ndarray = numbers[column.indices.to_numpy()]
-    return found
+    return by_row(column, numbers)
 
 
 def _as_numbers(values: pa.Array) -> "pd.Series[Any]":

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from clew.errors import DataError, printable, quoted
 from clew.input_files import archive_of, unpacked_name
+from clew.link_prediction import other_formats
 from clew.link_prediction.column_names import (
     MEANINGS,
     NODE_ROLES,
@@ -31,16 +32,8 @@ from clew.link_prediction.column_names import (
 )
 from clew.link_prediction.denials import flag_of, is_stated, may_be_flag, values_of
 from clew.link_prediction.dictionaries import fault_of_ids, repeated_in
-from clew.link_prediction.other_formats import (
-    NOT_READ,
-    read_aliases,
-    read_arrays,
-    read_json,
-    read_json_lines,
-    read_parquet,
-)
 from clew.link_prediction.rdf import RDF, read_rdf
-from clew.link_prediction.tables import Form, Texts, filled, read_table, sniff
+from clew.link_prediction.tables import Form, Texts, by_row, filled, read_table, sniff
 
 Holds = Literal["facts", "nodes", "relations", "entity ids", "relation ids"]
 NUMBER = re.compile(r"missing|[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -87,9 +80,11 @@ class Part:
         self.columns = {role: column.filter(mask) for role, column in self.columns.items()}
         self.lines = np.asarray(self.lines)[is_kept]
 
-    def refuse(self, column: Texts, is_wrong: np.ndarray, what: str, expected: str) -> None:
+    def refuse(
+        self, column: Texts, is_wrong: np.ndarray | pa.Array, what: str, expected: str
+    ) -> None:
         """Refuse the first row of a column whose value is wrong, bool `(value,)`."""
-        rows = np.flatnonzero(is_wrong[column.indices.to_numpy()])
+        rows = np.flatnonzero(by_row(column, is_wrong))
         if len(rows):
             value = quoted(column[int(rows[0])].as_py())
             raise DataError(f"{self.path}, line {self.lines[rows[0]]}: {what} {value}{expected}")
@@ -108,9 +103,9 @@ def read_file(
         names: Names of the columns, from another file.
     """
     suffix = Path(unpacked_name(path)).suffix.lower()
-    if suffix in NOT_READ:
+    if refused := other_formats.NOT_READ.get(suffix):
         raise DataError(
-            f"{path}: {NOT_READ[suffix]} is not read; convert it to N-Triples (.nt), for example "
+            f"{path}: {refused} is not read; convert it to N-Triples (.nt), for example "
             "riot --output=nt of Apache Jena"
         )
     if suffix in (*ARRAYS, *PARQUET) and (archive_of(path) or path.suffix.lower() != suffix):
@@ -123,15 +118,15 @@ def read_file(
         labels = Part(path, "labels", "nodes", nodes, range(len(nodes["id"])))
         return parts + [labels] * bool(len(nodes["id"]))
     if suffix in ARRAYS:
-        arrays = read_arrays(path)
+        arrays = other_formats.read_arrays(path)
         numbers = range(len(arrays["head"]))
         return [Part(path, "OGB's arrays", "facts", arrays, numbers, are_ids=True)]
     if suffix in PARQUET:
-        return _by_name(path, *read_parquet(path), columns, "Parquet")
+        return _by_name(path, *other_formats.read_parquet(path), columns, "Parquet")
     if suffix in (".jsonl", ".ndjson"):
-        return _by_name(path, *read_json_lines(path), columns, "JSON Lines")
+        return _by_name(path, *other_formats.read_json_lines(path), columns, "JSON Lines")
     if suffix == ".json":
-        tables = read_json(path)
+        tables = other_formats.read_json(path)
         said = [""] * (len(tables) - 1) + [columns]
         of_each = [_by_name(path, *t, c, "JSON") for t, c in zip(tables, said, strict=True)]
         return [part for parts in of_each for part in parts]
@@ -140,7 +135,7 @@ def read_file(
 
 def _read_text(path: Path, columns: str, header: bool, names: Sequence[str]) -> list[Part]:
     if of_wikidata := WIKIDATA5M.fullmatch(unpacked_name(path)):
-        aliases = read_aliases(path)
+        aliases = other_formats.read_aliases(path)
         holds: Holds = "nodes" if of_wikidata[1].lower() == "entity" else "relations"
         numbers = range(1, len(aliases["id"]) + 1)
         return [Part(path, f"Wikidata5m's names of {holds}", holds, aliases, numbers)]
@@ -290,7 +285,11 @@ def _by_number(
 
 def _triples(path: Path, form: Form, table: Sequence[Texts], lines: np.ndarray) -> Part:
     """Return facts in columns without names: head, relation, tail, and what others look like."""
-    first, third = (_are_numbers(table[i])[1:] for i in (0, 2))  # the first row can name columns
+    number = f"^(?:{NUMBER.pattern})$"
+    first, third = (  # without the first row, which can name columns
+        by_row(column, pc.match_substring_regex(column.dictionary, number))[1:]
+        for column in (table[0], table[2])
+    )
     if third.size and third.all() and not first.any():
         raise DataError(
             f"{path}: column 3 holds only numbers, which can be weights; say by role and number "
@@ -316,12 +315,6 @@ def _triples(path: Path, form: Form, table: Sequence[Texts], lines: np.ndarray) 
     for role, index in list(roles.items())[3:]:
         ones = ", 1 on every line" * (values_of(table[index]) == ["1"])
         found.notes[role.split()[0]] = f"taken from column {index + 1}{ones}"
-    return found
-
-
-def _are_numbers(column: Texts) -> np.ndarray:
-    is_number = pc.match_substring_regex(column.dictionary, f"^(?:{NUMBER.pattern})$")
-    found: np.ndarray = is_number.to_numpy(zero_copy_only=False)[column.indices.to_numpy()]
     return found
 
 

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import torch
 from jaxtyping import Bool, Float64, Int
 
-from clew.errors import DataError, described
+from clew.errors import DataError, refusing
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.other_formats import npz_arrays
 from clew.link_prediction.rank_metrics import RankingResult
@@ -146,11 +146,9 @@ def rank_given(model: GraphModel, given: GivenNegatives, num_relations: int) -> 
     triples = given.triples
     heads = np.concatenate([triples[:, [HEAD]], given.heads], axis=1)
     tails = np.concatenate([triples[:, [TAIL]], given.tails], axis=1)
-    return RankingResult(
-        triples[:, RELATION],
-        _ranks(score_heads(model, triples, heads, num_relations)),
-        _ranks(score_tails(model, triples, tails)),
-    )
+    of_heads = _ranks(score_heads(model, triples, heads, num_relations))
+    of_tails = _ranks(score_tails(model, triples, tails))
+    return RankingResult(triples[:, RELATION], of_heads, of_tails)
 
 
 def _ranks(scores: CandidateScores) -> np.ndarray:
@@ -167,14 +165,12 @@ def _ids(path: Path, key: str, arrays: dict[str, np.ndarray], vocabulary: Vocabu
     step = max(1, NAMES_AT_ONCE // max(1, named[:1].size))
     for start in range(0, len(found), step):
         rows = slice(start, start + step)
-        try:
+        with refusing(f"{path}, array {key}: not text", ValueError):
             # By way of Python: Arrow ends a text of NumPy at its first zero.
             names = pa.array(named[rows].astype(str).ravel().tolist(), pa.string())
             if kinds is not None:
                 kind = np.repeat(kinds[rows].astype(str), named[:1].size).tolist()
                 names = pc.binary_join_element_wise(pa.array(kind, pa.string()), names, ":")
-        except ValueError as error:
-            raise DataError(f"{path}, array {key}: not text ({described(error)})") from None
         ids = vocabulary.find(names)
         if (ids < 0).any():
             name = names[int(np.argmin(ids))].as_py()

@@ -19,24 +19,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.config.data import ImportSettings
-from clew.errors import ConfigError, DataError, counted, described, printable, quoted
+from clew.errors import ConfigError, DataError, counted, printable, quoted, refusing
 from clew.files import replacing
 from clew.input_files import archive_of, check_is_file, unpacked_name
 from clew.link_prediction.column_names import roles_of
+from clew.link_prediction.denials import NEGATIVE_WORDS, says_negative, words_of
 from clew.link_prediction.descriptions import Noticed, describe_names, read_edge_map, relation_label
-from clew.link_prediction.facts import facts_of
-from clew.link_prediction.file_names import FileNames, file_names
+from clew.link_prediction.facts import FileNames, facts_of, split_of
 from clew.link_prediction.formats import Part, read_file
 from clew.link_prediction.rdf import RDF
 from clew.link_prediction.tables import Texts, single, sniff
-from clew.link_prediction.triples import (
-    SPLITS,
-    KnowledgeGraph,
-    Split,
-    Triples,
-    as_keys,
-    row_blocks,
-)
+from clew.link_prediction.triples import SPLITS, KnowledgeGraph, Split, Triples, as_keys, row_blocks
 from clew.link_prediction.vocabulary import Kind, Vocabulary
 
 EDGE_MAPS = ("edge_map.json", "relations.en.json")
@@ -91,14 +84,15 @@ def import_graph(
         held = ", ".join(sorted({part.holds for part in parts})) or "no table"
         left = f"; not read: {found.notes['files not read']}" if not_read else ""
         raise DataError(f"{paths[0]}: contains no edge ({held}); expected a file of facts{left}")
-    names = FileNames(splits, are_given=True) if splits else file_names(parts, paths, found)
+    names = FileNames(splits, are_given=True) if splits else _file_names(parts, paths, found)
     columns, given, times, weights = facts_of(parts, settings, names, found)
     entities, relations, triples = _named(columns, settings, found)
     relations = _with_labels(relations, [p for p in parts if p.holds in ("relations", "nodes")])
     for path in edge_maps:
         relations = read_edge_map(path, relations)
     entities = describe_names(entities, [p for p in parts if p.holds in ("facts", "nodes")], found)
-    chosen = np.maximum(given, 0) if splits else _split(triples, given, times, settings)
+    is_split = splits or (given > 0).any()
+    chosen = np.maximum(given, 0) if is_split else _split(triples, times, settings)
     if not (chosen == 0).any():
         raise DataError(f"{paths[0]}: no fact is left for training; expected at least one")
     rows = [_distinct(triples[chosen == i], weights[chosen == i], found) for i in range(3)]
@@ -152,11 +146,11 @@ def _files(path: Path, ignored: list[Path]) -> Iterator[Path]:
         for file in _chosen([file for file in inner if file.is_file()], ignored):
             yield from _files(file, ignored)
     elif path.suffix.lower() == ".zip" and path.is_file():
-        try:
-            with zipfile.ZipFile(path) as archive:
-                members = sorted(n for n in archive.namelist() if not n.endswith("/"))
-        except (OSError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: not a zip file ({described(error)})") from None
+        with (
+            refusing(f"{path}: not a zip file", OSError, zipfile.BadZipFile),
+            zipfile.ZipFile(path) as archive,
+        ):
+            members = sorted(n for n in archive.namelist() if not n.endswith("/"))
         if outside := [n for n in members if n.startswith("/") or ".." in Path(n).parts]:
             raise DataError(f"{path}: holds {quoted(outside[0])}, a path out of it; pack it again")
         yield from _chosen([path / name for name in members], ignored)
@@ -201,6 +195,41 @@ def _read_parts(files: list[Path], settings: ImportSettings, found: Noticed) -> 
         parts += read
     _keep_blank_nodes_apart(parts)
     return parts
+
+
+def _file_names(parts: Sequence[Part], roots: Sequence[Path], found: Noticed) -> FileNames:
+    """Return what the names of files of facts say, and write the splits into the report.
+
+    A folder's name counts where the file's says nothing. A name gives a split only if another one
+    says that its facts are for training. `roots` are the files and folders that were given.
+    """
+    names = {part.path: _names(part.path, roots) for part in parts if part.holds == "facts"}
+    negative = frozenset(path for path, said in names.items() if any(map(says_negative, said)))
+    for path in names.keys() - negative:
+        if any(NEGATIVE_WORDS & {*words_of(name)} for name in names[path]):
+            found.note("facts", f"those of {path.name} hold: its name speaks of something else")
+    in_columns = {part.path for part in parts if "split" in part.columns}
+    splits: dict[Path, Split] = {}
+    for path, said in names.items():
+        named = [split for split in map(split_of, said) if split]
+        if named and path not in in_columns:
+            splits[path] = named[0]
+    has_train = any(split == "train" and path not in negative for path, split in splits.items())
+    if splits and not has_train:
+        shown = ", ".join(f"{path.name} ({split})" for path, split in splits.items())
+        found.note("split", f"not that of {shown}: no name says which facts are for training")
+        return FileNames({}, negative)
+    for path, split in splits.items():
+        found.read[str(path)] += f"; {split}, by its name"
+    return FileNames(splits, negative)
+
+
+def _names(path: Path, roots: Sequence[Path]) -> list[str]:
+    """Return the names of a file and of the folders around it, up to those that were given."""
+    root = next(root for root in roots if root == path or root in path.parents)
+    folders = path.relative_to(root).parts[:-1]
+    own = [root.name] * (len(roots) > 1 and root != path)
+    return [unpacked_name(path), *reversed(folders), *own]
 
 
 def _keep_blank_nodes_apart(parts: Sequence[Part]) -> None:
@@ -270,24 +299,15 @@ def _distinct(triples: Triples, weights: np.ndarray, found: Noticed) -> tuple[Tr
     return np.ascontiguousarray(triples[first]), np.bincount(codes, weights, len(keys))
 
 
-def _split(
-    triples: Triples,
-    given: np.ndarray,
-    times: np.ndarray,
-    settings: ImportSettings,
-) -> np.ndarray:
-    """Return the number of each triple's split: the given one, or a share for validation and test.
+def _split(triples: Triples, times: np.ndarray, settings: ImportSettings) -> np.ndarray:
+    """Return the number of each triple's split, with a share for validation and test.
 
     Triples between the same two entities, in either direction, stay in one split, so that no test
     triple is a reversed training triple. At random, every entity and relation stays in a training
     triple.
     """
-    if (given > 0).any():
-        chosen: np.ndarray = np.maximum(given, 0)
-        return chosen
-    wanted = [
-        round(share * len(triples)) for share in (settings.valid_fraction, settings.test_fraction)
-    ]
+    shares = settings.valid_fraction, settings.test_fraction
+    wanted = [round(share * len(triples)) for share in shares]
     if settings.split == "time":
         order = np.argsort(times, kind="stable")
         chosen = np.zeros(len(triples), np.int8)
@@ -305,11 +325,10 @@ def _split(
     sizes = np.diff(starts, append=len(rows))
     free = np.flatnonzero(~np.logical_or.reduceat(is_needed, starts))
     if settings.split == "relation":  # the same share of each relation
-        kinds = rows[starts[free], 1]
-        by_kind = np.argsort(kinds, kind="stable")
-        _, first, counts = np.unique(kinds[by_kind], return_index=True, return_counts=True)
-        place = np.arange(len(free)) - np.repeat(first, counts)
-        free = free[by_kind[np.argsort((place + 0.5) / np.repeat(counts, counts), kind="stable")]]
+        kinds = pd.Series(rows[starts[free], 1])
+        alike = kinds.groupby(kinds)
+        place = (alike.cumcount() + 0.5) / alike.transform("size")
+        free = free[np.lexsort((kinds, place))]
     filled = np.cumsum(sizes[free]) - sizes[free]
     group = np.zeros(len(starts), np.int8)
     group[free] = np.select([filled < wanted[0], filled < sum(wanted)], [1, 2], 0)

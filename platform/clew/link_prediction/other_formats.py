@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from clew.errors import DataError, described
+from clew.errors import DataError, refusing
 from clew.input_files import check_is_file, check_ratio, line_blocks, read_bytes
 from clew.link_prediction.column_names import FLAGS, QUALIFIERS
 from clew.link_prediction.tables import MAX_COLUMNS, Texts, as_texts, single
@@ -31,10 +31,8 @@ NOT_READ = {
 def read_aliases(path: Path) -> dict[str, Texts]:
     """Read Wikidata5m's aliases: an identifier and its names; the first one is the label."""
     lines = (line for block in line_blocks(path) for line in block.split(b"\n")[:-1])
-    try:
+    with refusing(f"{path}: not UTF-8", UnicodeDecodeError):
         rows = [line.decode().split("\t", 2) for line in lines]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 ({described(error)})") from None
     return {
         "id": as_texts([row[0] for row in rows]),
         "name": as_texts(["".join(row[1:2]) for row in rows]),
@@ -43,7 +41,8 @@ def read_aliases(path: Path) -> dict[str, Texts]:
 
 
 def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
-    try:
+    what = f"{path}: not Parquet that can be read"
+    with refusing(what, OSError, UnicodeDecodeError, pa.ArrowException):
         with pq.ParquetFile(path) as file:
             names, rows = file.schema_arrow.names, file.metadata.num_rows
             groups = range(file.metadata.num_row_groups)
@@ -51,8 +50,6 @@ def read_parquet(path: Path) -> tuple[list[str], list[Texts]]:
         check_ratio(path, path.stat().st_size, max(size, rows * 4 * len(names)))
         table = pq.read_table(path, read_dictionary=names)
         return names, [_as_text(name, table.column(index)) for index, name in enumerate(names)]
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not Parquet that can be read ({described(error)})") from None
 
 
 def _as_text(name: str, column: pa.ChunkedArray) -> Texts:
@@ -72,10 +69,8 @@ def _as_text(name: str, column: pa.ChunkedArray) -> Texts:
 def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
     """Read a whole JSON file as tables: an array of objects, or KGX's or Hetionet's graph."""
     text = read_bytes(path, MAX_JSON_BYTES, "JSON Lines (.jsonl) or tables")
-    try:
+    with refusing(f"{path}: not JSON", ValueError, RecursionError):
         content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({described(error)})") from None
     tables = [content]
     if isinstance(content, dict):
         tables = [content.get("nodes"), content.get("edges")]
@@ -97,7 +92,7 @@ def read_json(path: Path) -> list[tuple[list[str], list[Texts]]]:
 
 def _of_hetionet(path: Path, nodes: Any, edges: Any) -> list[list[dict[str, Any]]]:
     """Return the records of Hetionet's JSON under the names of its tables."""
-    try:
+    with refusing(f"{path}: not Hetionet's JSON", KeyError, TypeError, ValueError, IndexError):
         named = [{**n, "id": f"{n['kind']}::{n['identifier']}", "data": None} for n in nodes]
         ends = [[edge[end] for end in ("source_id", "target_id")] for edge in edges]
         return [
@@ -111,8 +106,6 @@ def _of_hetionet(path: Path, nodes: Any, edges: Any) -> list[list[dict[str, Any]
                 for edge, (source, target) in zip(edges, ends, strict=True)
             ],
         ]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise DataError(f"{path}: not Hetionet's JSON ({described(error)})") from None
 
 
 def read_json_lines(path: Path) -> tuple[list[str], list[Texts]]:
@@ -157,7 +150,8 @@ def _as_table(
 
 
 def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
-    try:
+    what = f"{place}: not a record of JSON"
+    with refusing(what, KeyError, TypeError, ValueError, RecursionError):
         record = json.loads(given) if isinstance(given, bytes) else given
         if not isinstance(record, dict):
             raise ValueError("not an object")
@@ -176,8 +170,6 @@ def _record(place: str, given: bytes | dict[str, Any]) -> dict[str, str]:
             for key, value in record.items()
         }
         "".join(texts.values()).encode()  # fails for a lone surrogate
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{place}: not a record of JSON ({described(error)})") from None
     return texts
 
 
@@ -195,14 +187,11 @@ def _listed(value: object) -> list[Any]:
 def npz_arrays(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return those of some arrays that an `.npz` file has; pickled objects are refused."""
     check_is_file(path)
-    try:
+    # Malformed zip files and NumPy headers raise almost any error.
+    with refusing(f"{path}: not an .npz file of plain arrays", Exception):
         _check_parts(path)  # NumPy would suggest to load another file as a pickle
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             return {name: content[name] for name in names if name in content}
-    except DataError:
-        raise
-    except Exception as error:  # malformed zip files and NumPy headers raise almost any error
-        raise DataError(f"{path}: not an .npz file of plain arrays ({described(error)})") from None
 
 
 def _check_parts(path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clew.errors import ConfigError, DataError, UsageError, described, quoted
+from clew.errors import ConfigError, DataError, described, quoted, refusing
 from clew.link_prediction.descriptions import read_dictionary
 from clew.link_prediction.other_formats import read_torch
 from clew.link_prediction.vocabulary import Kind, Vocabulary
@@ -43,6 +43,7 @@ INVERSE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Models without layers, to the rows of their inverse relations."""
 NORM_EPSILON = 1e-5
+SAVE_ALONE = "save the parameters alone: torch.save(model.state_dict(), 'weights.pt')"
 MAX_MODULUS_ERROR = 1e-3
 
 
@@ -74,23 +75,14 @@ def read_other_model(
         norm: Norm of the distances of TransE or RotatE, if the file does not say it.
     """
     content = _content(path)
-    try:
+    what = f"{path}: its parts are not those of a model of PyKEEN or LibKGE"
+    kinds = AttributeError, LookupError, RuntimeError, TypeError, ValueError
+    with refusing(what, *kinds, advice=f"; {SAVE_ALONE}"):
         return _understood(path, content, folder, given, norm)
-    except UsageError:
-        raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{path}: its parts are not those of a model of PyKEEN or LibKGE ({described(error)}); "
-            "save the parameters alone: torch.save(model.state_dict(), 'weights.pt')"
-        ) from None
 
 
 def _understood(
-    path: Path,
-    content: dict[str, Any],
-    folder: Path,
-    given: Mapping[str, Any],
-    norm: float | None,
+    path: Path, content: dict[str, Any], folder: Path, given: Mapping[str, Any], norm: float | None
 ) -> OtherModel:
     options = getattr(content.get("config"), "options", {})
     state = content["model"][0] if options else content.get("model_state_dict", content)
@@ -148,8 +140,7 @@ def _content(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: cannot be read ({described(error)})") from None
     except Exception:  # torch raises many types of error for a file that it does not read
         raise DataError(
-            f"{path}: holds no parameters, or objects whose reading could run code; save the "
-            "parameters alone: torch.save(model.state_dict(), 'weights.pt')"
+            f"{path}: holds no parameters, or objects whose reading could run code; {SAVE_ALONE}"
         ) from None
 
 

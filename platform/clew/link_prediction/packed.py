@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel
 
-from clew.errors import ConfigError, DataError, described, quoted
+from clew.errors import ConfigError, DataError, quoted, refusing
 from clew.files import remove
 from clew.input_files import check_is_file
 from clew.link_prediction.triple_files import GraphFiles, read_graph
@@ -60,7 +60,8 @@ def pack_graph(name: str, files: GraphFiles, path: Path) -> KnowledgeGraph:
 def read_packed(path: Path) -> KnowledgeGraph:
     """Return the graph of a packed file; its triples stay on the disk."""
     check_is_file(path)
-    try:
+    what, advice = f"{path}: not written by clew data --pack", "; pack the data set again"
+    with refusing(what, OSError, ValueError, LookupError, pa.ArrowException, advice=advice):
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         said = Packed.model_validate_json((reader.schema.metadata or {})[KEY])
         if said.format != FORMAT:
@@ -75,10 +76,6 @@ def read_packed(path: Path) -> KnowledgeGraph:
         )
         flat = {split: pc.list_flatten(row.column(split), recursive=True) for split in SPLITS}
         triples = {split: ids.to_numpy().reshape(-1, 3) for split, ids in flat.items()}
-    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path}: not written by clew data --pack ({described(error)}); pack the data set again"
-        ) from None
     graph = KnowledgeGraph(said.name, entities, relations, **triples)
     limits = np.array([graph.num_entities, graph.num_relations, graph.num_entities])
     for rows in triples.values():
@@ -123,11 +120,4 @@ def _vocabulary(names: pa.StructArray, kind: Kind, fields_may_be_ids: bool) -> V
     if not len(name) or name.null_count:
         raise ValueError("a name is missing")
     label, category, synonyms = (None if text.null_count == len(text) else text for text in others)
-    return Vocabulary(
-        kind,
-        name,
-        label,
-        fields_may_be_ids=fields_may_be_ids,
-        category_array=category,
-        synonym_array=synonyms,
-    )
+    return Vocabulary(kind, name, label, fields_may_be_ids, category, synonyms)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -132,22 +133,15 @@ class Prediction:
             "answers": [self._row(answer) for answer in self.answers],
         }
         if self.place is not None:
-            place = self._row(self.place)
-            content["asked"] = place | {"num_candidates": self.place.num_candidates}
+            content["asked"] = self._row(self.place)
         if self.answer_set is not None:
             content["answer_set"] = self.answer_set.as_dict()
         return content
 
     def _row(self, row: Answer) -> dict[str, Any]:
-        told = {} if row.in_set is None else {"in_set": row.in_set}
-        return {
-            "rank": row.rank,
-            self.query.asks_for: row.name,
-            "label": row.label,
-            "score": row.score,
-            "probability": row.probability,
-            "known": row.known,
-        } | told
+        """Return the fields of a row; its name is under the end that is asked for."""
+        told = {k: v for k, v in vars(row).items() if k != "in_set" or v is not None}
+        return {self.query.asks_for if k == "name" else k: v for k, v in told.items()}
 
 
 class Predictor(QueryScores):
@@ -234,24 +228,18 @@ class Predictor(QueryScores):
                 "candidates, or the answer set"
             )
         resolved = [self.resolve(query) for query in queries]
+        answer = partial(self._predict, top_k=top_k, filter_known=filter_known, apart=apart)
         return [
-            prediction
+            found
             for rows in self.chunks(resolved)
-            for prediction in self._predict(
-                resolved[rows],
-                top_k,
-                filter_known=filter_known,
-                level=level,
-                limits=limits,
-                apart=apart,
-            )
+            for found in answer(resolved[rows], level=level, limits=limits)
         ]
 
     def _predict(
         self,
         questions: Sequence["Resolved"],
-        top_k: int,
         *,
+        top_k: int,
         filter_known: bool,
         level: float | None,
         limits: Limits,
@@ -299,8 +287,7 @@ class Predictor(QueryScores):
         inside = is_candidate & (normaliser - candidates.double() <= guarantee.threshold)
         answers = tuple(
             replace(
-                answer,
-                in_set=not answer.known and normaliser - answer.score <= guarantee.threshold,
+                answer, in_set=not answer.known and normaliser - answer.score <= guarantee.threshold
             )
             for answer in prediction.answers
         )

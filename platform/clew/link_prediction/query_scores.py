@@ -14,12 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from clew.errors import CheckpointError
-from clew.link_prediction.calibration import (
-    AnswerSets,
-    Calibration,
-    HeldOut,
-    fit_temperature,
-)
+from clew.link_prediction.calibration import AnswerSets, Calibration, HeldOut, fit_temperature
 from clew.link_prediction.candidates import seen_with
 from clew.link_prediction.models.base import EVERY_ENTITY, GraphModel, Queries, Scores
 from clew.link_prediction.rank_metrics import RankingResult
@@ -162,13 +157,9 @@ class QueryScores:
         ranks = np.empty(len(answers))
         for relation in np.unique(relations):
             own = np.flatnonzero(relations == relation)
-            found = self.places(
-                entities[own],
-                relations[own],
-                answers[own],
-                candidates=seen_with(index, int(relation)),
-            )
-            ranks[own] = found.rank
+            asked = entities[own], relations[own], answers[own]
+            seen = seen_with(index, int(relation))
+            ranks[own] = self.places(*asked, candidates=seen).rank
         tail_ranks, head_ranks = np.split(ranks, 2)
         return RankingResult(triples[:, RELATION], head_ranks, tail_ranks)
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,14 +20,14 @@ HITS_AT = (1, 3, 10)
 Ranks = Float64[np.ndarray, " query"]
 
 
-def _hits(k: int, ranks: Ranks) -> Ranks:
-    return 1.0 * (ranks <= k)
+def _hits_at(k: int) -> Callable[[Ranks], Ranks]:
+    return lambda ranks: 1.0 * (ranks <= k)
 
 
 TERMS: dict[str, Callable[[Ranks], Ranks]] = {
     names.MRR: lambda ranks: 1.0 / ranks,
     names.MEAN_RANK: lambda ranks: ranks,
-    **{names.hits_at(k): partial(_hits, k) for k in HITS_AT},
+    **{names.hits_at(k): _hits_at(k) for k in HITS_AT},
 }
 """What a rank adds to each metric, which is a mean."""
 

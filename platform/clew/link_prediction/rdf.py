@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyoxigraph
 
-from clew.errors import DataError, described, quoted
+from clew.errors import DataError, quoted, refusing
 from clew.input_files import FREE_BYTES, BlockStream, line_blocks
 from clew.link_prediction.tables import Texts, as_texts
 
@@ -51,7 +51,7 @@ def read_rdf(
             num_bytes += len(block)
             yield block
 
-    try:
+    with refusing(f"{path}: not {form.name}", SyntaxError, ValueError, OSError):
         for quad in pyoxigraph.parse(input=cast("IO[bytes]", BlockStream(counted())), format=form):
             predicate, value = quad.predicate.value, quad.object
             if isinstance(quad.subject, pyoxigraph.Triple) or isinstance(value, pyoxigraph.Triple):
@@ -78,10 +78,6 @@ def read_rdf(
                             f"{path}: its names take more than {MAX_NAMES_RATIO} times the size of "
                             "the file; expected shorter prefixes"
                         )
-    except (SyntaxError, ValueError, OSError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path}: not {form.name} ({described(error)})") from None
     said = {
         role: as_texts([node.get(role, (0, ""))[1] for node in nodes.values()])
         for role in ("name", "kind")

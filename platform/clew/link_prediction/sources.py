@@ -21,7 +21,7 @@ import numpy as np
 
 from clew import names
 from clew.config.data import TripleData
-from clew.errors import ConfigError, DataError, described, quoted
+from clew.errors import ConfigError, DataError, quoted, refusing
 from clew.files import DATA_VARIABLE, data_folder, expanded
 from clew.input_files import COMPRESSIONS, check_is_file
 from clew.link_prediction.imports import import_graph
@@ -165,10 +165,8 @@ def leave_out(graph: KnowledgeGraph, path: Path) -> KnowledgeGraph:
     Entities and relations keep their ids, even if they are in no triple any more.
     """
     check_is_file(path)
-    try:
+    with refusing(f"{path}: cannot be read as UTF-8 text", OSError, UnicodeDecodeError):
         content = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
     listed = FactList.parse(content)
     _check_origin(path, listed.origin, graph)
     wrong = [

@@ -1,6 +1,5 @@
 """Graphs as a subject: requests are queries by name, answers are ranked entities."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -121,9 +120,8 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
         lines = [
             f"quality: {values} on the {split} triples, among {task.graph.num_entities:,} entities"
         ]
-        guessed = most_frequent_mrr(
-            task.graph, task.graph.split("test" if split == "test" else "valid")
-        )
+        triples = task.graph.test if split == "test" else task.graph.valid
+        guessed = most_frequent_mrr(task.graph, triples)
         if guessed is not None:
             times = found["MRR"] / guessed
             worth = (
@@ -136,17 +134,13 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
             lines.append(f"one seed; test MRR of the preset {SEEDS_DIFFER[task.dataset]} seeds")
         return lines
 
-    def next_commands(self, task: LinkPrediction, model: str) -> list[str]:
+    def verbs(self, task: LinkPrediction) -> list[list[str]]:
         graph = task.graph
         head, relation, tail = (graph.test if len(graph.test) else graph.train)[0].tolist()
         query = graph.entities.name(head), graph.relations.name(relation)
         fact = ",".join((*query, graph.entities.name(tail)))
-        return [
-            shlex.join(
-                ["clew", "predict", "--model", model, "--head", query[0], "--relation", query[1]]
-            ),
-            shlex.join(["clew", "tracin", "--model", model, "--test", fact]),
-        ]
+        asked = ["predict", "--head", query[0], "--relation", query[1]]
+        return [asked, ["tracin", "--test", fact]]
 
     def num_test_examples(self, task: LinkPrediction) -> int:
         return len(task.graph.test)
@@ -203,20 +197,10 @@ class Graphs(Subject[LinkPrediction, Predictor, QuerySettings]):
             if any(not isinstance(value, str) for value in row.values()):
                 raise ConfigError(f"a row holds {str(dict(row))[:100]}; expected {self.expects}")
         limits = Limits(settings.head_kind, settings.tail_kind, seen=settings.seen)
-        queries = [
-            Query(
-                row.get("relation", ""), head=row.get("head") or None, tail=row.get("tail") or None
-            )
-            for row in rows
-        ]
-        found = iter(
-            loaded.predict(
-                [query for query in queries if not query.is_triple],
-                top_k=settings.top_k,
-                filter_known=settings.filter_known,
-                limits=limits,
-            )
-        )
+        queries = [Query(row.get("relation", ""), row.get("head"), row.get("tail")) for row in rows]
+        questions = [query for query in queries if not query.is_triple]
+        top_k, only_new = settings.top_k, settings.filter_known
+        found = iter(loaded.predict(questions, top_k=top_k, filter_known=only_new, limits=limits))
         return [
             _scored(loaded, query, limits) if query.is_triple else next(found).as_dict()
             for query in queries

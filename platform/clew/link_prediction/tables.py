@@ -78,8 +78,7 @@ def sniff(
     skip = comments + has_count
     if not rest:
         raise DataError(f"{path}: only comments; expected rows of a table")
-    count = int(rest[0].strip()) if has_count else None
-    rest = rest[has_count:]
+    count = int(rest.pop(0)) if has_count else None
     plain = [line for line in rest if not line.startswith(("#", "%"))]
     delimiter, rows = _delimiter(path, plain or rest)
     first_rows = lines[comments:comments] if has_count else lines[:comments]
@@ -169,15 +168,19 @@ def read_table(path: Path, form: Form) -> tuple[list[Texts], np.ndarray, bool]:
         lines = lines[is_filled]
     has_others = len(lines) > 0 and int(lines[-1]) - form.skip > len(lines)
     for column in columns if form.is_quoted else ():  # a value can have several lines
-        breaks = pc.count_substring(column.dictionary, "\n").to_numpy()[column.indices.to_numpy()]
+        breaks = by_row(column, pc.count_substring(column.dictionary, "\n"))
         lines += np.cumsum(breaks, dtype=np.int32) - breaks
     return columns, lines, has_others
 
 
 def filled(column: Texts) -> np.ndarray:
     """Return which values are no empty text, bool `(row,)`."""
-    is_text = pc.not_equal(column.dictionary, "").to_numpy(zero_copy_only=False)
-    found: np.ndarray = is_text[column.indices.to_numpy()]
+    return by_row(column, pc.not_equal(column.dictionary, ""))
+
+
+def by_row(column: Texts, by_text: np.ndarray | pa.Array) -> np.ndarray:
+    """Return for each row what is known of its text, `(text,)`."""
+    found: np.ndarray = np.asarray(by_text)[column.indices.to_numpy()]
     return found
 
 
@@ -222,9 +225,7 @@ def _batches(
                 invalid_row_handler=other,
             ),
             pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(names, TEXT),
-                null_values=[],
-                strings_can_be_null=False,
+                column_types=dict.fromkeys(names, TEXT), null_values=[], strings_can_be_null=False
             ),
         ):
             num_rows += batch.num_rows

@@ -4,9 +4,7 @@ Correct tails are coordinates (row, entity); a matrix of zeros and ones over all
 built.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Self
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,12 +12,13 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from clew.link_prediction.triples import HEAD, RELATION, TAIL, FilterIndex, Triples
+from clew.training.loaders import TensorBatch
 
 SHOWN_EXAMPLES = 8
 
 
 @dataclass(frozen=True, eq=False)
-class TripleBatch:
+class TripleBatch(TensorBatch):
     """Queries that are processed together, and their positives as coordinates."""
 
     head: Int64[Tensor, "batch"]
@@ -41,12 +40,6 @@ class TripleBatch:
     def count(self) -> float:
         return len(self.head)
 
-    def to(self, device: torch.device) -> Self:
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Self:
-        return self._map(lambda tensor: tensor.pin_memory())
-
     def units(self) -> dict[str, int]:
         return {"examples": self.num_examples}
 
@@ -57,9 +50,6 @@ class TripleBatch:
             return f"1 query (example {shown})"
         more = ", …" if self.num_examples > SHOWN_EXAMPLES else ""
         return f"{self.num_examples} queries (examples {shown}{more})"
-
-    def _map(self, move: Callable[[Tensor], Tensor]) -> Self:
-        return type(self)(**{f.name: move(getattr(self, f.name)) for f in fields(self)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -133,21 +133,13 @@ class Vocabulary:
 
     def write(self, path: Path) -> None:
         """Write a Parquet file: id, name, label and, if known, category and synonyms."""
-        labels = self.label_array
-        columns = {
-            "id": pa.array(np.arange(len(self), dtype=np.int32)),
-            "name": self.name_array,
-            "label": labels if labels is not None else pa.nulls(len(self), pa.string()),
-        }
-        if self.category_array is not None:
-            columns["category"] = self.category_array
-        if self.synonym_array is not None:
-            columns["synonyms"] = self.synonym_array
-        table = pa.table(
-            columns,
-            metadata={ID_FIELDS_KEY: str(int(self.fields_may_be_ids)).encode()},
-        )
-        pq.write_table(table, path)
+        ids, labels = np.arange(len(self), dtype=np.int32), self.label_array
+        columns = {"id": pa.array(ids), "name": self.name_array}
+        columns["label"] = pa.nulls(len(self), pa.string()) if labels is None else labels
+        for name, texts in (("category", self.category_array), ("synonyms", self.synonym_array)):
+            columns |= {} if texts is None else {name: texts}
+        metadata = {ID_FIELDS_KEY: str(int(self.fields_may_be_ids)).encode()}
+        pq.write_table(pa.table(columns, metadata=metadata), path)
 
     @classmethod
     def read(cls, path: Path, kind: Kind) -> Self:
@@ -162,15 +154,9 @@ class Vocabulary:
         names, labels = found["name"], found["label"]
         if not len(names) or names.null_count:
             raise DataError(f"{path}: not a vocabulary of a run (a name is missing)")
-        metadata = table.schema.metadata or {}
-        return cls(
-            kind,
-            names,
-            labels if labels.null_count < len(labels) else None,
-            fields_may_be_ids=metadata.get(ID_FIELDS_KEY) == b"1",
-            category_array=found.get("category"),
-            synonym_array=found.get("synonyms"),
-        )
+        may_be_ids = (table.schema.metadata or {}).get(ID_FIELDS_KEY) == b"1"
+        known = labels if labels.null_count < len(labels) else None
+        return cls(kind, names, known, may_be_ids, found.get("category"), found.get("synonyms"))
 
     def _shown(self, name: str) -> str:
         label = self.label(self.id(name))

@@ -50,6 +50,19 @@ class Batch(Protocol):
         """Return a short description that identifies the batch in error messages."""
 
 
+class TensorBatch:
+    """What a batch has in common with others if all its fields are tensors."""
+
+    def to(self, device: torch.device) -> Self:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        return type(self)(**{name: change(tensor) for name, tensor in vars(self).items()})
+
+
 B_co = TypeVar("B_co", bound=Batch, covariant=True)
 B = TypeVar("B", bound=Batch)
 
