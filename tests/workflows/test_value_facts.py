@@ -123,9 +123,10 @@ def test_an_artifact_at_an_end_of_the_list_is_marked(
     one, other = 7, 11
     given[one], given[other] = 20.0, -20.0
 
-    request = ValueRequest(model=trained.strong, test=str(tests), confirm=2, output_dir=tmp_path)
+    output = tmp_path / "values"
+    request = ValueRequest(model=trained.strong, test=str(tests), confirm=2, output_dir=output)
     artifacts = value_facts(request)
-    listed = pd.read_csv(tmp_path / "fact_values.csv")["Confirmed"]
+    listed = pd.read_csv(output / "fact_values.csv")["Confirmed"]
     assert listed.isna().sum() == 5216 - 4, "no word on a fact that was not left out"
     assert not listed.dropna().astype(bool).any()
     assert not artifacts.confirmed.any()
