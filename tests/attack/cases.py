@@ -1,10 +1,11 @@
 """Sets the number of cases that a run of these tests tries, and the allowed outcomes of a case.
 
-By default a test run tries the same `NUM_CASES` cases each time. A failed case is shrunk as far as
-possible and printed. `CLEW_ATTACK_CASES=1000000` tries more cases. `CLEW_ATTACK_SEED=7` tries other
-cases, drawn from random bytes. This takes less time per case, but does not shrink failed cases. A
-failure prints the number of its case, and `CLEW_ATTACK_SEED=7:1234` starts with case 1234.
-`CLEW_ATTACK_GUIDED=1` uses code coverage to choose the cases (`pip install atheris`; see `guided`).
+By default a test run tries the same `NUM_CASES` cases each time, drawn from the random bytes of seed
+0. `CLEW_ATTACK_CASES=1000000` tries more cases, `CLEW_ATTACK_SEED=7` others. A failure prints the
+number of its case, and `CLEW_ATTACK_SEED=7:1234` starts with case 1234. `CLEW_ATTACK_SHRINK=1`
+lets Hypothesis choose the cases: it makes a failed case as small as possible, but its cases depend
+on which modules are imported. `CLEW_ATTACK_GUIDED=1` uses code coverage to choose the cases
+(`pip install atheris`; see `guided`).
 """
 
 import itertools
@@ -58,11 +59,11 @@ def fuzz(share: float, case: Callable[[DrawFn], object]) -> None:
 
     if os.environ.get("CLEW_ATTACK_GUIDED"):
         fuzz_guided(each.hypothesis.fuzz_one_input, number, NUM_BYTES)
-    elif chosen := os.environ.get("CLEW_ATTACK_SEED"):
-        seed, _, first = chosen.partition(":")
-        _fuzz_from_bytes(each.hypothesis.fuzz_one_input, int(seed), int(first or 0), number)
-    else:
+    elif os.environ.get("CLEW_ATTACK_SHRINK"):
         each()
+    else:
+        seed, _, first = (os.environ.get("CLEW_ATTACK_SEED") or "0").partition(":")
+        _fuzz_from_bytes(each.hypothesis.fuzz_one_input, int(seed), int(first or 0), number)
 
 
 def _fuzz_from_bytes(

@@ -79,6 +79,7 @@ def test_bad_dictionaries_are_refused(write, content: str, line: int | None) -> 
         "1\tb\n2\tc\n0\ta\n",
         "3\na\t0\nb\t1\nc\t2\n",
         "3\na 0\nb 1\nc 2\n",
+        "\x1c3\r\na\t0\r\nb\t1\r\nc\t2\r\n",
         "id\tlabel\n0\ta\n1\tb\n2\tc\n",
         "label\tid\nc\t2\na\t0\nb\t1\n",
     ],

@@ -74,11 +74,11 @@ def sniff(
     lines = text.split("\n")[:-1][:SAMPLE_LINES] or [text]
     comments = next((i for i, s in enumerate(lines) if s.strip() and s[0] not in "#%"), len(lines))
     rest = [line for line in lines[comments:] if line.strip()]
-    has_count = len(rest) > 1 and re.fullmatch(r"\s*[0-9]{1,10}\s*", rest[0]) is not None
+    has_count = len(rest) > 1 and re.fullmatch(r"[0-9]{1,10}", rest[0].strip()) is not None
     skip = comments + has_count
     if not rest:
         raise DataError(f"{path}: only comments; expected rows of a table")
-    count = int(rest.pop(0)) if has_count else None
+    count = int(rest.pop(0).strip()) if has_count else None  # int() keeps control characters
     plain = [line for line in rest if not line.startswith(("#", "%"))]
     delimiter, rows = _delimiter(path, plain or rest)
     first_rows = lines[comments:comments] if has_count else lines[:comments]
