@@ -1,11 +1,11 @@
 """Sets the number of cases that a run of these tests tries, and the allowed outcomes of a case.
 
-By default a test run tries the same `NUM_CASES` cases each time, drawn from the random bytes of seed
-0. `CLEW_ATTACK_CASES=1000000` tries more cases, `CLEW_ATTACK_SEED=7` others. A failure prints the
-number of its case, and `CLEW_ATTACK_SEED=7:1234` starts with case 1234. `CLEW_ATTACK_SHRINK=1`
-lets Hypothesis choose the cases: it makes a failed case as small as possible, but its cases depend
-on which modules are imported. `CLEW_ATTACK_GUIDED=1` uses code coverage to choose the cases
-(`pip install atheris`; see `guided`).
+By default a test run tries the same `NUM_CASES` cases each time, drawn from the random bytes of
+seed 0. `CLEW_ATTACK_CASES=1000000` tries more cases, `CLEW_ATTACK_SEED=7` others. A failure prints
+the number of its case, and `CLEW_ATTACK_SEED=7:1234` starts with case 1234. With
+`CLEW_ATTACK_SHRINK=1` Hypothesis chooses the cases and makes a failed one as small as possible;
+its cases depend on which modules are imported. `CLEW_ATTACK_GUIDED=1` uses code coverage to choose
+the cases (`pip install atheris`; see `guided`).
 """
 
 import itertools
