@@ -48,6 +48,20 @@ def test_a_value_may_have_several_lines_and_a_mark_of_inches(tmp_path):
     assert facts(read(tmp_path, {"kg.csv": with_notes(",", notes)})) == DISTINCT
 
 
+def test_rows_that_r_numbers_have_one_column_more_than_their_header(tmp_path):
+    header = ("head", "relation", "tail")
+    for name, mark in (("tabs", "\t"), ("spaces", " ")):
+        rows = [(str(i), *(f'"{text}"' for text in row)) for i, row in enumerate(DISTINCT, 1)]
+        quoted_header = [f'"{text}"' for text in header]
+        assert (
+            facts(read(tmp_path / name, {"kg.txt": lines([quoted_header, *rows], mark)}))
+            == DISTINCT
+        )
+    weighted = [(*row, str(i)) for i, row in enumerate(DISTINCT)]  # the last column has no name
+    with pytest.raises(DataError, match="line 2"):
+        read(tmp_path / "weighted", {"kg.txt": lines([header, *weighted], "\t")})
+
+
 def test_lines_in_a_value_may_look_like_a_row(tmp_path):
     named = lines([("head", "relation", "tail"), *DISTINCT], ",")
     for i, nodes in enumerate((

@@ -43,7 +43,8 @@ BESIDE_OPENKE = re.compile(r"(?i)(type_constrain|test2id_all|[1n]-[1n])\.txt")
 LAST_CHOICE = re.compile(r"(?i)\.(json|jsonld|rdf|owl|xml|n3)$")
 """Files that are read, or refused, only where a folder has no others: often they say no facts."""
 MAX_NAMED = 10
-INVISIBLE = re.compile("[\u200b\u200c\u200d\u2060\ufeff]")
+INVISIBLE = "\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
+"""Characters without a width, for a class of a regular expression."""
 
 
 @dataclass
@@ -278,7 +279,8 @@ def _vocabulary(
 
 def clean_name(text: str) -> str:
     """Return a name in Unicode's composed form, without spaces at its ends and invisible ones."""
-    return " ".join(unicodedata.normalize("NFC", INVISIBLE.sub("", text)).split()) or text
+    visible = re.sub(f"[{INVISIBLE}]", "", text)
+    return " ".join(unicodedata.normalize("NFC", visible).split()) or text
 
 
 def _with_labels(relations: Vocabulary, parts: Sequence[Part]) -> Vocabulary:

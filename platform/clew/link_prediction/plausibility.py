@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from clew.errors import quoted
-from clew.link_prediction.imports import Imported, clean_name
+from clew.link_prediction.imports import INVISIBLE, Imported, clean_name
 from clew.link_prediction.leakage import Leakage, RelationPair, find_leakage, is_leaked
 from clew.link_prediction.triples import SPLITS, KnowledgeGraph, no_triples, row_blocks
 from clew.link_prediction.vocabulary import Vocabulary
@@ -85,12 +85,13 @@ def _of_names(names: Vocabulary) -> Iterator[Finding]:
     for what, pattern in (
         ("in quotes", r'^["\'].*["\']$'),
         ("with spaces at their ends", r"^\s|\s$|^\x{a0}|\x{a0}$"),
-        ("with non-breaking or invisible characters", r"[\x{a0}\x{200b}-\x{200d}\x{2060}\x{feff}]"),
+        ("with non-breaking or invisible characters", rf"[\x{{a0}}{INVISIBLE}]"),
     ):
         hits = array.filter(pc.match_substring_regex(array, pattern))
         mend = "clew data FILE removes quotes" if "quotes" in what else f"{CLEANED_BY} removes them"
         yield Finding(f"{of} {what}", len(hits), hits[:3].to_pylist(), mend)
     unusual = array.filter(pc.match_substring_regex(array, r"[^\x00-\x7f]")).to_pylist()
+    others, keys = array, array
     if unusual:
         composed = set(array.to_pylist())
         same = [
@@ -98,7 +99,10 @@ def _of_names(names: Vocabulary) -> Iterator[Finding]:
         ]
         what = f"{of} that are another name in another Unicode form"
         yield Finding(what, len(same), same[:3], f"{CLEANED_BY} makes one of them")
-    yield _same(pc.utf8_lower(array), array, f"{of} that differ by case only", "Rename one of them")
+        others = array.filter(pc.invert(pc.is_in(array, pa.array(same, pa.string()))))
+        keys = pc.utf8_normalize(others, "NFKC")  # the micro sign and the Greek letter are one
+    what = f"{of} that differ by case, or forms of one letter, only"
+    yield _same(pc.utf8_lower(keys), others, what, "Rename one of them")
     if names.kind == "entity" and names.label_array is not None:
         labels = names.label_array
         what = "entities of one name"

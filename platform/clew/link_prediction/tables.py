@@ -85,6 +85,11 @@ def sniff(
     names, num_left = _leading(first_rows, delimiter, len(rows[0]), names_columns, header=header)
     is_named = bool(names)
     is_header = header or (names_columns(rows[0]) and not is_fact(rows[0], rows[1:]))
+    if len(rows) > 1 and all(
+        (row[0], len(row)) == (str(i), len(rows[0]) + 1) for i, row in enumerate(rows) if i
+    ):
+        rows[0].insert(0, "")  # R numbers its rows, and does not name that column
+        is_header = True
     if not is_named and not has_count and is_header:
         names, rows, skip = rows[0], rows[1:], skip + 1
     elif not has_count:
@@ -122,7 +127,7 @@ def _leading(
 
 def _fields(line: str, delimiter: str) -> list[str]:
     if delimiter == " ":
-        return line.split()
+        return [part.strip('"') for part in line.split()]
     if delimiter in "\t|":
         return [part.strip('"') for part in line.split(delimiter)]
     return next(csv.reader([line], delimiter=delimiter), [])
