@@ -319,3 +319,15 @@ def test_cells_on_other_data_run_again(trained: list[tuple[str, int]], tmp_path:
     files["train"].write_text(triples["train"] + "c\tr\ta\n")
     list(workflow.compare(study))
     assert len(trained) == 4
+
+
+def test_cells_of_other_code_run_again(
+    trained: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(write(tmp_path), seeds=[0])
+    list(workflow.compare(study))
+    list(workflow.compare(study))
+    assert len(trained) == 2
+    monkeypatch.setattr(workflow, "code_digest", lambda: "changed, not committed")
+    list(workflow.compare(study))
+    assert len(trained) == 4

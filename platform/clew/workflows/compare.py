@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from clew import __version__, names
+from clew import names
 from clew.config.services import ClusterRequest, TrackingConfig
 from clew.config.study import Study, metric_name
 from clew.errors import ClewError, Interrupted, UsageError, counted, printable, similar_name
@@ -27,6 +27,7 @@ from clew.runs.reading.metrics import Estimate
 from clew.runs.reading.runs import find_run
 from clew.runs.reading.search import find_cell
 from clew.runs.store import in_use
+from clew.training.distributed import code_digest
 from clew.training.manifest import sha256
 from clew.workflows.child import trace_in_child, train_in_child
 from clew.workflows.cluster import Cluster, opened_cluster
@@ -208,7 +209,7 @@ def compare(
 
     A round runs every variant once with one seed. Every second round runs in reverse order, so that
     a drift of the machine's speed affects all variants. A cell that fails is reported and does not
-    stop the rest. A cell that finished earlier, with the same machine, commit and data, is not run
+    stop the rest. A cell that finished earlier, with the same machine, code and data, is not run
     again.
 
     Args:
@@ -244,7 +245,7 @@ def compare(
         ]
         cells: list[CellResult] = []
         machines, parent = nodes.machines if nodes else [describe_machine()], tracker.run_id
-        place = f"{in_words(machines)}/{git_commit() or __version__}/{data}"
+        place = f"{in_words(machines)}/{code_digest()}/{data}"
         ending = (run_cell(study, variant, seed, parent, place) for seed, variant in turns)
         for cell in cells_on_cluster(nodes, study, turns, parent, place) if nodes else ending:
             cells.append(cell)
