@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from clew.errors import TrackingError, masked
 from clew.runs import store
-from clew.runs.reading import runs
+from clew.runs.reading import models, runs
 from clew.runs.store import connect, tracking_uri
 from clew.runs.tracker import MlflowTracker
 
@@ -146,3 +146,15 @@ def test_reading_creates_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TrackingError):
         runs.find_run("0" * 32)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_champion_is_listed_below_many_later_versions(tracking_store: Path) -> None:
+    client = connect(tracking_uri())
+    client.create_registered_model("model")
+    for _ in range(202):
+        client.create_model_version("model", source=str(tracking_store))
+    client.set_registered_model_alias("model", "champion", "1")
+    (model,) = models.list_models()
+    versions = models.list_versions(model)
+    assert [version.version for version in versions] == list(range(202, 0, -1))
+    assert versions[-1].aliases == ("champion",)

@@ -94,9 +94,13 @@ class ModelNames:
         return tuple(sorted([*own, *others], key=lambda entry: (not entry.kind, entry.kind)))
 
 
+MAX_MODELS, MAX_VERSIONS = 1_000, 10_000
+"""How many are listed; MLflow refuses to list more than 1,000 models at once."""
+
+
 def list_models() -> list[RegisteredModel]:
     with store.using("the list of registered models"):
-        found = client().search_registered_models(max_results=200)
+        found = client().search_registered_models(max_results=MAX_MODELS)
         return [
             RegisteredModel(model.name, {alias: int(v) for alias, v in model.aliases.items()})
             for model in sorted(found, key=lambda model: model.name)
@@ -107,7 +111,7 @@ def list_versions(model: RegisteredModel) -> list[Version]:
     """Return the versions of a model with their source runs, the latest version first."""
     with store.using(f"the versions of model {model.name}"):
         wanted, order = f"name = {quoted(model.name)}", ["version_number DESC"]
-        found = client().search_model_versions(wanted, max_results=200, order_by=order)
+        found = client().search_model_versions(wanted, max_results=MAX_VERSIONS, order_by=order)
     made_by = [version.run_id for version in found if version.run_id]
     runs = {run.run_id: run for run in find_runs(made_by)}
     return [version_of(version, model.aliases, runs.get(version.run_id or "")) for version in found]
