@@ -55,7 +55,7 @@ help:
 	@echo "make studies the studies that the guides' claims are about, about 35 minutes (estimate): JSON in experiments/studies/results"
 
 demo: $(INSTALLED)
-	@echo "The demo took 4 minutes on 2 cores."
+	@echo "The demo takes two to three minutes on 2 cores."
 	@$(BIN)/clew demo
 
 install: $(INSTALLED)
