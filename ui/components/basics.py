@@ -285,12 +285,8 @@ def name_box() -> str:
     if found := access.person():
         st.caption(f"Saved as {markdown(found)}")
         return found
-    return st.text_input(
-        "Your name",
-        key="reviewer",
-        persist_state="session",
-        help="Saved with your entries, so that others can ask you.",
-    ).strip()
+    about = "Saved with your entries, so that others can ask you."
+    return st.text_input("Your name", key="reviewer", persist_state="session", help=about).strip()
 
 
 def require() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from clew import names
-from clew.runs.influence_forms import PART_PREFIX
 from clew.runs.reading.metrics import number_text
 from clew.ui.components import basics, glossary
 
@@ -225,17 +224,8 @@ def fact_texts(facts: pd.DataFrame) -> list[str]:
 
 def share_bars(row: pd.Series, columns: Sequence[str], title: str) -> Spec:
     """Return how a fact's influence splits, by part of the model or by checkpoint."""
-    frame = pd.DataFrame(
-        {
-            "part": [
-                glossary.part(column)
-                if column.startswith(PART_PREFIX)
-                else f"step {column.rpartition('_')[2]}"
-                for column in columns
-            ],
-            "value": [float(row[column]) for column in columns],
-        }
-    )
+    values = row[[*columns]].to_numpy(float)
+    frame = pd.DataFrame({"part": [*map(glossary.part, columns)], "value": values})
     frame["text"] = [f"{basics.sign_symbol(value)} {value:.3g}" for value in frame["value"]]
     frame["sign"] = ["helps" if value > 0 else "opposes" for value in frame["value"]]
     return _bars(
@@ -287,16 +277,10 @@ def predictions(frame: pd.DataFrame, title: str) -> Spec:
     colour = name("group", scale=_colours(groups), legend=legend)
     x = number("last_frame", title="Last frame", axis={"tickMinStep": 1})
     y = number("prediction", title=title, scale={"zero": False})
-    form = ".5~g"
-    tooltip = [
-        number("last_frame", title="Last frame"),
-        *_tooltip(
-            {"group": "Group"},
-            prediction=("Prediction", form),
-            lower=("From", form),
-            upper=("To", form),
-        ),
-    ]
+    called = {"prediction": "Prediction", "lower": "From", "upper": "To"}
+    values = {field: (title, ".5~g") for field, title in called.items()}
+    frames = number("last_frame", title="Last frame")
+    tooltip = [frames, *_tooltip({"group": "Group"}, **values)]
     low, high = number("lower", title=title), {"field": "upper"}
     band = {
         "mark": {"type": "area", "opacity": 0.18},

@@ -15,7 +15,7 @@ import streamlit as st
 from clew.errors import ClewError, DataError
 from clew.runs.influence_report import ReportModel
 from clew.runs.reading import reports
-from clew.runs.reading.explanation import SharedExplanation, explanation_in, triple_of, with_run
+from clew.runs.reading.explanation import SharedExplanation, triple_of, with_run
 from clew.runs.reading.facts import TRAIN_KEY, by_side, with_agreement
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
@@ -208,7 +208,7 @@ def explained(run_id: str, files: reports.ReportFiles, index: int) -> SharedExpl
 
 def shared(run_id: str, files: reports.ReportFiles, index: int) -> SharedExplanation:
     """Return what is shared of an explanation; `run_id` is empty for files from the disk."""
-    found = explanation_in(files, index)
+    found = explained(run_id, files, index)
     if not run_id:
         return found
     found = with_run(found, run_id)

@@ -16,7 +16,7 @@ HDF5 = ("h5", "hdf5")
 FILES = ("images", "scalars", "group", "time", "present", "target")
 CONFIDENCES = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "50 %": 0.5}
 ALL_GROUPS = "all"
-_WHERE = {"from this computer": False, "on the server": True}
+HERE, ON_SERVER = "from this computer", "on the server"
 
 
 def asked_frames(model: str, *, again: bool) -> tuple[work.AskedFrames, dict[str, bytes]] | None:
@@ -50,17 +50,13 @@ def asked_frames(model: str, *, again: bool) -> tuple[work.AskedFrames, dict[str
 
 def _frames(linked: str) -> tuple[str, Sequence[UploadedFile]]:
     """Let a person name a path or choose files; return both, one of them empty."""
-    on_server = False
+    where: str | None = HERE
     if not access.is_configured():
+        first = ON_SERVER if linked else HERE
         where = st.segmented_control(
-            "Frames",
-            list(_WHERE),
-            key="where",
-            default="on the server" if linked else "from this computer",
-            required=True,
+            "Frames", [HERE, ON_SERVER], key="where", default=first, required=True
         )
-        on_server = _WHERE[where or "from this computer"]
-    if on_server:
+    if where == ON_SERVER:
         if PATH not in st.session_state:
             st.session_state[PATH] = linked
         path = st.text_input("Folder or file", key=PATH, placeholder="/data/new_frames").strip()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from clew import names
 from clew.runs.hardware import SAMPLED_PREFIX as MACHINE
 from clew.runs.hardware import SAMPLING_SECONDS
-from clew.runs.influence_forms import Form
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX, Form
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,10 @@ def label(key: str) -> str:
 
 
 def part(column: str) -> str:
-    name = column.removeprefix("part_")
+    """Return what a share of an influence is of: a part of the model, or a checkpoint."""
+    if column.startswith(CHECKPOINT_PREFIX):
+        return f"step {column.removeprefix(CHECKPOINT_PREFIX)}"
+    name = column.removeprefix(PART_PREFIX)
     return PARTS.get(name, name.replace("_", " "))
 
 

@@ -288,13 +288,8 @@ def _body(job: Job, progress: Show | None) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"{line} · {seconds_text(job.seconds)}" if state == "running" else line)
         if state == "running":
-            allowed = access.may(job.action)
-            st.button(
-                "Cancel",
-                key=f"cancel-{job.job_id}",
-                disabled=not allowed,
-                on_click=basics.attempt(job.cancel),
-            )
+            cancel, allowed = basics.attempt(job.cancel), access.may(job.action)
+            st.button("Cancel", f"cancel-{job.job_id}", on_click=cancel, disabled=not allowed)
     if state == "running":
         last = basics.markdown(log[-1][:200]) if log else "working …"
         st.progress(_share(job.events()), text=last)

@@ -18,6 +18,7 @@ from clew.runs import store
 from clew.runs.reading.disagreements import Disagreement, decision_on, find_disagreements
 from clew.runs.reading.facts import TRAIN_KEY
 from clew.runs.reading.reviews import (
+    MAX_COMMENT_CHARACTERS,
     VERDICTS,
     Fact,
     Kept,
@@ -124,7 +125,7 @@ _SAID = (
     '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
     '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
 )
-NUM_FACTS, EDITOR_HEIGHT, COMMENT_HEIGHT = 20, 214, 68
+NUM_FACTS, EDITOR_HEIGHT = 20, 214
 CONVINCING = "convincing"
 WRONG = "wrong"
 MEANINGS = {
@@ -201,13 +202,8 @@ def _ticked(key: str, shown: pd.DataFrame) -> pd.DataFrame:
 
 
 def comment_box(label: str, key: str) -> str:
-    given = st.text_area(
-        label,
-        key=f"{key}-comment",
-        height=COMMENT_HEIGHT,
-        max_chars=10_000,
-        persist_state="session",
-    )
+    key, most = f"{key}-comment", MAX_COMMENT_CHARACTERS
+    given = st.text_area(label, key=key, height=68, max_chars=most, persist_state="session")
     return (given or "").strip()
 
 

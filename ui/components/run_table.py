@@ -53,13 +53,8 @@ SEARCH_HELP = (
 def experiment() -> tuple[str, ...]:
     """Let a person choose an experiment; return its id, empty for all of them."""
     found = experiments()
-    chosen = st.selectbox(
-        "Experiment",
-        [ALL, *found],
-        key="experiment",
-        bind="query-params",
-        help="A named set of runs.",
-    )
+    options, about = [ALL, *found], "A named set of runs."
+    chosen = st.selectbox("Experiment", options, key="experiment", bind="query-params", help=about)
     return (found[chosen],) if chosen in found else ()
 
 
@@ -247,15 +242,9 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
         table = group_table(groups, {run.run_id: run for run in page.runs}, chosen)
     else:
         table = run_table(page.runs, sparklines(page.runs) if trends else None, chosen)
-    marked = ticked(
-        table,
-        rows,
-        alt="Runs",
-        key=f"{key}-{hash(str(rows))}",
-        several=True,
-        placeholder="–",
-        most=MAX_HEIGHT,
-    )
+    own = f"{key}-{hash(str(rows))}"
+    look = {"alt": "Runs", "placeholder": "–"}
+    marked = ticked(table, rows, key=own, several=True, most=MAX_HEIGHT, **look)
 
     def turn(by: int) -> None:
         st.session_state[state] = max(0, st.session_state.get(state, 0) + by)

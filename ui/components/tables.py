@@ -32,12 +32,11 @@ def _arguments(
     if isinstance(table, dict):
         configured = {name: config for name, (_, config) in table.items() if config is not None}
         look = {"column_config": configured, **look}
-        table = pd.DataFrame(
-            {
-                name: values.to_numpy() if isinstance(values, pd.Series) else values
-                for name, (values, _) in table.items()
-            }
-        )
+        plain = {
+            name: values.to_numpy() if isinstance(values, pd.Series) else values
+            for name, (values, _) in table.items()
+        }
+        table = pd.DataFrame(plain)
     height = min(HEADER_HEIGHT + row_height * max(len(table), 1), most) if most else "auto"
     fixed = {"data": table, "hide_index": True, "row_height": row_height, "height": height}
     return {**fixed, **look}
@@ -95,12 +94,9 @@ def tick_one(
     if any(grey):
         colours = [f"color: {PLAIN.colour}" if is_grey else "" for is_grey in grey]
         given["data"] = given["data"].style.apply(lambda column: colours)
+    first = _ticked_rows(values, chosen)
     st.dataframe(
-        **given,
-        key=key,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default=_ticked_rows(values, chosen),
+        **given, key=key, on_select=choose, selection_mode="single-row", selection_default=first
     )
 
 

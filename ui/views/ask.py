@@ -259,16 +259,11 @@ def show_examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames)
     if not found:
         return
     st.header("For example", anchor=False)
-    for number, (head, relation, tail) in enumerate(found):
-        text = triple_text((head, relation, tail), vocabulary)
-        why = " – how likely is it, and why?" if head and tail else ""
-        st.button(
-            basics.markdown(text + why),
-            key=f"example-{number}",
-            on_click=_take,
-            disabled=not access.may("ask"),
-            args=((head, relation, tail),),
-        )
+    is_off = not access.may("ask")
+    for number, asked in enumerate(found):
+        why = "" if "" in asked else " – how likely is it, and why?"
+        label = basics.markdown(triple_text(asked, vocabulary) + why)
+        st.button(label, f"example-{number}", on_click=_take, args=(asked,), disabled=is_off)
 
 
 def triple_text(triple: tuple[str, str, str], vocabulary: ModelNames) -> str:

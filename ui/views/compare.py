@@ -86,13 +86,8 @@ def _take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
         ]
     with st.container(horizontal=True):
         for key, label, ids in buttons:
-            st.button(
-                label,
-                key=key,
-                disabled=not ticked and key != "none",
-                on_click=basics.write_address,
-                args=("runs", ids),
-            )
+            is_off, write = not ticked and key != "none", basics.write_address
+            st.button(label, key, on_click=write, args=("runs", ids), disabled=is_off)
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
@@ -140,17 +135,11 @@ def _costs(found: comparison.Comparison, setting: comparison_table.Setting) -> N
 def _curves(runs: Sequence[RunRecord], found: comparison.Comparison) -> None:
     st.header("Curves", anchor=False)
     metrics = sorted({key for run in runs for key in run.metrics})
-    usual = next(
-        (key for key in comparison_table.quality_metrics(runs) if key.startswith("valid/")), None
-    )
+    usual = [key for key in comparison_table.quality_metrics(runs) if key.startswith("valid/")]
+    place = metrics.index(usual[0]) if usual else 0
     first, second, third, fourth = st.columns([2.2, 1.5, 2, 1], vertical_alignment="bottom")
     key = first.selectbox(
-        "Metric",
-        metrics,
-        index=metrics.index(usual) if usual else 0,
-        key="curve",
-        bind="query-params",
-        format_func=glossary.label,
+        "Metric", metrics, place, glossary.label, key="curve", bind="query-params"
     )
     with second:
         axis = basics.choice("Over", ["steps", "time"], "over")
@@ -197,14 +186,9 @@ def _setting(runs: Sequence[RunRecord]) -> comparison_table.Setting:
     quality = second.selectbox(
         "Quality", metrics, key="quality", bind="query-params", format_func=glossary.label
     )
+    about = "Of the quality's curve: the best value (for bias or coverage the last), or the last."
     with third:
-        pick = basics.choice(
-            "Value",
-            get_args(Pick),
-            "pick",
-            help="The value of the quality's curve: the best (for bias or coverage the last), or "
-            "the last.",
-        )
+        pick = basics.choice("Value", get_args(Pick), "pick", help=about)
     about = "Runs that differ only in seed are one row: mean ± standard deviation."
     grouped = fourth.toggle(
         "Seeds together", value=True, key="seeds", bind="query-params", help=about

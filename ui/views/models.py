@@ -102,12 +102,8 @@ def _promote() -> None:
     force = third.text_input("Overrule, with a reason", key="force", help=about).strip()
     ready = bool(run_id and name)
     with st.container(horizontal=True):
-        check = st.button(
-            "Check only",
-            key="dry",
-            disabled=not (ready and access.may("check")),
-            help="Runs every check and writes nothing.",
-        )
+        about, allowed = "Runs every check and writes nothing.", ready and access.may("check")
+        check = st.button("Check only", key="dry", disabled=not allowed, help=about)
         allowed = ready and access.may("promote")
         promote = st.button("Promote", key="promote", type="primary", disabled=not allowed)
     if not (check or promote):

@@ -124,12 +124,8 @@ def _runs(experiment_ids: tuple[str, ...], known: frozenset[tuple[str, str]]) ->
 
 def _running(run: RunRecord) -> None:
     done = progress_of(run, runs.histories([run], names.TRAIN_EPOCH))
-    title = basics.fill(
-        "<b>{name}</b> <span class='clew-muted clew-small'>{detail}</span>",
-        name=runs.name_of(run),
-        detail=_detail(run, done),
-    )
-    st.html(title)
+    title = "<b>{name}</b> <span class='clew-muted clew-small'>{detail}</span>"
+    basics.show(title, name=runs.name_of(run), detail=_detail(run, done))
     if state_of(run) == "stuck":
         _stuck(run)
         return

@@ -325,13 +325,8 @@ def _open(review: Review) -> None:
         head = with_validation(report_head(report_of_run(review.run_id)))
         place = same_test(head.tests, triple)
         trust(head, review.run_id, triple)
-    basics.link(
-        "influence",
-        "Open this explanation",
-        run=review.run_id,
-        view="Review",
-        test="" if place is None else str(place),
-    )
+    test = "" if place is None else str(place)
+    basics.link("influence", "Open this explanation", run=review.run_id, view="Review", test=test)
 
 
 def _wrong(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:

@@ -289,23 +289,15 @@ def _relations(run: RunRecord) -> None:
     frame = by_relation(run.run_id, split)
     frame = frame.sort_values(["num_queries", "label", "side"], ascending=[False, True, True])
     side = "Which end of the triple the model had to name."
+    about = glossary.words(names.metric("test", names.MRR)).help
+    mrr = ProgressColumn(help=about, min_value=0.0, max_value=1.0, format="%.3f")
+    rank = NumberColumn(format="%.1f", width="small", help="1 is perfect.")
     columns: tables.Columns = {
         "Relation": (frame["label"], TextColumn(width="medium")),
         "Asked for": (frame["side"], TextColumn(width="small", help=side)),
         "Questions": (frame["num_queries"], NumberColumn(width="small")),
-        "MRR": (
-            frame[names.MRR],
-            ProgressColumn(
-                help=glossary.words(names.metric("test", names.MRR)).help,
-                min_value=0.0,
-                max_value=1.0,
-                format="%.3f",
-            ),
-        ),
-        "Mean rank": (
-            frame[names.MEAN_RANK],
-            NumberColumn(format="%.1f", width="small", help="1 is perfect."),
-        ),
+        "MRR": (frame[names.MRR], mrr),
+        "Mean rank": (frame[names.MEAN_RANK], rank),
     }
     for name in (names.hits_at(k) for k in (1, 3, 10)):
         if name in frame:

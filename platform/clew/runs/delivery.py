@@ -222,21 +222,14 @@ class Delivery:
 
     def _model_entry(self, record: base.Checkpoint) -> entities.LoggedModel:
         experiment_id = self.spool.origin.experiment_id
-        found = self.client.search_logged_models(
-            [experiment_id],
-            filter_string=f"source_run_id = '{self.run_id}' "
-            f"AND tags.`{names.TAG_MODEL_FOLDER}` = '{record.folder}' "
-            f"AND tags.`{names.TAG_MODEL_STEP}` = '{record.step}'",
-            max_results=1,
-        )
-        if found:
+        tags = {names.TAG_MODEL_FOLDER: record.folder, names.TAG_MODEL_STEP: str(record.step)}
+        conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+        wanted = " AND ".join([f"source_run_id = '{self.run_id}'", *conditions])
+        if found := self.client.search_logged_models([experiment_id], wanted, max_results=1):
             return found[0]
+        name = record.folder.rpartition("/")[2].replace(".", "-")
         return self.client.create_logged_model(
-            experiment_id,
-            name=record.folder.rpartition("/")[2].replace(".", "-"),
-            source_run_id=self.run_id,
-            tags={names.TAG_MODEL_FOLDER: record.folder, names.TAG_MODEL_STEP: str(record.step)},
-            model_type="checkpoint",
+            experiment_id, name, self.run_id, tags=tags, model_type="checkpoint"
         )
 
     def _put_model_file(self, model: entities.LoggedModel, path: Path, folder: str) -> None:

@@ -157,14 +157,11 @@ def why_no_result_file(commit: str | None) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a git command; None if git is missing or the command fails."""
+    command = ["git", "-C", str(folder), *arguments]
+    lockless = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
         result = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+            command, capture_output=True, text=True, timeout=20, check=False, env=lockless
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         logger.info("git is not usable: %s", error)

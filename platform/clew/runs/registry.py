@@ -125,14 +125,11 @@ class Registry:
         self, name: str, folder: Path, *, run_id: str, tags: Mapping[str, str]
     ) -> RegisteredVersion:
         """Upload a saved model and register it as a version after the upload is complete."""
+        tags = dict(tags)
         with store.using(f"registering a version of model {name!r}"):
             experiment_id = self.client.get_run(run_id).info.experiment_id
             model = self.client.create_logged_model(
-                experiment_id,
-                name=SERVABLE,
-                source_run_id=run_id,
-                tags=dict(tags),
-                model_type=SERVABLE,
+                experiment_id, name=SERVABLE, source_run_id=run_id, tags=tags, model_type=SERVABLE
             )
             try:
                 self.client.log_model_artifacts(model.model_id, str(folder))
@@ -146,12 +143,9 @@ class Registry:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
+            source, model_id = f"models:/{model.model_id}", model.model_id
             created = self.client.create_model_version(
-                name,
-                f"models:/{model.model_id}",
-                run_id=run_id,
-                tags=dict(tags),
-                model_id=model.model_id,
+                name, source, run_id=run_id, tags=tags, model_id=model_id
             )
             return _version_of(created)
 

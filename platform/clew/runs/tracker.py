@@ -196,12 +196,11 @@ class MlflowTracker(Tracker):
         self._forwarder = Forwarder(Delivery(client, spool), pace)
         self._forwarder.start()
         self._is_ending = threading.Event()
-        self._sampling: threading.Thread | None = None
+        sampled = (self._record, self._is_ending)
+        self._sampling = threading.Thread(
+            target=sample_machine, args=sampled, name="clew-system-metrics", daemon=True
+        )
         if tracking.log_system_metrics:
-            sampled = (self._record, self._is_ending)
-            self._sampling = threading.Thread(
-                target=sample_machine, args=sampled, name="clew-system-metrics", daemon=True
-            )
             self._sampling.start()
         atexit.register(self._end_with_process)
         OPEN.add(self)
@@ -288,7 +287,7 @@ class MlflowTracker(Tracker):
         super().finish(status)
         try:
             self._is_ending.set()
-            if self._sampling is not None:
+            if self._sampling.is_alive():
                 self._sampling.join()
             self._keep_log()
             self._forwarder.flush()

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from clew import names
 from clew.config.files import SHIPPED, STUDIES
-from clew.errors import ConfigError, TrackingError, described
+from clew.errors import ConfigError, TrackingError, refusing
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
@@ -111,15 +111,13 @@ def read_text(run_id: str, *path: str) -> str:
 def read_data_report(run_id: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what looks wrong in a run's data, and the pairs of relations that say the same."""
     with fetched(run_id, names.ARTIFACT_DATA_REPORT) as path:
-        try:
+        what = f"run {run_id}: {path.name} is not a report on data"
+        with refusing(what, OSError, ValueError, LookupError, TypeError, error=TrackingError):
             content = json.loads(path.read_bytes())
             findings = [(f["what"], f["count"], "; ".join(f["examples"]), f["mend"])
                         for f in content["findings"]]  # fmt: skip
             keys = ("first", "second", "kind", "common", "share")
             pairs = [[pair[key] for key in keys] for pair in content["pairs"]]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            problem = f"{path.name} is not a report on data ({described(error)})"
-            raise TrackingError(f"run {run_id}: {problem}") from None
     columns = ["What looks wrong", "Count", "Such as", "What to do"]
     said = ["Relation", "Says the same as", "As", "Facts in common", "Share"]
     return pd.DataFrame(findings, columns=columns), pd.DataFrame(pairs, columns=said)
@@ -200,11 +198,10 @@ def _read_csv(
     run_id: str, path: str, columns: Sequence[str], numbers: Sequence[str]
 ) -> pd.DataFrame:
     with fetched(run_id, path) as file:
-        try:
+        what = f"run {run_id}: {path} is not a table"
+        with refusing(what, OSError, ValueError, error=TrackingError):
             cells = pd.read_csv(file, dtype=str, keep_default_na=False)
             found = cells.apply(lambda column: changed(pa.array(column), restored).to_pandas())
-        except (OSError, ValueError) as error:
-            raise TrackingError(f"run {run_id}: {path} is not a table ({error})") from None
     if missing := [column for column in columns if column not in found]:
         raise TrackingError(f"run {run_id}: {path} has no column {missing[0]}")
     table: pd.DataFrame = found.rename(columns=restored)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import read_yaml
-from clew.errors import ConfigError, TrackingError, described, masked
+from clew.errors import ConfigError, TrackingError, described, masked, refusing
 from clew.runs import store
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def find_run(run_id: str) -> RunRecord:
 
 def record_of(run: "Run") -> RunRecord:
     """Convert an MLflow run to a `RunRecord`."""
-    is_foreign = names.TAG_KIND not in run.data.tags
+    prefix = names.PARAMETER_PREFIX if names.TAG_KIND in run.data.tags else ""
     # The times of the last values are only in the message that the server would send.
     newest = run.data.to_proto().metrics if run.info.status == "RUNNING" else ()
     return RunRecord(
@@ -108,11 +108,7 @@ def record_of(run: "Run") -> RunRecord:
         started_ms=run.info.start_time or 0,
         ended_ms=run.info.end_time,
         tags=dict(run.data.tags),
-        params={
-            key: value
-            for key, value in run.data.params.items()
-            if is_foreign or key.startswith(names.PARAMETER_PREFIX)
-        },
+        params={k: value for k, value in run.data.params.items() if k.startswith(prefix)},
         metrics={key: stored_number(value) for key, value in run.data.metrics.items()},
         artifact_uri=run.info.artifact_uri or "",
         last_metric_ms=max((metric.timestamp for metric in newest), default=0),
@@ -203,12 +199,11 @@ def fetched(run_id: str, path: str) -> Iterator[Path]:
 
 def read_record(run_id: str, path: str, kind: type[Model], what: str) -> Model:
     """Return a JSON file of the run's artifacts as a record; `what` it is, is for the message."""
-    with fetched(run_id, path) as file:
-        try:
-            return kind.model_validate_json(file.read_bytes())
-        except (OSError, ValidationError) as error:
-            problem = f"{path} is not {what} ({described(error)})"
-            raise TrackingError(f"run {run_id}: {problem}") from None
+    reading = refusing(
+        f"run {run_id}: {path} is not {what}", OSError, ValidationError, error=TrackingError
+    )
+    with fetched(run_id, path) as file, reading:
+        return kind.model_validate_json(file.read_bytes())
 
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:

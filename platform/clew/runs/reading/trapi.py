@@ -67,12 +67,10 @@ def _response(explanation: SharedExplanation) -> Content:
     edges = {PREDICTION: _predicted(test, list(graphs))}
     meaning = f"{explanation.head.form.sentence} {POSITIVE}"
     edges |= {ids[triple_of(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
-    question = {
-        "subject": HEAD,
-        "object": TAIL,
-        "predicates": [edges[PREDICTION]["predicate"]],
-        "knowledge_type": "inferred",
-    }
+    question = {"subject": HEAD, "object": TAIL, "knowledge_type": "inferred"}
+    question |= {"predicates": [edges[PREDICTION]["predicate"]]}
+    ends = {HEAD: [_binding(head)], TAIL: [_binding(tail)]}
+    analyses = [_analysis(float(test["rank"]), list(graphs))]
     missing = int(denied.sum())
     note = f" (without {counted(missing, 'denied fact')}, as TRAPI has no denials)" * bool(missing)
     return {
@@ -82,12 +80,7 @@ def _response(explanation: SharedExplanation) -> Content:
                 "edges": {ANSWER: question},
             },
             "knowledge_graph": {"nodes": _nodes(explanation, shown), "edges": edges},
-            "results": [
-                {
-                    "node_bindings": {HEAD: [_binding(head)], TAIL: [_binding(tail)]},
-                    "analyses": [_analysis(float(test["rank"]), list(graphs))],
-                }
-            ],
+            "results": [{"node_bindings": ends, "analyses": analyses}],
             "auxiliary_graphs": graphs,
         },
         "schema_version": TRAPI_VERSION,
