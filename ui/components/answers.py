@@ -55,7 +55,7 @@ COLUMNS = {
     "Page": LinkColumn(display_text="open", help="The page of its database."),
 }
 NUM_FACTS = 5
-_FACT = '<li class="{kind}"><span class="clew-mark clew-for">{symbol}</span>{triple}</li>'
+_FACT = '<li class="{kind}"><span class="clew-mark clew-for">{sign}</span>{triple}</li>'
 
 Explain = Callable[[work.Why], None]
 
@@ -125,16 +125,9 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
         if "–" not in set(table["Known"]):  # its title says it of all rows
             table = table.drop(columns="Known")
         with st.container() if rows is new else st.expander(f"{len(rows):,} {called}"):
-            ticked += tables.ticked(
-                table,
-                rows,
-                key=f"answers-{key}-{called}",
-                first=linked if linked in rows else best,
-                alt=f"The {called}, the best first",
-                placeholder="–",
-                most=MAX_HEIGHT,
-                column_config=COLUMNS,
-            )
+            own, first = f"answers-{key}-{called}", linked if linked in rows else best
+            look = {"alt": f"The {called}, the best first", "column_config": COLUMNS}
+            ticked += tables.ticked(table, rows, key=own, first=first, most=MAX_HEIGHT, **look)
     with beside:
         for answer in ticked:
             name, own = answer.get("label") or answer.get(end, ""), f"why-{key}-{answer.get(end)}"
@@ -225,13 +218,8 @@ def frame(found: Sequence[dict[str, Any]], end: str, kinds: Mapping[str, str]) -
 
 def why_button(label: str, why: work.Why, explain: Explain, *, key: str) -> None:
     """Show a button that starts the explanation of a triple."""
-    st.button(
-        label,
-        key=key,
-        type="primary",
-        disabled=not access.may("explain"),
-        on_click=basics.attempt(partial(explain, why)),
-    )
+    start, allowed = basics.attempt(partial(explain, why)), access.may("explain")
+    st.button(label, key, type="primary", on_click=start, disabled=not allowed)
 
 
 def first_answer(job: jobs.Job) -> None:
@@ -281,12 +269,7 @@ def _strongest(facts: pd.DataFrame) -> None:
         basics.note("None of them made it more likely.")
         return
     items = [
-        basics.fill(
-            _FACT,
-            kind="clew-muted" if fact.get(DISPUTED_COLUMN) else "",
-            symbol=basics.sign_symbol(float(fact["influence"])),
-            triple=basics.triple(fact["head"], fact["relation"], fact["tail"]),
-        )
+        basics.fact(_FACT, fact, kind="clew-muted" if fact.get(DISPUTED_COLUMN) else "")
         for _, fact in helping.iterrows()
     ]
     basics.show_list(items)
@@ -319,9 +302,8 @@ def asked_text(model: str, *, again: bool) -> work.AskedText | None:
     about = "The same seed gives the same text."
     seed = fourth.number_input("Seed", 0, 2**31 - 1, 0, key="seed", help=about, **kept)
     settings = tokens, temperature, top_p, seed
-    sent = st.button(
-        "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
-    )
+    is_off = not (prompt and access.may("ask"))
+    sent = st.button("Continue", type="primary", key="ask", disabled=is_off)
     if again and linked:
         return work.AskedText(model, linked, *settings)
     if not sent:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import pandas as pd
 import streamlit as st
 from markupsafe import Markup, escape
 from streamlit.delta_generator import DeltaGenerator
@@ -71,6 +72,12 @@ def triple(head: object, relation: object, tail: object) -> Markup:
     return TRIPLE.format(head=spaced(head), relation=spaced(relation), tail=spaced(tail))
 
 
+def fact(template: str, row: pd.Series, **values: object) -> Markup:
+    """Return a training fact as HTML: the `sign` of its influence, its `triple`, and `values`."""
+    named = triple(row["head"], row["relation"], row["tail"])
+    return fill(template, sign=sign_symbol(float(row["influence"])), triple=named, **values)
+
+
 def marked(text: str, passages: list[tuple[int, int]]) -> Markup:
     """Return text as HTML with marked passages, each (start, end), from left to right."""
     pieces, done = [], 0
@@ -128,12 +135,9 @@ def guarded(what: str, *, done: str = "shown") -> Iterator[None]:
                 problem(what, str(known), done=done)
                 return
         logger.exception("%s could not be shown", what)
-        problem(
-            what,
-            f"an unexpected {type(error).__name__}; the log of the dashboard says more. "
-            "Reload the page; if it happens again, report it with that log",
-            done=done,
-        )
+        said = f"an unexpected {type(error).__name__}; the log of the dashboard says more. "
+        said += "Reload the page; if it happens again, report it with that log"
+        problem(what, said, done=done)
 
 
 def problem(what: str, message: str, *, done: str = "shown") -> None:

@@ -118,7 +118,6 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
         grey=grey,
         alt="Training facts by their influence",
         most=graph.HEIGHT,
-        placeholder="–",
     )
     if len(shown) < len(facts):
         st.caption(
@@ -150,15 +149,9 @@ def effect(row: pd.Series, column: str, form: Form, *, of: str) -> Markup:
         "▼": ("clew-against", "made it less likely"),
     }
     kind, said = signs.get(symbol, ("", "did not change it"))
-    return basics.fill(
-        _EFFECT,
-        kind=kind,
-        symbol=symbol,
-        effect=said,
-        column=glossary.score(column, form).label,
-        value=number_text(value),
-        rank=f"{int(row['rank']):,}",
-    )
+    score = {"column": glossary.score(column, form).label, "value": number_text(value)}
+    rank = f"{int(row['rank']):,}"
+    return basics.fill(_EFFECT, kind=kind, symbol=symbol, effect=said, rank=rank, **score)
 
 
 def splits(row: pd.Series, form: Form) -> None:

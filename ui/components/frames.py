@@ -28,13 +28,9 @@ def asked_frames(model: str, *, again: bool) -> tuple[work.AskedFrames, dict[str
     first, second = st.columns([4, 1], vertical_alignment="bottom")
     with first:
         path, chosen = _frames(linked)
+    about = "Share of targets that the intervals should contain, from errors on validation windows."
     share = second.selectbox(
-        "Intervals",
-        list(CONFIDENCES),
-        key="share",
-        bind="query-params",
-        help="Share of targets that the intervals should contain, from errors on validation "
-        "windows.",
+        "Intervals", list(CONFIDENCES), key="share", bind="query-params", help=about
     )
     ready = bool(path or chosen) and access.may("ask")
     sent = st.button("Predict", type="primary", key="ask", disabled=not ready)

@@ -178,6 +178,10 @@ RANK = (
     "first. Equal scores share their mean place."
 )
 COUNTERPART = "The fact is the triple's inverse or duplicate, in a relation that says the same."
+SIBLINGS = (
+    "Leave out facts that have the same relation and head, or the same relation and tail, as the "
+    "test triple. They answer the same question, so their influence is often trivial."
+)
 FALL = (
     "Expected fall of the answer's log-probability if the model is trained without this fact: its "
     "score times {fall}, which a test found by deleting the strongest facts of other answers."

@@ -236,22 +236,12 @@ def _entity(
 ) -> None:
     """Show an entity's kind and identifier, and its strongest facts among those drawn."""
     own = facts[(facts["head_id"].astype(str) == key) | (facts["tail_id"].astype(str) == key)]
-    lines = [
-        basics.fill(
-            "<p>{sign} {triple}</p>",
-            sign=basics.sign_symbol(fact["influence"]),
-            triple=basics.triple(fact["head"], fact["relation"], fact["tail"]),
-        )
-        for _, fact in own.head(NUM_STRONGEST).iterrows()
-    ]
-    basics.show(
-        _CARD,
-        name=spaced(name),
-        about=identified(key, name, kind),
-        number=len(own),
-        whole="" if whole is None else f", of {whole.degree(key):,} in the whole training graph",
-        facts=basics.join(lines),
-    )
+    strongest = own.head(NUM_STRONGEST).iterrows()
+    lines = [basics.fact("<p>{sign} {triple}</p>", fact) for _, fact in strongest]
+    about = identified(key, name, kind)
+    more = "" if whole is None else f", of {whole.degree(key):,} in the whole training graph"
+    said = {"name": spaced(name), "about": about, "number": len(own), "whole": more}
+    basics.show(_CARD, facts=basics.join(lines), **said)
 
 
 NUM_DRAWN = 8
@@ -294,18 +284,13 @@ def show_paths(explanation: SharedExplanation, *, key: str) -> None:
 
 def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) -> None:
     total = f"{form.heading} of its facts together."
+    about = "Its facts, starting at the head, each as in the data."
+    influence = NumberColumn(format="%+.4g", width=80, help=total)
+    sentences = [path.sentence + f" (influence{path.of})" * bool(path.of) for path in paths]
     tables.tick_one(
         {
-            "Influence": (
-                [path.influence for path in paths],
-                NumberColumn(format="%+.4g", width=80, help=total),
-            ),
-            "Path": (
-                [path.sentence + f" (influence{path.of})" * bool(path.of) for path in paths],
-                TextColumn(
-                    width="large", help="Its facts, starting at the head, each as in the data."
-                ),
-            ),
+            "Influence": ([path.influence for path in paths], influence),
+            "Path": (sentences, TextColumn(width="large", help=about)),
         },
         range(len(paths)),
         key=key,

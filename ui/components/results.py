@@ -107,7 +107,7 @@ def search(run: RunRecord) -> None:
     }
     if trials["problem"].any():
         columns["Problem"] = (trials["problem"], None)
-    tables.show(columns, alt="Trials of the search", most=MAX_HEIGHT, placeholder="–")
+    tables.show(columns, alt="Trials of the search", most=MAX_HEIGHT)
     tables.export(trials, names.TRIALS_CSV)
 
 
@@ -132,10 +132,7 @@ def fact_values(run_id: str) -> None:
 def show_studies(found: list[run_details.StudyResult]) -> None:
     """Show a row for each variant and measure of the studies."""
     rows = [(study, row) for study in found for row in study.results]
-    ratios = [
-        None if row.variant == study.reference or row.ratio is None else row.ratio
-        for study, row in rows
-    ]
+    ratios = [None if row.variant == study.reference else row.ratio for study, row in rows]
     short = NumberColumn(format="%.3g", width="small")
     tables.show(
         {
@@ -151,7 +148,6 @@ def show_studies(found: list[run_details.StudyResult]) -> None:
         },
         alt="Variants of the studies",
         most=700,
-        placeholder="–",
     )
     basics.note(
         "Median: over rounds, a seed each. Ratio: the geometric mean of the rounds' ratios to the "

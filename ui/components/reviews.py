@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -149,15 +149,9 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
         # First, so that they are in view; a verdict saves what is ticked and written below.
         with st.container(horizontal=True):
             verdict = verdict_buttons(VERDICTS, MEANINGS, key, "review", by_number=True)
-            st.button(
-                "Next",
-                key=f"{key}-next",
-                shortcut="n",
-                disabled=following is None,
-                help="The next explanation of this run that you have not judged.",
-                on_click=open_test,
-                args=(following,),
-            )
+            about = "The next explanation of this run that you have not judged."
+            given: Any = {"args": (following,), "disabled": following is None, "shortcut": "n"}
+            st.button("Next", f"{key}-next", about, on_click=open_test, **given)
         st.caption("A verdict saves the facts that you ticked and your comment.")
         ticked = _ticked(key, shown)
         comment = comment_box("Comment", key)
@@ -219,15 +213,11 @@ def verdict_buttons(
 
     `by_number` lets the keys 1, 2, 3 press them too.
     """
-    pressed = None
+    pressed, is_off = None, not access.may(action)
     for number, verdict in enumerate(verdicts, start=1):
-        if st.button(
-            f"{basics.OPINION_SYMBOLS[verdict]} {verdict}",
-            key=f"{key}-{verdict}",
-            help=meanings[verdict],
-            disabled=not access.may(action),
-            shortcut=str(number) if by_number else None,
-        ):
+        label, about = f"{basics.OPINION_SYMBOLS[verdict]} {verdict}", meanings[verdict]
+        typed = str(number) if by_number else None
+        if st.button(label, f"{key}-{verdict}", about, disabled=is_off, shortcut=typed):
             pressed = verdict
     return pressed
 
@@ -345,21 +335,15 @@ def offer_training(runs: Sequence[RunRecord], listed: str, *, key: str) -> None:
         basics.note("The store has no training run of the explained models to repeat.")
         return
     labels = run_labels(runs)
+    about = "The models whose explanations were reviewed, the newest first."
+    duration = "Starts training on this machine with the same configuration and seed; it takes "
+    duration += "about as long as the first one did."
+    label, is_off = "Train again without these facts", not access.may("train")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox(
-            "Run to repeat",
-            list(labels),
-            key=f"repeat-{key}",
-            format_func=lambda run_id: labels[run_id],
-            help="The models whose explanations were reviewed, the newest first.",
+            "Run to repeat", [*labels], 0, labels.__getitem__, f"repeat-{key}", about
         )
-        pressed = st.button(
-            "Train again without these facts",
-            key=f"train-{key}",
-            disabled=not access.may("train"),
-            help="Starts training on this machine with the same configuration and seed; it takes "
-            "about as long as the first one did.",
-        )
+        pressed = st.button(label, f"train-{key}", duration, disabled=is_off)
     if pressed:
         run = next(run for run in runs if run.run_id == chosen)
         with basics.guarded("The training", done="started"):

@@ -243,8 +243,7 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
     else:
         table = run_table(page.runs, sparklines(page.runs) if trends else None, chosen)
     own = f"{key}-{hash(str(rows))}"
-    look = {"alt": "Runs", "placeholder": "–"}
-    marked = ticked(table, rows, key=own, several=True, most=MAX_HEIGHT, **look)
+    marked = ticked(table, rows, key=own, several=True, most=MAX_HEIGHT, alt="Runs")
 
     def turn(by: int) -> None:
         st.session_state[state] = max(0, st.session_state.get(state, 0) + by)

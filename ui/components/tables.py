@@ -38,8 +38,8 @@ def _arguments(
         }
         table = pd.DataFrame(plain)
     height = min(HEADER_HEIGHT + row_height * max(len(table), 1), most) if most else "auto"
-    fixed = {"data": table, "hide_index": True, "row_height": row_height, "height": height}
-    return {**fixed, **look}
+    fixed = {"hide_index": True, "row_height": row_height, "height": height, "placeholder": "–"}
+    return {"data": table, **fixed, **look}
 
 
 def show(table: pd.DataFrame | Columns, *, most: int | None = None, **look: Any) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import streamlit as st
 
@@ -206,17 +207,10 @@ def asked_question(
     )
     with fourth.popover("Options", width="stretch"):
         st.number_input("New answers", 1, NUM_ASKED, 10, key=MOST, bind="query-params")
-        level = LEVELS[
-            st.selectbox(
-                "Answer set",
-                list(LEVELS),
-                key="set",
-                bind="query-params",
-                on_change=_changed,
-                help="Mark a set of answers that has the new answer with at least this "
-                "probability: calibrated on validation data, measured on test data.",
-            )
-        ]
+        about = "Mark a set of answers that has the new answer with at least this probability: "
+        about += "calibrated on validation data, measured on test data."
+        bound: Any = {"bind": "query-params", "on_change": _changed}
+        level = LEVELS[st.selectbox("Answer set", list(LEVELS), key="set", help=about, **bound)]
     sentence.header(_asks(vocabulary, learned, head, relation, tail), anchor=False)
     entities = dict(vocabulary.entities)
     is_question = bool(start[0] or start[2]) and start[1] in labels
@@ -235,19 +229,15 @@ def _asks(vocabulary: ModelNames, learned: Learned, head: str, relation: str, ta
     """Return the question as a sentence; an empty end is what is asked for."""
     entities = dict(vocabulary.entities)
 
-    def kinds_text(end: End) -> str:
+    def told(name: str, end: End, which: str) -> str:
+        if name:
+            return f"**{basics.markdown(entities.get(name, name))}**"
         kinds = sorted(map(answers.kind_text, learned.usual(relation, end)))
-        return basics.markdown(" or ".join(kinds) if len(kinds) < 4 else "") or "entity"
+        text = " or ".join(kinds) if len(kinds) < 4 else ""
+        return f"{which} {basics.markdown(text) or 'entity'}"
 
-    told = [
-        f"**{basics.markdown(entities.get(name, name))}**" if name else f"{which} {kinds}"
-        for name, which, kinds in (
-            (head, "Which", kinds_text("head")),
-            (tail, "which", kinds_text("tail")),
-        )
-    ]
-    named = dict(vocabulary.relations)[relation]
-    return f"{told[0]} **{basics.markdown(named)}** {told[1]}?"
+    named = basics.markdown(dict(vocabulary.relations)[relation])
+    return f"{told(head, 'head', 'Which')} **{named}** {told(tail, 'tail', 'which')}?"
 
 
 def _changed(*flags: str) -> None:

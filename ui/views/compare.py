@@ -46,14 +46,9 @@ def _choose(runs: Sequence[RunRecord]) -> None:
         basics.write_address("ref", None)
 
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.button(
-            "FP32 / FP16 / checkpointing",
-            key="preset",
-            type="primary",
-            on_click=choose,
-            disabled=found is None,
-            help=PRESET_HELP if found else "Needs two finished variants of one training setting.",
-        )
+        about = PRESET_HELP if found else "Needs two finished variants of one training setting."
+        preset, is_off = "FP32 / FP16 / checkpointing", found is None
+        st.button(preset, "preset", about, on_click=choose, type="primary", disabled=is_off)
         if found is not None:
             basics.note(_preset_text(found))
     with st.expander("Choose runs", expanded=not runs):

@@ -185,16 +185,11 @@ def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> No
 
 def _agreement(found: Agreement, called: tuple[str, str]) -> None:
     spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
-    basics.tiles(
-        [
-            ("Spearman", spearman, glossary.SPEARMAN),
-            ("Common facts", f"{found.common:,}", "Facts that both reports contain."),
-            *(
-                (f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP)
-                for size, share in found.overlap.items()
-            ),
-        ]
-    )
+    shown = [("Spearman", spearman, glossary.SPEARMAN)]
+    shown.append(("Common facts", f"{found.common:,}", "Facts that both reports contain."))
+    for size, share in found.overlap.items():
+        shown.append((f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP))
+    basics.tiles(shown)
     if not found.common:
         return
     near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
@@ -202,16 +197,13 @@ def _agreement(found: Agreement, called: tuple[str, str]) -> None:
     moved = moved.head(MAX_MOVED)
     position = NumberColumn(help="Counted from the most helpful fact to the most opposing one.")
     lower = f"How many places lower the fact is in {called[1]} than in {called[0]}."
-    tables.show(
-        {
-            "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
-            f"Position, {called[0]}": (moved["position"], position),
-            f"Position, {called[1]}": (moved["other_position"], position),
-            "Moved": (moved["moved"], NumberColumn(format="%+d", help=lower)),
-        },
-        alt="The facts that moved most",
-        most=charts.HEIGHT,
-    )
+    columns: tables.Columns = {
+        "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
+        f"Position, {called[0]}": (moved["position"], position),
+        f"Position, {called[1]}": (moved["other_position"], position),
+        "Moved": (moved["moved"], NumberColumn(format="%+d", help=lower)),
+    }
+    tables.show(columns, alt="The facts that moved most", most=charts.HEIGHT)
 
 
 def _source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
@@ -312,7 +304,6 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
         take=take,
         alt="Explained triples",
         most=TESTS_HEIGHT,
-        placeholder="–",
     )
     tables.export(found, "explained_triples.csv")
     return place
@@ -326,12 +317,7 @@ def _fact_filter(found: pd.DataFrame) -> explanations.FactFilter:
     side = basics.choice("Side", explanations.SIDES, "side")
     with st.container(horizontal=True):
         hidden = st.toggle(
-            "Hide siblings",
-            key="siblings",
-            bind="query-params",
-            help="Leave out facts that have the same relation and head, or the same relation and "
-            "tail, as the test triple. They answer the same question, so their influence is often "
-            "trivial.",
+            "Hide siblings", key="siblings", bind="query-params", help=glossary.SIBLINGS
         )
         cosine = windows.choose_cosine(found)
     return explanations.FactFilter(text, relation, side, hide_siblings=hidden, cosine=cosine)

@@ -161,19 +161,11 @@ _CHECK = (
 def show_champion(model: RegisteredModel, version: Version) -> None:
     """Show which version answers questions, and how good it is."""
     metrics = measured(version)
-    qualities = [
-        f"{glossary.words(key).label} {number_text(metrics[key])}"
-        for key in QUALITY
-        if key in metrics
-    ]
-    since = tables.utc(version.created_ms)
-    basics.show(
-        _CARD,
-        name=model.name,
-        version=version.version,
-        uri=runs.champion_uri(model),
-        detail=" · ".join([*qualities, f"registered {since:%Y-%m-%d %H:%M} UTC"]),
-    )
+    known = [key for key in QUALITY if key in metrics]
+    told = [f"{glossary.words(key).label} {number_text(metrics[key])}" for key in known]
+    told.append(f"registered {tables.utc(version.created_ms):%Y-%m-%d %H:%M} UTC")
+    uri, detail = runs.champion_uri(model), " · ".join(told)
+    basics.show(_CARD, name=model.name, version=version.version, uri=uri, detail=detail)
 
 
 def measured(version: Version) -> dict[str, float]:
@@ -201,10 +193,7 @@ def choose_version(found: Sequence[Version]) -> Version | None:
             TextColumn(help="The results of the promotion's checks."),
         ),
         "Run": (["deleted" if run is None else run.name for run in runs_of], None),
-        "Variant": (
-            ["" if run is None else run.tags.get(names.TAG_VARIANT, "") for run in runs_of],
-            None,
-        ),
+        "Variant": ([run.tags.get(names.TAG_VARIANT, "") if run else "" for run in runs_of], None),
     }
     for key in QUALITY:
         column = NumberColumn(format="%.4f", help=glossary.words(key).help)
@@ -213,13 +202,9 @@ def choose_version(found: Sequence[Version]) -> Version | None:
         [tables.utc(version.created_ms) for version in found],
         DatetimeColumn(format="YYYY-MM-DD HH:mm"),
     )
-    ticked = tables.ticked(
-        tables.with_values(columns),
-        found,
-        alt="Versions of the model",
-        key=f"versions-{hash(tuple((v.model, v.version) for v in found))}",
-        placeholder="–",
-    )
+    key = f"versions-{hash(tuple((v.model, v.version) for v in found))}"
+    shown = tables.with_values(columns)
+    ticked = tables.ticked(shown, found, alt="Versions of the model", key=key)
     return ticked[0] if ticked else None
 
 
@@ -250,17 +235,12 @@ def lineage_pairs(version: Version) -> dict[str, str]:
 
 def checks(job: jobs.Job) -> None:
     """Show the checks of a promotion that have been made so far."""
-    items = [
-        basics.fill(
-            _CHECK,
-            kind="clew-for" if event["passed"] else "clew-against",
-            mark="✓" if event["passed"] else "✗",
-            name=event.get("name", ""),
-            detail=event.get("detail", ""),
-        )
-        for event in job.events()
-        if "passed" in event
-    ]
+    items = []
+    for event in job.events():
+        if "passed" in event:
+            kind, mark = ("clew-for", "✓") if event["passed"] else ("clew-against", "✗")
+            said = {key: event.get(key, "") for key in ("name", "detail")}
+            items.append(basics.fill(_CHECK, kind=kind, mark=mark, **said))
     basics.show_list(items)
 
 

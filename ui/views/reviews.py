@@ -39,6 +39,10 @@ from clew.ui.components.run_table import ALL, run_labels
 from clew.ui.components.runs import run_by_id
 
 KINDS = {"explanation": "explanation", "fact": "training fact"}
+COUNTED = (
+    "Each reviewer's last review of an explanation counts. If reviewers disagreed and somebody "
+    "decided, only the decision counts, once."
+)
 DECISION_MEANINGS = reviews.MEANINGS | {
     "unsure": "It is unclear.",
     "wrong": "Leave the fact out of the next training run.",
@@ -142,32 +146,22 @@ def _summary(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     judged = len({(review.run_id, review.test) for review in latest})
     people = len({review.reviewer for review in latest if review.reviewer})
     agreement, counts = reviewer_agreement(latest), Counter(review.said for review in counted)
-    basics.tiles(
-        [
-            (
-                "Explanations judged",
-                f"{judged:,}",
-                "Different explanations with at least one review.",
-            ),
-            ("Reviewers", f"{people:,}", "Different names."),
-            (
-                "Agreement α",
-                "–" if agreement.alpha is None else f"{agreement.alpha:.2f}",
-                "Krippendorff's alpha over the explanations that at least two named reviewers "
-                f"judged (here {agreement.num_explanations:,}): 1 is perfect, 0 is chance. None if "
-                "there are no such explanations, or all verdicts are the same.",
-            ),
-            *(
-                (
-                    f"{basics.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}",
-                    f"{counts[verdict]:,} · {counts[verdict] / max(len(counted), 1):.0%}",
-                    "Each reviewer's last review of an explanation counts. If reviewers disagreed "
-                    "and somebody decided, only the decision counts, once.",
-                )
-                for verdict in VERDICTS
-            ),
-        ]
-    )
+    shown = [
+        ("Explanations judged", f"{judged:,}", "Different explanations with at least one review."),
+        ("Reviewers", f"{people:,}", "Different names."),
+        (
+            "Agreement α",
+            "–" if agreement.alpha is None else f"{agreement.alpha:.2f}",
+            "Krippendorff's alpha over the explanations that at least two named reviewers judged "
+            f"(here {agreement.num_explanations:,}): 1 is perfect, 0 is chance. None if there are "
+            "no such explanations, or all verdicts are the same.",
+        ),
+    ]
+    for verdict in VERDICTS:
+        label = f"{basics.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}"
+        number = f"{counts[verdict]:,} · {counts[verdict] / max(len(counted), 1):.0%}"
+        shown.append((label, number, COUNTED))
+    basics.tiles(shown)
     st.header("Verdicts", anchor=False)
     about = "relation: of the explained triple. run: the explanations that were judged."
     by = cast(Group, basics.choice("Verdicts by", get_args(Group), "by", help=about))
@@ -183,17 +177,13 @@ def _summary(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
             rows, columns=[by.capitalize(), "Agreement α", "Judged by two or more"]
         )
         with right:
-            tables.show(table.round(2), alt=f"Agreement by {by}", placeholder="–")
+            tables.show(table.round(2), alt=f"Agreement by {by}")
 
 
 def verdict_frame(counts: Mapping[str, Counter[str]], labels: Mapping[str, str]) -> pd.DataFrame:
     """Return rows `group, verdict, reviews` for the chart; `labels` maps groups to their names."""
-    rows = [
-        (labels.get(group, group), verdict, count[verdict])
-        for group, count in counts.items()
-        for verdict in VERDICTS
-        if count[verdict]
-    ]
+    found = ((labels.get(g, g), v, count[v]) for g, count in counts.items() for v in VERDICTS)
+    rows = [row for row in found if row[2]]
     return pd.DataFrame(rows, columns=["group", "verdict", "reviews"])
 
 
@@ -338,18 +328,12 @@ def _wrong(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     for origin, found in marked.items():
         if len(marked) > 1:
             basics.note(f"From {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
-        rows = [
-            {
-                "People": wrong.num_people,
-                "Decided by": wrong.decision.reviewer if wrong.decision else "",
-                "Training fact": reviews.triple_text(wrong.fact),
-                "Head": wrong.fact.head,
-                "Relation": wrong.fact.relation,
-                "Tail": wrong.fact.tail,
-            }
-            for wrong in wrong_facts(found)
-        ]
-        st.dataframe(pd.DataFrame(rows), hide_index=True)
+        rows = []
+        for wrong in wrong_facts(found):
+            by = wrong.decision.reviewer if wrong.decision else ""
+            rows.append((wrong.num_people, by, reviews.triple_text(wrong.fact), *wrong.fact.triple))
+        columns = ["People", "Decided by", "Training fact", "Head", "Relation", "Tail"]
+        st.dataframe(pd.DataFrame(rows, columns=columns), hide_index=True)
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
         content = wrong_facts_tsv(found, origin)
         tables.download("List to leave out (TSV)", content, f"{name}.tsv")

@@ -130,12 +130,9 @@ class Forwarder(threading.Thread):
             try:
                 self._delivery.send([record])
             except Exception as error:
-                logger.warning(
-                    "run %s is still shown as running in the store (%s); the next command of this "
-                    "kind or `clew sync` will end it",
-                    self._delivery.run_id,
-                    described(error),
-                )
+                problem = "run %s is still shown as running in the store (%s); the next command of "
+                problem += "this kind or `clew sync` will end it"
+                logger.warning(problem, self._delivery.run_id, described(error))
                 return False
         return True
 
@@ -335,13 +332,10 @@ class MlflowTracker(Tracker):
             self._spool.close(keep=not is_told)
             atexit.unregister(self._end_with_process)
             if self._spool.num_waiting_bytes:
-                logger.warning(
-                    "run %s has ended, but some records were not sent (%s); run `clew sync` to "
-                    "send the rest from %s",
-                    self.run_id,
-                    self._forwarder.problem,
-                    self._spool.folder,
-                )
+                problem = "run %s has ended, but some records were not sent (%s); run `clew sync` "
+                problem += "to send the rest from %s"
+                why, folder = self._forwarder.problem, self._spool.folder
+                logger.warning(problem, self.run_id, why, folder)
 
     def _write(self, record: Record) -> None:
         with self._lock:

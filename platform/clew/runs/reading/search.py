@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow import MlflowClient, entities
-from mlflow.entities import LifecycleStage, ViewType
+from mlflow.entities import LifecycleStage
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
 from pydantic import TypeAdapter, ValidationError
@@ -102,13 +102,13 @@ def experiment_id_of(name: str) -> str:
 def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage:
     with store.using("the list of runs"):
         connected = client()
-        found = connected.search_runs(
+        ids, order, token = (
             experiment_ids_of(connected, query),
-            filter_string(query),
-            ViewType.ACTIVE_ONLY,
-            max_results=limit,
-            order_by=[query.order_by],
-            page_token=page_token(offset),
+            [query.order_by],
+            page_token(offset),
+        )
+        found = connected.search_runs(
+            ids, filter_string(query), max_results=limit, order_by=order, page_token=token
         )
     return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
 
@@ -229,10 +229,8 @@ def count_runs(query: RunQuery, *, near: int = 0) -> int:
                 return int(session.query(func.count(SqlRun.run_uuid)).filter(*wanted).scalar())
 
         def reaches(offset: int) -> bool:
-            page = connected.search_runs(
-                ids, text, ViewType.ACTIVE_ONLY, max_results=1, page_token=page_token(offset)
-            )
-            return len(page) > 0
+            token = page_token(offset)
+            return len(connected.search_runs(ids, text, max_results=1, page_token=token)) > 0
 
         return first_unreached(reaches, near)
 
