@@ -89,10 +89,7 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
     of = {"things": "facts", "of": "prediction"}
     columns: tables.Columns = {
         "Rank": (shown["rank"], NumberColumn(width=54, help=RANKS.format(**of))),
-        "±": (
-            [basics.sign_symbol(value) for value in values],
-            TextColumn(width=30, help=SIDES.format(**of)),
-        ),
+        "±": ([*map(basics.sign_symbol, values)], TextColumn(width=30, help=SIDES.format(**of))),
         score.label: (values, NumberColumn(format="%.4g", width=132, help=score.help)),
         "Head": (shown["head"].astype(str), TextColumn(width=112)),
         "Relation": (shown["relation"].astype(str), TextColumn(width=92)),

@@ -57,15 +57,12 @@ def _frames(linked: str) -> tuple[str, Sequence[UploadedFile]]:
             st.session_state[PATH] = linked
         path = st.text_input("Folder or file", key=PATH, placeholder="/data/new_frames").strip()
         return path, ()
-    chosen = st.file_uploader(
-        "One HDF5 file, or a folder's NumPy files: images.npy and, as in training, scalars.npy, "
-        "group.npy, time.npy, present.npy, sequences.json",
-        type=[*HDF5, "npy", "json"],
-        accept_multiple_files=True,
-        key="uploads",
-        disabled=not access.may("upload"),
+    wanted = "One HDF5 file, or a folder's NumPy files: images.npy and, as in training, "
+    wanted += "scalars.npy, group.npy, time.npy, present.npy, sequences.json"
+    kinds, is_off = [*HDF5, "npy", "json"], not access.may("upload")
+    return "", st.file_uploader(
+        wanted, kinds, accept_multiple_files=True, key="uploads", disabled=is_off
     )
-    return "", chosen
 
 
 def uploaded(chosen: Sequence[UploadedFile]) -> dict[str, bytes]:

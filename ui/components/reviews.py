@@ -115,10 +115,7 @@ def visible(reviews: Sequence[Review]) -> list[Review]:
 
 
 def fact_of(row: pd.Series) -> Fact:
-    return Fact(
-        *(str(row[key]) for key in ("head_id", "relation_id", "tail_id")),
-        *(str(row[key]) for key in ("head", "relation", "tail")),
-    )
+    return Fact(*(str(row[key]) for key in (*TRAIN_KEY, "head", "relation", "tail")))
 
 
 _SAID = (

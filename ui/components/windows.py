@@ -161,12 +161,10 @@ def text_table(windows: pd.DataFrame, column: str, form: Form, *, key: str) -> N
     score, values = glossary.score(column, form), windows[column].to_numpy(float)
     texts = [" ".join(str(text).split())[:EXCERPT_CHARACTERS] for text in windows["text"]]
     of = {"things": "windows", "of": "continuation"}
+    signs = [basics.sign_symbol(value) for value in values]
     tables.tick_one(
         {
-            "±": (
-                [basics.sign_symbol(value) for value in values],
-                TextColumn(width=30, help=facts.SIDES.format(**of)),
-            ),
+            "±": (signs, TextColumn(width=30, help=facts.SIDES.format(**of))),
             score.label: (values, NumberColumn(format="%.4g", width=138, help=score.help)),
             "Text": (texts, TextColumn(width=370, help="How the window starts.")),
             "Window": (windows["window"], NumberColumn(width=70, help=glossary.PLACE)),

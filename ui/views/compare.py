@@ -169,13 +169,9 @@ def _setting(runs: Sequence[RunRecord]) -> comparison_table.Setting:
     labels, ids = comparison.distinct_labels(runs), [run.run_id for run in runs]
     first, second, third, fourth = st.columns([1.7, 1.7, 2, 1.7], vertical_alignment="bottom")
     linked, usual = basics.address("ref"), comparison_table.reference_of(runs)
-    reference = first.selectbox(
-        "Reference",
-        ids,
-        index=ids.index(linked if linked in ids else usual),
-        format_func=lambda run_id: labels[run_id],
-        help="Every other row is compared with this run, or its group if seeds are together.",
-    )
+    place = ids.index(linked if linked in ids else usual)
+    about = "Every other row is compared with this run, or its group if seeds are together."
+    reference = first.selectbox("Reference", ids, place, labels.__getitem__, help=about)
     basics.write_address("ref", None if reference == usual else reference)
     metrics = comparison_table.quality_metrics(runs)
     quality = second.selectbox(

@@ -210,13 +210,11 @@ def _source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
     """Let a person choose a trace run or files from disk; return its id or the files by name."""
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with right.popover("Open files", width="stretch"):
+        wanted = "influence.json, with influence.parquet if you have it; or the JSON file of a "
+        wanted += "traced text or image sequence, from this computer"
+        kinds, is_off = ["json", "parquet"], not access.may("upload")
         chosen = st.file_uploader(
-            "influence.json, with influence.parquet if you have it; or the JSON file of a traced "
-            "text or image sequence, from this computer",
-            type=["json", "parquet"],
-            accept_multiple_files=True,
-            key="files",
-            disabled=not access.may("upload"),
+            wanted, kinds, accept_multiple_files=True, key="files", disabled=is_off
         )
     if chosen:
         return {file.name: file.getvalue() for file in chosen}
@@ -232,8 +230,9 @@ def _run(
     Names from data appear only in select boxes and tables, which show plain text.
     """
     box, linked = f"{key}-box", basics.address(key)
-    labels = run_table.run_labels(runs, linked=linked)
-    options = ["", *labels] if optional else list(labels)
+    labels = {"": "nothing"} if optional else {}
+    labels |= run_table.run_labels(runs, linked=linked)
+    options = list(labels)
     wanted = linked if linked or optional else st.session_state.get(box)
     st.session_state[box] = wanted if wanted in options else next(iter(options), None)
 
@@ -242,15 +241,8 @@ def _run(
         if key == "run":
             reviews.open_test(None)
 
-    chosen = st.selectbox(
-        label,
-        options,
-        format_func=lambda run_id: labels.get(run_id, "nothing"),
-        key=box,
-        on_change=write,
-        help=help,
-    )
-    return chosen or ""
+    named = labels.__getitem__
+    return st.selectbox(label, options, 0, named, key=box, on_change=write, help=help) or ""
 
 
 def _test_triple(tests: pd.DataFrame, form: Form) -> int | None:

@@ -85,13 +85,9 @@ def _promote() -> None:
     labels = run_labels(found, linked=linked)
     options = list(labels)
     first, second, third = st.columns([3, 2, 2], vertical_alignment="bottom")
-    run_id = first.selectbox(
-        "Run",
-        options,
-        index=options.index(linked) if linked else 0 if options else None,
-        format_func=lambda run_id: labels[run_id],
-        help="Finished training runs, the newest first. The run's best checkpoint is promoted.",
-    )
+    place = options.index(linked) if linked else 0 if options else None
+    about = "Finished training runs, the newest first. The run's best checkpoint is promoted."
+    run_id = first.selectbox("Run", options, place, labels.__getitem__, help=about)
     run = runs.run_by_id(run_id or "")
     data = run.tags.get(names.TAG_DATASET, "") if run is not None else ""
     default = names.default_model_name(data)
@@ -147,6 +143,9 @@ LINEAGE = {
     "Overruled because": names.TAG_FORCED_BECAUSE,
 }
 """Labels for the origin of a version, and the tags that have the values."""
+ALIASES = (
+    "champion answers questions; previous did before it; challenger was refused by the checks."
+)
 _CARD = (
     '<div class="clew-card"><h2>{name} <span class="clew-badge">champion</span></h2>'
     "<p>Version <b>{version}</b> answers questions under <code>{uri}</code>.</p>"
@@ -181,27 +180,20 @@ def measured(version: Version) -> dict[str, float]:
 def choose_version(found: Sequence[Version]) -> Version | None:
     """Show a model's versions and return the one that a person ticked."""
     runs_of, numbers = [version.run for version in found], [measured(each) for each in found]
-    aliases = "champion answers questions; previous did before it; challenger was refused by the "
+    aliases = [", ".join(version.aliases) for version in found]
+    results = [version.tags.get(names.TAG_VALIDATION, "") for version in found]
     columns: tables.Columns = {
         "Version": ([version.version for version in found], None),
-        "Aliases": (
-            [", ".join(version.aliases) for version in found],
-            TextColumn(help=f"{aliases}checks."),
-        ),
-        "Validation": (
-            [version.tags.get(names.TAG_VALIDATION, "") for version in found],
-            TextColumn(help="The results of the promotion's checks."),
-        ),
+        "Aliases": (aliases, TextColumn(help=ALIASES)),
+        "Validation": (results, TextColumn(help="The results of the promotion's checks.")),
         "Run": (["deleted" if run is None else run.name for run in runs_of], None),
         "Variant": ([run.tags.get(names.TAG_VARIANT, "") if run else "" for run in runs_of], None),
     }
     for key in QUALITY:
         column = NumberColumn(format="%.4f", help=glossary.words(key).help)
         columns[glossary.label(key)] = ([metrics.get(key) for metrics in numbers], column)
-    columns["Registered (UTC)"] = (
-        [tables.utc(version.created_ms) for version in found],
-        DatetimeColumn(format="YYYY-MM-DD HH:mm"),
-    )
+    registered = [tables.utc(version.created_ms) for version in found]
+    columns["Registered (UTC)"] = (registered, DatetimeColumn(format="YYYY-MM-DD HH:mm"))
     key = f"versions-{hash(tuple((v.model, v.version) for v in found))}"
     shown = tables.with_values(columns)
     ticked = tables.ticked(shown, found, alt="Versions of the model", key=key)

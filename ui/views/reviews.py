@@ -13,6 +13,7 @@ from clew import names
 from clew.runs.reading.disagreements import (
     CHOICES,
     Disagreement,
+    Opinion,
     agreement_by,
     find_disagreements,
     reviewer_agreement,
@@ -122,16 +123,9 @@ def _run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
     The id of the chosen run is in the address under `run`, so that other pages can link to it.
     """
-    labels = run_labels(runs)
-    options = [ALL, *labels]
-    linked = basics.address("run")
-    chosen = st.selectbox(
-        "Explanations",
-        options,
-        index=options.index(linked) if linked in options else 0,
-        format_func=lambda run_id: labels.get(run_id, "all of these runs"),
-        key="run",
-    )
+    labels, linked = {ALL: "all of these runs"} | run_labels(runs), basics.address("run")
+    place = [*labels].index(linked) if linked in labels else 0
+    chosen = st.selectbox("Explanations", [*labels], place, labels.__getitem__, "run")
     basics.write_address("run", None if chosen == ALL else chosen)
     return [run for run in runs if chosen in (ALL, run.run_id)]
 
@@ -205,20 +199,13 @@ def _disagreements(
             "has marked wrong, which a promoter confirms. Tick one to see what each reviewer says. "
             "A decision counts instead of their verdicts; their reviews are kept."
         )
-        opinions = (
-            [
-                f"{basics.OPINION_SYMBOLS[said.said]} {said.review.reviewer or 'somebody'}"
-                for said in each.opinions
-            ]
-            for each in found
-        )
         wide = TextColumn(width="large")
         tables.tick_one(
             {
                 "State": ([_state(each) for each in found], None),
                 "About": ([KINDS[each.about] for each in found], None),
                 "Triple": ([reviews.triple_text(each.triple) for each in found], wide),
-                "Reviewers say": ([" · ".join(each) for each in opinions], wide),
+                "Reviewers say": ([" · ".join(map(_said, each.opinions)) for each in found], wide),
             },
             list(by_key),
             key=f"disagreements-{hash(tuple(by_key))}",
@@ -232,6 +219,10 @@ def _disagreements(
         basics.warning(
             f"Nobody disagrees about {wanted} in these reviews; there is nothing to decide."
         )
+
+
+def _said(opinion: Opinion) -> str:
+    return f"{basics.OPINION_SYMBOLS[opinion.said]} {opinion.review.reviewer or 'somebody'}"
 
 
 def _state(found: Disagreement) -> str:
@@ -276,31 +267,22 @@ def _table(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
         f"{basics.OPINION_SYMBOLS[review.said]} {review.said}" + ", final" * review.final
         for review in newest
     ]
-    wide, small = TextColumn(width="large"), "Training facts that {} the reviewer."
-    opened = tables.ticked(
-        {
-            "When (UTC)": (
-                pd.to_datetime([each.created[:19] for each in newest], errors="coerce"),
-                DatetimeColumn(format="MMM D, HH:mm", width=130),
-            ),
-            "Reviewer": ([review.reviewer for review in newest], None),
-            "Verdict": (verdicts, None),
-            "Explained triple": ([reviews.triple_text(review.test) for review in newest], wide),
-            "Convincing": (
-                [len(review.convincing) for review in newest],
-                NumberColumn(width="small", help=small.format("convinced")),
-            ),
-            "Wrong": (
-                [len(review.wrong) for review in newest],
-                NumberColumn(width="small", help=small.format("look wrong to")),
-            ),
-            "Comment": ([review.comment for review in newest], wide),
-            "Run": ([called.get(each.run_id, each.run_id[:8]) for each in newest], None),
-        },
-        newest,
-        alt="All reviews, the newest first",
-        key=f"reviews-{hash(tuple(review.review_id for review in newest))}",
-    )
+    when = pd.to_datetime([each.created[:19] for each in newest], errors="coerce")
+    convincing = [len(review.convincing) for review in newest]
+    wrong = [len(review.wrong) for review in newest]
+    wide, facts = TextColumn(width="large"), "Training facts that {} the reviewer."
+    columns: tables.Columns = {
+        "When (UTC)": (when, DatetimeColumn(format="MMM D, HH:mm", width=130)),
+        "Reviewer": ([review.reviewer for review in newest], None),
+        "Verdict": (verdicts, None),
+        "Explained triple": ([reviews.triple_text(review.test) for review in newest], wide),
+        "Convincing": (convincing, NumberColumn(width="small", help=facts.format("convinced"))),
+        "Wrong": (wrong, NumberColumn(width="small", help=facts.format("look wrong to"))),
+        "Comment": ([review.comment for review in newest], wide),
+        "Run": ([called.get(each.run_id, each.run_id[:8]) for each in newest], None),
+    }
+    key = f"reviews-{hash(tuple(review.review_id for review in newest))}"
+    opened = tables.ticked(columns, newest, alt="All reviews, the newest first", key=key)
     if opened:
         _open(opened[0])
     tables.download("CSV", reviews_csv(newest), "reviews.csv")

@@ -78,10 +78,6 @@ log_formatter = _LogFormatter("%(asctime)s %(levelname)-7s %(message)s")
 """Formats the lines of a run's log."""
 
 
-class RunGoneError(Exception):
-    """The run was deleted in the store; its unsent records stay in the spool."""
-
-
 @dataclass
 class Delivery:
     """Sends a spool's records to the store that it belongs to."""
@@ -99,7 +95,7 @@ class Delivery:
         A record that the store refuses permanently is kept aside, with the reason.
 
         Raises:
-            RunGoneError: The run was deleted.
+            RunGoneError: The run was deleted; its unsent records stay in the spool.
             Exception: The store could not accept a record; try again later.
         """
         count = 0
@@ -119,7 +115,8 @@ class Delivery:
             if isinstance(error, MlflowException):
                 if error.error_code not in REFUSALS:
                     raise
-                self._require_run()
+                kept = f"{self.spool.folder} has unsent files (delete it if they are of no use): "
+                get_run(self.client, self.run_id, kept)
             if len(records) > 1:
                 return any([self._send_or_refuse([record]) for record in records])
             logger.warning("the store refuses a record permanently: %s", described(error))
@@ -143,22 +140,6 @@ class Delivery:
         log = self.spool.log
         lines = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         end_run(self.client, self.run_id, "FAILED", DIED, lines)
-
-    def _require_run(self) -> None:
-        try:
-            run = self.client.get_run(self.run_id)
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise RunGoneError(
-                    f"run {self.run_id} no longer exists; bring its store back, or delete "
-                    f"{self.spool.folder}, which has its unsent files"
-                ) from None
-            raise
-        if run.info.lifecycle_stage != "active":
-            raise RunGoneError(
-                f"run {self.run_id} was deleted; bring it back with `mlflow runs restore --run-id "
-                f"{self.run_id}`"
-            )
 
     def send(self, records: Sequence[Record]) -> None:
         """Send a group of records; they need not be in the spool.

@@ -24,8 +24,9 @@ from clew.config.services import TrackingConfig
 from clew.errors import described, extra, masked
 from clew.runs import base, store
 from clew.runs.base import OPEN, Record, Status, Tracker, finite
-from clew.runs.delivery import Delivery, RunGoneError, log_formatter, shortened
+from clew.runs.delivery import Delivery, log_formatter, shortened
 from clew.runs.hardware import sample_machine
+from clew.runs.reading.runs import RunGoneError
 from clew.runs.spool import Spool
 
 logger = logging.getLogger(__name__)

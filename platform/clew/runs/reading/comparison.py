@@ -127,14 +127,12 @@ def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
         alike = run.tags.get(names.TAG_VARIANT), *_setting(run)
         gathered.setdefault(alike if by_seed else run.run_id, []).append(run)
     labels = distinct_labels([members[0] for members in gathered.values()])
-    return [
-        Group(
-            labels[members[0].run_id],
-            tuple(run.run_id for run in members),
-            tuple(run.params.get(SEED, run.run_id) for run in members),
-        )
-        for members in gathered.values()
-    ]
+    groups = []
+    for members in gathered.values():
+        ids = tuple(run.run_id for run in members)
+        seeds = tuple(run.params.get(SEED, run.run_id) for run in members)
+        groups.append(Group(labels[ids[0]], ids, seeds))
+    return groups
 
 
 def _setting(run: RunRecord, *without: str) -> tuple[object, ...]:

@@ -11,15 +11,16 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from mlflow import artifacts
 from mlflow.entities.model_registry import ModelVersion
 
 from clew import names
 from clew.errors import DataError, TrackingError
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
+from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import RunRecord, client, fetched
 from clew.runs.reading.search import find_runs, quoted
+from clew.runs.registry import Registry
 
 VOCABULARY_FOLDER = "vocabulary"
 MODEL_FOLDER = "artifacts/model"
@@ -217,19 +218,9 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
 
 @contextmanager
 def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Path]:
-    what = f"{path} of {model.name} version {version}"
+    wanted = RegisteredVersion(model.name, str(version), "", {})
     with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
-        with store.using(what):
-            connected = client()
-            location = connected.get_model_version_download_uri(model.name, str(version))
-            address = f"{location}/{MODEL_FOLDER}/{path}"
-            try:
-                found = artifacts.download_artifacts(
-                    artifact_uri=address, dst_path=folder, tracking_uri=connected.tracking_uri
-                )
-            except OSError as error:
-                raise TrackingError(f"{what} cannot be fetched ({error})") from None
-        yield Path(found)
+        yield Registry(client()).download(wanted, Path(folder), f"{MODEL_FOLDER}/{path}")
 
 
 def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry]:

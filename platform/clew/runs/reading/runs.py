@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 HEARTBEAT_LIMIT_SECONDS = 120.0
 """A running run whose heartbeats stopped counts as stuck after this time; they come every 15 s."""
 
+
+class RunGoneError(TrackingError):
+    """The store has no such run, or it was deleted."""
+
+
 Model = TypeVar("Model", bound=BaseModel)
 State = Literal["running", "stuck", "finished", "failed", "stopped", "scheduled"]
 
@@ -276,11 +281,10 @@ def _here(run_id: str, path: str) -> Path | None:
 def get_run(connected: "MlflowClient", run_id: str, named_by: str = "") -> "Run":
     """Return a run as an MLflow object.
 
-    Args:
-        connected: A client of the store.
-        run_id: Id of the run.
-        named_by: Prefix for error messages that says where the id comes from, such as
-            `MLFLOW_RUN_ID: `.
+    `named_by` begins a message and says where the id comes from, such as `MLFLOW_RUN_ID: `.
+
+    Raises:
+        RunGoneError: The store has no such run, or it was deleted.
     """
     from mlflow.exceptions import MlflowException
 
@@ -290,12 +294,12 @@ def get_run(connected: "MlflowClient", run_id: str, named_by: str = "") -> "Run"
         except MlflowException as error:
             if error.error_code not in store.MISSING:
                 raise
-            raise TrackingError(
+            raise RunGoneError(
                 f"{named_by}no run {run_id} in {masked(connected.tracking_uri)}; give the id "
                 "of an existing run, or set MLFLOW_TRACKING_URI to the store of this run"
             ) from None
     if run.info.lifecycle_stage != "active":
-        raise TrackingError(
+        raise RunGoneError(
             f"{named_by}run {run_id} is deleted; bring it back with `mlflow runs restore --run-id "
             f"{run_id}`"
         )

@@ -102,13 +102,10 @@ def experiment_id_of(name: str) -> str:
 def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage:
     with store.using("the list of runs"):
         connected = client()
-        ids, order, token = (
-            experiment_ids_of(connected, query),
-            [query.order_by],
-            page_token(offset),
-        )
+        ids, text = experiment_ids_of(connected, query), filter_string(query)
+        order, token = [query.order_by], page_token(offset)
         found = connected.search_runs(
-            ids, filter_string(query), max_results=limit, order_by=order, page_token=token
+            ids, text, max_results=limit, order_by=order, page_token=token
         )
     return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
 
