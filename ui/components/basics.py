@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import streamlit as st
@@ -213,6 +213,7 @@ def choice(
     options: Sequence[str],
     key: str,
     *,
+    place: Any = st,
     first: str = "",
     help: str | None = None,
     hidden: bool = False,
@@ -221,27 +222,22 @@ def choice(
 
     `hidden` leaves the label to screen readers.
     """
-    first = first or options[0]
-    chosen = st.segmented_control(
-        label,
-        options,
-        key=key,
-        default=first,
-        required=True,
-        bind="query-params",
-        help=help,
-        label_visibility="collapsed" if hidden else "visible",
-    )
-    return chosen or first
+    first, look = first or options[0], "collapsed" if hidden else "visible"
+    own = {"default": first, "required": True, "bind": "query-params", "label_visibility": look}
+    return str(place.segmented_control(label, options, key=key, help=help, **own) or first)
 
 
 def search_box(
-    label: str, key: str, *, placeholder: str = "part of a name or id", help: str | None = None
+    place: Any,
+    label: str,
+    key: str,
+    *,
+    placeholder: str = "part of a name or id",
+    help: str | None = None,
 ) -> str:
-    """Let a person type what to search for; it is in the address."""
-    return st.text_input(
-        label, key=key, bind="query-params", type="search", placeholder=placeholder, help=help
-    )
+    """Let a person type in a place of the page what to search for; it is in the address."""
+    own = {"bind": "query-params", "type": "search", "placeholder": placeholder}
+    return str(place.text_input(label, key=key, help=help, **own))
 
 
 def address(key: str) -> str:

@@ -61,10 +61,8 @@ def experiment() -> tuple[str, ...]:
 def run_query(experiment_ids: tuple[str, ...], *, kind: str = "") -> RunQuery:
     """Let a person search for runs and order them."""
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    with left:
-        text = basics.search_box(
-            "Search", "search", placeholder="embedding_dim=400 mrr>0.9 data:umls", help=SEARCH_HELP
-        )
+    example = "embedding_dim=400 mrr>0.9 data:umls"
+    text = basics.search_box(left, "Search", "search", placeholder=example, help=SEARCH_HELP)
     order = right.selectbox("Order", list(ORDERS), key="order", bind="query-params")
     return RunQuery(experiment_ids, text=text, kind=kind, order_by=ORDERS[order])
 

@@ -120,10 +120,9 @@ def show_text(report: TextInfluenceReport, *, key: str) -> None:
         basics.note(f"None of the {report.num_scored:,} scored training windows is listed.")
         return
     first, second, third = st.columns([2, 1.6, 1], vertical_alignment="bottom")
-    with first:
-        text = basics.search_box("Search windows", "factfind", placeholder="part of the text")
-    with second:
-        side = basics.choice("Side", SIDES, "side")
+    about = "part of the text"
+    text = basics.search_box(first, "Search windows", "factfind", placeholder=about)
+    side = basics.choice("Side", SIDES, "side", place=second)
     with third:
         cosine = choose_cosine(windows)
     wanted = FactFilter(text=text, side=side, cosine=cosine)

@@ -136,8 +136,7 @@ def _curves(runs: Sequence[RunRecord], found: comparison.Comparison) -> None:
     key = first.selectbox(
         "Metric", metrics, place, glossary.label, key="curve", bind="query-params"
     )
-    with second:
-        axis = basics.choice("Over", ["steps", "time"], "over")
+    axis = basics.choice("Over", ["steps", "time"], "over", place=second)
     about = "Weight of earlier values in each point; 0 shows the recorded values."
     smoothing = third.slider(
         "Smoothing", 0.0, 0.98, 0.0, 0.02, key="smooth", bind="query-params", help=about
@@ -178,8 +177,7 @@ def _setting(runs: Sequence[RunRecord]) -> comparison_table.Setting:
         "Quality", metrics, key="quality", bind="query-params", format_func=glossary.label
     )
     about = "Of the quality's curve: the best value (for bias or coverage the last), or the last."
-    with third:
-        pick = basics.choice("Value", get_args(Pick), "pick", help=about)
+    pick = basics.choice("Value", get_args(Pick), "pick", place=third, help=about)
     about = "Runs that differ only in seed are one row: mean ± standard deviation."
     grouped = fourth.toggle(
         "Seeds together", value=True, key="seeds", bind="query-params", help=about

@@ -86,8 +86,7 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     sections = ["Paths", "Training facts", "Groups", "Another run"]
     sections += ["Check it", "Review"] * bool(run_id)
     first = sections[0] if found.paths.found and not basics.address("fact") else sections[1]
-    with left:
-        section = basics.choice("Show", sections, "view", first=first, hidden=True)
+    section = basics.choice("Show", sections, "view", place=left, first=first, hidden=True)
     with basics.guarded(section):
         match section:
             case "Paths":
@@ -255,8 +254,7 @@ def _test_triple(tests: pd.DataFrame, form: Form) -> int | None:
     label = f"Explained triples: {len(tests):,}"
     with st.expander(label, expanded=bool(basics.address("find") or basics.address("testrel"))):
         first, second, third = st.columns([2.4, 1.6, 1.6])
-        with first:
-            text = basics.search_box("Search test triples", "find")
+        text = basics.search_box(first, "Search test triples", "find")
         relation = _relation(second, "Relation", tests, key="testrel")
         order = third.selectbox("Order", list(ORDERS), key="testorder", bind="query-params")
         found = explanations.filter_rows(
@@ -303,8 +301,7 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
 
 def _fact_filter(found: pd.DataFrame) -> explanations.FactFilter:
     first, second = st.columns(2, vertical_alignment="bottom")
-    with first:
-        text = basics.search_box("Search facts", "factfind")
+    text = basics.search_box(first, "Search facts", "factfind")
     relation = _relation(second, "Relation of facts", found, key="rel")
     side = basics.choice("Side", explanations.SIDES, "side")
     with st.container(horizontal=True):

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from filelock import FileLock
 
-from clew.errors import TrackingError, described, masked
+from clew.errors import TrackingError, described, masked, refusing
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -179,7 +179,9 @@ def creation_lock(uri: str) -> Iterator[None]:
     if not is_missing(uri) and not uri.startswith(DATABASE_SERVERS):
         yield
         return
-    try:
+    what = f"tracking store {masked(uri)}: its lock cannot be made"
+    advice = "; expected a writable folder (for a database server, set XDG_RUNTIME_DIR)"
+    with refusing(what, OSError, RuntimeError, advice=advice, error=TrackingError):
         if path is None:
             runtime = os.environ.get("XDG_RUNTIME_DIR") or Path("~/.cache").expanduser()
             path = Path(runtime, "clew", f"store-{hashlib.sha256(uri.encode()).hexdigest()[:16]}")
@@ -188,11 +190,6 @@ def creation_lock(uri: str) -> Iterator[None]:
         # FileLock waits forever for a file that it cannot create, for example below /proc.
         os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         held = FileLock(lock, mode=0o600).acquire()
-    except (OSError, RuntimeError) as error:
-        raise TrackingError(
-            f"tracking store {masked(uri)}: its lock cannot be made ({error}); expected a writable "
-            "folder (for a database server, set XDG_RUNTIME_DIR)"
-        ) from None
     with held:
         yield
 
