@@ -23,6 +23,14 @@ from clew.ui import access, work
 from clew.ui.components import basics, explanations, jobs, tables
 from clew.ui.components.facts import notes, trust
 
+PROMPT = "ask-prompt"
+MOST_IN_ADDRESS = 1000
+"""Characters of a prompt that a link can hold."""
+_WRITTEN = (
+    '<div class="clew-card"><div class="clew-text">{prompt}<mark>{written}</mark></div></div>'
+    '<p class="clew-muted clew-small">Marked: what the model wrote.</p>'
+)
+
 
 @st.cache_resource(max_entries=64, show_spinner=False)
 def prepare_reasons(model: str, run_id: str) -> jobs.Job:
@@ -273,15 +281,6 @@ def _strongest(facts: pd.DataFrame) -> None:
         for _, fact in helping.iterrows()
     ]
     basics.show_list(items)
-
-
-PROMPT = "ask-prompt"
-MOST_IN_ADDRESS = 1000
-"""Characters of a prompt that a link can hold."""
-_WRITTEN = (
-    '<div class="clew-card"><div class="clew-text">{prompt}<mark>{written}</mark></div></div>'
-    '<p class="clew-muted clew-small">Marked: what the model wrote.</p>'
-)
 
 
 def asked_text(model: str, *, again: bool) -> work.AskedText | None:

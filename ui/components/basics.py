@@ -27,6 +27,30 @@ TRIPLE = Markup(
     '<span class="clew-triple"><b>{head}</b>'
     '<span class="clew-relation">{relation}</span><b>{tail}</b></span>'
 )
+FOR = "#1F88CB"
+AGAINST = "#D55E00"
+REFERENCE = "#7F7F7F"
+
+VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
+VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
+OPINION_SYMBOLS = VERDICT_SYMBOLS | {"convincing": "✓", "right": "✓", "wrong": "✗"}
+"""Symbols of verdicts about an explanation or a fact."""
+STATE_SYMBOLS = {
+    "running": "▶",
+    "stuck": "⚠",
+    "finished": "✓",
+    "failed": "✗",
+    "stopped": "■",
+    "scheduled": "…",
+}
+COLOURS = ("#1F88CB", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C6D31", "#7F7F7F")
+"""Colours of groups."""
+logger = logging.getLogger(__name__)
+PageName = Literal["overview", "compare", "influence", "reviews", "models", "studies", "ask", "run"]
+ROLES_HELP = (
+    "A reader reads. A reviewer also asks, uploads and reviews. A promoter also promotes, rolls "
+    "back, trains, and confirms a fact that one person marked wrong."
+)
 
 
 def style() -> None:
@@ -87,26 +111,6 @@ def marked(text: str, passages: list[tuple[int, int]]) -> Markup:
     return join([*pieces, escape(text[done:])])
 
 
-FOR = "#1F88CB"
-AGAINST = "#D55E00"
-REFERENCE = "#7F7F7F"
-
-VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
-VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
-OPINION_SYMBOLS = VERDICT_SYMBOLS | {"convincing": "✓", "right": "✓", "wrong": "✗"}
-"""Symbols of verdicts about an explanation or a fact."""
-STATE_SYMBOLS = {
-    "running": "▶",
-    "stuck": "⚠",
-    "finished": "✓",
-    "failed": "✗",
-    "stopped": "■",
-    "scheduled": "…",
-}
-COLOURS = ("#1F88CB", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C6D31", "#7F7F7F")
-"""Colours of groups."""
-
-
 def ink() -> str:
     """Return the colour of text, for pictures whose text Streamlit does not colour."""
     return "#E6EDF0" if st.context.theme.type == "dark" else "#1C2A30"
@@ -114,9 +118,6 @@ def ink() -> str:
 
 def sign_symbol(value: float) -> str:
     return "▲" if value > 0 else "▼" if value < 0 else "·"
-
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -262,9 +263,6 @@ def write_address(key: str, value: str | int | Sequence[str] | None) -> None:
         st.query_params[key] = line
 
 
-PageName = Literal["overview", "compare", "influence", "reviews", "models", "studies", "ask", "run"]
-
-
 def link(page: PageName, label: str, **parameters: str) -> None:
     """Show a link; `label` can be any text."""
     st.page_link(
@@ -272,12 +270,6 @@ def link(page: PageName, label: str, **parameters: str) -> None:
         label=f"{markdown(label)} →",
         query_params={key: value for key, value in parameters.items() if value},
     )
-
-
-ROLES_HELP = (
-    "A reader reads. A reviewer also asks, uploads and reviews. A promoter also promotes, rolls "
-    "back, trains, and confirms a fact that one person marked wrong."
-)
 
 
 def name_box() -> str:

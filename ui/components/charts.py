@@ -160,13 +160,9 @@ def curves(
 ) -> Spec:
     """Return the curves of a metric: one line per run, one colour per group.
 
-    Args:
-        frame: Rows `run, group, step, seconds, value`.
-        key: The metric.
-        order: Names of the groups in the order of the table, for their colours.
-        by_time: Show minutes since the run started on the x axis instead of optimizer steps.
-        logarithmic: Leave out values that are not positive.
-        kind: Kind of the runs; a search counts trials instead of steps.
+    The frame has rows `run, group, step, seconds, value`; `order` has the groups as in the table,
+    for their colours. `by_time` shows minutes since the run started instead of optimizer steps, or
+    of a search's trials, by the `kind` of the runs. `logarithmic` leaves out what is not positive.
     """
     frame = frame.assign(minutes=frame["seconds"] / 60)
     if logarithmic:

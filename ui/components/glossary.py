@@ -7,6 +7,12 @@ from clew.runs.hardware import SAMPLED_PREFIX as MACHINE
 from clew.runs.hardware import SAMPLING_SECONDS
 from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX, Form
 
+SPEARMAN = (
+    "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
+    "same order, 0 no relation, -1 the reverse."
+)
+OVERLAP = "Share of the strongest facts that both explanations have in common."
+
 
 @dataclass(frozen=True)
 class Words:
@@ -308,10 +314,3 @@ def part(column: str) -> str:
         return f"step {column.removeprefix(CHECKPOINT_PREFIX)}"
     name = column.removeprefix(PART_PREFIX)
     return PARTS.get(name, name.replace("_", " "))
-
-
-SPEARMAN = (
-    "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
-    "same order, 0 no relation, -1 the reverse."
-)
-OVERLAP = "Share of the strongest facts that both explanations have in common."

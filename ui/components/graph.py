@@ -62,6 +62,8 @@ _component = st.components.v2.component(
     js=(_FILES / "graph.js").read_text("utf-8"),
     isolate_styles=False,
 )
+NUM_DRAWN = 8
+"""How many paths are drawn; a selected path further down is drawn too."""
 
 
 def config_here(run_id: str) -> dict[str, Any]:
@@ -242,10 +244,6 @@ def _entity(
     more = "" if whole is None else f", of {whole.degree(key):,} in the whole training graph"
     said = {"name": spaced(name), "about": about, "number": len(own), "whole": more}
     basics.show(_CARD, facts=basics.join(lines), **said)
-
-
-NUM_DRAWN = 8
-"""How many paths are drawn; a selected path further down is drawn too."""
 
 
 def show_paths(explanation: SharedExplanation, *, key: str) -> None:

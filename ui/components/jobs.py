@@ -42,6 +42,10 @@ TAIL_CHARACTERS = 20_000
 SECONDS_TO_STOP = 5.0
 
 JobState = Literal["running", "done", "refused", "failed", "cancelled"]
+SECONDS_BETWEEN = 0.5
+SECONDS_AT_FIRST = 1.0
+TAIL_LINES = 30
+ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}
 
 
 @dataclass
@@ -246,11 +250,6 @@ def _nothing_to_import() -> Iterator[None]:
 def jobs() -> Jobs:
     return Jobs()
 
-
-SECONDS_BETWEEN = 0.5
-SECONDS_AT_FIRST = 1.0
-TAIL_LINES = 30
-ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}
 
 Show = Callable[[Job], None]
 

@@ -22,6 +22,12 @@ NUM_FACTS = 20
 validation_of = for_a_minute(run_details.read_result)
 trials_of = for_a_minute(run_details.read_trials)
 text_of = for_a_minute(run_details.read_text)
+MAX_HEIGHT = 430
+QUESTIONS = {"tail": "why this tail", "head": "why this head", "both": "both ends"}
+TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": "✗", "stopped": "■"}
+logger = logging.getLogger(__name__)
+
+NUM_STUDIES = 100
 
 
 def keeps(run: RunRecord, *path: str) -> bool:
@@ -43,11 +49,6 @@ def extreme_values(run_id: str) -> pd.DataFrame:
         verdicts = ends["Confirmed"].map({"True": "yes", "False": "no"})
         columns["Confirmed by training without it"] = verdicts.where(tried, "not tried")
     return pd.DataFrame(columns)
-
-
-MAX_HEIGHT = 430
-QUESTIONS = {"tail": "why this tail", "head": "why this head", "both": "both ends"}
-TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": "✗", "stopped": "■"}
 
 
 def validation(record: ValidationRecord) -> None:
@@ -153,11 +154,6 @@ def show_studies(found: list[run_details.StudyResult]) -> None:
         "Median: over rounds, a seed each. Ratio: the geometric mean of the rounds' ratios to the "
         "reference, with its 95 % interval over rounds; a single round has no interval."
     )
-
-
-logger = logging.getLogger(__name__)
-
-NUM_STUDIES = 100
 
 
 def studies() -> list[run_details.StudyResult]:

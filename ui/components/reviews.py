@@ -41,6 +41,26 @@ from clew.ui.work import LEFT_OUT, Training
 NUM_LATEST = 50
 MAX_CACHED = 1024
 JUDGED = "judged"
+_SAID = (
+    '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
+    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
+)
+NUM_FACTS, EDITOR_HEIGHT = 20, 214
+CONVINCING = "convincing"
+WRONG = "wrong"
+MEANINGS = {
+    "plausible": "The facts are a sensible reason to believe the triple.",
+    "implausible": "They are not: off topic, by chance, or wrong.",
+    "unsure": "I cannot tell.",
+}
+Said = TypeVar("Said", bound=str)
+SUFFIX = " without the facts marked wrong"
+"""End of the names of runs that are trained again."""
+NOISE = (
+    "One run each says little: another seed changes their metrics too. To be sure, train both "
+    "with several seeds and compare those. In the ranks of the new run, the facts left out are no "
+    "longer known answers."
+)
 
 
 def reviewable_runs() -> list[RunRecord]:
@@ -116,21 +136,6 @@ def visible(reviews: Sequence[Review]) -> list[Review]:
 
 def fact_of(row: pd.Series) -> Fact:
     return Fact(*(str(row[key]) for key in (*TRAIN_KEY, "head", "relation", "tail")))
-
-
-_SAID = (
-    '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
-    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
-)
-NUM_FACTS, EDITOR_HEIGHT = 20, 214
-CONVINCING = "convincing"
-WRONG = "wrong"
-MEANINGS = {
-    "plausible": "The facts are a sensible reason to believe the triple.",
-    "implausible": "They are not: off topic, by chance, or wrong.",
-    "unsure": "I cannot tell.",
-}
-Said = TypeVar("Said", bound=str)
 
 
 def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | None) -> None:
@@ -265,10 +270,6 @@ def triple_text(fact: Fact) -> str:
     return fact_text(*fact.labels)
 
 
-SUFFIX = " without the facts marked wrong"
-"""End of the names of such runs."""
-
-
 def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[RunRecord]:
     """Return the training runs whose explanations, from `runs`, were reviewed, the newest first."""
     sources = {run.run_id: run.tags.get(names.TAG_SOURCE_RUN, "") for run in runs}
@@ -314,13 +315,6 @@ def _kept(listed: str, earlier: str | None) -> Path:
     path = store.project_root() / LEFT_OUT / f"wrong_facts_{digest}.tsv"
     write_whole(path, listed)
     return path
-
-
-NOISE = (
-    "One run each says little: another seed changes their metrics too. To be sure, train both "
-    "with several seeds and compare those. In the ranks of the new run, the facts left out are no "
-    "longer known answers."
-)
 
 
 def offer_training(runs: Sequence[RunRecord], listed: str, *, key: str) -> None:

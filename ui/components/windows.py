@@ -16,6 +16,26 @@ from clew.ui.components.explanations import SIDES, FactFilter, filter_rows
 
 MIN_SHARED_CHARACTERS = 8
 Passage = tuple[int, int]
+EXCERPT_CHARACTERS = 140
+HEIGHT = 513
+_TEXT_CARD = (
+    '<div class="clew-card"><div class="clew-text">{prompt}<mark>{continuation}</mark></div>'
+    "<p>Explained: how likely the model finds the <b>marked</b> text after the words before it.</p>"
+    '<p class="clew-muted">{summary}</p></div>'
+)
+_WINDOW = (
+    '<div class="clew-card"><h2>Window {window}</h2>'
+    '{effect}<p class="clew-muted">{place}</p>'
+    '<div class="clew-text clew-window" tabindex="0" role="region" aria-label="Its text">'
+    "{text}</div></div>"
+)
+FRAMES = "Frames of this window, then of training windows."
+_SEQUENCE_CARD = (
+    '<div class="clew-card"><h2>Window that ends at frame {frame} of {group}</h2>'
+    "<p>The model predicts <b>{predicted} {unit}</b>; the target is <b>{true} {unit}</b>.</p>"
+    '<p class="clew-muted">Of {count} training windows, those are listed that lowered (▲) or '
+    "raised (▼) the error of this prediction most.</p></div>"
+)
 
 
 def choose_cosine(found: pd.DataFrame) -> bool:
@@ -90,21 +110,6 @@ def shared_passages(text: str, other: str) -> list[Passage]:
         passages.append((start, end))
         start = end
     return passages
-
-
-EXCERPT_CHARACTERS = 140
-HEIGHT = 513
-_TEXT_CARD = (
-    '<div class="clew-card"><div class="clew-text">{prompt}<mark>{continuation}</mark></div>'
-    "<p>Explained: how likely the model finds the <b>marked</b> text after the words before it.</p>"
-    '<p class="clew-muted">{summary}</p></div>'
-)
-_WINDOW = (
-    '<div class="clew-card"><h2>Window {window}</h2>'
-    '{effect}<p class="clew-muted">{place}</p>'
-    '<div class="clew-text clew-window" tabindex="0" role="region" aria-label="Its text">'
-    "{text}</div></div>"
-)
 
 
 def show_text(report: TextInfluenceReport, *, key: str) -> None:
@@ -193,15 +198,6 @@ def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
         "characters or more with the text above.",
         text=basics.marked(text, passages),
     )
-
-
-FRAMES = "Frames of this window, then of training windows."
-_SEQUENCE_CARD = (
-    '<div class="clew-card"><h2>Window that ends at frame {frame} of {group}</h2>'
-    "<p>The model predicts <b>{predicted} {unit}</b>; the target is <b>{true} {unit}</b>.</p>"
-    '<p class="clew-muted">Of {count} training windows, those are listed that lowered (▲) or '
-    "raised (▼) the error of this prediction most.</p></div>"
-)
 
 
 def show_sequence(report: SequenceInfluenceReport, picture: Path | None) -> None:

@@ -14,6 +14,18 @@ from clew.ui import access
 from clew.ui.components import answers, basics, frames, jobs, runs
 from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
 
+HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
+MODEL, MOST = "ask-model", "top"
+CHANGED, OWN_RELATION = "ask-changed", "ask-own-relation"
+LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
+ASK_NOW = "now"
+"""In the address, represents the answer to a question that has just been chosen."""
+MAX_LISTED = 10_000
+"""Entries that the browser gets; in a larger graph, the server looks up what a person types."""
+MAX_MATCHES = 12
+SEPARATOR = "\n"
+"""Between the name of an entity and its synonym, in the value of an option."""
+
 
 def render() -> None:
     st.title("Ask", anchor=False)
@@ -130,14 +142,6 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames, learned: Learned) -
         with right:
             st.header("Why?", anchor=False)
             jobs.show(why_id, progress=answers.first_answer, result=answers.explanation)
-
-
-HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
-MODEL, MOST = "ask-model", "top"
-CHANGED, OWN_RELATION = "ask-changed", "ask-own-relation"
-LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
-ASK_NOW = "now"
-"""In the address, represents the answer to a question that has just been chosen."""
 
 
 def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
@@ -271,13 +275,6 @@ def _take(asked: tuple[str, str, str]) -> None:
         basics.write_address(key, value)
     st.session_state[OWN_RELATION] = True
     basics.write_address("answer", ASK_NOW)
-
-
-MAX_LISTED = 10_000
-"""Entries that the browser gets; in a larger graph, the server looks up what a person types."""
-MAX_MATCHES = 12
-SEPARATOR = "\n"
-"""Between the name of an entity and its synonym, in the value of an option."""
 
 
 def entity_box(

@@ -12,6 +12,9 @@ from clew.runs.reading.search import RunQuery
 from clew.ui.components import basics, glossary, run_table, runs
 from clew.ui.components.tables import seconds_text
 
+SECONDS_BETWEEN = 5
+MAX_SHOWN = 8
+
 
 def render() -> None:
     title, experiment = st.columns([3, 1], vertical_alignment="bottom")
@@ -94,10 +97,6 @@ def _actions(run_ids: list[str]) -> None:
             basics.link("influence", "Read explanations", run=traced[0].run_id)
         if len(trained) == 1:
             basics.link("models", "Promote this run", candidate=trained[0].run_id)
-
-
-SECONDS_BETWEEN = 5
-MAX_SHOWN = 8
 
 
 def running_now(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> None:

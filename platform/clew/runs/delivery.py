@@ -58,15 +58,7 @@ MAX_TAG_CHARACTERS = 8000  # MLflow's limit
 METRICS_PER_REQUEST = 500
 TEXTS_PER_REQUEST = 20
 # Errors after which a new attempt is useless; after any other error, the next one may succeed.
-REFUSALS = frozenset(
-    {
-        "BAD_REQUEST",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "RESOURCE_ALREADY_EXISTS",
-        "RESOURCE_DOES_NOT_EXIST",
-    }
-)
+REFUSALS = store.MISSING | {"BAD_REQUEST", "INVALID_STATE", "RESOURCE_ALREADY_EXISTS"}
 
 
 class _LogFormatter(logging.Formatter):

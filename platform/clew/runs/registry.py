@@ -35,6 +35,20 @@ SERVABLE = "servable"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. \-]{0,199}")
 _ALIAS = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 _VERSION_ALIAS = re.compile(r"v\d+", re.IGNORECASE)
+PACKAGES = (
+    "mlflow",
+    "jaxtyping",
+    "numpy",
+    "pandas",
+    "psutil",
+    "pyarrow",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "scipy",
+    "torch",
+)
+"""Requirements for answering queries, recorded with the versions of this environment."""
 
 
 def check_name(name: str) -> None:
@@ -219,22 +233,6 @@ class Registry:
 def _version_of(found: ModelVersion) -> RegisteredVersion:
     name, number, run_id = str(found.name), str(found.version), str(found.run_id or "")
     return RegisteredVersion(name, number, run_id, dict(found.tags))
-
-
-PACKAGES = (
-    "mlflow",
-    "jaxtyping",
-    "numpy",
-    "pandas",
-    "psutil",
-    "pyarrow",
-    "pydantic",
-    "pyyaml",
-    "safetensors",
-    "scipy",
-    "torch",
-)
-"""Requirements for answering queries, recorded with the versions of this environment."""
 
 
 def save_servable(

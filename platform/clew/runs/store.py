@@ -198,9 +198,8 @@ def creation_lock(uri: str) -> Iterator[None]:
 def using(what: str, uri: str | None = None) -> Iterator[None]:
     """Turn errors of MLflow, the database or the network into a `TrackingError` of one line.
 
-    Args:
-        what: What the block does, for the message: `the list of runs`, `moving an alias`.
-        uri: The store's address; None for the store in use.
+    `what` the block does is for the message: `the list of runs`, `moving an alias`. Without `uri`,
+    it is about the store in use.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError

@@ -37,6 +37,19 @@ from clew.runs.reading.run_details import find_validation
 from clew.runs.reading.runs import RunRecord, find_run, keep_folder, list_artifacts
 from clew.runs.verification import Verification, marked_in, read_kept
 
+NUM_DRAWN_PATHS = 8
+NUM_DRAWN_FACTS = 9
+NUM_PATHS = 12
+NUM_FACTS = 25
+NO_PROOF = (
+    "Influence estimates which training facts changed the model's prediction. It does not show why "
+    "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
+)
+ONE_RUN = (
+    "The scores come from one training run. With another random seed, some of the facts would be "
+    "different."
+)
+
 
 @dataclass(frozen=True)
 class SharedExplanation:
@@ -125,20 +138,6 @@ def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
 def triple_of(test: pd.Series) -> tuple[str, str, str]:
     """Return the triple of a test or of a training fact, with the names in the data set."""
     return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))
-
-
-NUM_DRAWN_PATHS = 8
-NUM_DRAWN_FACTS = 9
-NUM_PATHS = 12
-NUM_FACTS = 25
-NO_PROOF = (
-    "Influence estimates which training facts changed the model's prediction. It does not show why "
-    "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
-)
-ONE_RUN = (
-    "The scores come from one training run. With another random seed, some of the facts would be "
-    "different."
-)
 
 
 def picture_of(explanation: SharedExplanation) -> Markup:

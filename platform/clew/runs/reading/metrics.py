@@ -38,6 +38,8 @@ S = TypeVar("S", int, str)
 
 HEADLINES = {kind.task: names.metric("valid", kind.metrics[0]) for kind in TASK_KINDS.values()}
 """The main validation metric of each task."""
+HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
+"""Parameter that is false if the metrics `valid/` of a run are those of its test examples."""
 
 
 def headline_key(run: RunRecord) -> str:
@@ -229,10 +231,6 @@ class Estimate:
         if found is None:
             return None
         return cls(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.rounds)
-
-
-HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
-"""Parameter that is false if the metrics `valid/` of a run are those of its test examples."""
 
 
 def own_metric(runs: Sequence[RunRecord]) -> str:

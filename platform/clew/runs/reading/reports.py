@@ -32,6 +32,14 @@ FURTHER_COLUMNS = (forms.COSINE_COLUMN, forms.SPREAD_COLUMN, forms.AGREEING_COLU
 SPLIT = (forms.PART_PREFIX, forms.CHECKPOINT_PREFIX)
 """What the columns begin with that add up to a score."""
 INFLUENCE_TABLE = "an influence table"
+REPORT_FILES = {
+    "json": names.INFLUENCE_JSON,
+    "parquet": names.INFLUENCE_PARQUET,
+    "text": window_report.TEXT_INFLUENCE_JSON,
+    "sequence": window_report.SEQUENCE_INFLUENCE_JSON,
+    "picture": window_report.SEQUENCE_INFLUENCE_PICTURE,
+}
+"""File name of each field of `ReportFiles`."""
 
 
 @dataclass(frozen=True)
@@ -142,16 +150,6 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
         row |= window_report.numbers_of(entry, steps)
         rows.append(row | {forms.COUNTERPART_COLUMN: entry.counterpart or ""})
     return pd.DataFrame(rows, columns=None if rows else [*forms.TERM_COLUMNS, forms.SCORE_COLUMN])
-
-
-REPORT_FILES = {
-    "json": names.INFLUENCE_JSON,
-    "parquet": names.INFLUENCE_PARQUET,
-    "text": window_report.TEXT_INFLUENCE_JSON,
-    "sequence": window_report.SEQUENCE_INFLUENCE_JSON,
-    "picture": window_report.SEQUENCE_INFLUENCE_PICTURE,
-}
-"""File name of each field of `ReportFiles`."""
 
 
 def report_files(run_id: str, folder: Path) -> ReportFiles:

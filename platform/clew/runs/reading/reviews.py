@@ -31,6 +31,7 @@ Verdict = Literal["plausible", "implausible", "unsure"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 FactVerdict = Literal["wrong", "right"]
 FACT_VERDICTS: tuple[FactVerdict, ...] = get_args(FactVerdict)
+Group = Literal["relation", "run", "reviewer"]
 
 
 @dataclass(frozen=True)
@@ -171,9 +172,6 @@ def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
         if not review.final:
             latest[review.about, review.reviewer or review.review_id] = review
     return list(latest.values())
-
-
-Group = Literal["relation", "run", "reviewer"]
 
 
 def group_of(review: Review, by: Group) -> str:

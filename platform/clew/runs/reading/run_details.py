@@ -32,6 +32,8 @@ from clew.runs.reading.search import RunQuery, find_runs, quoted, search_runs
 from clew.runs.validation_record import ScoreSettings, ValidationRecord, ValidationSummary
 from clew.spreadsheets import changed, restored
 
+logger = logging.getLogger(__name__)
+
 MAX_FILES = 500
 PROGRAMS_TAGS = ("clew.", "mlflow.")
 _BY_RELATION = re.compile(rf"{names.ARTIFACT_EVALUATION}/(\w+)_by_relation\.parquet")
@@ -53,6 +55,11 @@ RESULTS = {
     names.KIND_VALUE: "values of facts",
     names.KIND_COMPARE: "study",
 }
+TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
+"""What a row of the trials begins with; then come the settings, and `problem`."""
+STUDY_FILE = "study/study.json"
+NEWEST = 20
+"""Number of newest tests that are read; a run can be tested alone and in several ensembles."""
 
 
 def list_files(run_id: str) -> list[FileInfo]:
@@ -180,10 +187,6 @@ def describe_run(run: RunRecord, description: str, tags: Mapping[str, str]) -> N
             connected.delete_tag(run.run_id, key)
 
 
-TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
-"""What a row of the trials begins with; then come the settings, and `problem`."""
-
-
 def read_trials(run_id: str) -> pd.DataFrame:
     path = f"{names.ARTIFACT_TUNE}/{names.TRIALS_CSV}"
     return _read_csv(run_id, path, TRIAL_COLUMNS, ("trial", "value", "epoch", "seconds"))
@@ -206,9 +209,6 @@ def _read_csv(
         raise TrackingError(f"run {run_id}: {path} has no column {missing[0]}")
     table: pd.DataFrame = found.rename(columns=restored)
     return table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers})
-
-
-STUDY_FILE = "study/study.json"
 
 
 class StudyRatio(BaseModel):
@@ -246,12 +246,6 @@ def read_study(run_id: str) -> StudyResult:
 def shipped_studies() -> list[StudyResult]:
     files = sorted((SHIPPED / STUDIES / "results").glob("*.json"))
     return [StudyResult.model_validate_json(file.read_bytes()) for file in files]
-
-
-logger = logging.getLogger(__name__)
-
-NEWEST = 20
-"""Number of newest tests that are read; a run can be tested alone and in several ensembles."""
 
 
 def find_validation(model: ReportModel, settings: Mapping[str, Any]) -> ValidationSummary | None:
