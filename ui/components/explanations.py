@@ -22,6 +22,7 @@ from clew.runs.validation_record import ValidationSummary
 from clew.runs.verification import Verification, read_kept
 from clew.runs.window_report import TextInfluenceReport
 from clew.ui import access
+from clew.ui.components import basics
 from clew.ui.components.reviews import visible
 from clew.ui.components.runs import vocabulary
 
@@ -153,6 +154,17 @@ def filter_rows(
         texts = pd.Series("", index=rows.index).str.cat(rows[list(columns)].astype(str), sep=" ")
         rows = rows[texts.str.casefold().str.contains(text, regex=False).to_numpy(bool)]
     return rows
+
+
+def passing(
+    rows: pd.DataFrame, wanted: FactFilter, called: str, columns: Sequence[str] = TRIPLE_COLUMNS
+) -> pd.DataFrame:
+    """Return the rows that pass a filter; say so if there are none."""
+    shown = filter_rows(rows, wanted, columns)
+    if shown.empty:
+        none = f"None of the {len(rows):,} {called} passes these filters"
+        basics.note(f"{none}; clear one of them.")
+    return shown
 
 
 def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:

@@ -77,10 +77,8 @@ def uploaded(chosen: Sequence[UploadedFile]) -> dict[str, bytes]:
     known = {f"{name}.npy" for name in FILES} | {"sequences.json"}
     other = next((name for name in names if name not in known), None)
     if other is not None or len(set(names)) < len(names):
-        raise UsageError(
-            f"{other or 'the same file twice'} was chosen; expected one HDF5 file alone, or "
-            f"files named {', '.join(sorted(known))}"
-        )
+        wanted = f"expected one HDF5 file alone, or files named {', '.join(sorted(known))}"
+        raise UsageError(f"{other or 'the same file twice'} was chosen; {wanted}")
     return {f"frames/{file.name}": file.getvalue() for file in chosen}
 
 

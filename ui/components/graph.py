@@ -124,10 +124,9 @@ def training_graph(run_id: str) -> TrainingGraph:
         require_shared(data, jobs.folders_of_data())
     graph = load_graph(data)
     if graph.fingerprint != trained_on:
-        raise DataError(
-            f"run {run_id} was trained on data {trained_on}, those of its configuration are "
-            f"{graph.fingerprint} now; put the files back as they were"
-        )
+        now = f"those of its configuration are {graph.fingerprint} now"
+        advice = "put the files back as they were"
+        raise DataError(f"run {run_id} was trained on data {trained_on}, {now}; {advice}")
     return TrainingGraph(graph, Neighbourhood(graph.train, graph.num_entities))
 
 
@@ -219,10 +218,8 @@ def _neighbours(entity: str, labels: Mapping[str, str], whole: TrainingGraph, *,
     label = "Hide its neighbours" if entity in _unfolded() else "Show its neighbours"
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button(label, key=key, on_click=_unfold, args=(entity,), help="Or double-click it.")
-        basics.note(
-            f"Of its {len(around):,} neighbours {drawn:,} are drawn; those in the fewest facts "
-            "come first."
-        )
+        number = f"Of its {len(around):,} neighbours {drawn:,} are drawn"
+        basics.note(f"{number}; those in the fewest facts come first.")
 
 
 def identified(key: str, name: str, kind: str) -> Markup:

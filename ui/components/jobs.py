@@ -192,10 +192,8 @@ class Jobs:
                 return twice
             running = sum((job.action == "ask") == is_answer for job in own)
             if running >= MAX_RUNNING:
-                raise UsageError(
-                    f"{running} of your commands are running, which is the limit; wait until one "
-                    "ends, or cancel one"
-                )
+                problem = f"{running} of your commands are running, which is the limit"
+                raise UsageError(f"{problem}; wait until one ends, or cancel one")
             job_id = uuid.uuid4().hex[:12]
             job = Job(job_id, title, self.folder / job_id, action, asked, person)
             job.folder.mkdir()

@@ -74,10 +74,8 @@ def search(run: RunRecord) -> None:
     if is_best and len(found):
         row, best = found.iloc[0], text_of(run.run_id, names.ARTIFACT_TUNE, names.BEST_YAML)
         called = basics.markdown(glossary.label(metric))
-        st.markdown(
-            f"**Best settings**: {called} {number_text(row['value'])} after epoch "
-            f"{row['epoch']:.0f}, in trial {row['trial']:.0f}"
-        )
+        place = f"after epoch {row['epoch']:.0f}, in trial {row['trial']:.0f}"
+        st.markdown(f"**Best settings**: {called} {number_text(row['value'])} {place}")
         shares = [run.metrics.get(names.IMPORTANCE.format(setting=name)) for name in settings]
         best_settings: tables.Columns = {
             "Setting": (settings, None),

@@ -12,7 +12,7 @@ from clew.runs.influence_forms import SELF_INFLUENCE, Form
 from clew.runs.reading.facts import by_side, ranked
 from clew.runs.window_report import SequenceInfluenceReport, TextInfluenceReport, numbers_of
 from clew.ui.components import basics, facts, glossary, tables
-from clew.ui.components.explanations import SIDES, FactFilter, filter_rows
+from clew.ui.components.explanations import SIDES, FactFilter, passing
 
 MIN_SHARED_CHARACTERS = 8
 Passage = tuple[int, int]
@@ -131,12 +131,8 @@ def show_text(report: TextInfluenceReport, *, key: str) -> None:
     with third:
         cosine = choose_cosine(windows)
     wanted = FactFilter(text=text, side=side, cosine=cosine)
-    shown = filter_rows(windows, wanted, ["text"])
+    shown = passing(windows, wanted, "listed training windows", ["text"])
     if shown.empty:
-        basics.note(
-            f"None of the {len(windows):,} listed training windows passes these filters; clear one "
-            "of them."
-        )
         return
     column = wanted.column(shown)
     shown, form = by_side(shown, column), report.form

@@ -36,6 +36,7 @@ ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence":
 TESTS_HEIGHT = 242
 SCORE = "Model's score"
 MAX_MOVED = 200
+IN_REPORT = "training facts in this report"
 
 
 def render() -> None:
@@ -117,7 +118,7 @@ def _facts(found: SharedExplanation, more: DeltaGenerator, *, key: str) -> None:
     with more.popover("Filter facts", width="stretch"):
         wanted = _fact_filter(found.facts)
         number = st.slider("Facts in the graph", 4, 60, 16, 2, key="edges", bind="query-params")
-    shown = _passing(found.facts, wanted)
+    shown = explanations.passing(found.facts, wanted, IN_REPORT)
     if shown.empty:
         return
     column = wanted.column(found.facts)
@@ -147,7 +148,7 @@ def _groups(found: SharedExplanation, more: DeltaGenerator) -> None:
         wanted = _fact_filter(listed)
     many = "Many facts of one kind can matter together, even if each is weak."
     by = basics.choice("Group by", ["relation", "shared entity"], "group", help=many)
-    shown = _passing(listed, wanted)
+    shown = explanations.passing(listed, wanted, IN_REPORT)
     if shown.empty:
         return
     groups = explanations.grouped(shown, by, str(test["head"]), str(test["tail"]))
@@ -155,10 +156,8 @@ def _groups(found: SharedExplanation, more: DeltaGenerator) -> None:
     st.vega_lite_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
     absent = scored(test, listed) - len(listed)
     if absent > 0:
-        basics.note(
-            f"Sums of the {len(listed):,} facts in this report; the other {absent:,} scored facts "
-            "are not in it. A report made with --top-k=0 has all of them."
-        )
+        said = f"Sums of the {len(listed):,} facts in this report; the other {absent:,} scored "
+        basics.note(f"{said}facts are not in it. A report made with --top-k=0 has all of them.")
 
 
 def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> None:
@@ -310,17 +309,6 @@ def _fact_filter(found: pd.DataFrame) -> explanations.FactFilter:
         )
         cosine = windows.choose_cosine(found)
     return explanations.FactFilter(text, relation, side, hide_siblings=hidden, cosine=cosine)
-
-
-def _passing(found: pd.DataFrame, wanted: explanations.FactFilter) -> pd.DataFrame:
-    """Return the facts that pass a filter; say so if there are none."""
-    shown = explanations.filter_rows(found, wanted)
-    if shown.empty:
-        basics.note(
-            f"None of the {len(found):,} training facts in this report passes these filters; clear "
-            "one of them."
-        )
-    return shown
 
 
 def _relation(place: DeltaGenerator, label: str, triples: pd.DataFrame, *, key: str) -> str:

@@ -57,10 +57,8 @@ def _model(model: RegisteredModel) -> None:
     if not previous.isdecimal() or model.champion is None:
         return
     with st.popover(f"Roll back to version {previous}"):
-        st.markdown(
-            f"Version {previous} answers questions again; version {model.champion} becomes "
-            "*previous*. A second rollback undoes this."
-        )
+        becomes = f"version {model.champion} becomes *previous*. A second rollback undoes this."
+        st.markdown(f"Version {previous} answers questions again; {becomes}")
         allowed = access.may("roll back")
         if st.button("Roll back now", key="rollback", type="primary", disabled=not allowed):
             _start(Rollback(model.name), f"Roll back {model.name}", "roll back")

@@ -63,15 +63,11 @@ def check_name(name: str) -> None:
 def check_alias(alias: str, *, reserved: frozenset[str] = frozenset()) -> None:
     """Check that the registry accepts an alias and that it is not reserved for another use."""
     if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or _VERSION_ALIAS.fullmatch(alias):
-        raise ConfigError(
-            f"alias {alias!r} is not allowed; use letters, digits, `_` and `-`, not `latest` and "
-            "not `v` with a number"
-        )
+        advice = "use letters, digits, `_` and `-`, not `latest` and not `v` with a number"
+        raise ConfigError(f"alias {alias!r} is not allowed; {advice}")
     if alias in reserved:
-        raise ConfigError(
-            f"alias {alias!r} is set by the promotion itself; give the alias that the model "
-            "competes for, for example champion"
-        )
+        advice = "give the alias that the model competes for, for example champion"
+        raise ConfigError(f"alias {alias!r} is set by the promotion itself; {advice}")
 
 
 class Registry:
@@ -102,10 +98,8 @@ class Registry:
             except MlflowException as error:
                 if error.error_code not in store.MISSING:
                     raise
-        raise TrackingError(
-            f"model {name!r} has no version {number} in {store.in_use()}; list them with "
-            f"the dashboard, or register one with `clew promote --name {name}`"
-        )
+        advice = f"list them with the dashboard, or register one with `clew promote --name {name}`"
+        raise TrackingError(f"model {name!r} has no version {number} in {store.in_use()}; {advice}")
 
     def version_at(self, name: str, alias: str) -> RegisteredVersion:
         """Return the version that an alias points to."""
@@ -116,10 +110,8 @@ class Registry:
             models = self.client.search_registered_models(max_results=1000)
         known = [str(model.name) for model in models]
         if name not in known:
-            raise TrackingError(
-                f"no model {name!r} is registered in {store.in_use()}; registered: "
-                f"{', '.join(known) or 'none'}; register one with `clew promote`"
-            )
+            there = f"registered: {', '.join(known) or 'none'}; register one with `clew promote`"
+            raise TrackingError(f"no model {name!r} is registered in {store.in_use()}; {there}")
         raise TrackingError(
             f"model {name!r} has no alias {alias!r}; it has {', '.join(sorted(aliases)) or 'none'}"
         )

@@ -128,10 +128,8 @@ class Spool:
             _require_own(folder)
             origin = ORIGINS.validate_json(file.read_bytes())
             if origin.run_id != folder.name:
-                raise TrackingError(
-                    f"{file}: run_id is {origin.run_id!r}, expected the folder's name; delete the "
-                    "folder if you do not know its origin"
-                )
+                problem = f"{file}: run_id is {origin.run_id!r}, expected the folder's name"
+                raise TrackingError(f"{problem}; delete the folder if you do not know its origin")
             file = folder
             return cls(folder, origin)
         except (OSError, ValidationError) as error:
@@ -314,10 +312,8 @@ def _read_sent(path: Path, length: int) -> int:
     text = path.read_text(errors="replace") if path.exists() else "0"
     if text.isdecimal() and len(text) < 20 and int(text) <= length:
         return int(text)
-    raise TrackingError(
-        f"{path} holds {text[:20]!r}, expected a number up to {length}; delete this file to send "
-        "the whole journal again"
-    )
+    advice = "delete this file to send the whole journal again"
+    raise TrackingError(f"{path} holds {text[:20]!r}, expected a number up to {length}; {advice}")
 
 
 def _write_whole(path: Path, content: bytes) -> None:

@@ -208,10 +208,9 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise TrackingError(
-            f"{where}: its driver is not installed ({described(error)}); install it, or set "
-            "MLFLOW_TRACKING_URI to another store"
-        ) from None
+        problem = f"{where}: its driver is not installed ({described(error)})"
+        advice = "install it, or set MLFLOW_TRACKING_URI to another store"
+        raise TrackingError(f"{problem}; {advice}") from None
     except (MlflowException, SQLAlchemyError, OSError) as error:
         code, said = getattr(error, "error_code", type(error).__name__), reason_of(error)
         if code == "RESOURCE_DOES_NOT_EXIST":
@@ -322,7 +321,6 @@ def check_writable(uri: str) -> None:
     except (OSError, sqlite3.Error) as error:
         if "locked" in str(error):  # another run is writing: the store is fine
             return
-        raise TrackingError(
-            f"tracking store {path} cannot be written ({error}); give the project a writable "
-            "folder, or set MLFLOW_TRACKING_URI to another store"
-        ) from None
+        problem = f"tracking store {path} cannot be written ({error})"
+        advice = "give the project a writable folder, or set MLFLOW_TRACKING_URI to another store"
+        raise TrackingError(f"{problem}; {advice}") from None

@@ -228,10 +228,8 @@ class MlflowTracker(Tracker):
             self._recorded |= checks
         for key in [key for key in values if key not in kept and key not in self._left_out]:
             self._left_out.add(key)
-            self.warn(
-                f"{key} was {float(values[key])} at step {step}; values that are not finite are "
-                "not recorded"
-            )
+            found = f"{key} was {float(values[key])} at step {step}"
+            self.warn(f"{found}; values that are not finite are not recorded")
 
     def artifact(self, path: Path, folder: str = "") -> None:
         with self._lock:

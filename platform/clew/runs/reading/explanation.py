@@ -88,10 +88,8 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
         json = path / names.INFLUENCE_JSON if path.is_dir() else path
         table = path / names.INFLUENCE_PARQUET
         if not json.is_file():
-            raise ConfigError(
-                f"{path}: no {json.name} there; give a trace run, a folder that tracin wrote, or "
-                "its JSON file"
-            )
+            advice = "give a trace run, a folder that tracin wrote, or its JSON file"
+            raise ConfigError(f"{path}: no {json.name} there; {advice}")
         files = ReportFiles(json=json, parquet=table if table.is_file() else None)
         return explanation_in(files, index)
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:

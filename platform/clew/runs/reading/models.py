@@ -210,10 +210,8 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
         names_of = (entities[rows["head"]], relations[rows["relation"]], entities[rows["tail"]])
         return Learned(tuple(zip(*(found.tolist() for found in names_of), strict=True)), uses)
     except IndexError:
-        raise DataError(
-            f"the triples of {model.name} version {version} do not match the names of the model; "
-            "promote it again"
-        ) from None
+        problem = f"the triples of {model.name} version {version} do not match its names"
+        raise DataError(f"{problem}; promote it again") from None
 
 
 @contextmanager

@@ -61,10 +61,8 @@ class ReportFiles:
         try:
             states = [(path, path.stat()) for path in vars(self).values() if path]
         except OSError as error:
-            raise DataError(
-                f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
-                "or trace again"
-            ) from None
+            problem = f"{error.filename}: the file no longer exists ({error.strerror})"
+            raise DataError(f"{problem}; reload the page, or trace again") from None
         return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
@@ -164,10 +162,9 @@ def report_files(run_id: str, folder: Path) -> ReportFiles:
         if path in sizes:
             found[kind] = _local_copy(run, path, sizes[path], folder)
     if not found:
-        raise TrackingError(
-            f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
-            f"in {store.in_use()}; it may still be running or may have failed: check its status"
-        )
+        where = f"under {names.ARTIFACT_INFLUENCE}/ in {store.in_use()}"
+        why = "it may still be running or may have failed: check its status"
+        raise TrackingError(f"run {run_id} ({run.name}) has no influence files {where}; {why}")
     return ReportFiles(**found)
 
 

@@ -105,15 +105,11 @@ def append_review(review: Review) -> Review:
     if review.verdict not in VERDICTS and not (about_fact and review.verdict is None):
         raise DataError(f"verdict is {review.verdict!r}; expected one of {', '.join(VERDICTS)}")
     if review.final and not 0 < len(review.reviewer.strip()) <= MAX_PERSON_CHARACTERS:
-        raise DataError(
-            f"a final review names who decided, in 1 to {MAX_PERSON_CHARACTERS} characters; give "
-            "your name"
-        )
+        wanted = f"names who decided, in 1 to {MAX_PERSON_CHARACTERS} characters"
+        raise DataError(f"a final review {wanted}; give your name")
     if len(review.comment) > MAX_COMMENT_CHARACTERS:
-        raise DataError(
-            f"the comment has {len(review.comment)} characters; write at most "
-            f"{MAX_COMMENT_CHARACTERS}"
-        )
+        advice = f"write at most {MAX_COMMENT_CHARACTERS}"
+        raise DataError(f"the comment has {len(review.comment)} characters; {advice}")
     now = datetime.now(UTC)
     review = replace(review, created=now.isoformat(), review_id=uuid.uuid4().hex)
     content = {"schema_version": SCHEMA_VERSION} | asdict(review)

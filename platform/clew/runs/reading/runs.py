@@ -71,10 +71,8 @@ def client() -> "MlflowClient":
     uri = store.tracking_uri()
     store.check_answers(uri)
     if store.is_missing(uri):
-        raise TrackingError(
-            f"no tracking store at {store.database_path(uri)}; train a first run (`clew train`), "
-            "or set MLFLOW_TRACKING_URI to the address of a store"
-        )
+        advice = "train a first run (`clew train`), or set MLFLOW_TRACKING_URI to a store's address"
+        raise TrackingError(f"no tracking store at {store.database_path(uri)}; {advice}")
     with store.using("opening it"), store.creation_lock(uri):
         return _client(uri)
 
@@ -240,14 +238,11 @@ def _downloaded(run_id: str, path: str, folder: str) -> Path:
         parent, _, name = path.rpartition("/")
         present = list_artifacts(run_id, parent)
         if name in present:
-            raise TrackingError(
-                f"run {run_id}: artifact {path} cannot be read ({described(error)}); is its "
-                "artifact store reachable from here?"
-            ) from None
-        raise TrackingError(
-            f"run {run_id} has no artifact {path}; {parent or 'it'} has "
-            f"{', '.join(present) or 'none'}"
-        ) from None
+            problem = f"run {run_id}: artifact {path} cannot be read ({described(error)})"
+            advice = "is its artifact store reachable from here?"
+            raise TrackingError(f"{problem}; {advice}") from None
+        there = f"{parent or 'it'} has {', '.join(present) or 'none'}"
+        raise TrackingError(f"run {run_id} has no artifact {path}; {there}") from None
 
 
 def keep_folder(run_id: str, folder: Path, place: str) -> None:
@@ -294,13 +289,10 @@ def get_run(connected: "MlflowClient", run_id: str, named_by: str = "") -> "Run"
         except MlflowException as error:
             if error.error_code not in store.MISSING:
                 raise
-            raise RunGoneError(
-                f"{named_by}no run {run_id} in {masked(connected.tracking_uri)}; give the id "
-                "of an existing run, or set MLFLOW_TRACKING_URI to the store of this run"
-            ) from None
+            problem = f"{named_by}no run {run_id} in {masked(connected.tracking_uri)}"
+            advice = "give an existing run's id, or set MLFLOW_TRACKING_URI to this run's store"
+            raise RunGoneError(f"{problem}; {advice}") from None
     if run.info.lifecycle_stage != "active":
-        raise RunGoneError(
-            f"{named_by}run {run_id} is deleted; bring it back with `mlflow runs restore --run-id "
-            f"{run_id}`"
-        )
+        advice = f"bring it back with `mlflow runs restore --run-id {run_id}`"
+        raise RunGoneError(f"{named_by}run {run_id} is deleted; {advice}")
     return run

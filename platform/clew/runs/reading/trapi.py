@@ -46,10 +46,8 @@ def trapi_json(explanation: SharedExplanation) -> str:
 def _response(explanation: SharedExplanation) -> Content:
     test = explanation.test
     if biolink.is_denied(str(test["relation_id"])):
-        raise ConfigError(
-            f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state; write "
-            "the explanation as html"
-        )
+        problem = f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state"
+        raise ConfigError(f"{problem}; write the explanation as html")
     found = explanation.paths
     denied, on_paths = (
         facts["relation_id"].astype(str).map(biolink.is_denied).astype(bool)
