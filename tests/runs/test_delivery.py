@@ -22,6 +22,7 @@ from clew.runs.base import (
     Tags,
 )
 from clew.runs.delivery import Delivery
+from clew.runs.reading.runs import RunGoneError
 from clew.runs.spool import Entry, Origin, Spool, groups
 from clew.training import manifest
 from tests.runs.kept import Kept, read_run

@@ -210,35 +210,18 @@ def tiles(shown: Iterable[tuple[str, str, str]], *, border: bool = True) -> None
 
 
 def choice(
-    label: str,
-    options: Sequence[str],
-    key: str,
-    *,
-    place: Any = st,
-    first: str = "",
-    help: str | None = None,
-    hidden: bool = False,
+    label: str, options: Sequence[str], key: str, *, place: Any = st, first: str = "", **look: Any
 ) -> str:
-    """Let a person choose one of a few options, at first the first; it is in the address.
-
-    `hidden` leaves the label to screen readers.
-    """
-    first, look = first or options[0], "collapsed" if hidden else "visible"
-    own = {"default": first, "required": True, "bind": "query-params", "label_visibility": look}
-    return str(place.segmented_control(label, options, key=key, help=help, **own) or first)
+    """Let a person choose one of a few options, at first the first; it is in the address."""
+    first = first or options[0]
+    look = {"default": first, "required": True, "bind": "query-params", **look}
+    return str(place.segmented_control(label, options, key=key, **look) or first)
 
 
-def search_box(
-    place: Any,
-    label: str,
-    key: str,
-    *,
-    placeholder: str = "part of a name or id",
-    help: str | None = None,
-) -> str:
+def search_box(place: Any, label: str, key: str, **look: Any) -> str:
     """Let a person type in a place of the page what to search for; it is in the address."""
-    own = {"bind": "query-params", "type": "search", "placeholder": placeholder}
-    return str(place.text_input(label, key=key, help=help, **own))
+    look = {"placeholder": "part of a name or id", **look}
+    return str(place.text_input(label, key=key, bind="query-params", type="search", **look))
 
 
 def address(key: str) -> str:

@@ -23,11 +23,10 @@ from clew.runs.influence_forms import (
     SELF_INFLUENCE,
     Form,
 )
-from clew.runs.reading.explanation import SharedExplanation, html_report, triple_of
+from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
 from clew.runs.reading.facts import agreement_of, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
-from clew.runs.reading.trapi import trapi_json
 from clew.runs.validation_record import Measured
 from clew.ui import access
 from clew.ui.components import basics, charts, glossary, graph, jobs, tables

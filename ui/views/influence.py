@@ -87,7 +87,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     sections = ["Paths", "Training facts", "Groups", "Another run"]
     sections += ["Check it", "Review"] * bool(run_id)
     first = sections[0] if found.paths.found and not basics.address("fact") else sections[1]
-    section = basics.choice("Show", sections, "view", place=left, first=first, hidden=True)
+    look = {"place": left, "label_visibility": "collapsed"}  # only screen readers read it
+    section = basics.choice("Show", sections, "view", first=first, **look)
     with basics.guarded(section):
         match section:
             case "Paths":

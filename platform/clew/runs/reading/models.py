@@ -169,7 +169,8 @@ class Learned:
     """What a version was trained on: examples, and the kinds of the ends of each relation."""
 
     examples: tuple[tuple[str, str, str], ...]
-    """One training triple for each of the most frequent relations."""
+    """Questions with a training triple of each of the most frequent relations: the first asks for
+    tails, the second for heads, the third about a whole triple. What is asked for is empty."""
     uses: Mapping[str, Mapping[End, Mapping[str, int]]]
     """By relation and end, how often it has an entity of each kind; empty: the kind is unknown."""
 
@@ -207,8 +208,10 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
             for (relation, code), count in counted.items():
                 found = uses[relations[relation]].setdefault(end, {})
                 found[str(kinds.categories[code])] = int(count)
-        names_of = (entities[rows["head"]], relations[rows["relation"]], entities[rows["tail"]])
-        return Learned(tuple(zip(*(found.tolist() for found in names_of), strict=True)), uses)
+        heads, tails = entities[rows["head"]].astype(object), entities[rows["tail"]].astype(object)
+        heads[1:2] = tails[:1] = ""
+        asked = zip(heads, relations[rows["relation"]].tolist(), tails, strict=True)
+        return Learned(tuple(asked), uses)
     except IndexError:
         problem = f"the triples of {model.name} version {version} do not match its names"
         raise DataError(f"{problem}; promote it again") from None

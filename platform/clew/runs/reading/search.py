@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow import MlflowClient, entities
+from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
@@ -85,10 +85,17 @@ class RunPage:
     more: bool
 
 
-def list_experiments() -> dict[str, str]:
-    """Return the ids of the experiments by their names."""
+def list_experiments(connected: MlflowClient | None = None) -> dict[str, str]:
+    """Return the ids of the active experiments by their names, the latest first."""
+    found: dict[str, str] = {}
+    token: str | None = None
     with store.using("the list of experiments"):
-        return {found.name: str(found.experiment_id) for found in experiments_of(client())}
+        connected = connected or client()
+        while True:
+            page = connected.search_experiments(max_results=EXPERIMENTS_PER_PAGE, page_token=token)
+            found |= {each.name: str(each.experiment_id) for each in page}
+            if not (token := page.token):
+                return found
 
 
 def experiment_id_of(name: str) -> str:
@@ -183,19 +190,7 @@ def filter_string(query: RunQuery) -> str:
 
 def experiment_ids_of(connected: MlflowClient, query: RunQuery) -> list[str]:
     """Return the ids of a query's experiments, or of all experiments if the query names none."""
-    return list(query.experiment_ids) or [str(e.experiment_id) for e in experiments_of(connected)]
-
-
-def experiments_of(connected: MlflowClient) -> list[entities.Experiment]:
-    """Return all active experiments of a store, the latest first."""
-    found: list[entities.Experiment] = []
-    token: str | None = None
-    while True:
-        page = connected.search_experiments(max_results=EXPERIMENTS_PER_PAGE, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
+    return list(query.experiment_ids) or list(list_experiments(connected).values())
 
 
 def page_token(offset: int) -> str | None:
