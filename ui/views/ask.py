@@ -11,7 +11,7 @@ from clew import names
 from clew.errors import UsageError
 from clew.runs.reading.models import Entry, Learned, ModelNames, RegisteredModel, complete
 from clew.ui import access
-from clew.ui.components import answers, basics, frames, jobs, runs
+from clew.ui.components import answers, basics, jobs, runs, windows
 from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
 
 HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
@@ -54,22 +54,22 @@ def render() -> None:
 
 @basics.guarded("The text")
 def _text(model: RegisteredModel) -> None:
-    asked = answers.asked_text(runs.champion_uri(model), again=_is_gone())
+    asked = windows.asked_text(runs.champion_uri(model), again=_is_gone())
     if asked is not None:
         _ask(model, asked)
     if answer_id := basics.address("answer"):
-        jobs.show(answer_id, progress=answers.written, result=answers.download_text)
+        jobs.show(answer_id, progress=windows.written, result=windows.download_text)
 
 
 @basics.guarded("The predictions")
 def _frames(model: RegisteredModel) -> None:
-    asked = frames.asked_frames(runs.champion_uri(model), again=_is_gone())
+    asked = windows.asked_frames(runs.champion_uri(model), again=_is_gone())
     if asked is not None:
         if asked[1]:
             access.authorize("upload")
         _ask(model, *asked)
     if answer_id := basics.address("answer"):
-        jobs.show(answer_id, result=frames.predictions)
+        jobs.show(answer_id, result=windows.predictions)
 
 
 def _is_gone() -> bool:
