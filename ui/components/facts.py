@@ -128,11 +128,9 @@ def details(facts: pd.DataFrame, column: str, form: Form) -> None:
         st.caption("Click an edge of the graph or tick a row to see details of one fact.")
         return
     row: pd.Series = facts[facts["place"] == place].iloc[0]
-    basics.show(
-        '<div class="clew-card"><h3>{triple}</h3>{effect}</div>',
-        triple=basics.triple(row["head"], row["relation"], row["tail"]),
-        effect=effect(row, column, form, of="prediction"),
-    )
+    said = effect(row, column, form, of="prediction")
+    named = basics.triple(row["head"], row["relation"], row["tail"])
+    basics.show('<div class="clew-card"><h3>{triple}</h3>{said}</div>', triple=named, said=said)
     splits(row, form)
 
 

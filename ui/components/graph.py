@@ -56,12 +56,8 @@ _CARD = (
     "<p>In {number} of the drawn facts{whole}. The strongest:</p>{facts}</div>"
 )
 _FILES = Path(__file__).parent.parent / "assets"
-_component = st.components.v2.component(
-    "clew_graph",
-    html=(_FILES / "graph.html").read_text("utf-8"),
-    js=(_FILES / "graph.js").read_text("utf-8"),
-    isolate_styles=False,
-)
+_HTML, _SCRIPT = ((_FILES / f"graph.{kind}").read_text("utf-8") for kind in ("html", "js"))
+_component = st.components.v2.component("clew_graph", html=_HTML, js=_SCRIPT, isolate_styles=False)
 NUM_DRAWN = 8
 """How many paths are drawn; a selected path further down is drawn too."""
 

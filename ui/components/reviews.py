@@ -256,14 +256,9 @@ def earlier(run_id: str, test: pd.Series) -> None:
 
 def said(review: Review, verdict: str, *, before: str = "", more: str = "") -> Markup:
     """Return a review as an item of a list: its verdict, by whom, why."""
-    return basics.fill(
-        _SAID,
-        symbol=basics.OPINION_SYMBOLS[verdict],
-        said=f"{before}{verdict}{more}",
-        who=review.reviewer or "somebody",
-        when=f"{review.created[:16].replace('T', ' ')} UTC",
-        comment=review.comment,
-    )
+    told = {"symbol": basics.OPINION_SYMBOLS[verdict], "said": f"{before}{verdict}{more}"}
+    who, when = review.reviewer or "somebody", f"{review.created[:16].replace('T', ' ')} UTC"
+    return basics.fill(_SAID, who=who, when=when, comment=review.comment, **told)
 
 
 def triple_text(fact: Fact) -> str:

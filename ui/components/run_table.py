@@ -194,13 +194,10 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
     """
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     keys = known_keys()
+    every, about = sorted(keys.metrics | keys.params | keys.tags), "any metric, setting or tag"
+    usual = [key for key in comparison.COST_METRICS if key in keys.metrics]
     chosen = left.multiselect(
-        "Columns",
-        sorted(keys.metrics | keys.params | keys.tags),
-        default=[key for key in comparison.COST_METRICS if key in keys.metrics],
-        key="columns",
-        bind="query-params",
-        placeholder="any metric, setting or tag",
+        "Columns", every, usual, key="columns", bind="query-params", placeholder=about
     )
     about = "Runs that differ only in seed are one row: mean ± standard deviation over the seeds."
     grouped = right.toggle("Seeds in one row", key="rows", bind="query-params", help=about)

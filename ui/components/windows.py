@@ -352,15 +352,10 @@ def reading(report: TextInfluenceReport, row: pd.Series, column: str) -> None:
 
 def show_sequence(report: SequenceInfluenceReport, picture: Path | None) -> None:
     """Show an explanation, with the picture of its frames if there is one."""
-    basics.show(
-        _SEQUENCE_CARD,
-        frame=f"{report.last_frame:,}",
-        group=report.group,
-        predicted=f"{report.prediction:.4g}",
-        true=f"{report.target:.4g}",
-        unit=report.unit,
-        count=f"{report.num_windows:,}",
-    )
+    values = {"predicted": f"{report.prediction:.4g}", "true": f"{report.target:.4g}"}
+    window = {"frame": f"{report.last_frame:,}", "group": report.group}
+    count = f"{report.num_windows:,}"
+    basics.show(_SEQUENCE_CARD, unit=report.unit, count=count, **window, **values)
     numbers(report, [("Loss", facts.number(report.loss), "Of this window, after training.")])
     windows = sequence_windows(report)
     if windows.empty:

@@ -199,16 +199,10 @@ def asked_question(
     listed = [*dict.fromkeys([*([chosen] if chosen in labels else []), *(fitting or labels)])]
     if chosen not in labels:
         st.session_state[RELATION] = listed[0]
-    relation = second.selectbox(
-        "Relation",
-        listed,
-        key=RELATION,
-        on_change=_changed,
-        args=(OWN_RELATION,),
-        format_func=lambda name: shown(name, labels[name]),
-        filter_mode="contains",
-        help="The most frequent ones of such a head and tail first.",
-    )
+    about = "The most frequent ones of such a head and tail first."
+    named = {name: shown(name, label) for name, label in labels.items()}.__getitem__
+    own: Any = {"on_change": _changed, "args": (OWN_RELATION,), "filter_mode": "contains"}
+    relation = second.selectbox("Relation", listed, 0, named, RELATION, about, **own)
     with fourth.popover("Options", width="stretch"):
         st.number_input("New answers", 1, NUM_ASKED, 10, key=MOST, bind="query-params")
         about = "Mark a set of answers that has the new answer with at least this probability: "

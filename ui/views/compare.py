@@ -1,7 +1,7 @@
 """Compare: cost and quality of precision, checkpointing and compilation, against a reference."""
 
 from collections.abc import Sequence
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import streamlit as st
 
@@ -173,22 +173,15 @@ def _setting(runs: Sequence[RunRecord]) -> comparison_table.Setting:
     reference = first.selectbox("Reference", ids, place, labels.__getitem__, help=about)
     basics.write_address("ref", None if reference == usual else reference)
     metrics = comparison_table.quality_metrics(runs)
-    quality = second.selectbox(
-        "Quality", metrics, key="quality", bind="query-params", format_func=glossary.label
-    )
+    kept: Any = {"bind": "query-params", "format_func": glossary.label}
+    quality = second.selectbox("Quality", metrics, key="quality", **kept)
     about = "Of the quality's curve: the best value (for bias or coverage the last), or the last."
     pick = basics.choice("Value", get_args(Pick), "pick", place=third, help=about)
     about = "Runs that differ only in seed are one row: mean ± standard deviation."
     grouped = fourth.toggle(
         "Seeds together", value=True, key="seeds", bind="query-params", help=about
     )
-    further = st.multiselect(
-        "More columns",
-        metrics,
-        key="more",
-        bind="query-params",
-        format_func=glossary.label,
-        placeholder="other measures of quality",
-    )
-    more = tuple(further)
-    return comparison_table.Setting(quality or "", reference, cast(Pick, pick), grouped, more)
+    others = "other measures of quality"
+    more = st.multiselect("More columns", metrics, key="more", placeholder=others, **kept)
+    chosen = cast(Pick, pick)
+    return comparison_table.Setting(quality or "", reference, chosen, grouped, tuple(more))

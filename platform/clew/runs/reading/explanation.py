@@ -145,16 +145,11 @@ def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
             kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
     tested = find_validation(head.model, head.settings) or head.validation
-    reviews, checked = read_reviews(run_id).records, read_kept(Verification, run_id)
-    return replace(
-        explanation,
-        head=replace(head, validation=tested),
-        run=run,
-        model=model,
-        kinds=kinds,
-        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
-        verified=checked.of(triple) if checked else None,
-    )
+    reviews = [r for r in read_reviews(run_id).records if r.verdict and r.test.triple == triple]
+    checked = read_kept(Verification, run_id)
+    verified = checked.of(triple) if checked else None
+    found = replace(explanation, run=run, model=model, kinds=kinds, reviews=tuple(reviews))
+    return replace(found, head=replace(head, validation=tested), verified=verified)
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:

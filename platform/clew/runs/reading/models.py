@@ -118,16 +118,10 @@ def version_of(
     found: ModelVersion, aliases: Mapping[str, int], run: RunRecord | None = None
 ) -> Version:
     """Convert an MLflow version to a `Version`, with the aliases that point to it."""
-    number = int(found.version)
-    return Version(
-        model=found.name,
-        version=number,
-        run_id=found.run_id or "",
-        created_ms=int(found.creation_timestamp or 0),
-        aliases=tuple(sorted(a for a, version in aliases.items() if int(version) == number)),
-        tags=dict(found.tags or {}),
-        run=run,
-    )
+    number, created_ms = int(found.version), int(found.creation_timestamp or 0)
+    own = tuple(sorted(alias for alias, version in aliases.items() if int(version) == number))
+    tags = dict(found.tags or {})
+    return Version(found.name, number, found.run_id or "", created_ms, own, tags, run)
 
 
 def read_vocabulary(run_id: str) -> ModelNames:
