@@ -125,7 +125,7 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
             table = table.drop(columns="Known")
         with st.container() if rows is new else st.expander(f"{len(rows):,} {called}"):
             own, first = f"answers-{key}-{called}", linked if linked in rows else best
-            look = {"alt": f"The {called}, the best first", "column_config": COLUMNS}
+            look: Any = {"alt": f"The {called}, the best first", "column_config": COLUMNS}
             ticked += tables.ticked(table, rows, key=own, first=first, most=MAX_HEIGHT, **look)
     with beside:
         for answer in ticked:

@@ -270,8 +270,8 @@ def show_text(report: TextInfluenceReport, *, key: str) -> None:
     """Show an explanation; `key` is different for each one."""
     windows = text_windows(report)
     helping, opposing = (int((sign * windows["influence"] > 0).sum()) for sign in (1, -1))
-    listed = summary(report.num_windows, helping, opposing)
-    basics.show(_TEXT_CARD, prompt=report.prompt, continuation=report.continuation, summary=listed)
+    said = summary(report.num_windows, helping, opposing)
+    basics.show(_TEXT_CARD, prompt=report.prompt, continuation=report.continuation, summary=said)
     parts = "Parts of the training text whose influence was computed."
     loss, scored = facts.number(report.loss), facts.number(report.num_scored)
     numbers(report, [("Loss [nats]", loss, glossary.TEXT_LOSS), ("Windows scored", scored, parts)])

@@ -273,8 +273,8 @@ def make_root(root: Path) -> None:
 
 
 def _writing(folder: Path) -> AbstractContextManager[None]:
-    what, advice = f"spool folder {folder} cannot be written", "; set CLEW_SPOOL to a writable one"
-    return refusing(what, OSError, advice=advice, error=TrackingError)
+    what, advice = f"spool folder {folder} cannot be written", "set CLEW_SPOOL to a writable folder"
+    return refusing(what, OSError, advice=f"; {advice}", error=TrackingError)
 
 
 def list_spools(root: Path) -> list[Path]:

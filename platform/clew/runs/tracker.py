@@ -194,11 +194,12 @@ class MlflowTracker(Tracker):
         self._forwarder = Forwarder(Delivery(client, spool), pace)
         self._forwarder.start()
         self._is_ending = threading.Event()
-        sampled = (self._record, self._is_ending)
-        self._sampling = threading.Thread(
-            target=sample_machine, args=sampled, name="clew-system-metrics", daemon=True
-        )
+        self._sampling: threading.Thread | None = None
         if tracking.log_system_metrics:
+            sampled = (self._record, self._is_ending)
+            self._sampling = threading.Thread(
+                target=sample_machine, args=sampled, name="clew-system-metrics", daemon=True
+            )
             self._sampling.start()
         atexit.register(self._end_with_process)
         OPEN.add(self)
@@ -283,7 +284,7 @@ class MlflowTracker(Tracker):
         super().finish(status)
         try:
             self._is_ending.set()
-            if self._sampling.is_alive():
+            if self._sampling is not None:
                 self._sampling.join()
             self._keep_log()
             self._forwarder.flush()

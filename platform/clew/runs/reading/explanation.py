@@ -273,8 +273,8 @@ def _response(explanation: SharedExplanation) -> Content:
     edges = {PREDICTION: _predicted(test, list(graphs))}
     meaning = f"{explanation.head.form.sentence} {POSITIVE}"
     edges |= {ids[triple_of(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
-    question = {"subject": HEAD, "object": TAIL, "knowledge_type": "inferred"}
-    question |= {"predicates": [edges[PREDICTION]["predicate"]]}
+    question: Content = {"subject": HEAD, "object": TAIL, "knowledge_type": "inferred"}
+    question["predicates"] = [edges[PREDICTION]["predicate"]]
     ends = {HEAD: [_binding(head)], TAIL: [_binding(tail)]}
     analyses = [_analysis(float(test["rank"]), list(graphs))]
     missing = int(denied.sum())
