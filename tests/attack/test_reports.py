@@ -18,9 +18,8 @@ from clew.runs.influence_report import (
     read_influence_json,
     read_influence_outline,
 )
-from clew.runs.reading.explanation import html_report, open_explanation
+from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
 from clew.runs.reading.reports import ReportFiles, read_facts, read_head
-from clew.runs.reading.trapi import trapi_json
 from clew.runs.validation_record import ValidationRecord
 from clew.runs.window_report import TextInfluenceReport
 from tests.attack.cases import attempt, fuzz

@@ -21,7 +21,8 @@ from clew.runs.base import (
     Record,
     Tags,
 )
-from clew.runs.delivery import Delivery, RunGoneError
+from clew.runs.delivery import Delivery
+from clew.runs.reading.runs import RunGoneError
 from clew.runs.spool import Entry, Origin, Spool, groups
 from clew.training import manifest
 from tests.runs.kept import Kept, read_run

@@ -13,7 +13,7 @@ from clew.__main__ import run as run_command
 from clew.errors import UsageError
 from clew.language_modeling.model import Sampling
 from clew.ui import access
-from clew.ui.components import frames, jobs
+from clew.ui.components import jobs, windows
 from clew.ui.components.jobs import Job, Jobs
 from clew.workflows.predict_windows import TextRequest, predict_frames, predict_text
 from tests.image_sequences.sequence_files import METADATA, sequence_columns, write_folder
@@ -194,7 +194,7 @@ class File:
 def test_an_upload_is_stored_under_the_names_of_the_command(
     names: list[str], stored: list[str]
 ) -> None:
-    assert list(frames.uploaded([File(name) for name in names])) == stored
+    assert list(windows.uploaded([File(name) for name in names])) == stored
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_an_upload_is_stored_under_the_names_of_the_command(
 )
 def test_other_files_are_refused_in_one_line(names: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message.replace(".", r"\.")):
-        frames.uploaded([File(name) for name in names])
+        windows.uploaded([File(name) for name in names])
 
 
 def marks(spec: dict[str, object]) -> list[str]:

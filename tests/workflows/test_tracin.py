@@ -25,9 +25,8 @@ from clew.influence.link_prediction.paths import Neighbourhood
 from clew.link_prediction.sources import BUNDLED, load_graph
 from clew.runs.influence_forms import CSV_COLUMNS
 from clew.runs.influence_report import CONVE_PARTS, TripleRecord, read_influence_json
-from clew.runs.reading.explanation import html_report, open_explanation
+from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
 from clew.runs.reading.runs import find_run
-from clew.runs.reading.trapi import trapi_json
 from clew.training.manifest import MANIFEST_FILE, read_manifest
 from clew.workflows.explaining import batch_tracin as batch_work
 from clew.workflows.explaining import tracin as tracing

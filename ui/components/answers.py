@@ -1,4 +1,4 @@
-"""Answers of models: triples and the reasons for one, and texts.
+"""Answers of graph models: triples, and the reasons for one.
 
 The reasons come first from the facts near the triple, then from all facts.
 """
@@ -23,16 +23,6 @@ from clew.ui import access, work
 from clew.ui.components import basics, explanations, jobs, tables
 from clew.ui.components.facts import notes, trust
 
-
-@st.cache_resource(max_entries=64, show_spinner=False)
-def prepare_reasons(model: str, run_id: str) -> jobs.Job:
-    """Start the work that all explanations of a champion share, while a person reads answers.
-
-    The result is cached, so that this runs once for each champion, known by its training run.
-    """
-    return jobs.jobs().start(work.Preparation(model), title=f"Prepare {run_id}", action="ask")
-
-
 MAX_HEIGHT = 758
 SMALLEST_SHOWN = 1e-4
 PROBABILITY = (
@@ -40,9 +30,8 @@ PROBABILITY = (
     "validation data. Known answers have none."
 )
 ABOUT = (
-    "{name} is {place} of {candidates:,} candidates (entities except other answers "
-    "known from training)"
-    "{probability}{in_set}; {known}."
+    "{name} is {place} of {candidates:,} candidates (entities except other answers known from "
+    "training){probability}{in_set}; {known}."
 )
 COLUMNS = {
     "Rank": NumberColumn(help="Of a new answer among the new ones, of a known one among all."),
@@ -55,7 +44,17 @@ COLUMNS = {
     "Page": LinkColumn(display_text="open", help="The page of its database."),
 }
 NUM_FACTS = 5
-_FACT = '<li class="{kind}"><span class="clew-mark clew-for">{symbol}</span>{triple}</li>'
+_FACT = '<li class="{kind}"><span class="clew-mark clew-for">{sign}</span>{triple}</li>'
+
+
+@st.cache_resource(max_entries=64, show_spinner=False)
+def prepare_reasons(model: str, run_id: str) -> jobs.Job:
+    """Start the work that all explanations of a champion share, while a person reads answers.
+
+    The result is cached, so that this runs once for each champion, known by its training run.
+    """
+    return jobs.jobs().start(work.Preparation(model), title=f"Prepare {run_id}", action="ask")
+
 
 Explain = Callable[[work.Why], None]
 
@@ -125,16 +124,9 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
         if "–" not in set(table["Known"]):  # its title says it of all rows
             table = table.drop(columns="Known")
         with st.container() if rows is new else st.expander(f"{len(rows):,} {called}"):
-            ticked += tables.ticked(
-                table,
-                rows,
-                key=f"answers-{key}-{called}",
-                first=linked if linked in rows else best,
-                alt=f"The {called}, the best first",
-                placeholder="–",
-                most=MAX_HEIGHT,
-                column_config=COLUMNS,
-            )
+            own, first = f"answers-{key}-{called}", linked if linked in rows else best
+            look: Any = {"alt": f"The {called}, the best first", "column_config": COLUMNS}
+            ticked += tables.ticked(table, rows, key=own, first=first, most=MAX_HEIGHT, **look)
     with beside:
         for answer in ticked:
             name, own = answer.get("label") or answer.get(end, ""), f"why-{key}-{answer.get(end)}"
@@ -225,13 +217,8 @@ def frame(found: Sequence[dict[str, Any]], end: str, kinds: Mapping[str, str]) -
 
 def why_button(label: str, why: work.Why, explain: Explain, *, key: str) -> None:
     """Show a button that starts the explanation of a triple."""
-    st.button(
-        label,
-        key=key,
-        type="primary",
-        disabled=not access.may("explain"),
-        on_click=basics.attempt(partial(explain, why)),
-    )
+    start, allowed = basics.attempt(partial(explain, why)), access.may("explain")
+    st.button(label, key, type="primary", on_click=start, disabled=not allowed)
 
 
 def first_answer(job: jobs.Job) -> None:
@@ -281,62 +268,7 @@ def _strongest(facts: pd.DataFrame) -> None:
         basics.note("None of them made it more likely.")
         return
     items = [
-        basics.fill(
-            _FACT,
-            kind="clew-muted" if fact.get(DISPUTED_COLUMN) else "",
-            symbol=basics.sign_symbol(float(fact["influence"])),
-            triple=basics.triple(fact["head"], fact["relation"], fact["tail"]),
-        )
+        basics.fact(_FACT, fact, kind="clew-muted" if fact.get(DISPUTED_COLUMN) else "")
         for _, fact in helping.iterrows()
     ]
     basics.show_list(items)
-
-
-PROMPT = "ask-prompt"
-MOST_IN_ADDRESS = 1000
-"""Characters of a prompt that a link can hold."""
-_WRITTEN = (
-    '<div class="clew-card"><div class="clew-text">{prompt}<mark>{written}</mark></div></div>'
-    '<p class="clew-muted clew-small">Marked: what the model wrote.</p>'
-)
-
-
-def asked_text(model: str, *, again: bool) -> work.AskedText | None:
-    """Let a person give a prompt; return it once sent, or with `again` the one in the address."""
-    linked = basics.address("prompt")
-    if PROMPT not in st.session_state:
-        st.session_state[PROMPT] = linked
-    prompt = st.text_area("Prompt", key=PROMPT, height=140, placeholder="Text to continue")
-    first, second, third, fourth = st.columns(4)
-    kept: Any = {"bind": "query-params"}
-    tokens = first.number_input("Tokens to write", 1, 5000, 200, key="tokens", **kept)
-    about = "0: always the likeliest token; 1: the model's probabilities."
-    temperature = second.number_input(
-        "Temperature", 0.0, 5.0, 1.0, 0.1, key="temperature", help=about, **kept
-    )
-    about = "Draw only from the likeliest tokens with this total probability."
-    top_p = third.number_input("Top p", 0.01, 1.0, 1.0, 0.05, key="p", help=about, **kept)
-    about = "The same seed gives the same text."
-    seed = fourth.number_input("Seed", 0, 2**31 - 1, 0, key="seed", help=about, **kept)
-    settings = tokens, temperature, top_p, seed
-    sent = st.button(
-        "Continue", type="primary", key="ask", disabled=not (prompt and access.may("ask"))
-    )
-    if again and linked:
-        return work.AskedText(model, linked, *settings)
-    if not sent:
-        return None
-    basics.write_address("prompt", prompt if len(prompt) <= MOST_IN_ADDRESS else None)
-    return work.AskedText(model, prompt, *settings)
-
-
-def written(job: jobs.Job) -> None:
-    """Show the prompt and what the model has written so far."""
-    if job.state in {"running", "done"} and isinstance(job.asked, work.AskedText):
-        basics.show(_WRITTEN, prompt=job.asked.prompt, written=job.output())
-
-
-def download_text(job: jobs.Job) -> None:
-    """Offer the whole text of a finished job."""
-    if job.state == "done" and isinstance(job.asked, work.AskedText):
-        tables.download("Text", job.asked.prompt + job.output(), "text.txt")

@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import pandas as pd
 import streamlit as st
 from markupsafe import Markup, escape
 from streamlit.delta_generator import DeltaGenerator
@@ -25,6 +26,30 @@ _PUNCTUATION = re.compile(r"([!-/:-@\[-`{-~])")
 TRIPLE = Markup(
     '<span class="clew-triple"><b>{head}</b>'
     '<span class="clew-relation">{relation}</span><b>{tail}</b></span>'
+)
+FOR = "#1F88CB"
+AGAINST = "#D55E00"
+REFERENCE = "#7F7F7F"
+
+VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
+VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
+OPINION_SYMBOLS = VERDICT_SYMBOLS | {"convincing": "✓", "right": "✓", "wrong": "✗"}
+"""Symbols of verdicts about an explanation or a fact."""
+STATE_SYMBOLS = {
+    "running": "▶",
+    "stuck": "⚠",
+    "finished": "✓",
+    "failed": "✗",
+    "stopped": "■",
+    "scheduled": "…",
+}
+COLOURS = ("#1F88CB", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C6D31", "#7F7F7F")
+"""Colours of groups."""
+logger = logging.getLogger(__name__)
+PageName = Literal["overview", "compare", "influence", "reviews", "models", "studies", "ask", "run"]
+ROLES_HELP = (
+    "A reader reads. A reviewer also asks, uploads and reviews. A promoter also promotes, rolls "
+    "back, trains, and confirms a fact that one person marked wrong."
 )
 
 
@@ -71,6 +96,12 @@ def triple(head: object, relation: object, tail: object) -> Markup:
     return TRIPLE.format(head=spaced(head), relation=spaced(relation), tail=spaced(tail))
 
 
+def fact(template: str, row: pd.Series, **values: object) -> Markup:
+    """Return a training fact as HTML: the `sign` of its influence, its `triple`, and `values`."""
+    named = triple(row["head"], row["relation"], row["tail"])
+    return fill(template, sign=sign_symbol(float(row["influence"])), triple=named, **values)
+
+
 def marked(text: str, passages: list[tuple[int, int]]) -> Markup:
     """Return text as HTML with marked passages, each (start, end), from left to right."""
     pieces, done = [], 0
@@ -80,26 +111,6 @@ def marked(text: str, passages: list[tuple[int, int]]) -> Markup:
     return join([*pieces, escape(text[done:])])
 
 
-FOR = "#1F88CB"
-AGAINST = "#D55E00"
-REFERENCE = "#7F7F7F"
-
-VERDICT_COLOURS = {"plausible": "#009E73", "implausible": "#D55E00", "unsure": "#999999"}
-VERDICT_SYMBOLS = {"plausible": "✓", "implausible": "✗", "unsure": "?"}
-OPINION_SYMBOLS = VERDICT_SYMBOLS | {"convincing": "✓", "right": "✓", "wrong": "✗"}
-"""Symbols of verdicts about an explanation or a fact."""
-STATE_SYMBOLS = {
-    "running": "▶",
-    "stuck": "⚠",
-    "finished": "✓",
-    "failed": "✗",
-    "stopped": "■",
-    "scheduled": "…",
-}
-COLOURS = ("#1F88CB", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C6D31", "#7F7F7F")
-"""Colours of groups."""
-
-
 def ink() -> str:
     """Return the colour of text, for pictures whose text Streamlit does not colour."""
     return "#E6EDF0" if st.context.theme.type == "dark" else "#1C2A30"
@@ -107,9 +118,6 @@ def ink() -> str:
 
 def sign_symbol(value: float) -> str:
     return "▲" if value > 0 else "▼" if value < 0 else "·"
-
-
-logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -128,12 +136,9 @@ def guarded(what: str, *, done: str = "shown") -> Iterator[None]:
                 problem(what, str(known), done=done)
                 return
         logger.exception("%s could not be shown", what)
-        problem(
-            what,
-            f"an unexpected {type(error).__name__}; the log of the dashboard says more. "
-            "Reload the page; if it happens again, report it with that log",
-            done=done,
-        )
+        said = f"an unexpected {type(error).__name__}; the log of the dashboard says more. "
+        said += "Reload the page; if it happens again, report it with that log"
+        problem(what, said, done=done)
 
 
 def problem(what: str, message: str, *, done: str = "shown") -> None:
@@ -205,39 +210,18 @@ def tiles(shown: Iterable[tuple[str, str, str]], *, border: bool = True) -> None
 
 
 def choice(
-    label: str,
-    options: Sequence[str],
-    key: str,
-    *,
-    first: str = "",
-    help: str | None = None,
-    hidden: bool = False,
+    label: str, options: Sequence[str], key: str, *, place: Any = st, first: str = "", **look: Any
 ) -> str:
-    """Let a person choose one of a few options, at first the first; it is in the address.
-
-    `hidden` leaves the label to screen readers.
-    """
+    """Let a person choose one of a few options, at first the first; it is in the address."""
     first = first or options[0]
-    chosen = st.segmented_control(
-        label,
-        options,
-        key=key,
-        default=first,
-        required=True,
-        bind="query-params",
-        help=help,
-        label_visibility="collapsed" if hidden else "visible",
-    )
-    return chosen or first
+    look = {"default": first, "required": True, "bind": "query-params", **look}
+    return str(place.segmented_control(label, options, key=key, **look) or first)
 
 
-def search_box(
-    label: str, key: str, *, placeholder: str = "part of a name or id", help: str | None = None
-) -> str:
-    """Let a person type what to search for; it is in the address."""
-    return st.text_input(
-        label, key=key, bind="query-params", type="search", placeholder=placeholder, help=help
-    )
+def search_box(place: Any, label: str, key: str, **look: Any) -> str:
+    """Let a person type in a place of the page what to search for; it is in the address."""
+    look = {"placeholder": "part of a name or id", **look}
+    return str(place.text_input(label, key=key, bind="query-params", type="search", **look))
 
 
 def address(key: str) -> str:
@@ -262,9 +246,6 @@ def write_address(key: str, value: str | int | Sequence[str] | None) -> None:
         st.query_params[key] = line
 
 
-PageName = Literal["overview", "compare", "influence", "reviews", "models", "studies", "ask", "run"]
-
-
 def link(page: PageName, label: str, **parameters: str) -> None:
     """Show a link; `label` can be any text."""
     st.page_link(
@@ -274,23 +255,13 @@ def link(page: PageName, label: str, **parameters: str) -> None:
     )
 
 
-ROLES_HELP = (
-    "A reader reads. A reviewer also asks, uploads and reviews. A promoter also promotes, rolls "
-    "back, trains, and confirms a fact that one person marked wrong."
-)
-
-
 def name_box() -> str:
     """Show the name under which things are saved, or let a person give one; return the name."""
     if found := access.person():
         st.caption(f"Saved as {markdown(found)}")
         return found
-    return st.text_input(
-        "Your name",
-        key="reviewer",
-        persist_state="session",
-        help="Saved with your entries, so that others can ask you.",
-    ).strip()
+    about = "Saved with your entries, so that others can ask you."
+    return st.text_input("Your name", key="reviewer", persist_state="session", help=about).strip()
 
 
 def require() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from clew import names
-from clew.runs.influence_forms import PART_PREFIX
 from clew.runs.reading.metrics import number_text
 from clew.ui.components import basics, glossary
 
@@ -38,6 +37,12 @@ def _tooltip(named: Mapping[str, str], **numbers: str | tuple[str, str]) -> list
         title, form = (shown, "") if isinstance(shown, str) else shown
         said.append(number(field, title=title) | ({"format": form} if form else {}))
     return said
+
+
+def _layer(mark: Spec, *, where: str = "", **encoding: Any) -> Spec:
+    """Return the marks of the rows that pass a filter, if there is one, and how they look."""
+    chosen = {"transform": [{"filter": where}]} if where else {}
+    return {**chosen, "mark": mark, "encoding": encoding}
 
 
 def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: str) -> Spec:
@@ -71,30 +76,20 @@ def quality_against_cost(points: pd.DataFrame, *, cost_key: str, quality_key: st
     point = {"type": "point", "size": 130, "filled": True, "opacity": 1}
     shape = name("group", legend=None, sort=order)
     text = {"type": "text", "fontSize": 12, "color": basics.ink()}
-    across = {"y": number("low"), "y2": {"field": "high"}}
-    along = {"x": number("cheap"), "x2": {"field": "costly"}}
-    layers: list[Spec] = [
-        {
-            "transform": [{"filter": "datum.front"}],
-            "mark": line | {"interpolate": "step-after"},
-            "encoding": {"x": x, "y": y, "order": number("cost")},
-        },
-        {"mark": rule, "encoding": {"x": x, "color": colour, **across}},
-        {"mark": rule, "encoding": {"y": y, "color": colour, **along}},
-        {
-            "mark": point,
-            "encoding": {"x": x, "y": y, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
-        *(
-            {
-                "transform": [{"filter": f"datum.above == {above} && datum.early == {early}"}],
-                "mark": text | {"dy": dy, "dx": dx, "align": align},
-                "encoding": {"x": x, "y": y, "text": name("group"), "tooltip": tooltip},
-            }
-            for above, dy in (("true", -11), ("false", 14))
-            for early, dx, align in (("true", 9, "left"), ("false", -9, "right"))
-        ),
+    steps = line | {"interpolate": "step-after"}
+    layers = [
+        _layer(steps, where="datum.front", x=x, y=y, order=number("cost")),
+        _layer(rule, x=x, y=number("low"), y2={"field": "high"}, color=colour),
+        _layer(rule, y=y, x=number("cheap"), x2={"field": "costly"}, color=colour),
+        _layer(point, x=x, y=y, color=colour, shape=shape, tooltip=tooltip),
     ]
+    for above, dy in (("true", -11), ("false", 14)):
+        for early, dx, align in (("true", 9, "left"), ("false", -9, "right")):
+            beside = text | {"dy": dy, "dx": dx, "align": align}
+            where = f"datum.above == {above} && datum.early == {early}"
+            layers.append(
+                _layer(beside, where=where, x=x, y=y, text=name("group"), tooltip=tooltip)
+            )
     return {"data": points, "height": HEIGHT, "layer": layers}
 
 
@@ -123,13 +118,10 @@ def trials(frame: pd.DataFrame, settings: Sequence[str], title: str) -> Spec:
     colour = number("result", title=title, scale={"range": [basics.REFERENCE, basics.FOR]})
     tooltip = _tooltip({"trial": "Trial", "axis": "Setting", "text": "Value"}, result=title)
     line = {"type": "line", "point": True, "strokeWidth": 1.5, "opacity": 0.8}
-    drawn = {"detail": name("trial"), "color": colour, "tooltip": tooltip}
     text = {"type": "text", "fontSize": 11, "color": basics.ink()}
-    both = {"x": across, "y": up}
-    layers = [
-        {"data": {"values": rows}, "mark": line, "encoding": both | drawn},
-        {"data": {"values": ends}, "mark": text, "encoding": both | {"text": name("text")}},
-    ]
+    lines = _layer(line, x=across, y=up, detail=name("trial"), color=colour, tooltip=tooltip)
+    texts = _layer(text, x=across, y=up, text=name("text"))
+    layers = [lines | {"data": {"values": rows}}, texts | {"data": {"values": ends}}]
     return {"height": HEIGHT, "layer": layers}
 
 
@@ -168,13 +160,9 @@ def curves(
 ) -> Spec:
     """Return the curves of a metric: one line per run, one colour per group.
 
-    Args:
-        frame: Rows `run, group, step, seconds, value`.
-        key: The metric.
-        order: Names of the groups in the order of the table, for their colours.
-        by_time: Show minutes since the run started on the x axis instead of optimizer steps.
-        logarithmic: Leave out values that are not positive.
-        kind: Kind of the runs; a search counts trials instead of steps.
+    The frame has rows `run, group, step, seconds, value`; `order` has the groups as in the table,
+    for their colours. `by_time` shows minutes since the run started instead of optimizer steps, or
+    of a search's trials, by the `kind` of the runs. `logarithmic` leaves out what is not positive.
     """
     frame = frame.assign(minutes=frame["seconds"] / 60)
     if logarithmic:
@@ -225,17 +213,8 @@ def fact_texts(facts: pd.DataFrame) -> list[str]:
 
 def share_bars(row: pd.Series, columns: Sequence[str], title: str) -> Spec:
     """Return how a fact's influence splits, by part of the model or by checkpoint."""
-    frame = pd.DataFrame(
-        {
-            "part": [
-                glossary.part(column)
-                if column.startswith(PART_PREFIX)
-                else f"step {column.rpartition('_')[2]}"
-                for column in columns
-            ],
-            "value": [float(row[column]) for column in columns],
-        }
-    )
+    values = row[[*columns]].to_numpy(float)
+    frame = pd.DataFrame({"part": [*map(glossary.part, columns)], "value": values})
     frame["text"] = [f"{basics.sign_symbol(value)} {value:.3g}" for value in frame["value"]]
     frame["sign"] = ["helps" if value > 0 else "opposes" for value in frame["value"]]
     return _bars(
@@ -287,24 +266,13 @@ def predictions(frame: pd.DataFrame, title: str) -> Spec:
     colour = name("group", scale=_colours(groups), legend=legend)
     x = number("last_frame", title="Last frame", axis={"tickMinStep": 1})
     y = number("prediction", title=title, scale={"zero": False})
-    form = ".5~g"
-    tooltip = [
-        number("last_frame", title="Last frame"),
-        *_tooltip(
-            {"group": "Group"},
-            prediction=("Prediction", form),
-            lower=("From", form),
-            upper=("To", form),
-        ),
-    ]
-    low, high = number("lower", title=title), {"field": "upper"}
-    band = {
-        "mark": {"type": "area", "opacity": 0.18},
-        "encoding": {"x": x, "y": low, "y2": high, "color": colour},
-    }
-    line = {
-        "mark": {"type": "line", "point": {"size": 36}},
-        "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
-    }
+    called = {"prediction": "Prediction", "lower": "From", "upper": "To"}
+    values = {field: (title, ".5~g") for field, title in called.items()}
+    frames = number("last_frame", title="Last frame")
+    tooltip = [frames, *_tooltip({"group": "Group"}, **values)]
+    area, low = {"type": "area", "opacity": 0.18}, number("lower", title=title)
+    band = _layer(area, x=x, y=low, y2={"field": "upper"}, color=colour)
+    drawn = {"type": "line", "point": {"size": 36}}
+    line = _layer(drawn, x=x, y=y, color=colour, tooltip=tooltip)
     layers = [line] if frame["lower"].isna().all() else [band, line]
     return {"data": frame, "height": HEIGHT + 20, "layer": layers}

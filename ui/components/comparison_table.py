@@ -10,6 +10,7 @@ import streamlit as st
 from markupsafe import Markup
 
 from clew import names
+from clew.errors import counted
 from clew.names import direction_of
 from clew.runs.reading import comparison
 from clew.runs.reading.metrics import TEST_PREFIX, Pick, headline_key, pick_values, smooth
@@ -192,24 +193,15 @@ def html(found: comparison.Comparison, change: Change, picked: Mapping[str, str]
 
 
 def _row(found: comparison.Comparison, group: comparison.Group, change: Change) -> Markup:
-    number = len(group.run_ids)
-    reference = group.label == found.reference
-    cells = [
-        _cell(found.cells[group.label, key], change, reference=reference) for key in found.metrics
-    ]
-    return basics.fill(
-        _ROW,
-        kind="clew-reference" if reference else "",
-        name=group.label,
-        runs=("reference · " if reference else "") + (f"{number} runs" if number > 1 else "1 run"),
-        cells=basics.join(cells),
-    )
+    is_reference = group.label == found.reference
+    kind, before = ("clew-reference", "reference · ") if is_reference else ("", "")
+    runs = before + counted(len(group.run_ids), "run")
+    cells = basics.join([_cell(found.cells[group.label, key], change) for key in found.metrics])
+    return basics.fill(_ROW, kind=kind, name=group.label, runs=runs, cells=cells)
 
 
-def _cell(cell: comparison.Cell, change: Change, *, reference: bool) -> Markup:
+def _cell(cell: comparison.Cell, change: Change) -> Markup:
     value = comparison.statistic_text(cell.value) or "–"
-    if reference or cell.value is None:
-        return basics.fill(_CELL, value=value, kind="", change="\u00a0")
     shown = {
         "ratio": comparison.ratio_text(cell),
         "delta": comparison.delta_text(cell),

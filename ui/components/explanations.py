@@ -15,13 +15,14 @@ import streamlit as st
 from clew.errors import ClewError, DataError
 from clew.runs.influence_report import ReportModel
 from clew.runs.reading import reports
-from clew.runs.reading.explanation import SharedExplanation, explanation_in, triple_of, with_run
+from clew.runs.reading.explanation import SharedExplanation, triple_of, with_run
 from clew.runs.reading.facts import TRAIN_KEY, by_side, with_agreement
 from clew.runs.reading.run_details import find_validation
 from clew.runs.validation_record import ValidationSummary
 from clew.runs.verification import Verification, read_kept
 from clew.runs.window_report import TextInfluenceReport
 from clew.ui import access
+from clew.ui.components import basics
 from clew.ui.components.reviews import visible
 from clew.ui.components.runs import vocabulary
 
@@ -155,6 +156,17 @@ def filter_rows(
     return rows
 
 
+def passing(
+    rows: pd.DataFrame, wanted: FactFilter, called: str, columns: Sequence[str] = TRIPLE_COLUMNS
+) -> pd.DataFrame:
+    """Return the rows that pass a filter; say so if there are none."""
+    shown = filter_rows(rows, wanted, columns)
+    if shown.empty:
+        none = f"None of the {len(rows):,} {called} passes these filters"
+        basics.note(f"{none}; clear one of them.")
+    return shown
+
+
 def strongest(facts: pd.DataFrame, column: str, number: int) -> pd.DataFrame:
     """Return the `number` facts with the largest absolute values, in the order of `by_side`."""
     values = facts[column].abs().to_numpy()
@@ -208,7 +220,7 @@ def explained(run_id: str, files: reports.ReportFiles, index: int) -> SharedExpl
 
 def shared(run_id: str, files: reports.ReportFiles, index: int) -> SharedExplanation:
     """Return what is shared of an explanation; `run_id` is empty for files from the disk."""
-    found = explanation_in(files, index)
+    found = explained(run_id, files, index)
     if not run_id:
         return found
     found = with_run(found, run_id)

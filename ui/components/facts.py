@@ -23,11 +23,10 @@ from clew.runs.influence_forms import (
     SELF_INFLUENCE,
     Form,
 )
-from clew.runs.reading.explanation import SharedExplanation, html_report, triple_of
+from clew.runs.reading.explanation import SharedExplanation, html_report, trapi_json, triple_of
 from clew.runs.reading.facts import agreement_of, answer, evidence, scored, summary
 from clew.runs.reading.metrics import number_text
 from clew.runs.reading.reports import ReportHead
-from clew.runs.reading.trapi import trapi_json
 from clew.runs.validation_record import Measured
 from clew.ui import access
 from clew.ui.components import basics, charts, glossary, graph, jobs, tables
@@ -89,10 +88,7 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
     of = {"things": "facts", "of": "prediction"}
     columns: tables.Columns = {
         "Rank": (shown["rank"], NumberColumn(width=54, help=RANKS.format(**of))),
-        "±": (
-            [basics.sign_symbol(value) for value in values],
-            TextColumn(width=30, help=SIDES.format(**of)),
-        ),
+        "±": ([*map(basics.sign_symbol, values)], TextColumn(width=30, help=SIDES.format(**of))),
         score.label: (values, NumberColumn(format="%.4g", width=132, help=score.help)),
         "Head": (shown["head"].astype(str), TextColumn(width=112)),
         "Relation": (shown["relation"].astype(str), TextColumn(width=92)),
@@ -118,7 +114,6 @@ def table(facts: pd.DataFrame, column: str, form: Form, *, fall: Measured | None
         grey=grey,
         alt="Training facts by their influence",
         most=graph.HEIGHT,
-        placeholder="–",
     )
     if len(shown) < len(facts):
         st.caption(
@@ -133,11 +128,9 @@ def details(facts: pd.DataFrame, column: str, form: Form) -> None:
         st.caption("Click an edge of the graph or tick a row to see details of one fact.")
         return
     row: pd.Series = facts[facts["place"] == place].iloc[0]
-    basics.show(
-        '<div class="clew-card"><h3>{triple}</h3>{effect}</div>',
-        triple=basics.triple(row["head"], row["relation"], row["tail"]),
-        effect=effect(row, column, form, of="prediction"),
-    )
+    said = effect(row, column, form, of="prediction")
+    named = basics.triple(row["head"], row["relation"], row["tail"])
+    basics.show('<div class="clew-card"><h3>{triple}</h3>{said}</div>', triple=named, said=said)
     splits(row, form)
 
 
@@ -150,15 +143,9 @@ def effect(row: pd.Series, column: str, form: Form, *, of: str) -> Markup:
         "▼": ("clew-against", "made it less likely"),
     }
     kind, said = signs.get(symbol, ("", "did not change it"))
-    return basics.fill(
-        _EFFECT,
-        kind=kind,
-        symbol=symbol,
-        effect=said,
-        column=glossary.score(column, form).label,
-        value=number_text(value),
-        rank=f"{int(row['rank']):,}",
-    )
+    score = {"column": glossary.score(column, form).label, "value": number_text(value)}
+    rank = f"{int(row['rank']):,}"
+    return basics.fill(_EFFECT, kind=kind, symbol=symbol, effect=said, rank=rank, **score)
 
 
 def splits(row: pd.Series, form: Form) -> None:

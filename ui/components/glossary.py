@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from clew import names
 from clew.runs.hardware import SAMPLED_PREFIX as MACHINE
 from clew.runs.hardware import SAMPLING_SECONDS
-from clew.runs.influence_forms import Form
+from clew.runs.influence_forms import CHECKPOINT_PREFIX, PART_PREFIX, Form
+
+SPEARMAN = (
+    "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
+    "same order, 0 no relation, -1 the reverse."
+)
+OVERLAP = "Share of the strongest facts that both explanations have in common."
 
 
 @dataclass(frozen=True)
@@ -16,61 +22,46 @@ class Words:
     help: str
     unit: str = ""
 
+    @classmethod
+    def of(cls, said: str) -> "Words":
+        """Return the words that `Name [unit]: Meaning.` says."""
+        name, _, meaning = said.partition(": ")
+        label, _, unit = name.removesuffix("]").partition(" [")
+        return cls(label, meaning, unit)
 
+
+_ERROR = "Error of {0} %: {0} % of the windows have a smaller absolute error."
+_BASELINE = "MAE of {0}: Mean absolute error of {0}: a simple prediction to compare with."
 _QUALITY = {
-    names.MRR: Words(
-        "MRR",
-        "Mean reciprocal rank: the mean of 1 divided by the rank of the right answer. 1 is "
-        "perfect. Other answers that are known to be true do not count against the model.",
-    ),
-    names.hits_at(1): Words("Hits@1", "Share of questions whose right answer came first."),
-    names.hits_at(3): Words("Hits@3", "Share of questions with the right answer in the top 3."),
-    names.hits_at(10): Words("Hits@10", "Share of questions with the right answer in the top 10."),
-    names.MEAN_RANK: Words("Mean rank", "Average place of the right answer; 1 is perfect."),
-    names.PERPLEXITY: Words(
-        "Perplexity",
-        "How many equally likely next tokens the model chooses between; lower is better.",
-    ),
-    names.BITS_PER_BYTE: Words(
-        "Bits per byte", "Bits that the model needs per byte of text; lower is better.", "bit"
-    ),
-    names.MAE: Words("MAE", "Mean absolute error, in the unit of what is predicted."),
-    names.RMSE: Words("RMSE", "Root mean squared error: large errors weigh more. Lower is better."),
-    names.R2: Words("R²", "Share of the variance that is explained; 1 is perfect."),
-    names.LOSS: Words("Loss", "What training minimizes."),
-    names.NUM_LEAKED: Words(
-        "Leaked triples",
-        "Triples whose inverse, mirror or duplicate is a training fact: a look-up answers them.",
-    ),
-    names.BIAS: Words("Bias", "Mean of prediction minus target; 0 is best."),
-    names.INTERVAL_COVERAGE: Words(
-        "Coverage", "Share of targets within the interval around their prediction."
-    ),
-    names.INTERVAL_HALF_WIDTH: Words(
-        "Half width", "How far the interval reaches to either side of a prediction."
-    ),
-    **{
-        names.ABS_ERROR_QUANTILE.format(k=k): Words(
-            f"Error of {k} %", f"{k} % of the windows have a smaller absolute error."
-        )
-        for k in (50, 90, 95)
-    },
-    **{
-        names.BASELINE_MAE.format(baseline=name): Words(
-            f"MAE of {what}", f"Mean absolute error of {what}: a simple prediction to compare with."
-        )
-        for name, what in (
-            ("mean", "the mean"),
-            ("ridge", "ridge regression"),
-            ("persistence", "the last value"),
-        )
-    },
-    names.CLASSIFICATION.format(name="accuracy"): Words(
-        "Accuracy", "Share of given triples, true and false, that are judged correctly."
-    ),
-    names.CLASSIFICATION.format(name="f1"): Words(
-        "F1", "Harmonic mean of precision and recall over given true and false triples."
-    ),
+    names.MRR: "MRR: Mean reciprocal rank: the mean of 1 divided by the rank of the right answer. "
+    "1 is perfect. Other answers that are known to be true do not count against the model.",
+    names.hits_at(1): "Hits@1: Share of questions whose right answer came first.",
+    names.hits_at(3): "Hits@3: Share of questions with the right answer in the top 3.",
+    names.hits_at(10): "Hits@10: Share of questions with the right answer in the top 10.",
+    names.MEAN_RANK: "Mean rank: Average place of the right answer; 1 is perfect.",
+    names.PERPLEXITY: "Perplexity: How many equally likely next tokens the model chooses between; "
+    "lower is better.",
+    names.BITS_PER_BYTE: "Bits per byte [bit]: Bits that the model needs per byte of text; lower "
+    "is better.",
+    names.MAE: "MAE: Mean absolute error, in the unit of what is predicted.",
+    names.RMSE: "RMSE: Root mean squared error: large errors weigh more. Lower is better.",
+    names.R2: "R²: Share of the variance that is explained; 1 is perfect.",
+    names.LOSS: "Loss: What training minimizes.",
+    names.NUM_LEAKED: "Leaked triples: Triples whose inverse, mirror or duplicate is a training "
+    "fact: a look-up answers them.",
+    names.BIAS: "Bias: Mean of prediction minus target; 0 is best.",
+    names.INTERVAL_COVERAGE: "Coverage: Share of targets within the interval around their "
+    "prediction.",
+    names.INTERVAL_HALF_WIDTH: "Half width: How far the interval reaches to either side of a "
+    "prediction.",
+    **{names.ABS_ERROR_QUANTILE.format(k=k): _ERROR.format(k) for k in (50, 90, 95)},
+    names.BASELINE_MAE.format(baseline="mean"): _BASELINE.format("the mean"),
+    names.BASELINE_MAE.format(baseline="ridge"): _BASELINE.format("ridge regression"),
+    names.BASELINE_MAE.format(baseline="persistence"): _BASELINE.format("the last value"),
+    names.CLASSIFICATION.format(name="accuracy"): "Accuracy: Share of given triples, true and "
+    "false, that are judged correctly.",
+    names.CLASSIFICATION.format(name="f1"): "F1: Harmonic mean of precision and recall over given "
+    "true and false triples.",
 }
 
 _LDS = (
@@ -78,89 +69,56 @@ _LDS = (
     "the facts; 1 is perfect, 0 is chance."
 )
 _METRICS = {
-    names.TIME_EPOCH_SECONDS: Words(
-        "Time per epoch",
-        "Seconds for one pass over the training data, without evaluation and compilation.",
-        "s",
-    ),
-    names.TIME_STEP_MILLISECONDS: Words("Time per step", "Milliseconds per optimizer step.", "ms"),
-    names.TIME_DATA_MILLISECONDS: Words(
-        "Waiting for data", "Part of a step's time that is spent waiting for a batch.", "ms"
-    ),
-    names.TIME_TOTAL_SECONDS: Words(
-        "Total time", "Seconds from start to end, evaluation included.", "s"
-    ),
-    names.EXAMPLES_PER_SECOND: Words(
-        "Examples per second", "Training examples processed in a second; more is better.", "1/s"
-    ),
-    names.TOKENS_PER_SECOND: Words("Tokens per second", "Tokens trained on in a second.", "1/s"),
-    names.FRAMES_PER_SECOND: Words("Frames per second", "Frames trained on in a second.", "1/s"),
-    names.GPU_PEAK_ALLOCATED_GIB: Words(
-        "Peak GPU memory",
-        "The most GPU memory that tensors used at any time in training. Runs on a CPU have none.",
-        "GiB",
-    ),
-    names.GPU_PEAK_RESERVED_GIB: Words(
-        "Peak GPU memory, reserved", "The same, plus what the allocator reserved.", "GiB"
-    ),
-    names.PROCESS_PEAK_GIB: Words(
-        "Peak process memory", "The most main memory that the training process used.", "GiB"
-    ),
-    names.TRAIN_LOSS: Words("Training loss", "What training minimizes, per example."),
-    names.TRAIN_LEARNING_RATE: Words("Learning rate", "Size of the optimizer's steps."),
-    names.TRAIN_GRAD_NORM: Words("Gradient norm", "Length of the gradient before clipping."),
-    names.TRAIN_LOSS_SCALE: Words(
-        "Loss scale", "Factor on the loss, so that float16 can represent its gradients."
-    ),
-    names.TRAIN_SKIPPED_STEPS: Words(
-        "Skipped steps", "Optimizer steps that were skipped because float16 overflowed."
-    ),
-    names.TRAIN_EPOCH: Words("Epoch", "Passes over the training data so far."),
-    names.TIME_COMPILE_SECONDS: Words("Compiling", "Seconds that torch.compile took.", "s"),
-    names.TIME_EVALUATION_SECONDS: Words("Evaluating", "Seconds that evaluation took.", "s"),
-    names.MFU: Words("Use of the GPU", "Share of the peak rate of the GPU's data sheet."),
-    names.PROCESS_GROWTH_GIB: Words(
-        "Growth of the process",
-        "The most main memory that the command used, beyond what its process had before.",
-        "GiB",
-    ),
-    names.PREDICTED_GIB: Words(
-        "Predicted peak", "Peak memory that the planner predicted before training.", "GiB"
-    ),
-    names.INFLUENCE_SECONDS_PER_TEST: Words(
-        "Time per explanation", "Seconds that it took to explain one prediction.", "s"
-    ),
-    names.INFLUENCE_PAIRS_PER_SECOND: Words(
-        "Pairs per second", "Pairs of a prediction and a training fact scored in a second.", "1/s"
-    ),
-    names.INFLUENCE_HALF_PRECISION_ERROR: Words(
-        "Error of half precision",
-        "Largest difference from the scores in float32, as a share of the largest score.",
-    ),
-    names.INFLUENCE_HALF_PRECISION_SPEARMAN: Words(
-        "Order in half precision",
-        "Rank correlation with the scores in float32, over the 100 strongest facts; 1 is the same "
-        "order.",
-    ),
-    names.INFLUENCE_LDS_SAME_SEED: Words("Predicts retraining, same seed", _LDS),
-    names.INFLUENCE_LDS_OTHER_SEEDS: Words("Predicts retraining, other seeds", _LDS),
-    names.INFLUENCE_LDS_SIBLINGS: Words(
-        "Counting siblings predicts retraining",
-        "The same correlation for a plain count: facts with the same relation and head, or tail.",
-    ),
-    names.INFLUENCE_LDS_CEILING: Words(
-        "Retraining predicts itself",
-        "The same correlation between retrainings with other random numbers: no explanation can "
-        "be expected to reach more.",
-    ),
-    names.IMPORTANCE.partition("/")[0]: Words(
-        "Importance", "Share of a setting in what made a search's trials good."
-    ),
-    names.INFLUENCE_DELETION_DROP: Words(
-        "Fall without the strongest facts",
-        "How much the log-probability falls when the model is trained without them.",
-    ),
-    names.VALUE_SECONDS: Words("Time to value facts", "Seconds for all training facts.", "s"),
+    names.TIME_EPOCH_SECONDS: "Time per epoch [s]: Seconds for one pass over the training data, "
+    "without evaluation and compilation.",
+    names.TIME_STEP_MILLISECONDS: "Time per step [ms]: Milliseconds per optimizer step.",
+    names.TIME_DATA_MILLISECONDS: "Waiting for data [ms]: Part of a step's time that is spent "
+    "waiting for a batch.",
+    names.TIME_TOTAL_SECONDS: "Total time [s]: Seconds from start to end, evaluation included.",
+    names.EXAMPLES_PER_SECOND: "Examples per second [1/s]: Training examples processed in a "
+    "second; more is better.",
+    names.TOKENS_PER_SECOND: "Tokens per second [1/s]: Tokens trained on in a second.",
+    names.FRAMES_PER_SECOND: "Frames per second [1/s]: Frames trained on in a second.",
+    names.GPU_PEAK_ALLOCATED_GIB: "Peak GPU memory [GiB]: The most GPU memory that tensors used "
+    "at any time in training. Runs on a CPU have none.",
+    names.GPU_PEAK_RESERVED_GIB: "Peak GPU memory, reserved [GiB]: The same, plus what the "
+    "allocator reserved.",
+    names.PROCESS_PEAK_GIB: "Peak process memory [GiB]: The most main memory that the training "
+    "process used.",
+    names.TRAIN_LOSS: "Training loss: What training minimizes, per example.",
+    names.TRAIN_LEARNING_RATE: "Learning rate: Size of the optimizer's steps.",
+    names.TRAIN_GRAD_NORM: "Gradient norm: Length of the gradient before clipping.",
+    names.TRAIN_LOSS_SCALE: "Loss scale: Factor on the loss, so that float16 can represent its "
+    "gradients.",
+    names.TRAIN_SKIPPED_STEPS: "Skipped steps: Optimizer steps that were skipped because float16 "
+    "overflowed.",
+    names.TRAIN_EPOCH: "Epoch: Passes over the training data so far.",
+    names.TIME_COMPILE_SECONDS: "Compiling [s]: Seconds that torch.compile took.",
+    names.TIME_EVALUATION_SECONDS: "Evaluating [s]: Seconds that evaluation took.",
+    names.MFU: "Use of the GPU: Share of the peak rate of the GPU's data sheet.",
+    names.PROCESS_GROWTH_GIB: "Growth of the process [GiB]: The most main memory that the command "
+    "used, beyond what its process had before.",
+    names.PREDICTED_GIB: "Predicted peak [GiB]: Peak memory that the planner predicted before "
+    "training.",
+    names.INFLUENCE_SECONDS_PER_TEST: "Time per explanation [s]: Seconds that it took to explain "
+    "one prediction.",
+    names.INFLUENCE_PAIRS_PER_SECOND: "Pairs per second [1/s]: Pairs of a prediction and a "
+    "training fact scored in a second.",
+    names.INFLUENCE_HALF_PRECISION_ERROR: "Error of half precision: Largest difference from the "
+    "scores in float32, as a share of the largest score.",
+    names.INFLUENCE_HALF_PRECISION_SPEARMAN: "Order in half precision: Rank correlation with the "
+    "scores in float32, over the 100 strongest facts; 1 is the same order.",
+    names.INFLUENCE_LDS_SAME_SEED: f"Predicts retraining, same seed: {_LDS}",
+    names.INFLUENCE_LDS_OTHER_SEEDS: f"Predicts retraining, other seeds: {_LDS}",
+    names.INFLUENCE_LDS_SIBLINGS: "Counting siblings predicts retraining: The same correlation "
+    "for a plain count: facts with the same relation and head, or tail.",
+    names.INFLUENCE_LDS_CEILING: "Retraining predicts itself: The same correlation between "
+    "retrainings with other random numbers: no explanation can be expected to reach more.",
+    names.IMPORTANCE.partition("/")[0]: "Importance: Share of a setting in what made a search's "
+    "trials good.",
+    names.INFLUENCE_DELETION_DROP: "Fall without the strongest facts: How much the "
+    "log-probability falls when the model is trained without them.",
+    names.VALUE_SECONDS: "Time to value facts [s]: Seconds for all training facts.",
 }
 
 SIGNS = (
@@ -178,6 +136,10 @@ RANK = (
     "first. Equal scores share their mean place."
 )
 COUNTERPART = "The fact is the triple's inverse or duplicate, in a relation that says the same."
+SIBLINGS = (
+    "Leave out facts that have the same relation and head, or the same relation and tail, as the "
+    "test triple. They answer the same question, so their influence is often trivial."
+)
 FALL = (
     "Expected fall of the answer's log-probability if the model is trained without this fact: its "
     "score times {fall}, which a test found by deleting the strongest facts of other answers."
@@ -221,12 +183,12 @@ def score(column: str, form: Form) -> Words:
 def words(key: str) -> Words:
     """Return the words for a metric; a metric without a description keeps its key as name."""
     if key in _METRICS:
-        return _METRICS[key]
+        return Words.of(_METRICS[key])
     if key.startswith(MACHINE):
         return _of_machine(key)
     split, _, name = key.rpartition("/")
     if split in _METRICS:  # of one form of score or setting: `influence/lds_same_seed/cosine`
-        measure = _METRICS[split]
+        measure = Words.of(_METRICS[split])
         return Words(f"{measure.label}, {name}", measure.help, measure.unit)
     more = ""
     for side in ("head", "tail"):
@@ -238,8 +200,8 @@ def words(key: str) -> Words:
         name, more = name.removeprefix(given), f"{more}, among given negatives"
     if name.startswith(seen := names.SEEN.format(name="")):
         name, more = name.removeprefix(seen), f"{more}, among entities seen with the relation"
-    if split in {"valid", "test"} and (found := _QUALITY.get(name) or _loss_at(name)):
-        data = {"valid": "validation", "test": "test"}[split]
+    if split in {"valid", "test"} and (said := _QUALITY.get(name) or _loss_at(name)):
+        found, data = Words.of(said), {"valid": "validation", "test": "test"}[split]
         return Words(f"{found.label}, {data}{more}", found.help, found.unit)
     owner, metric = whose(key)
     if not owner:
@@ -283,14 +245,14 @@ def place_on_curve(key: str, kind: str = names.KIND_TRAIN) -> str:
     return "Sample" if key.startswith(MACHINE) else "Optimizer step"
 
 
-def _loss_at(name: str) -> Words | None:
-    """Return the words for the loss at a place in a window of text, None for other metrics."""
+def _loss_at(name: str) -> str:
+    """Return what the loss at a place in a window of text is, empty for other metrics."""
     before = names.LOSS_AT.format(k="")
     place = name.removeprefix(before)
     if not name.startswith(before) or not place.isdigit():
-        return None
+        return ""
     about = "Loss of the tokens at that place in a window, in nats: less after more text."
-    return Words(f"Loss from token {int(place)} on", about, "nat")
+    return f"Loss from token {int(place)} on [nat]: {about}"
 
 
 def label(key: str) -> str:
@@ -299,12 +261,8 @@ def label(key: str) -> str:
 
 
 def part(column: str) -> str:
-    name = column.removeprefix("part_")
+    """Return what a share of an influence is of: a part of the model, or a checkpoint."""
+    if column.startswith(CHECKPOINT_PREFIX):
+        return f"step {column.removeprefix(CHECKPOINT_PREFIX)}"
+    name = column.removeprefix(PART_PREFIX)
     return PARTS.get(name, name.replace("_", " "))
-
-
-SPEARMAN = (
-    "Rank correlation of the two explanations over the facts that both reports contain: 1 is the "
-    "same order, 0 no relation, -1 the reverse."
-)
-OVERLAP = "Share of the strongest facts that both explanations have in common."

@@ -56,12 +56,10 @@ _CARD = (
     "<p>In {number} of the drawn facts{whole}. The strongest:</p>{facts}</div>"
 )
 _FILES = Path(__file__).parent.parent / "assets"
-_component = st.components.v2.component(
-    "clew_graph",
-    html=(_FILES / "graph.html").read_text("utf-8"),
-    js=(_FILES / "graph.js").read_text("utf-8"),
-    isolate_styles=False,
-)
+_HTML, _SCRIPT = ((_FILES / f"graph.{kind}").read_text("utf-8") for kind in ("html", "js"))
+_component = st.components.v2.component("clew_graph", html=_HTML, js=_SCRIPT, isolate_styles=False)
+NUM_DRAWN = 8
+"""How many paths are drawn; a selected path further down is drawn too."""
 
 
 def config_here(run_id: str) -> dict[str, Any]:
@@ -122,10 +120,9 @@ def training_graph(run_id: str) -> TrainingGraph:
         require_shared(data, jobs.folders_of_data())
     graph = load_graph(data)
     if graph.fingerprint != trained_on:
-        raise DataError(
-            f"run {run_id} was trained on data {trained_on}, those of its configuration are "
-            f"{graph.fingerprint} now; put the files back as they were"
-        )
+        now = f"those of its configuration are {graph.fingerprint} now"
+        advice = "put the files back as they were"
+        raise DataError(f"run {run_id} was trained on data {trained_on}, {now}; {advice}")
     return TrainingGraph(graph, Neighbourhood(graph.train, graph.num_entities))
 
 
@@ -217,10 +214,8 @@ def _neighbours(entity: str, labels: Mapping[str, str], whole: TrainingGraph, *,
     label = "Hide its neighbours" if entity in _unfolded() else "Show its neighbours"
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button(label, key=key, on_click=_unfold, args=(entity,), help="Or double-click it.")
-        basics.note(
-            f"Of its {len(around):,} neighbours {drawn:,} are drawn; those in the fewest facts "
-            "come first."
-        )
+        number = f"Of its {len(around):,} neighbours {drawn:,} are drawn"
+        basics.note(f"{number}; those in the fewest facts come first.")
 
 
 def identified(key: str, name: str, kind: str) -> Markup:
@@ -236,26 +231,12 @@ def _entity(
 ) -> None:
     """Show an entity's kind and identifier, and its strongest facts among those drawn."""
     own = facts[(facts["head_id"].astype(str) == key) | (facts["tail_id"].astype(str) == key)]
-    lines = [
-        basics.fill(
-            "<p>{sign} {triple}</p>",
-            sign=basics.sign_symbol(fact["influence"]),
-            triple=basics.triple(fact["head"], fact["relation"], fact["tail"]),
-        )
-        for _, fact in own.head(NUM_STRONGEST).iterrows()
-    ]
-    basics.show(
-        _CARD,
-        name=spaced(name),
-        about=identified(key, name, kind),
-        number=len(own),
-        whole="" if whole is None else f", of {whole.degree(key):,} in the whole training graph",
-        facts=basics.join(lines),
-    )
-
-
-NUM_DRAWN = 8
-"""How many paths are drawn; a selected path further down is drawn too."""
+    strongest = own.head(NUM_STRONGEST).iterrows()
+    lines = [basics.fact("<p>{sign} {triple}</p>", fact) for _, fact in strongest]
+    about = identified(key, name, kind)
+    more = "" if whole is None else f", of {whole.degree(key):,} in the whole training graph"
+    said = {"name": spaced(name), "about": about, "number": len(own), "whole": more}
+    basics.show(_CARD, facts=basics.join(lines), **said)
 
 
 def show_paths(explanation: SharedExplanation, *, key: str) -> None:
@@ -294,18 +275,13 @@ def show_paths(explanation: SharedExplanation, *, key: str) -> None:
 
 def _path_table(paths: Sequence[FactPath], place: int, form: Form, *, key: str) -> None:
     total = f"{form.heading} of its facts together."
+    about = "Its facts, starting at the head, each as in the data."
+    influence = NumberColumn(format="%+.4g", width=80, help=total)
+    sentences = [path.sentence + f" (influence{path.of})" * bool(path.of) for path in paths]
     tables.tick_one(
         {
-            "Influence": (
-                [path.influence for path in paths],
-                NumberColumn(format="%+.4g", width=80, help=total),
-            ),
-            "Path": (
-                [path.sentence + f" (influence{path.of})" * bool(path.of) for path in paths],
-                TextColumn(
-                    width="large", help="Its facts, starting at the head, each as in the data."
-                ),
-            ),
+            "Influence": ([path.influence for path in paths], influence),
+            "Path": (sentences, TextColumn(width="large", help=about)),
         },
         range(len(paths)),
         key=key,

@@ -42,6 +42,10 @@ TAIL_CHARACTERS = 20_000
 SECONDS_TO_STOP = 5.0
 
 JobState = Literal["running", "done", "refused", "failed", "cancelled"]
+SECONDS_BETWEEN = 0.5
+SECONDS_AT_FIRST = 1.0
+TAIL_LINES = 30
+ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}
 
 
 @dataclass
@@ -188,10 +192,8 @@ class Jobs:
                 return twice
             running = sum((job.action == "ask") == is_answer for job in own)
             if running >= MAX_RUNNING:
-                raise UsageError(
-                    f"{running} of your commands are running, which is the limit; wait until one "
-                    "ends, or cancel one"
-                )
+                problem = f"{running} of your commands are running, which is the limit"
+                raise UsageError(f"{problem}; wait until one ends, or cancel one")
             job_id = uuid.uuid4().hex[:12]
             job = Job(job_id, title, self.folder / job_id, action, asked, person)
             job.folder.mkdir()
@@ -247,11 +249,6 @@ def jobs() -> Jobs:
     return Jobs()
 
 
-SECONDS_BETWEEN = 0.5
-SECONDS_AT_FIRST = 1.0
-TAIL_LINES = 30
-ICONS = {"running": "▶", "done": "✓", "refused": "✗", "failed": "✗", "cancelled": "■"}
-
 Show = Callable[[Job], None]
 
 
@@ -288,13 +285,8 @@ def _body(job: Job, progress: Show | None) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(f"{line} · {seconds_text(job.seconds)}" if state == "running" else line)
         if state == "running":
-            allowed = access.may(job.action)
-            st.button(
-                "Cancel",
-                key=f"cancel-{job.job_id}",
-                disabled=not allowed,
-                on_click=basics.attempt(job.cancel),
-            )
+            cancel, allowed = basics.attempt(job.cancel), access.may(job.action)
+            st.button("Cancel", f"cancel-{job.job_id}", on_click=cancel, disabled=not allowed)
     if state == "running":
         last = basics.markdown(log[-1][:200]) if log else "working …"
         st.progress(_share(job.events()), text=last)

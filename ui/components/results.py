@@ -22,6 +22,12 @@ NUM_FACTS = 20
 validation_of = for_a_minute(run_details.read_result)
 trials_of = for_a_minute(run_details.read_trials)
 text_of = for_a_minute(run_details.read_text)
+MAX_HEIGHT = 430
+QUESTIONS = {"tail": "why this tail", "head": "why this head", "both": "both ends"}
+TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": "✗", "stopped": "■"}
+logger = logging.getLogger(__name__)
+
+NUM_STUDIES = 100
 
 
 def keeps(run: RunRecord, *path: str) -> bool:
@@ -43,11 +49,6 @@ def extreme_values(run_id: str) -> pd.DataFrame:
         verdicts = ends["Confirmed"].map({"True": "yes", "False": "no"})
         columns["Confirmed by training without it"] = verdicts.where(tried, "not tried")
     return pd.DataFrame(columns)
-
-
-MAX_HEIGHT = 430
-QUESTIONS = {"tail": "why this tail", "head": "why this head", "both": "both ends"}
-TRIAL_SYMBOLS = {"complete": "✓", "pruned": "■", "failed": "✗", "stopped": "■"}
 
 
 def validation(record: ValidationRecord) -> None:
@@ -73,10 +74,8 @@ def search(run: RunRecord) -> None:
     if is_best and len(found):
         row, best = found.iloc[0], text_of(run.run_id, names.ARTIFACT_TUNE, names.BEST_YAML)
         called = basics.markdown(glossary.label(metric))
-        st.markdown(
-            f"**Best settings**: {called} {number_text(row['value'])} after epoch "
-            f"{row['epoch']:.0f}, in trial {row['trial']:.0f}"
-        )
+        place = f"after epoch {row['epoch']:.0f}, in trial {row['trial']:.0f}"
+        st.markdown(f"**Best settings**: {called} {number_text(row['value'])} {place}")
         shares = [run.metrics.get(names.IMPORTANCE.format(setting=name)) for name in settings]
         best_settings: tables.Columns = {
             "Setting": (settings, None),
@@ -107,7 +106,7 @@ def search(run: RunRecord) -> None:
     }
     if trials["problem"].any():
         columns["Problem"] = (trials["problem"], None)
-    tables.show(columns, alt="Trials of the search", most=MAX_HEIGHT, placeholder="–")
+    tables.show(columns, alt="Trials of the search", most=MAX_HEIGHT)
     tables.export(trials, names.TRIALS_CSV)
 
 
@@ -132,10 +131,7 @@ def fact_values(run_id: str) -> None:
 def show_studies(found: list[run_details.StudyResult]) -> None:
     """Show a row for each variant and measure of the studies."""
     rows = [(study, row) for study in found for row in study.results]
-    ratios = [
-        None if row.variant == study.reference or row.ratio is None else row.ratio
-        for study, row in rows
-    ]
+    ratios = [None if row.variant == study.reference else row.ratio for study, row in rows]
     short = NumberColumn(format="%.3g", width="small")
     tables.show(
         {
@@ -151,17 +147,11 @@ def show_studies(found: list[run_details.StudyResult]) -> None:
         },
         alt="Variants of the studies",
         most=700,
-        placeholder="–",
     )
     basics.note(
         "Median: over rounds, a seed each. Ratio: the geometric mean of the rounds' ratios to the "
         "reference, with its 95 % interval over rounds; a single round has no interval."
     )
-
-
-logger = logging.getLogger(__name__)
-
-NUM_STUDIES = 100
 
 
 def studies() -> list[run_details.StudyResult]:

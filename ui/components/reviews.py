@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -18,6 +18,7 @@ from clew.runs import store
 from clew.runs.reading.disagreements import Disagreement, decision_on, find_disagreements
 from clew.runs.reading.facts import TRAIN_KEY
 from clew.runs.reading.reviews import (
+    MAX_COMMENT_CHARACTERS,
     VERDICTS,
     Fact,
     Kept,
@@ -40,6 +41,26 @@ from clew.ui.work import LEFT_OUT, Training
 NUM_LATEST = 50
 MAX_CACHED = 1024
 JUDGED = "judged"
+_SAID = (
+    '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
+    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
+)
+NUM_FACTS, EDITOR_HEIGHT = 20, 214
+CONVINCING = "convincing"
+WRONG = "wrong"
+MEANINGS = {
+    "plausible": "The facts are a sensible reason to believe the triple.",
+    "implausible": "They are not: off topic, by chance, or wrong.",
+    "unsure": "I cannot tell.",
+}
+Said = TypeVar("Said", bound=str)
+SUFFIX = " without the facts marked wrong"
+"""End of the names of runs that are trained again."""
+NOISE = (
+    "One run each says little: another seed changes their metrics too. To be sure, train both "
+    "with several seeds and compare those. In the ranks of the new run, the facts left out are no "
+    "longer known answers."
+)
 
 
 def reviewable_runs() -> list[RunRecord]:
@@ -114,25 +135,7 @@ def visible(reviews: Sequence[Review]) -> list[Review]:
 
 
 def fact_of(row: pd.Series) -> Fact:
-    return Fact(
-        *(str(row[key]) for key in ("head_id", "relation_id", "tail_id")),
-        *(str(row[key]) for key in ("head", "relation", "tail")),
-    )
-
-
-_SAID = (
-    '<li><span class="clew-mark">{symbol}</span><b>{said}</b> '
-    '<span class="clew-muted">{who} · {when}</span><div class="clew-wrap">{comment}</div></li>'
-)
-NUM_FACTS, EDITOR_HEIGHT, COMMENT_HEIGHT = 20, 214, 68
-CONVINCING = "convincing"
-WRONG = "wrong"
-MEANINGS = {
-    "plausible": "The facts are a sensible reason to believe the triple.",
-    "implausible": "They are not: off topic, by chance, or wrong.",
-    "unsure": "I cannot tell.",
-}
-Said = TypeVar("Said", bound=str)
+    return Fact(*(str(row[key]) for key in (*TRAIN_KEY, "head", "relation", "tail")))
 
 
 def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | None) -> None:
@@ -148,15 +151,9 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
         # First, so that they are in view; a verdict saves what is ticked and written below.
         with st.container(horizontal=True):
             verdict = verdict_buttons(VERDICTS, MEANINGS, key, "review", by_number=True)
-            st.button(
-                "Next",
-                key=f"{key}-next",
-                shortcut="n",
-                disabled=following is None,
-                help="The next explanation of this run that you have not judged.",
-                on_click=open_test,
-                args=(following,),
-            )
+            about = "The next explanation of this run that you have not judged."
+            given: Any = {"args": (following,), "disabled": following is None, "shortcut": "n"}
+            st.button("Next", f"{key}-next", about, on_click=open_test, **given)
         st.caption("A verdict saves the facts that you ticked and your comment.")
         ticked = _ticked(key, shown)
         comment = comment_box("Comment", key)
@@ -201,13 +198,8 @@ def _ticked(key: str, shown: pd.DataFrame) -> pd.DataFrame:
 
 
 def comment_box(label: str, key: str) -> str:
-    given = st.text_area(
-        label,
-        key=f"{key}-comment",
-        height=COMMENT_HEIGHT,
-        max_chars=10_000,
-        persist_state="session",
-    )
+    key, most = f"{key}-comment", MAX_COMMENT_CHARACTERS
+    given = st.text_area(label, key=key, height=68, max_chars=most, persist_state="session")
     return (given or "").strip()
 
 
@@ -223,15 +215,11 @@ def verdict_buttons(
 
     `by_number` lets the keys 1, 2, 3 press them too.
     """
-    pressed = None
+    pressed, is_off = None, not access.may(action)
     for number, verdict in enumerate(verdicts, start=1):
-        if st.button(
-            f"{basics.OPINION_SYMBOLS[verdict]} {verdict}",
-            key=f"{key}-{verdict}",
-            help=meanings[verdict],
-            disabled=not access.may(action),
-            shortcut=str(number) if by_number else None,
-        ):
+        label, about = f"{basics.OPINION_SYMBOLS[verdict]} {verdict}", meanings[verdict]
+        typed = str(number) if by_number else None
+        if st.button(label, f"{key}-{verdict}", about, disabled=is_off, shortcut=typed):
             pressed = verdict
     return pressed
 
@@ -268,22 +256,13 @@ def earlier(run_id: str, test: pd.Series) -> None:
 
 def said(review: Review, verdict: str, *, before: str = "", more: str = "") -> Markup:
     """Return a review as an item of a list: its verdict, by whom, why."""
-    return basics.fill(
-        _SAID,
-        symbol=basics.OPINION_SYMBOLS[verdict],
-        said=f"{before}{verdict}{more}",
-        who=review.reviewer or "somebody",
-        when=f"{review.created[:16].replace('T', ' ')} UTC",
-        comment=review.comment,
-    )
+    told = {"symbol": basics.OPINION_SYMBOLS[verdict], "said": f"{before}{verdict}{more}"}
+    who, when = review.reviewer or "somebody", f"{review.created[:16].replace('T', ' ')} UTC"
+    return basics.fill(_SAID, who=who, when=when, comment=review.comment, **told)
 
 
 def triple_text(fact: Fact) -> str:
     return fact_text(*fact.labels)
-
-
-SUFFIX = " without the facts marked wrong"
-"""End of the names of such runs."""
 
 
 def explained_runs(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[RunRecord]:
@@ -333,13 +312,6 @@ def _kept(listed: str, earlier: str | None) -> Path:
     return path
 
 
-NOISE = (
-    "One run each says little: another seed changes their metrics too. To be sure, train both "
-    "with several seeds and compare those. In the ranks of the new run, the facts left out are no "
-    "longer known answers."
-)
-
-
 def offer_training(runs: Sequence[RunRecord], listed: str, *, key: str) -> None:
     """Let a person train one of the explained models again, without the facts of a list.
 
@@ -349,21 +321,15 @@ def offer_training(runs: Sequence[RunRecord], listed: str, *, key: str) -> None:
         basics.note("The store has no training run of the explained models to repeat.")
         return
     labels = run_labels(runs)
+    about = "The models whose explanations were reviewed, the newest first."
+    duration = "Starts training on this machine with the same configuration and seed; it takes "
+    duration += "about as long as the first one did."
+    label, is_off = "Train again without these facts", not access.may("train")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.selectbox(
-            "Run to repeat",
-            list(labels),
-            key=f"repeat-{key}",
-            format_func=lambda run_id: labels[run_id],
-            help="The models whose explanations were reviewed, the newest first.",
+            "Run to repeat", [*labels], 0, labels.__getitem__, f"repeat-{key}", about
         )
-        pressed = st.button(
-            "Train again without these facts",
-            key=f"train-{key}",
-            disabled=not access.may("train"),
-            help="Starts training on this machine with the same configuration and seed; it takes "
-            "about as long as the first one did.",
-        )
+        pressed = st.button(label, f"train-{key}", duration, disabled=is_off)
     if pressed:
         run = next(run for run in runs if run.run_id == chosen)
         with basics.guarded("The training", done="started"):

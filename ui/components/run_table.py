@@ -53,23 +53,16 @@ SEARCH_HELP = (
 def experiment() -> tuple[str, ...]:
     """Let a person choose an experiment; return its id, empty for all of them."""
     found = experiments()
-    chosen = st.selectbox(
-        "Experiment",
-        [ALL, *found],
-        key="experiment",
-        bind="query-params",
-        help="A named set of runs.",
-    )
+    options, about = [ALL, *found], "A named set of runs."
+    chosen = st.selectbox("Experiment", options, key="experiment", bind="query-params", help=about)
     return (found[chosen],) if chosen in found else ()
 
 
 def run_query(experiment_ids: tuple[str, ...], *, kind: str = "") -> RunQuery:
     """Let a person search for runs and order them."""
     left, right = st.columns([3, 1], vertical_alignment="bottom")
-    with left:
-        text = basics.search_box(
-            "Search", "search", placeholder="embedding_dim=400 mrr>0.9 data:umls", help=SEARCH_HELP
-        )
+    example = "embedding_dim=400 mrr>0.9 data:umls"
+    text = basics.search_box(left, "Search", "search", placeholder=example, help=SEARCH_HELP)
     order = right.selectbox("Order", list(ORDERS), key="order", bind="query-params")
     return RunQuery(experiment_ids, text=text, kind=kind, order_by=ORDERS[order])
 
@@ -101,9 +94,8 @@ def _differences(runs: Sequence[RunRecord]) -> dict[str, str]:
     alike = Counter((run.name, apart[run.run_id]) for run in runs)
     for run in runs:
         if comparison.SEED in run.params and alike[run.name, apart[run.run_id]] > 1:
-            apart[run.run_id] = (
-                f"{apart[run.run_id]} · seed {run.params[comparison.SEED]}".removeprefix(" · ")
-            )
+            more = f" · seed {run.params[comparison.SEED]}"
+            apart[run.run_id] = f"{apart[run.run_id]}{more}".removeprefix(" · ")
     return apart
 
 
@@ -115,54 +107,41 @@ def _headline(run: RunRecord) -> str:
     return f"{glossary.words(key).label.split(',')[0]} {number_text(run.metrics[key])}"
 
 
+HELP = {
+    "State": "running: not ended. stuck: marked as running, but its heartbeats stopped two minutes "
+    "ago or more. finished, failed, stopped (by a person or a search): how it ended.",
+    "Differs in": "Settings that differ among these runs.",
+    "Kind": "train: a training run. trace: explanations. evaluate: a ranking of test data. "
+    "promote: a promotion. compare: a study of several training runs.",
+    "Variant": "Precision and other options: ckpt is gradient checkpointing, compile is "
+    "torch.compile. For an explanation, the variant of the explained model.",
+    "Quality, last": "Last value of the task's main metric. Compare shows the best by default.",
+}
+"""What the columns of the table of runs mean."""
+WIDTHS: dict[str, Any] = {"Run": NAME_PIXELS, "Differs in": "medium"}
+WIDTHS["Quality, last"] = 130  # for `Bits per byte 0.1234`
+
+
 def run_table(
     runs: Sequence[RunRecord],
     lines: Mapping[str, Sequence[float]] | None = None,
     chosen: Sequence[str] = (),
 ) -> Columns:
     """Return the table of the runs with the `chosen` columns, without those that have no value."""
-    variants, states, apart = variants_of(runs), [*map(state_of, runs)], _differences(runs)
-
-    def small(meaning: str = "") -> Any:
-        return TextColumn(width="small", help=meaning or None)
-
-    columns: Columns = {
-        "State": (
-            [f"{basics.STATE_SYMBOLS[state]} {state}" for state in states],
-            small(
-                "running: not ended. stuck: marked as running, but its heartbeats stopped two "
-                "minutes ago or more. finished, failed, stopped (by a person or a search): how it "
-                "ended."
-            ),
-        ),
-        "Run": ([name_of(run) for run in runs], TextColumn(width=NAME_PIXELS)),
-        "Differs in": (
-            [apart[run.run_id] for run in runs],
-            TextColumn(width="medium", help="Settings that differ among these runs."),
-        ),
-        "Kind": (
-            [run.tags.get(names.TAG_KIND, "") for run in runs],
-            small(
-                "train: a training run. trace: explanations. evaluate: a ranking of test "
-                "data. promote: a promotion. compare: a study of several training runs."
-            ),
-        ),
-        "Variant": (
-            [variants[run.run_id] for run in runs],
-            small(
-                "Precision and other options: ckpt is gradient checkpointing, compile is "
-                "torch.compile. For an explanation, the variant of the explained model."
-            ),
-        ),
-        "Data": ([run.tags.get(names.TAG_DATASET, "") for run in runs], small()),
-        "Quality, last": (
-            [_headline(run) for run in runs],
-            TextColumn(
-                width=130,  # for `Bits per byte 0.1234`
-                help="Last value of the task's main metric. Compare shows the best by default.",
-            ),
-        ),
+    variants, apart = variants_of(runs), _differences(runs)
+    texts = {
+        "State": [f"{basics.STATE_SYMBOLS[state]} {state}" for state in map(state_of, runs)],
+        "Run": [name_of(run) for run in runs],
+        "Differs in": [apart[run.run_id] for run in runs],
+        "Kind": [run.tags.get(names.TAG_KIND, "") for run in runs],
+        "Variant": [variants[run.run_id] for run in runs],
+        "Data": [run.tags.get(names.TAG_DATASET, "") for run in runs],
+        "Quality, last": [_headline(run) for run in runs],
     }
+    columns: Columns = {}
+    for heading, values in texts.items():
+        width = WIDTHS.get(heading, "small")
+        columns[heading] = (values, TextColumn(width=width, help=HELP.get(heading)))
     if lines is not None:
         about = "That metric on the validation data, from the first value to the last."
         trends = [list(lines.get(run.run_id, [])) for run in runs]
@@ -176,7 +155,7 @@ def run_table(
         pd.Series(times, dtype="datetime64[ns]"),
         DatetimeColumn(format="MMM D, HH:mm", width="small"),
     )
-    columns["Took"] = ([duration(run) for run in runs], small())
+    columns["Took"] = ([duration(run) for run in runs], TextColumn(width="small"))
     return with_values(columns)
 
 
@@ -215,13 +194,10 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
     """
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     keys = known_keys()
+    every, about = sorted(keys.metrics | keys.params | keys.tags), "any metric, setting or tag"
+    usual = [key for key in comparison.COST_METRICS if key in keys.metrics]
     chosen = left.multiselect(
-        "Columns",
-        sorted(keys.metrics | keys.params | keys.tags),
-        default=[key for key in comparison.COST_METRICS if key in keys.metrics],
-        key="columns",
-        bind="query-params",
-        placeholder="any metric, setting or tag",
+        "Columns", every, usual, key="columns", bind="query-params", placeholder=about
     )
     about = "Runs that differ only in seed are one row: mean ± standard deviation over the seeds."
     grouped = right.toggle("Seeds in one row", key="rows", bind="query-params", help=about)
@@ -247,15 +223,8 @@ def choose_runs(query: RunQuery, *, key: str, trends: bool = False) -> list[str]
         table = group_table(groups, {run.run_id: run for run in page.runs}, chosen)
     else:
         table = run_table(page.runs, sparklines(page.runs) if trends else None, chosen)
-    marked = ticked(
-        table,
-        rows,
-        alt="Runs",
-        key=f"{key}-{hash(str(rows))}",
-        several=True,
-        placeholder="–",
-        most=MAX_HEIGHT,
-    )
+    own = f"{key}-{hash(str(rows))}"
+    marked = ticked(table, rows, key=own, several=True, most=MAX_HEIGHT, alt="Runs")
 
     def turn(by: int) -> None:
         st.session_state[state] = max(0, st.session_state.get(state, 0) + by)

@@ -214,18 +214,9 @@ def champion_uri(model: RegisteredModel) -> str:
 
 
 def learned(model: RegisteredModel) -> Learned:
-    """Return what the champion keeps of its training triples, nothing if it keeps none.
-
-    Its examples are questions: the first asks for tails, the second for heads, the third about a
-    whole triple. The end that is asked for is empty.
-    """
+    """Return what the champion keeps of its training triples, nothing if it keeps none."""
     try:
         assert model.champion is not None
-        found = _learned(model, model.champion)
+        return _learned(model, model.champion)
     except ClewError:
         return Learned((), {})
-    examples = [
-        ("" if number == 1 else head, relation, "" if number == 0 else tail)
-        for number, (head, relation, tail) in enumerate(found.examples)
-    ]
-    return Learned(tuple(examples), found.uses)

@@ -32,15 +32,14 @@ def _arguments(
     if isinstance(table, dict):
         configured = {name: config for name, (_, config) in table.items() if config is not None}
         look = {"column_config": configured, **look}
-        table = pd.DataFrame(
-            {
-                name: values.to_numpy() if isinstance(values, pd.Series) else values
-                for name, (values, _) in table.items()
-            }
-        )
+        plain = {
+            name: values.to_numpy() if isinstance(values, pd.Series) else values
+            for name, (values, _) in table.items()
+        }
+        table = pd.DataFrame(plain)
     height = min(HEADER_HEIGHT + row_height * max(len(table), 1), most) if most else "auto"
-    fixed = {"data": table, "hide_index": True, "row_height": row_height, "height": height}
-    return {**fixed, **look}
+    fixed = {"hide_index": True, "row_height": row_height, "height": height, "placeholder": "–"}
+    return {"data": table, **fixed, **look}
 
 
 def show(table: pd.DataFrame | Columns, *, most: int | None = None, **look: Any) -> None:
@@ -59,13 +58,9 @@ def ticked(
     **look: Any,
 ) -> list[Value]:
     """Show a table and return the values of the ticked rows; `first` is ticked at first."""
-    event = st.dataframe(
-        **_arguments(table, ROW_HEIGHT, most, look),
-        key=key,
-        on_select="rerun",
-        selection_mode="multi-row" if several else "single-row",
-        selection_default=_ticked_rows(values, first),
-    )
+    given, chosen = _arguments(table, ROW_HEIGHT, most, look), _ticked_rows(values, first)
+    given["selection_mode"] = "multi-row" if several else "single-row"
+    event = st.dataframe(**given, key=key, on_select="rerun", selection_default=chosen)
     return [values[row] for row in event.selection.rows if row < len(values)]
 
 
@@ -91,17 +86,12 @@ def tick_one(
         rows = st.session_state[key].selection.rows
         take(values[rows[0]] if rows and rows[0] < len(values) else None)
 
-    given = _arguments(table, row_height, most, look)
+    given = _arguments(table, row_height, most, look) | {"selection_mode": "single-row"}
     if any(grey):
         colours = [f"color: {PLAIN.colour}" if is_grey else "" for is_grey in grey]
         given["data"] = given["data"].style.apply(lambda column: colours)
-    st.dataframe(
-        **given,
-        key=key,
-        on_select=choose,
-        selection_mode="single-row",
-        selection_default=_ticked_rows(values, chosen),
-    )
+    first = _ticked_rows(values, chosen)
+    st.dataframe(**given, key=key, on_select=choose, selection_default=first)
 
 
 def _ticked_rows(values: Sequence[Value], ticked: Value | None) -> DataframeStateInput:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import streamlit as st
 
@@ -10,8 +11,20 @@ from clew import names
 from clew.errors import UsageError
 from clew.runs.reading.models import Entry, Learned, ModelNames, RegisteredModel, complete
 from clew.ui import access
-from clew.ui.components import answers, basics, frames, jobs, runs
+from clew.ui.components import answers, basics, jobs, runs, windows
 from clew.ui.work import NUM_ASKED, AskedFrames, AskedText, End, Question, Why
+
+HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
+MODEL, MOST = "ask-model", "top"
+CHANGED, OWN_RELATION = "ask-changed", "ask-own-relation"
+LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
+ASK_NOW = "now"
+"""In the address, represents the answer to a question that has just been chosen."""
+MAX_LISTED = 10_000
+"""Entries that the browser gets; in a larger graph, the server looks up what a person types."""
+MAX_MATCHES = 12
+SEPARATOR = "\n"
+"""Between the name of an entity and its synonym, in the value of an option."""
 
 
 def render() -> None:
@@ -41,22 +54,22 @@ def render() -> None:
 
 @basics.guarded("The text")
 def _text(model: RegisteredModel) -> None:
-    asked = answers.asked_text(runs.champion_uri(model), again=_is_gone())
+    asked = windows.asked_text(runs.champion_uri(model), again=_is_gone())
     if asked is not None:
         _ask(model, asked)
     if answer_id := basics.address("answer"):
-        jobs.show(answer_id, progress=answers.written, result=answers.download_text)
+        jobs.show(answer_id, progress=windows.written, result=windows.download_text)
 
 
 @basics.guarded("The predictions")
 def _frames(model: RegisteredModel) -> None:
-    asked = frames.asked_frames(runs.champion_uri(model), again=_is_gone())
+    asked = windows.asked_frames(runs.champion_uri(model), again=_is_gone())
     if asked is not None:
         if asked[1]:
             access.authorize("upload")
         _ask(model, *asked)
     if answer_id := basics.address("answer"):
-        jobs.show(answer_id, result=frames.predictions)
+        jobs.show(answer_id, result=windows.predictions)
 
 
 def _is_gone() -> bool:
@@ -131,14 +144,6 @@ def _answers(model: RegisteredModel, vocabulary: ModelNames, learned: Learned) -
             jobs.show(why_id, progress=answers.first_answer, result=answers.explanation)
 
 
-HEAD, RELATION, TAIL = "ask-head", "ask-relation", "ask-tail"
-MODEL, MOST = "ask-model", "top"
-CHANGED, OWN_RELATION = "ask-changed", "ask-own-relation"
-LEVELS = {"90 %": 0.9, "80 %": 0.8, "95 %": 0.95, "none": None}
-ASK_NOW = "now"
-"""In the address, represents the answer to a question that has just been chosen."""
-
-
 def choose_model(found: Sequence[RegisteredModel]) -> RegisteredModel:
     """Let a person choose the model to ask.
 
@@ -194,29 +199,16 @@ def asked_question(
     listed = [*dict.fromkeys([*([chosen] if chosen in labels else []), *(fitting or labels)])]
     if chosen not in labels:
         st.session_state[RELATION] = listed[0]
-    relation = second.selectbox(
-        "Relation",
-        listed,
-        key=RELATION,
-        on_change=_changed,
-        args=(OWN_RELATION,),
-        format_func=lambda name: shown(name, labels[name]),
-        filter_mode="contains",
-        help="The most frequent ones of such a head and tail first.",
-    )
+    about = "The most frequent ones of such a head and tail first."
+    named = {name: shown(name, label) for name, label in labels.items()}.__getitem__
+    own: Any = {"on_change": _changed, "args": (OWN_RELATION,), "filter_mode": "contains"}
+    relation = second.selectbox("Relation", listed, 0, named, RELATION, about, **own)
     with fourth.popover("Options", width="stretch"):
         st.number_input("New answers", 1, NUM_ASKED, 10, key=MOST, bind="query-params")
-        level = LEVELS[
-            st.selectbox(
-                "Answer set",
-                list(LEVELS),
-                key="set",
-                bind="query-params",
-                on_change=_changed,
-                help="Mark a set of answers that has the new answer with at least this "
-                "probability: calibrated on validation data, measured on test data.",
-            )
-        ]
+        about = "Mark a set of answers that has the new answer with at least this probability: "
+        about += "calibrated on validation data, measured on test data."
+        bound: Any = {"bind": "query-params", "on_change": _changed}
+        level = LEVELS[st.selectbox("Answer set", list(LEVELS), key="set", help=about, **bound)]
     sentence.header(_asks(vocabulary, learned, head, relation, tail), anchor=False)
     entities = dict(vocabulary.entities)
     is_question = bool(start[0] or start[2]) and start[1] in labels
@@ -235,19 +227,15 @@ def _asks(vocabulary: ModelNames, learned: Learned, head: str, relation: str, ta
     """Return the question as a sentence; an empty end is what is asked for."""
     entities = dict(vocabulary.entities)
 
-    def kinds_text(end: End) -> str:
+    def told(name: str, end: End, which: str) -> str:
+        if name:
+            return f"**{basics.markdown(entities.get(name, name))}**"
         kinds = sorted(map(answers.kind_text, learned.usual(relation, end)))
-        return basics.markdown(" or ".join(kinds) if len(kinds) < 4 else "") or "entity"
+        text = " or ".join(kinds) if len(kinds) < 4 else ""
+        return f"{which} {basics.markdown(text) or 'entity'}"
 
-    told = [
-        f"**{basics.markdown(entities.get(name, name))}**" if name else f"{which} {kinds}"
-        for name, which, kinds in (
-            (head, "Which", kinds_text("head")),
-            (tail, "which", kinds_text("tail")),
-        )
-    ]
-    named = dict(vocabulary.relations)[relation]
-    return f"{told[0]} **{basics.markdown(named)}** {told[1]}?"
+    named = basics.markdown(dict(vocabulary.relations)[relation])
+    return f"{told(head, 'head', 'Which')} **{named}** {told(tail, 'tail', 'which')}?"
 
 
 def _changed(*flags: str) -> None:
@@ -259,16 +247,11 @@ def show_examples(found: Sequence[tuple[str, str, str]], vocabulary: ModelNames)
     if not found:
         return
     st.header("For example", anchor=False)
-    for number, (head, relation, tail) in enumerate(found):
-        text = triple_text((head, relation, tail), vocabulary)
-        why = " – how likely is it, and why?" if head and tail else ""
-        st.button(
-            basics.markdown(text + why),
-            key=f"example-{number}",
-            on_click=_take,
-            disabled=not access.may("ask"),
-            args=((head, relation, tail),),
-        )
+    is_off = not access.may("ask")
+    for number, asked in enumerate(found):
+        why = "" if "" in asked else " – how likely is it, and why?"
+        label = basics.markdown(triple_text(asked, vocabulary) + why)
+        st.button(label, f"example-{number}", on_click=_take, args=(asked,), disabled=is_off)
 
 
 def triple_text(triple: tuple[str, str, str], vocabulary: ModelNames) -> str:
@@ -286,13 +269,6 @@ def _take(asked: tuple[str, str, str]) -> None:
         basics.write_address(key, value)
     st.session_state[OWN_RELATION] = True
     basics.write_address("answer", ASK_NOW)
-
-
-MAX_LISTED = 10_000
-"""Entries that the browser gets; in a larger graph, the server looks up what a person types."""
-MAX_MATCHES = 12
-SEPARATOR = "\n"
-"""Between the name of an entity and its synonym, in the value of an option."""
 
 
 def entity_box(

@@ -1,7 +1,7 @@
 """Compare: cost and quality of precision, checkpointing and compilation, against a reference."""
 
 from collections.abc import Sequence
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import streamlit as st
 
@@ -46,14 +46,9 @@ def _choose(runs: Sequence[RunRecord]) -> None:
         basics.write_address("ref", None)
 
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.button(
-            "FP32 / FP16 / checkpointing",
-            key="preset",
-            type="primary",
-            on_click=choose,
-            disabled=found is None,
-            help=PRESET_HELP if found else "Needs two finished variants of one training setting.",
-        )
+        about = PRESET_HELP if found else "Needs two finished variants of one training setting."
+        preset, is_off = "FP32 / FP16 / checkpointing", found is None
+        st.button(preset, "preset", about, on_click=choose, type="primary", disabled=is_off)
         if found is not None:
             basics.note(_preset_text(found))
     with st.expander("Choose runs", expanded=not runs):
@@ -86,13 +81,8 @@ def _take_over(ticked: Sequence[str], chosen: Sequence[str]) -> None:
         ]
     with st.container(horizontal=True):
         for key, label, ids in buttons:
-            st.button(
-                label,
-                key=key,
-                disabled=not ticked and key != "none",
-                on_click=basics.write_address,
-                args=("runs", ids),
-            )
+            is_off, write = not ticked and key != "none", basics.write_address
+            st.button(label, key, on_click=write, args=("runs", ids), disabled=is_off)
 
 
 def _comparison(runs: Sequence[RunRecord]) -> None:
@@ -140,20 +130,13 @@ def _costs(found: comparison.Comparison, setting: comparison_table.Setting) -> N
 def _curves(runs: Sequence[RunRecord], found: comparison.Comparison) -> None:
     st.header("Curves", anchor=False)
     metrics = sorted({key for run in runs for key in run.metrics})
-    usual = next(
-        (key for key in comparison_table.quality_metrics(runs) if key.startswith("valid/")), None
-    )
+    usual = [key for key in comparison_table.quality_metrics(runs) if key.startswith("valid/")]
+    place = metrics.index(usual[0]) if usual else 0
     first, second, third, fourth = st.columns([2.2, 1.5, 2, 1], vertical_alignment="bottom")
     key = first.selectbox(
-        "Metric",
-        metrics,
-        index=metrics.index(usual) if usual else 0,
-        key="curve",
-        bind="query-params",
-        format_func=glossary.label,
+        "Metric", metrics, place, glossary.label, key="curve", bind="query-params"
     )
-    with second:
-        axis = basics.choice("Over", ["steps", "time"], "over")
+    axis = basics.choice("Over", ["steps", "time"], "over", place=second)
     about = "Weight of earlier values in each point; 0 shows the recorded values."
     smoothing = third.slider(
         "Smoothing", 0.0, 0.98, 0.0, 0.02, key="smooth", bind="query-params", help=about
@@ -185,37 +168,20 @@ def _setting(runs: Sequence[RunRecord]) -> comparison_table.Setting:
     labels, ids = comparison.distinct_labels(runs), [run.run_id for run in runs]
     first, second, third, fourth = st.columns([1.7, 1.7, 2, 1.7], vertical_alignment="bottom")
     linked, usual = basics.address("ref"), comparison_table.reference_of(runs)
-    reference = first.selectbox(
-        "Reference",
-        ids,
-        index=ids.index(linked if linked in ids else usual),
-        format_func=lambda run_id: labels[run_id],
-        help="Every other row is compared with this run, or its group if seeds are together.",
-    )
+    place = ids.index(linked if linked in ids else usual)
+    about = "Every other row is compared with this run, or its group if seeds are together."
+    reference = first.selectbox("Reference", ids, place, labels.__getitem__, help=about)
     basics.write_address("ref", None if reference == usual else reference)
     metrics = comparison_table.quality_metrics(runs)
-    quality = second.selectbox(
-        "Quality", metrics, key="quality", bind="query-params", format_func=glossary.label
-    )
-    with third:
-        pick = basics.choice(
-            "Value",
-            get_args(Pick),
-            "pick",
-            help="The value of the quality's curve: the best (for bias or coverage the last), or "
-            "the last.",
-        )
+    kept: Any = {"bind": "query-params", "format_func": glossary.label}
+    quality = second.selectbox("Quality", metrics, key="quality", **kept)
+    about = "Of the quality's curve: the best value (for bias or coverage the last), or the last."
+    pick = basics.choice("Value", get_args(Pick), "pick", place=third, help=about)
     about = "Runs that differ only in seed are one row: mean ± standard deviation."
     grouped = fourth.toggle(
         "Seeds together", value=True, key="seeds", bind="query-params", help=about
     )
-    further = st.multiselect(
-        "More columns",
-        metrics,
-        key="more",
-        bind="query-params",
-        format_func=glossary.label,
-        placeholder="other measures of quality",
-    )
-    more = tuple(further)
-    return comparison_table.Setting(quality or "", reference, cast(Pick, pick), grouped, more)
+    others = "other measures of quality"
+    more = st.multiselect("More columns", metrics, key="more", placeholder=others, **kept)
+    chosen = cast(Pick, pick)
+    return comparison_table.Setting(quality or "", reference, chosen, grouped, tuple(more))

@@ -36,6 +36,7 @@ ORDERS = {"as in the file": "file", "best rank first": "rank", "self-influence":
 TESTS_HEIGHT = 242
 SCORE = "Model's score"
 MAX_MOVED = 200
+IN_REPORT = "training facts in this report"
 
 
 def render() -> None:
@@ -86,8 +87,8 @@ def _report(run_id: str, files: ReportFiles, runs: list[RunRecord]) -> None:
     sections = ["Paths", "Training facts", "Groups", "Another run"]
     sections += ["Check it", "Review"] * bool(run_id)
     first = sections[0] if found.paths.found and not basics.address("fact") else sections[1]
-    with left:
-        section = basics.choice("Show", sections, "view", first=first, hidden=True)
+    look = {"place": left, "label_visibility": "collapsed"}  # only screen readers read it
+    section = basics.choice("Show", sections, "view", first=first, **look)
     with basics.guarded(section):
         match section:
             case "Paths":
@@ -118,7 +119,7 @@ def _facts(found: SharedExplanation, more: DeltaGenerator, *, key: str) -> None:
     with more.popover("Filter facts", width="stretch"):
         wanted = _fact_filter(found.facts)
         number = st.slider("Facts in the graph", 4, 60, 16, 2, key="edges", bind="query-params")
-    shown = _passing(found.facts, wanted)
+    shown = explanations.passing(found.facts, wanted, IN_REPORT)
     if shown.empty:
         return
     column = wanted.column(found.facts)
@@ -148,7 +149,7 @@ def _groups(found: SharedExplanation, more: DeltaGenerator) -> None:
         wanted = _fact_filter(listed)
     many = "Many facts of one kind can matter together, even if each is weak."
     by = basics.choice("Group by", ["relation", "shared entity"], "group", help=many)
-    shown = _passing(listed, wanted)
+    shown = explanations.passing(listed, wanted, IN_REPORT)
     if shown.empty:
         return
     groups = explanations.grouped(shown, by, str(test["head"]), str(test["tail"]))
@@ -156,10 +157,8 @@ def _groups(found: SharedExplanation, more: DeltaGenerator) -> None:
     st.vega_lite_chart(chart, width="stretch", alt=f"Bars: influence of the facts by {by}")
     absent = scored(test, listed) - len(listed)
     if absent > 0:
-        basics.note(
-            f"Sums of the {len(listed):,} facts in this report; the other {absent:,} scored facts "
-            "are not in it. A report made with --top-k=0 has all of them."
-        )
+        said = f"Sums of the {len(listed):,} facts in this report; the other {absent:,} scored "
+        basics.note(f"{said}facts are not in it. A report made with --top-k=0 has all of them.")
 
 
 def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> None:
@@ -185,16 +184,11 @@ def _compare(run_id: str, found: SharedExplanation, runs: list[RunRecord]) -> No
 
 def _agreement(found: Agreement, called: tuple[str, str]) -> None:
     spearman = "–" if found.spearman is None else f"{found.spearman:.3f}"
-    basics.tiles(
-        [
-            ("Spearman", spearman, glossary.SPEARMAN),
-            ("Common facts", f"{found.common:,}", "Facts that both reports contain."),
-            *(
-                (f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP)
-                for size, share in found.overlap.items()
-            ),
-        ]
-    )
+    shown = [("Spearman", spearman, glossary.SPEARMAN)]
+    shown.append(("Common facts", f"{found.common:,}", "Facts that both reports contain."))
+    for size, share in found.overlap.items():
+        shown.append((f"Top {size} in both", f"{share:.0%}", glossary.OVERLAP))
+    basics.tiles(shown)
     if not found.common:
         return
     near = found.facts[["position", "other_position"]].min(axis=1) <= MAX_MOVED
@@ -202,29 +196,24 @@ def _agreement(found: Agreement, called: tuple[str, str]) -> None:
     moved = moved.head(MAX_MOVED)
     position = NumberColumn(help="Counted from the most helpful fact to the most opposing one.")
     lower = f"How many places lower the fact is in {called[1]} than in {called[0]}."
-    tables.show(
-        {
-            "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
-            f"Position, {called[0]}": (moved["position"], position),
-            f"Position, {called[1]}": (moved["other_position"], position),
-            "Moved": (moved["moved"], NumberColumn(format="%+d", help=lower)),
-        },
-        alt="The facts that moved most",
-        most=charts.HEIGHT,
-    )
+    columns: tables.Columns = {
+        "Training fact": (charts.fact_texts(moved), TextColumn(width="large")),
+        f"Position, {called[0]}": (moved["position"], position),
+        f"Position, {called[1]}": (moved["other_position"], position),
+        "Moved": (moved["moved"], NumberColumn(format="%+d", help=lower)),
+    }
+    tables.show(columns, alt="The facts that moved most", most=charts.HEIGHT)
 
 
 def _source(runs: Sequence[RunRecord]) -> str | dict[str, bytes]:
     """Let a person choose a trace run or files from disk; return its id or the files by name."""
     left, right = st.columns([3, 1], vertical_alignment="bottom")
     with right.popover("Open files", width="stretch"):
+        wanted = "influence.json, with influence.parquet if you have it; or the JSON file of a "
+        wanted += "traced text or image sequence, from this computer"
+        kinds, is_off = ["json", "parquet"], not access.may("upload")
         chosen = st.file_uploader(
-            "influence.json, with influence.parquet if you have it; or the JSON file of a traced "
-            "text or image sequence, from this computer",
-            type=["json", "parquet"],
-            accept_multiple_files=True,
-            key="files",
-            disabled=not access.may("upload"),
+            wanted, kinds, accept_multiple_files=True, key="files", disabled=is_off
         )
     if chosen:
         return {file.name: file.getvalue() for file in chosen}
@@ -240,8 +229,9 @@ def _run(
     Names from data appear only in select boxes and tables, which show plain text.
     """
     box, linked = f"{key}-box", basics.address(key)
-    labels = run_table.run_labels(runs, linked=linked)
-    options = ["", *labels] if optional else list(labels)
+    labels = {"": "nothing"} if optional else {}
+    labels |= run_table.run_labels(runs, linked=linked)
+    options = list(labels)
     wanted = linked if linked or optional else st.session_state.get(box)
     st.session_state[box] = wanted if wanted in options else next(iter(options), None)
 
@@ -250,15 +240,8 @@ def _run(
         if key == "run":
             reviews.open_test(None)
 
-    chosen = st.selectbox(
-        label,
-        options,
-        format_func=lambda run_id: labels.get(run_id, "nothing"),
-        key=box,
-        on_change=write,
-        help=help,
-    )
-    return chosen or ""
+    named = labels.__getitem__
+    return st.selectbox(label, options, 0, named, key=box, on_change=write, help=help) or ""
 
 
 def _test_triple(tests: pd.DataFrame, form: Form) -> int | None:
@@ -271,8 +254,7 @@ def _test_triple(tests: pd.DataFrame, form: Form) -> int | None:
     label = f"Explained triples: {len(tests):,}"
     with st.expander(label, expanded=bool(basics.address("find") or basics.address("testrel"))):
         first, second, third = st.columns([2.4, 1.6, 1.6])
-        with first:
-            text = basics.search_box("Search test triples", "find")
+        text = basics.search_box(first, "Search test triples", "find")
         relation = _relation(second, "Relation", tests, key="testrel")
         order = third.selectbox("Order", list(ORDERS), key="testorder", bind="query-params")
         found = explanations.filter_rows(
@@ -312,7 +294,6 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
         take=take,
         alt="Explained triples",
         most=TESTS_HEIGHT,
-        placeholder="–",
     )
     tables.export(found, "explained_triples.csv")
     return place
@@ -320,32 +301,15 @@ def _tests_table(found: pd.DataFrame, form: Form) -> int:
 
 def _fact_filter(found: pd.DataFrame) -> explanations.FactFilter:
     first, second = st.columns(2, vertical_alignment="bottom")
-    with first:
-        text = basics.search_box("Search facts", "factfind")
+    text = basics.search_box(first, "Search facts", "factfind")
     relation = _relation(second, "Relation of facts", found, key="rel")
     side = basics.choice("Side", explanations.SIDES, "side")
     with st.container(horizontal=True):
         hidden = st.toggle(
-            "Hide siblings",
-            key="siblings",
-            bind="query-params",
-            help="Leave out facts that have the same relation and head, or the same relation and "
-            "tail, as the test triple. They answer the same question, so their influence is often "
-            "trivial.",
+            "Hide siblings", key="siblings", bind="query-params", help=glossary.SIBLINGS
         )
         cosine = windows.choose_cosine(found)
     return explanations.FactFilter(text, relation, side, hide_siblings=hidden, cosine=cosine)
-
-
-def _passing(found: pd.DataFrame, wanted: explanations.FactFilter) -> pd.DataFrame:
-    """Return the facts that pass a filter; say so if there are none."""
-    shown = explanations.filter_rows(found, wanted)
-    if shown.empty:
-        basics.note(
-            f"None of the {len(found):,} training facts in this report passes these filters; clear "
-            "one of them."
-        )
-    return shown
 
 
 def _relation(place: DeltaGenerator, label: str, triples: pd.DataFrame, *, key: str) -> str:

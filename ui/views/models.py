@@ -57,10 +57,8 @@ def _model(model: RegisteredModel) -> None:
     if not previous.isdecimal() or model.champion is None:
         return
     with st.popover(f"Roll back to version {previous}"):
-        st.markdown(
-            f"Version {previous} answers questions again; version {model.champion} becomes "
-            "*previous*. A second rollback undoes this."
-        )
+        becomes = f"version {model.champion} becomes *previous*. A second rollback undoes this."
+        st.markdown(f"Version {previous} answers questions again; {becomes}")
         allowed = access.may("roll back")
         if st.button("Roll back now", key="rollback", type="primary", disabled=not allowed):
             _start(Rollback(model.name), f"Roll back {model.name}", "roll back")
@@ -85,13 +83,9 @@ def _promote() -> None:
     labels = run_labels(found, linked=linked)
     options = list(labels)
     first, second, third = st.columns([3, 2, 2], vertical_alignment="bottom")
-    run_id = first.selectbox(
-        "Run",
-        options,
-        index=options.index(linked) if linked else 0 if options else None,
-        format_func=lambda run_id: labels[run_id],
-        help="Finished training runs, the newest first. The run's best checkpoint is promoted.",
-    )
+    place = options.index(linked) if linked else 0 if options else None
+    about = "Finished training runs, the newest first. The run's best checkpoint is promoted."
+    run_id = first.selectbox("Run", options, place, labels.__getitem__, help=about)
     run = runs.run_by_id(run_id or "")
     data = run.tags.get(names.TAG_DATASET, "") if run is not None else ""
     default = names.default_model_name(data)
@@ -102,12 +96,8 @@ def _promote() -> None:
     force = third.text_input("Overrule, with a reason", key="force", help=about).strip()
     ready = bool(run_id and name)
     with st.container(horizontal=True):
-        check = st.button(
-            "Check only",
-            key="dry",
-            disabled=not (ready and access.may("check")),
-            help="Runs every check and writes nothing.",
-        )
+        about, allowed = "Runs every check and writes nothing.", ready and access.may("check")
+        check = st.button("Check only", key="dry", disabled=not allowed, help=about)
         allowed = ready and access.may("promote")
         promote = st.button("Promote", key="promote", type="primary", disabled=not allowed)
     if not (check or promote):
@@ -151,6 +141,9 @@ LINEAGE = {
     "Overruled because": names.TAG_FORCED_BECAUSE,
 }
 """Labels for the origin of a version, and the tags that have the values."""
+ALIASES = (
+    "champion answers questions; previous did before it; challenger was refused by the checks."
+)
 _CARD = (
     '<div class="clew-card"><h2>{name} <span class="clew-badge">champion</span></h2>'
     "<p>Version <b>{version}</b> answers questions under <code>{uri}</code>.</p>"
@@ -165,19 +158,11 @@ _CHECK = (
 def show_champion(model: RegisteredModel, version: Version) -> None:
     """Show which version answers questions, and how good it is."""
     metrics = measured(version)
-    qualities = [
-        f"{glossary.words(key).label} {number_text(metrics[key])}"
-        for key in QUALITY
-        if key in metrics
-    ]
-    since = tables.utc(version.created_ms)
-    basics.show(
-        _CARD,
-        name=model.name,
-        version=version.version,
-        uri=runs.champion_uri(model),
-        detail=" · ".join([*qualities, f"registered {since:%Y-%m-%d %H:%M} UTC"]),
-    )
+    known = [key for key in QUALITY if key in metrics]
+    told = [f"{glossary.words(key).label} {number_text(metrics[key])}" for key in known]
+    told.append(f"registered {tables.utc(version.created_ms):%Y-%m-%d %H:%M} UTC")
+    uri, detail = runs.champion_uri(model), " · ".join(told)
+    basics.show(_CARD, name=model.name, version=version.version, uri=uri, detail=detail)
 
 
 def measured(version: Version) -> dict[str, float]:
@@ -193,37 +178,23 @@ def measured(version: Version) -> dict[str, float]:
 def choose_version(found: Sequence[Version]) -> Version | None:
     """Show a model's versions and return the one that a person ticked."""
     runs_of, numbers = [version.run for version in found], [measured(each) for each in found]
-    aliases = "champion answers questions; previous did before it; challenger was refused by the "
+    aliases = [", ".join(version.aliases) for version in found]
+    results = [version.tags.get(names.TAG_VALIDATION, "") for version in found]
     columns: tables.Columns = {
         "Version": ([version.version for version in found], None),
-        "Aliases": (
-            [", ".join(version.aliases) for version in found],
-            TextColumn(help=f"{aliases}checks."),
-        ),
-        "Validation": (
-            [version.tags.get(names.TAG_VALIDATION, "") for version in found],
-            TextColumn(help="The results of the promotion's checks."),
-        ),
+        "Aliases": (aliases, TextColumn(help=ALIASES)),
+        "Validation": (results, TextColumn(help="The results of the promotion's checks.")),
         "Run": (["deleted" if run is None else run.name for run in runs_of], None),
-        "Variant": (
-            ["" if run is None else run.tags.get(names.TAG_VARIANT, "") for run in runs_of],
-            None,
-        ),
+        "Variant": ([run.tags.get(names.TAG_VARIANT, "") if run else "" for run in runs_of], None),
     }
     for key in QUALITY:
         column = NumberColumn(format="%.4f", help=glossary.words(key).help)
         columns[glossary.label(key)] = ([metrics.get(key) for metrics in numbers], column)
-    columns["Registered (UTC)"] = (
-        [tables.utc(version.created_ms) for version in found],
-        DatetimeColumn(format="YYYY-MM-DD HH:mm"),
-    )
-    ticked = tables.ticked(
-        tables.with_values(columns),
-        found,
-        alt="Versions of the model",
-        key=f"versions-{hash(tuple((v.model, v.version) for v in found))}",
-        placeholder="–",
-    )
+    registered = [tables.utc(version.created_ms) for version in found]
+    columns["Registered (UTC)"] = (registered, DatetimeColumn(format="YYYY-MM-DD HH:mm"))
+    key = f"versions-{hash(tuple((v.model, v.version) for v in found))}"
+    shown = tables.with_values(columns)
+    ticked = tables.ticked(shown, found, alt="Versions of the model", key=key)
     return ticked[0] if ticked else None
 
 
@@ -254,17 +225,12 @@ def lineage_pairs(version: Version) -> dict[str, str]:
 
 def checks(job: jobs.Job) -> None:
     """Show the checks of a promotion that have been made so far."""
-    items = [
-        basics.fill(
-            _CHECK,
-            kind="clew-for" if event["passed"] else "clew-against",
-            mark="✓" if event["passed"] else "✗",
-            name=event.get("name", ""),
-            detail=event.get("detail", ""),
-        )
-        for event in job.events()
-        if "passed" in event
-    ]
+    items = []
+    for event in job.events():
+        if "passed" in event:
+            kind, mark = ("clew-for", "✓") if event["passed"] else ("clew-against", "✗")
+            said = {key: event.get(key, "") for key in ("name", "detail")}
+            items.append(basics.fill(_CHECK, kind=kind, mark=mark, **said))
     basics.show_list(items)
 
 

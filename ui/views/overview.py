@@ -12,6 +12,9 @@ from clew.runs.reading.search import RunQuery
 from clew.ui.components import basics, glossary, run_table, runs
 from clew.ui.components.tables import seconds_text
 
+SECONDS_BETWEEN = 5
+MAX_SHOWN = 8
+
 
 def render() -> None:
     title, experiment = st.columns([3, 1], vertical_alignment="bottom")
@@ -96,10 +99,6 @@ def _actions(run_ids: list[str]) -> None:
             basics.link("models", "Promote this run", candidate=trained[0].run_id)
 
 
-SECONDS_BETWEEN = 5
-MAX_SHOWN = 8
-
-
 def running_now(experiment_ids: tuple[str, ...], alive: Sequence[RunRecord]) -> None:
     """Show the runs that are marked as running; nothing if there are none."""
     if not alive:
@@ -124,12 +123,8 @@ def _runs(experiment_ids: tuple[str, ...], known: frozenset[tuple[str, str]]) ->
 
 def _running(run: RunRecord) -> None:
     done = progress_of(run, runs.histories([run], names.TRAIN_EPOCH))
-    title = basics.fill(
-        "<b>{name}</b> <span class='clew-muted clew-small'>{detail}</span>",
-        name=runs.name_of(run),
-        detail=_detail(run, done),
-    )
-    st.html(title)
+    title = "<b>{name}</b> <span class='clew-muted clew-small'>{detail}</span>"
+    basics.show(title, name=runs.name_of(run), detail=_detail(run, done))
     if state_of(run) == "stuck":
         _stuck(run)
         return

@@ -13,6 +13,7 @@ from clew import names
 from clew.runs.reading.disagreements import (
     CHOICES,
     Disagreement,
+    Opinion,
     agreement_by,
     find_disagreements,
     reviewer_agreement,
@@ -39,6 +40,10 @@ from clew.ui.components.run_table import ALL, run_labels
 from clew.ui.components.runs import run_by_id
 
 KINDS = {"explanation": "explanation", "fact": "training fact"}
+COUNTED = (
+    "Each reviewer's last review of an explanation counts. If reviewers disagreed and somebody "
+    "decided, only the decision counts, once."
+)
 DECISION_MEANINGS = reviews.MEANINGS | {
     "unsure": "It is unclear.",
     "wrong": "Leave the fact out of the next training run.",
@@ -118,16 +123,9 @@ def _run_filter(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
     The id of the chosen run is in the address under `run`, so that other pages can link to it.
     """
-    labels = run_labels(runs)
-    options = [ALL, *labels]
-    linked = basics.address("run")
-    chosen = st.selectbox(
-        "Explanations",
-        options,
-        index=options.index(linked) if linked in options else 0,
-        format_func=lambda run_id: labels.get(run_id, "all of these runs"),
-        key="run",
-    )
+    labels, linked = {ALL: "all of these runs"} | run_labels(runs), basics.address("run")
+    place = [*labels].index(linked) if linked in labels else 0
+    chosen = st.selectbox("Explanations", [*labels], place, labels.__getitem__, "run")
     basics.write_address("run", None if chosen == ALL else chosen)
     return [run for run in runs if chosen in (ALL, run.run_id)]
 
@@ -142,32 +140,22 @@ def _summary(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     judged = len({(review.run_id, review.test) for review in latest})
     people = len({review.reviewer for review in latest if review.reviewer})
     agreement, counts = reviewer_agreement(latest), Counter(review.said for review in counted)
-    basics.tiles(
-        [
-            (
-                "Explanations judged",
-                f"{judged:,}",
-                "Different explanations with at least one review.",
-            ),
-            ("Reviewers", f"{people:,}", "Different names."),
-            (
-                "Agreement α",
-                "–" if agreement.alpha is None else f"{agreement.alpha:.2f}",
-                "Krippendorff's alpha over the explanations that at least two named reviewers "
-                f"judged (here {agreement.num_explanations:,}): 1 is perfect, 0 is chance. None if "
-                "there are no such explanations, or all verdicts are the same.",
-            ),
-            *(
-                (
-                    f"{basics.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}",
-                    f"{counts[verdict]:,} · {counts[verdict] / max(len(counted), 1):.0%}",
-                    "Each reviewer's last review of an explanation counts. If reviewers disagreed "
-                    "and somebody decided, only the decision counts, once.",
-                )
-                for verdict in VERDICTS
-            ),
-        ]
-    )
+    shown = [
+        ("Explanations judged", f"{judged:,}", "Different explanations with at least one review."),
+        ("Reviewers", f"{people:,}", "Different names."),
+        (
+            "Agreement α",
+            "–" if agreement.alpha is None else f"{agreement.alpha:.2f}",
+            "Krippendorff's alpha over the explanations that at least two named reviewers judged "
+            f"(here {agreement.num_explanations:,}): 1 is perfect, 0 is chance. None if there are "
+            "no such explanations, or all verdicts are the same.",
+        ),
+    ]
+    for verdict in VERDICTS:
+        label = f"{basics.VERDICT_SYMBOLS[verdict]} {verdict.capitalize()}"
+        number = f"{counts[verdict]:,} · {counts[verdict] / max(len(counted), 1):.0%}"
+        shown.append((label, number, COUNTED))
+    basics.tiles(shown)
     st.header("Verdicts", anchor=False)
     about = "relation: of the explained triple. run: the explanations that were judged."
     by = cast(Group, basics.choice("Verdicts by", get_args(Group), "by", help=about))
@@ -183,17 +171,13 @@ def _summary(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
             rows, columns=[by.capitalize(), "Agreement α", "Judged by two or more"]
         )
         with right:
-            tables.show(table.round(2), alt=f"Agreement by {by}", placeholder="–")
+            tables.show(table.round(2), alt=f"Agreement by {by}")
 
 
 def verdict_frame(counts: Mapping[str, Counter[str]], labels: Mapping[str, str]) -> pd.DataFrame:
     """Return rows `group, verdict, reviews` for the chart; `labels` maps groups to their names."""
-    rows = [
-        (labels.get(group, group), verdict, count[verdict])
-        for group, count in counts.items()
-        for verdict in VERDICTS
-        if count[verdict]
-    ]
+    found = ((labels.get(g, g), v, count[v]) for g, count in counts.items() for v in VERDICTS)
+    rows = [row for row in found if row[2]]
     return pd.DataFrame(rows, columns=["group", "verdict", "reviews"])
 
 
@@ -215,20 +199,13 @@ def _disagreements(
             "has marked wrong, which a promoter confirms. Tick one to see what each reviewer says. "
             "A decision counts instead of their verdicts; their reviews are kept."
         )
-        opinions = (
-            [
-                f"{basics.OPINION_SYMBOLS[said.said]} {said.review.reviewer or 'somebody'}"
-                for said in each.opinions
-            ]
-            for each in found
-        )
         wide = TextColumn(width="large")
         tables.tick_one(
             {
                 "State": ([_state(each) for each in found], None),
                 "About": ([KINDS[each.about] for each in found], None),
                 "Triple": ([reviews.triple_text(each.triple) for each in found], wide),
-                "Reviewers say": ([" · ".join(each) for each in opinions], wide),
+                "Reviewers say": ([" · ".join(map(_said, each.opinions)) for each in found], wide),
             },
             list(by_key),
             key=f"disagreements-{hash(tuple(by_key))}",
@@ -242,6 +219,10 @@ def _disagreements(
         basics.warning(
             f"Nobody disagrees about {wanted} in these reviews; there is nothing to decide."
         )
+
+
+def _said(opinion: Opinion) -> str:
+    return f"{basics.OPINION_SYMBOLS[opinion.said]} {opinion.review.reviewer or 'somebody'}"
 
 
 def _state(found: Disagreement) -> str:
@@ -286,31 +267,22 @@ def _table(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
         f"{basics.OPINION_SYMBOLS[review.said]} {review.said}" + ", final" * review.final
         for review in newest
     ]
-    wide, small = TextColumn(width="large"), "Training facts that {} the reviewer."
-    opened = tables.ticked(
-        {
-            "When (UTC)": (
-                pd.to_datetime([each.created[:19] for each in newest], errors="coerce"),
-                DatetimeColumn(format="MMM D, HH:mm", width=130),
-            ),
-            "Reviewer": ([review.reviewer for review in newest], None),
-            "Verdict": (verdicts, None),
-            "Explained triple": ([reviews.triple_text(review.test) for review in newest], wide),
-            "Convincing": (
-                [len(review.convincing) for review in newest],
-                NumberColumn(width="small", help=small.format("convinced")),
-            ),
-            "Wrong": (
-                [len(review.wrong) for review in newest],
-                NumberColumn(width="small", help=small.format("look wrong to")),
-            ),
-            "Comment": ([review.comment for review in newest], wide),
-            "Run": ([called.get(each.run_id, each.run_id[:8]) for each in newest], None),
-        },
-        newest,
-        alt="All reviews, the newest first",
-        key=f"reviews-{hash(tuple(review.review_id for review in newest))}",
-    )
+    when = pd.to_datetime([each.created[:19] for each in newest], errors="coerce")
+    convincing = [len(review.convincing) for review in newest]
+    wrong = [len(review.wrong) for review in newest]
+    wide, facts = TextColumn(width="large"), "Training facts that {} the reviewer."
+    columns: tables.Columns = {
+        "When (UTC)": (when, DatetimeColumn(format="MMM D, HH:mm", width=130)),
+        "Reviewer": ([review.reviewer for review in newest], None),
+        "Verdict": (verdicts, None),
+        "Explained triple": ([reviews.triple_text(review.test) for review in newest], wide),
+        "Convincing": (convincing, NumberColumn(width="small", help=facts.format("convinced"))),
+        "Wrong": (wrong, NumberColumn(width="small", help=facts.format("look wrong to"))),
+        "Comment": ([review.comment for review in newest], wide),
+        "Run": ([called.get(each.run_id, each.run_id[:8]) for each in newest], None),
+    }
+    key = f"reviews-{hash(tuple(review.review_id for review in newest))}"
+    opened = tables.ticked(columns, newest, alt="All reviews, the newest first", key=key)
     if opened:
         _open(opened[0])
     tables.download("CSV", reviews_csv(newest), "reviews.csv")
@@ -325,13 +297,8 @@ def _open(review: Review) -> None:
         head = with_validation(report_head(report_of_run(review.run_id)))
         place = same_test(head.tests, triple)
         trust(head, review.run_id, triple)
-    basics.link(
-        "influence",
-        "Open this explanation",
-        run=review.run_id,
-        view="Review",
-        test="" if place is None else str(place),
-    )
+    test = "" if place is None else str(place)
+    basics.link("influence", "Open this explanation", run=review.run_id, view="Review", test=test)
 
 
 def _wrong(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
@@ -343,18 +310,12 @@ def _wrong(given: Sequence[Review], runs: Sequence[RunRecord]) -> None:
     for origin, found in marked.items():
         if len(marked) > 1:
             basics.note(f"From {origin.name or 'unnamed data'}, fingerprint {origin.fingerprint}:")
-        rows = [
-            {
-                "People": wrong.num_people,
-                "Decided by": wrong.decision.reviewer if wrong.decision else "",
-                "Training fact": reviews.triple_text(wrong.fact),
-                "Head": wrong.fact.head,
-                "Relation": wrong.fact.relation,
-                "Tail": wrong.fact.tail,
-            }
-            for wrong in wrong_facts(found)
-        ]
-        st.dataframe(pd.DataFrame(rows), hide_index=True)
+        rows = []
+        for wrong in wrong_facts(found):
+            by = wrong.decision.reviewer if wrong.decision else ""
+            rows.append((wrong.num_people, by, reviews.triple_text(wrong.fact), *wrong.fact.triple))
+        columns = ["People", "Decided by", "Training fact", "Head", "Relation", "Tail"]
+        st.dataframe(pd.DataFrame(rows, columns=columns), hide_index=True)
         name = "_".join(filter(None, ("wrong_facts", origin.name, origin.fingerprint[:8])))
         content = wrong_facts_tsv(found, origin)
         tables.download("List to leave out (TSV)", content, f"{name}.tsv")

@@ -223,7 +223,8 @@ def _metrics(run: RunRecord) -> None:
     several = (key for key in keys if len(curves[key]) > 1 and group_of(key) != GROUPS["system"])
     wanted = basics.address("metric")
     chosen = wanted if wanted in keys else next(several, keys[0])
-    trends = [curves[key]["value"].astype(float).tolist() for key in keys]
+    values = [curves[key]["value"].astype(float).tolist() for key in keys]
+    trends = [value if len(value) > 1 else [] for value in values]
     small = TextColumn(width="small")
     better = TextColumn(width="small", help="If larger or smaller values are better.")
     left, right = st.columns([1.15, 1])
@@ -233,10 +234,7 @@ def _metrics(run: RunRecord) -> None:
                 "Metric": ([glossary.label(key) for key in keys], TextColumn(width="medium")),
                 "Last": ([number_text(run.metrics[key]) for key in keys], small),
                 "Best": ([_best(run, key, curves[key]) for key in keys], better),
-                "Trend": (
-                    [trend if len(trend) > 1 else [] for trend in trends],
-                    LineChartColumn(width="small"),
-                ),
+                "Trend": (trends, LineChartColumn(width="small")),
                 "Of": ([group_of(key) for key in keys], small),
             },
             keys,
@@ -289,23 +287,15 @@ def _relations(run: RunRecord) -> None:
     frame = by_relation(run.run_id, split)
     frame = frame.sort_values(["num_queries", "label", "side"], ascending=[False, True, True])
     side = "Which end of the triple the model had to name."
+    about = glossary.words(names.metric("test", names.MRR)).help
+    mrr = ProgressColumn(help=about, min_value=0.0, max_value=1.0, format="%.3f")
+    rank = NumberColumn(format="%.1f", width="small", help="1 is perfect.")
     columns: tables.Columns = {
         "Relation": (frame["label"], TextColumn(width="medium")),
         "Asked for": (frame["side"], TextColumn(width="small", help=side)),
         "Questions": (frame["num_queries"], NumberColumn(width="small")),
-        "MRR": (
-            frame[names.MRR],
-            ProgressColumn(
-                help=glossary.words(names.metric("test", names.MRR)).help,
-                min_value=0.0,
-                max_value=1.0,
-                format="%.3f",
-            ),
-        ),
-        "Mean rank": (
-            frame[names.MEAN_RANK],
-            NumberColumn(format="%.1f", width="small", help="1 is perfect."),
-        ),
+        "MRR": (frame[names.MRR], mrr),
+        "Mean rank": (frame[names.MEAN_RANK], rank),
     }
     for name in (names.hits_at(k) for k in (1, 3, 10)):
         if name in frame:
@@ -345,9 +335,8 @@ def _relatives(run: RunRecord) -> None:
         basics.link("run", f"{how} {runs.name_of(source)}", id=source.run_id)
     for version in found.versions:
         aliases = f" ({', '.join(version.aliases)})" if version.aliases else ""
-        basics.link(
-            "models", f"{version.model} version {version.version}{aliases}", model=version.model
-        )
+        called = f"{version.model} version {version.version}{aliases}"
+        basics.link("models", called, model=version.model)
     for how, result in found.results:
         day = tables.utc(result.started_ms).strftime("%Y-%m-%d %H:%M")
         basics.link("run", f"{how}: {runs.name_of(result)}, {day}", id=result.run_id)
@@ -362,14 +351,11 @@ def _files(run: RunRecord) -> None:
         basics.note("This run keeps no files.")
         return
     sizes = [(file.file_size or 0) / 1024 for file in found]
-    tables.show(
-        {
-            "File": ([file.path for file in found], TextColumn(width="large")),
-            "Size [KiB]": (sizes, NumberColumn(format="%.1f", width="small")),
-        },
-        alt="Files of the run",
-        most=MAX_HEIGHT,
-    )
+    columns: tables.Columns = {
+        "File": ([file.path for file in found], TextColumn(width="large")),
+        "Size [KiB]": (sizes, NumberColumn(format="%.1f", width="small")),
+    }
+    tables.show(columns, alt="Files of the run", most=MAX_HEIGHT)
 
 
 @basics.guarded("The configuration")

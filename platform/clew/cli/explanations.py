@@ -247,9 +247,8 @@ class ReportOptions(Options):
 def report(options: ReportOptions) -> None:
     """Write an explanation to a file. It is an HTML page to mail, or a TRAPI message."""
     from clew.files import write_whole
-    from clew.runs.reading.explanation import html_report, open_explanation
+    from clew.runs.reading.explanation import html_report, open_explanation, trapi_json
     from clew.runs.reading.facts import averaged, place_text
-    from clew.runs.reading.trapi import trapi_json
     from clew.workflows.outputs import check_file
 
     check_file("--output", options.output)

@@ -58,15 +58,7 @@ MAX_TAG_CHARACTERS = 8000  # MLflow's limit
 METRICS_PER_REQUEST = 500
 TEXTS_PER_REQUEST = 20
 # Errors after which a new attempt is useless; after any other error, the next one may succeed.
-REFUSALS = frozenset(
-    {
-        "BAD_REQUEST",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "RESOURCE_ALREADY_EXISTS",
-        "RESOURCE_DOES_NOT_EXIST",
-    }
-)
+REFUSALS = store.MISSING | {"BAD_REQUEST", "INVALID_STATE", "RESOURCE_ALREADY_EXISTS"}
 
 
 class _LogFormatter(logging.Formatter):
@@ -76,10 +68,6 @@ class _LogFormatter(logging.Formatter):
 
 log_formatter = _LogFormatter("%(asctime)s %(levelname)-7s %(message)s")
 """Formats the lines of a run's log."""
-
-
-class RunGoneError(Exception):
-    """The run was deleted in the store; its unsent records stay in the spool."""
 
 
 @dataclass
@@ -99,7 +87,7 @@ class Delivery:
         A record that the store refuses permanently is kept aside, with the reason.
 
         Raises:
-            RunGoneError: The run was deleted.
+            RunGoneError: The run was deleted; its unsent records stay in the spool.
             Exception: The store could not accept a record; try again later.
         """
         count = 0
@@ -119,7 +107,8 @@ class Delivery:
             if isinstance(error, MlflowException):
                 if error.error_code not in REFUSALS:
                     raise
-                self._require_run()
+                kept = f"{self.spool.folder} has unsent files (delete it if they are of no use): "
+                get_run(self.client, self.run_id, kept)
             if len(records) > 1:
                 return any([self._send_or_refuse([record]) for record in records])
             logger.warning("the store refuses a record permanently: %s", described(error))
@@ -143,22 +132,6 @@ class Delivery:
         log = self.spool.log
         lines = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         end_run(self.client, self.run_id, "FAILED", DIED, lines)
-
-    def _require_run(self) -> None:
-        try:
-            run = self.client.get_run(self.run_id)
-        except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                raise RunGoneError(
-                    f"run {self.run_id} no longer exists; bring its store back, or delete "
-                    f"{self.spool.folder}, which has its unsent files"
-                ) from None
-            raise
-        if run.info.lifecycle_stage != "active":
-            raise RunGoneError(
-                f"run {self.run_id} was deleted; bring it back with `mlflow runs restore --run-id "
-                f"{self.run_id}`"
-            )
 
     def send(self, records: Sequence[Record]) -> None:
         """Send a group of records; they need not be in the spool.
@@ -222,21 +195,14 @@ class Delivery:
 
     def _model_entry(self, record: base.Checkpoint) -> entities.LoggedModel:
         experiment_id = self.spool.origin.experiment_id
-        found = self.client.search_logged_models(
-            [experiment_id],
-            filter_string=f"source_run_id = '{self.run_id}' "
-            f"AND tags.`{names.TAG_MODEL_FOLDER}` = '{record.folder}' "
-            f"AND tags.`{names.TAG_MODEL_STEP}` = '{record.step}'",
-            max_results=1,
-        )
-        if found:
+        tags = {names.TAG_MODEL_FOLDER: record.folder, names.TAG_MODEL_STEP: str(record.step)}
+        conditions = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
+        wanted = " AND ".join([f"source_run_id = '{self.run_id}'", *conditions])
+        if found := self.client.search_logged_models([experiment_id], wanted, max_results=1):
             return found[0]
+        name = record.folder.rpartition("/")[2].replace(".", "-")
         return self.client.create_logged_model(
-            experiment_id,
-            name=record.folder.rpartition("/")[2].replace(".", "-"),
-            source_run_id=self.run_id,
-            tags={names.TAG_MODEL_FOLDER: record.folder, names.TAG_MODEL_STEP: str(record.step)},
-            model_type="checkpoint",
+            experiment_id, name, self.run_id, tags=tags, model_type="checkpoint"
         )
 
     def _put_model_file(self, model: entities.LoggedModel, path: Path, folder: str) -> None:

@@ -42,6 +42,13 @@ _DIRTY = "-dirty"
 _PROGRAMS = (":/platform/*.py", ":/ui/*.py", ":/experiments/*.py")
 _RESULTS = ":(top,exclude)experiments/*/results/*"
 _RESET_PEAK = "5"  # written to /proc/self/clear_refs to reset the peak (proc(5))
+OWN_CGROUPS = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+SPIN_COUNT = "2000"
+"""Number of spins of an idle libgomp thread before it sleeps; the default is 300,000. With the
+default, the thread occupies a core for milliseconds that other processes on a shared machine need
+(`experiments/benchmarks/busy_machine.py`)."""
 
 
 @dataclass(frozen=True)
@@ -157,14 +164,11 @@ def why_no_result_file(commit: str | None) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a git command; None if git is missing or the command fails."""
+    command = ["git", "-C", str(folder), *arguments]
+    lockless = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     try:
         result = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+            command, capture_output=True, text=True, timeout=20, check=False, env=lockless
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         logger.info("git is not usable: %s", error)
@@ -185,11 +189,9 @@ def _gpus() -> tuple[tuple[Gpu, ...], str | None]:
     """Return the GPUs and the version of the NVIDIA driver, without using CUDA or torch."""
     try:
         import pynvml
-    except ImportError:
-        return (), None
-    try:
+
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+    except Exception as error:  # no such package, or no driver
         logger.debug("no NVIDIA driver: %s", error)
         return (), None
     try:
@@ -245,15 +247,6 @@ def available_samplers() -> list[Any]:
     except Exception as error:  # no NVML, or a driver that does not respond
         logger.debug("no GPU among the system metrics: %s", error)
     return samplers
-
-
-OWN_CGROUPS = Path("/proc/self/cgroup")
-CGROUPS = Path("/sys/fs/cgroup")
-WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-SPIN_COUNT = "2000"
-"""Number of spins of an idle libgomp thread before it sleeps; the default is 300,000. With the
-default, the thread occupies a core for milliseconds that other processes on a shared machine need
-(`experiments/benchmarks/busy_machine.py`)."""
 
 
 def prepare_threads(environment: MutableMapping[str, str]) -> None:

@@ -112,56 +112,30 @@ class Form:
 
 
 FORMS = {
-    form.key: form
-    for form in (
-        Form(
-            "raw",
-            NATS,
-            "TracIn as published, the fall of the prediction's loss by plain gradient descent on "
-            "this example at the run's learning rates, to first order, summed over the "
-            "checkpoints. It can be far larger than the loss itself if training did not take such "
-            "steps.",
-        ),
-        Form(
-            "cosine",
-            NO_UNIT,
-            "raw divided by the lengths of both gradients, from -1 to 1: how far training on this "
-            "fact and on the prediction pull in the same direction.",
-        ),
-        Form(
-            "deflated",
-            NO_UNIT,
-            "how far this fact's gradient, without what all facts share, points to a lower loss of "
-            f"the prediction, divided by that gradient's length. {_ORDER}",
-        ),
-        Form(
-            "kronecker",
-            NO_UNIT,
-            "how far this fact's gradient, whitened so that directions which are large in every "
-            "gradient count less, points to a lower loss of the prediction, divided by that "
-            f"gradient's length. {_ORDER}",
-        ),
-        Form(
-            "preconditioned",
-            NATS,
-            "the fall of the prediction's loss by Adam's steps on this fact, to first order, "
-            "summed over the checkpoints.",
-        ),
-        Form(
-            "unrolled",
-            NATS,
-            "minus the derivative of the prediction's loss with respect to the example's weight (1 "
-            "in training) through all of training: what this run's prediction would lose for each "
-            "unit of weight taken away, to first order.",
-        ),
-        Form(
-            "tuned",
-            NATS,
-            "minus the derivative of the prediction's loss with respect to the fact's weight "
-            "through a short fine-tuning of the finished model, the mean over fine-tunings: what "
-            "the prediction would lose there for each unit of weight taken away, to first order.",
-        ),
-    )
+    key: Form(key, *said.split(": ", maxsplit=1))
+    for key, said in {
+        "raw": f"{NATS}: TracIn as published, the fall of the prediction's loss by plain gradient "
+        "descent on this example at the run's learning rates, to first order, summed over the "
+        "checkpoints. It can be far larger than the loss itself if training did not take such "
+        "steps.",
+        "cosine": f"{NO_UNIT}: raw divided by the lengths of both gradients, from -1 to 1: how far "
+        "training on this fact and on the prediction pull in the same direction.",
+        "deflated": f"{NO_UNIT}: how far this fact's gradient, without what all facts share, "
+        "points to a lower loss of the prediction, divided by that gradient's length. "
+        f"{_ORDER}",
+        "kronecker": f"{NO_UNIT}: how far this fact's gradient, whitened so that directions which "
+        "are large in every gradient count less, points to a lower loss of the prediction, divided "
+        f"by that gradient's length. {_ORDER}",
+        "preconditioned": f"{NATS}: the fall of the prediction's loss by Adam's steps on this "
+        "fact, to first order, summed over the checkpoints.",
+        "unrolled": f"{NATS}: minus the derivative of the prediction's loss with respect to the "
+        "example's weight (1 in training) through all of training: what this run's prediction "
+        "would lose for each unit of weight taken away, to first order.",
+        "tuned": f"{NATS}: minus the derivative of the prediction's loss with respect to the "
+        "fact's weight through a short fine-tuning of the finished model, the mean over "
+        "fine-tunings: what the prediction would lose there for each unit of weight taken away, to "
+        "first order.",
+    }.items()
 }
 UNKNOWN = Form("", "", "the file does not name the form; only the order means something.")
 

@@ -35,6 +35,20 @@ SERVABLE = "servable"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. \-]{0,199}")
 _ALIAS = re.compile(r"[A-Za-z0-9_\-]{1,100}")
 _VERSION_ALIAS = re.compile(r"v\d+", re.IGNORECASE)
+PACKAGES = (
+    "mlflow",
+    "jaxtyping",
+    "numpy",
+    "pandas",
+    "psutil",
+    "pyarrow",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "scipy",
+    "torch",
+)
+"""Requirements for answering queries, recorded with the versions of this environment."""
 
 
 def check_name(name: str) -> None:
@@ -49,15 +63,11 @@ def check_name(name: str) -> None:
 def check_alias(alias: str, *, reserved: frozenset[str] = frozenset()) -> None:
     """Check that the registry accepts an alias and that it is not reserved for another use."""
     if not _ALIAS.fullmatch(alias) or alias.lower() == "latest" or _VERSION_ALIAS.fullmatch(alias):
-        raise ConfigError(
-            f"alias {alias!r} is not allowed; use letters, digits, `_` and `-`, not `latest` and "
-            "not `v` with a number"
-        )
+        advice = "use letters, digits, `_` and `-`, not `latest` and not `v` with a number"
+        raise ConfigError(f"alias {alias!r} is not allowed; {advice}")
     if alias in reserved:
-        raise ConfigError(
-            f"alias {alias!r} is set by the promotion itself; give the alias that the model "
-            "competes for, for example champion"
-        )
+        advice = "give the alias that the model competes for, for example champion"
+        raise ConfigError(f"alias {alias!r} is set by the promotion itself; {advice}")
 
 
 class Registry:
@@ -88,10 +98,8 @@ class Registry:
             except MlflowException as error:
                 if error.error_code not in store.MISSING:
                     raise
-        raise TrackingError(
-            f"model {name!r} has no version {number} in {store.in_use()}; list them with "
-            f"the dashboard, or register one with `clew promote --name {name}`"
-        )
+        advice = f"list them with the dashboard, or register one with `clew promote --name {name}`"
+        raise TrackingError(f"model {name!r} has no version {number} in {store.in_use()}; {advice}")
 
     def version_at(self, name: str, alias: str) -> RegisteredVersion:
         """Return the version that an alias points to."""
@@ -102,10 +110,8 @@ class Registry:
             models = self.client.search_registered_models(max_results=1000)
         known = [str(model.name) for model in models]
         if name not in known:
-            raise TrackingError(
-                f"no model {name!r} is registered in {store.in_use()}; registered: "
-                f"{', '.join(known) or 'none'}; register one with `clew promote`"
-            )
+            there = f"registered: {', '.join(known) or 'none'}; register one with `clew promote`"
+            raise TrackingError(f"no model {name!r} is registered in {store.in_use()}; {there}")
         raise TrackingError(
             f"model {name!r} has no alias {alias!r}; it has {', '.join(sorted(aliases)) or 'none'}"
         )
@@ -125,14 +131,11 @@ class Registry:
         self, name: str, folder: Path, *, run_id: str, tags: Mapping[str, str]
     ) -> RegisteredVersion:
         """Upload a saved model and register it as a version after the upload is complete."""
+        tags = dict(tags)
         with store.using(f"registering a version of model {name!r}"):
             experiment_id = self.client.get_run(run_id).info.experiment_id
             model = self.client.create_logged_model(
-                experiment_id,
-                name=SERVABLE,
-                source_run_id=run_id,
-                tags=dict(tags),
-                model_type=SERVABLE,
+                experiment_id, name=SERVABLE, source_run_id=run_id, tags=tags, model_type=SERVABLE
             )
             try:
                 self.client.log_model_artifacts(model.model_id, str(folder))
@@ -146,12 +149,9 @@ class Registry:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
+            source, model_id = f"models:/{model.model_id}", model.model_id
             created = self.client.create_model_version(
-                name,
-                f"models:/{model.model_id}",
-                run_id=run_id,
-                tags=dict(tags),
-                model_id=model.model_id,
+                name, source, run_id=run_id, tags=tags, model_id=model_id
             )
             return _version_of(created)
 
@@ -225,22 +225,6 @@ class Registry:
 def _version_of(found: ModelVersion) -> RegisteredVersion:
     name, number, run_id = str(found.name), str(found.version), str(found.run_id or "")
     return RegisteredVersion(name, number, run_id, dict(found.tags))
-
-
-PACKAGES = (
-    "mlflow",
-    "jaxtyping",
-    "numpy",
-    "pandas",
-    "psutil",
-    "pyarrow",
-    "pydantic",
-    "pyyaml",
-    "safetensors",
-    "scipy",
-    "torch",
-)
-"""Requirements for answering queries, recorded with the versions of this environment."""
 
 
 def save_servable(

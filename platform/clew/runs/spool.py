@@ -27,6 +27,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -34,7 +35,7 @@ from filelock import FileLock, Timeout
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from clew.errors import TrackingError, described, quoted
+from clew.errors import TrackingError, described, quoted, refusing
 from clew.files import sync
 from clew.runs.base import RECORDS, STRICT, Artifact, Checkpoint, Record, Unreadable
 
@@ -112,14 +113,12 @@ class Spool:
         """Open the run's spool, and continue with what an earlier process left in it."""
         folder = root / origin.run_id
         make_root(root)
-        try:
+        with _writing(folder):
             folder.mkdir(mode=0o700, exist_ok=True)
             sync(root)
             _require_own(folder)
             spool = cls(folder, origin)
             _write_whole(folder / "run.json", ORIGINS.dump_json(origin, indent=1))
-        except OSError as error:
-            raise _unwritable(folder, error) from None
         return spool
 
     @classmethod
@@ -129,10 +128,8 @@ class Spool:
             _require_own(folder)
             origin = ORIGINS.validate_json(file.read_bytes())
             if origin.run_id != folder.name:
-                raise TrackingError(
-                    f"{file}: run_id is {origin.run_id!r}, expected the folder's name; delete the "
-                    "folder if you do not know its origin"
-                )
+                problem = f"{file}: run_id is {origin.run_id!r}, expected the folder's name"
+                raise TrackingError(f"{problem}; delete the folder if you do not know its origin")
             file = folder
             return cls(folder, origin)
         except (OSError, ValidationError) as error:
@@ -270,17 +267,14 @@ def groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 def make_root(root: Path) -> None:
     """Make the folder of all spools, before there is a run that could not be recorded."""
-    try:
+    with _writing(root):
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=root).close()
-    except OSError as error:
-        raise _unwritable(root, error) from None
 
 
-def _unwritable(folder: Path, error: OSError) -> TrackingError:
-    return TrackingError(
-        f"spool folder {folder} cannot be written ({error}); set CLEW_SPOOL to a writable folder"
-    )
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    what, advice = f"spool folder {folder} cannot be written", "set CLEW_SPOOL to a writable folder"
+    return refusing(what, OSError, advice=f"; {advice}", error=TrackingError)
 
 
 def list_spools(root: Path) -> list[Path]:
@@ -318,10 +312,8 @@ def _read_sent(path: Path, length: int) -> int:
     text = path.read_text(errors="replace") if path.exists() else "0"
     if text.isdecimal() and len(text) < 20 and int(text) <= length:
         return int(text)
-    raise TrackingError(
-        f"{path} holds {text[:20]!r}, expected a number up to {length}; delete this file to send "
-        "the whole journal again"
-    )
+    advice = "delete this file to send the whole journal again"
+    raise TrackingError(f"{path} holds {text[:20]!r}, expected a number up to {length}; {advice}")
 
 
 def _write_whole(path: Path, content: bytes) -> None:

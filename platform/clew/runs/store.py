@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from filelock import FileLock
 
-from clew.errors import TrackingError, described, masked
+from clew.errors import TrackingError, described, masked, refusing
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -179,7 +179,9 @@ def creation_lock(uri: str) -> Iterator[None]:
     if not is_missing(uri) and not uri.startswith(DATABASE_SERVERS):
         yield
         return
-    try:
+    what = f"tracking store {masked(uri)}: its lock cannot be made"
+    advice = "; expected a writable folder (for a database server, set XDG_RUNTIME_DIR)"
+    with refusing(what, OSError, RuntimeError, advice=advice, error=TrackingError):
         if path is None:
             runtime = os.environ.get("XDG_RUNTIME_DIR") or Path("~/.cache").expanduser()
             path = Path(runtime, "clew", f"store-{hashlib.sha256(uri.encode()).hexdigest()[:16]}")
@@ -188,11 +190,6 @@ def creation_lock(uri: str) -> Iterator[None]:
         # FileLock waits forever for a file that it cannot create, for example below /proc.
         os.close(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         held = FileLock(lock, mode=0o600).acquire()
-    except (OSError, RuntimeError) as error:
-        raise TrackingError(
-            f"tracking store {masked(uri)}: its lock cannot be made ({error}); expected a writable "
-            "folder (for a database server, set XDG_RUNTIME_DIR)"
-        ) from None
     with held:
         yield
 
@@ -201,9 +198,8 @@ def creation_lock(uri: str) -> Iterator[None]:
 def using(what: str, uri: str | None = None) -> Iterator[None]:
     """Turn errors of MLflow, the database or the network into a `TrackingError` of one line.
 
-    Args:
-        what: What the block does, for the message: `the list of runs`, `moving an alias`.
-        uri: The store's address; None for the store in use.
+    `what` the block does is for the message: `the list of runs`, `moving an alias`. Without `uri`,
+    it is about the store in use.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -212,10 +208,9 @@ def using(what: str, uri: str | None = None) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise TrackingError(
-            f"{where}: its driver is not installed ({described(error)}); install it, or set "
-            "MLFLOW_TRACKING_URI to another store"
-        ) from None
+        problem = f"{where}: its driver is not installed ({described(error)})"
+        advice = "install it, or set MLFLOW_TRACKING_URI to another store"
+        raise TrackingError(f"{problem}; {advice}") from None
     except (MlflowException, SQLAlchemyError, OSError) as error:
         code, said = getattr(error, "error_code", type(error).__name__), reason_of(error)
         if code == "RESOURCE_DOES_NOT_EXIST":
@@ -326,7 +321,6 @@ def check_writable(uri: str) -> None:
     except (OSError, sqlite3.Error) as error:
         if "locked" in str(error):  # another run is writing: the store is fine
             return
-        raise TrackingError(
-            f"tracking store {path} cannot be written ({error}); give the project a writable "
-            "folder, or set MLFLOW_TRACKING_URI to another store"
-        ) from None
+        problem = f"tracking store {path} cannot be written ({error})"
+        advice = "give the project a writable folder, or set MLFLOW_TRACKING_URI to another store"
+        raise TrackingError(f"{problem}; {advice}") from None

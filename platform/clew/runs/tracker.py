@@ -24,8 +24,9 @@ from clew.config.services import TrackingConfig
 from clew.errors import described, extra, masked
 from clew.runs import base, store
 from clew.runs.base import OPEN, Record, Status, Tracker, finite
-from clew.runs.delivery import Delivery, RunGoneError, log_formatter, shortened
+from clew.runs.delivery import Delivery, log_formatter, shortened
 from clew.runs.hardware import sample_machine
+from clew.runs.reading.runs import RunGoneError
 from clew.runs.spool import Spool
 
 logger = logging.getLogger(__name__)
@@ -130,12 +131,9 @@ class Forwarder(threading.Thread):
             try:
                 self._delivery.send([record])
             except Exception as error:
-                logger.warning(
-                    "run %s is still shown as running in the store (%s); the next command of this "
-                    "kind or `clew sync` will end it",
-                    self._delivery.run_id,
-                    described(error),
-                )
+                problem = "run %s is still shown as running in the store (%s); the next command of "
+                problem += "this kind or `clew sync` will end it"
+                logger.warning(problem, self._delivery.run_id, described(error))
                 return False
         return True
 
@@ -231,10 +229,8 @@ class MlflowTracker(Tracker):
             self._recorded |= checks
         for key in [key for key in values if key not in kept and key not in self._left_out]:
             self._left_out.add(key)
-            self.warn(
-                f"{key} was {float(values[key])} at step {step}; values that are not finite are "
-                "not recorded"
-            )
+            found = f"{key} was {float(values[key])} at step {step}"
+            self.warn(f"{found}; values that are not finite are not recorded")
 
     def artifact(self, path: Path, folder: str = "") -> None:
         with self._lock:
@@ -336,13 +332,10 @@ class MlflowTracker(Tracker):
             self._spool.close(keep=not is_told)
             atexit.unregister(self._end_with_process)
             if self._spool.num_waiting_bytes:
-                logger.warning(
-                    "run %s has ended, but some records were not sent (%s); run `clew sync` to "
-                    "send the rest from %s",
-                    self.run_id,
-                    self._forwarder.problem,
-                    self._spool.folder,
-                )
+                problem = "run %s has ended, but some records were not sent (%s); run `clew sync` "
+                problem += "to send the rest from %s"
+                why, folder = self._forwarder.problem, self._spool.folder
+                logger.warning(problem, self.run_id, why, folder)
 
     def _write(self, record: Record) -> None:
         with self._lock:

@@ -295,11 +295,8 @@ class ValidationRecord(StrictRecord):
     def summary(self, form: str, run_id: str) -> ValidationSummary:
         """Return the short result of one form of score."""
         enough = (self.num_deletions or 0) >= FEWEST_TESTS
-        own = [
-            d
-            for d in self.deletions
-            if enough and d.form == form and d.for_each_unit and d.for_each_unit.above(0.0)
-        ]
+        tried = [d for d in self.deletions if enough and d.form == form]
+        own = [d for d in tried if d.for_each_unit and d.for_each_unit.above(0.0)]
         seeds: Seeds = "other" if self.num_other_seeds else "same"
         baselines = [found for name in BASELINES if (found := self.score(name, seeds))]
         return ValidationSummary(

@@ -16,11 +16,17 @@ from clew.__main__ import run as clew
 from clew.biolink import as_curie
 from clew.errors import ConfigError, TrackingError
 from clew.runs.influence_report import FoundPaths
-from clew.runs.reading.explanation import SharedExplanation, html_report, open_explanation
+from clew.runs.reading.explanation import (
+    PREDICTION,
+    PROPONENTS,
+    SharedExplanation,
+    html_report,
+    open_explanation,
+    trapi_json,
+)
 from clew.runs.reading.facts import paths_of
 from clew.runs.reading.picture import COLOURS, SYMBOLS, looks
 from clew.runs.reading.reviews import Fact, Review
-from clew.runs.reading.trapi import PREDICTION, PROPONENTS, trapi_json
 from tests.recorded import HOSTILE, NUM_TESTS, Recorded
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

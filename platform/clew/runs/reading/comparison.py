@@ -124,23 +124,23 @@ def group_runs(runs: Sequence[RunRecord], *, by_seed: bool) -> list[Group]:
     """Return groups of runs that differ only in their seed, or one group per run."""
     gathered: dict[object, list[RunRecord]] = {}
     for run in runs:
-        alike = run.tags.get(names.TAG_VARIANT), *_setting(run), _settings(run)
+        alike = run.tags.get(names.TAG_VARIANT), *_setting(run)
         gathered.setdefault(alike if by_seed else run.run_id, []).append(run)
     labels = distinct_labels([members[0] for members in gathered.values()])
-    return [
-        Group(
-            labels[members[0].run_id],
-            tuple(run.run_id for run in members),
-            tuple(run.params.get(SEED, run.run_id) for run in members),
-        )
-        for members in gathered.values()
-    ]
+    groups = []
+    for members in gathered.values():
+        ids = tuple(run.run_id for run in members)
+        seeds = tuple(run.params.get(SEED, run.run_id) for run in members)
+        groups.append(Group(labels[ids[0]], ids, seeds))
+    return groups
 
 
-def _settings(run: RunRecord, *, without: tuple[str, ...] = ()) -> tuple[tuple[str, str], ...]:
-    """Return the parameters except seed and tracking, and except keys that start with `without`."""
+def _setting(run: RunRecord, *without: str) -> tuple[object, ...]:
+    """Return what was trained on what; of the parameters not those of seed, tracking, `without`."""
+    tags = (names.TAG_TASK, names.TAG_DATASET, names.TAG_DATA_FINGERPRINT, names.TAG_DEVICE)
     left_out = (SEED, TRACKING, *without)
-    return tuple(sorted(item for item in run.params.items() if not item[0].startswith(left_out)))
+    params = sorted(item for item in run.params.items() if not item[0].startswith(left_out))
+    return (*(run.tags.get(tag) for tag in tags), *params)
 
 
 def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
@@ -155,12 +155,9 @@ def distinct_labels(runs: Sequence[RunRecord]) -> dict[str, str]:
         data, variant = run.tags.get(names.TAG_DATASET, "?"), run.tags.get(names.TAG_VARIANT)
         label = f"{data} {variant}" if variant and several else variant
         labels[run.run_id] = label or run.name or run.run_id[:8]
-    additions = (
-        told_apart(runs, most=2),
-        {run.run_id: [f"seed {run.params.get(SEED, '?')}"] for run in runs},
-        {run.run_id: [run.run_id[:6]] for run in runs},
-    )
-    for more in additions:
+    seeds = {run.run_id: [f"seed {run.params.get(SEED, '?')}"] for run in runs}
+    ids = {run.run_id: [run.run_id[:6]] for run in runs}
+    for more in (told_apart(runs, most=2), seeds, ids):
         times = Counter(labels.values())
         for run_id, label in labels.items():
             if times[label] > 1:
@@ -290,7 +287,7 @@ def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
     settings: dict[tuple[object, ...], dict[str, dict[str, RunRecord]]] = {}
     for run in runs:
         if run.status == "FINISHED" and names.TAG_VARIANT in run.tags:
-            variants = settings.setdefault(_setting(run), {})
+            variants = settings.setdefault(_setting(run, OPTIMIZATIONS), {})
             seeds = variants.setdefault(run.tags[names.TAG_VARIANT], {})
             seeds.setdefault(run.params.get(SEED, ""), run)
     several = [variants for variants in settings.values() if len(variants) > 1]
@@ -303,11 +300,6 @@ def find_preset(runs: Sequence[RunRecord], *, limit: int) -> Preset | None:
     firsts = [next(iter(next(iter(variants.values())).values())) for variants in several]
     apart = told_apart(firsts, most=3)[firsts[0].run_id]
     return Preset(tuple(chosen), tuple(sorted(common)), tuple(apart))
-
-
-def _setting(run: RunRecord) -> tuple[object, ...]:
-    tags = (names.TAG_TASK, names.TAG_DATASET, names.TAG_DATA_FINGERPRINT, names.TAG_DEVICE)
-    return (*(run.tags.get(tag) for tag in tags), _settings(run, without=(OPTIMIZATIONS,)))
 
 
 def _variant_order(variant: str) -> tuple[int, int, str]:

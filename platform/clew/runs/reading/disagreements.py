@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from clew import names
 from clew.runs.reading.reviews import (
@@ -76,18 +76,13 @@ class Disagreement:
 
     def final_review(self, verdict: str, reviewer: str, comment: str) -> Review:
         """Return the review that decides: a verdict, or whether the fact is wrong or right."""
-        last = [*self.opinions][-1].review if self.opinions else self.decisions[-1]
-        fact = (self.triple,) if self.about == "fact" else ()
-        return Review(
-            run_id=last.run_id,
-            test=last.test,
-            verdict=None if self.about == "fact" else verdict,  # type: ignore[arg-type]
-            reviewer=reviewer.strip(),
-            comment=comment,
-            wrong=fact if verdict == "wrong" else (),
-            convincing=fact if verdict != "wrong" else (),
-            final=True,
-        )
+        last = self.opinions[-1].review if self.opinions else self.decisions[-1]
+        said: dict[str, Any] = {"verdict": verdict}
+        if self.about == "fact":
+            mark = "wrong" if verdict == "wrong" else "convincing"
+            said = {"verdict": None, mark: (self.triple,)}
+        said |= {"reviewer": reviewer.strip(), "comment": comment}
+        return Review(last.run_id, last.test, final=True, **said)
 
 
 def find_disagreements(reviews: Iterable[Review], runs: Iterable[RunRecord]) -> list[Disagreement]:

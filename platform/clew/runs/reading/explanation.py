@@ -1,26 +1,37 @@
-"""An explained triple with all that an export needs, and its HTML page.
+"""An explained triple with all that an export needs, its HTML page, and its TRAPI message.
 
 The page has the picture, paths, facts and how far to trust them, with no scripts and no external
 resources. Names come from the data, and the template escapes all of them.
+
+In the message of the Translator Reasoner API (https://github.com/NCATSTranslator/ReasonerAPI), the
+predicted triple is the answer to a query. Its edge refers to support graphs: one graph of the
+strongest proponents, and one graph for each path between head and tail. Every fact in them has its
+influence as an attribute, with its form and unit in the description. TRAPI cannot say that a triple
+is denied, so denied facts are left out.
 """
 
+import json
+import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from clew import biolink, names
-from clew.errors import ConfigError, TrackingError
+from clew.errors import ConfigError, TrackingError, counted, extra, quoted
 from clew.files import expanded, write_whole
 from clew.runs.influence_forms import DISPUTED_COLUMN, TRAIN_INDEX_COLUMN
 from clew.runs.reading import reports
 from clew.runs.reading.facts import (
+    TRAIN_KEY,
+    FactPath,
     Paths,
     agreement_of,
     answer,
@@ -36,6 +47,32 @@ from clew.runs.reading.reviews import Review, read_reviews
 from clew.runs.reading.run_details import find_validation
 from clew.runs.reading.runs import RunRecord, find_run, keep_folder, list_artifacts
 from clew.runs.verification import Verification, marked_in, read_kept
+
+NUM_DRAWN_PATHS = 8
+NUM_DRAWN_FACTS = 9
+NUM_PATHS = 12
+NUM_FACTS = 25
+NO_PROOF = (
+    "Influence estimates which training facts changed the model's prediction. It does not show why "
+    "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
+)
+ONE_RUN = (
+    "The scores come from one training run. With another random seed, some of the facts would be "
+    "different."
+)
+TRAPI_VERSION = "1.5.0"
+RESOURCE = "infores:clew"
+"""Source of the statements. The name is not registered in the infores catalogue."""
+HEAD, TAIL, ANSWER = "n0", "n1", "e0"
+PREDICTION = "prediction"
+NUMBER = "biolink:has_quantitative_value"
+PROPONENTS = "proponents"
+MAX_PROPONENTS = 50
+MAX_PATHS = 10
+POSITIVE = "Positive: the fact made the prediction more likely. An estimate, not a probability."
+
+Content = dict[str, Any]
+"""A JSON object of a TRAPI message."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +109,12 @@ def open_explanation(source: str, index: int) -> SharedExplanation:
     """
     path = expanded(source)
     if path.suffix == ".json" or path.is_dir():
-        json = path / names.INFLUENCE_JSON if path.is_dir() else path
+        report = path / names.INFLUENCE_JSON if path.is_dir() else path
         table = path / names.INFLUENCE_PARQUET
-        if not json.is_file():
-            raise ConfigError(
-                f"{path}: no {json.name} there; give a trace run, a folder that tracin wrote, or "
-                "its JSON file"
-            )
-        files = ReportFiles(json=json, parquet=table if table.is_file() else None)
+        if not report.is_file():
+            advice = "give a trace run, a folder that tracin wrote, or its JSON file"
+            raise ConfigError(f"{path}: no {report.name} there; {advice}")
+        files = ReportFiles(json=report, parquet=table if table.is_file() else None)
         return explanation_in(files, index)
     with tempfile.TemporaryDirectory(prefix="clew-report-") as folder:
         files = reports.report_files(source, Path(folder))
@@ -110,35 +145,16 @@ def with_run(explanation: SharedExplanation, run_id: str) -> SharedExplanation:
             kinds = dict(read_vocabulary(model.run_id).kinds)
     triple, head = triple_of(explanation.test), explanation.head
     tested = find_validation(head.model, head.settings) or head.validation
-    reviews, checked = read_reviews(run_id).records, read_kept(Verification, run_id)
-    return replace(
-        explanation,
-        head=replace(head, validation=tested),
-        run=run,
-        model=model,
-        kinds=kinds,
-        reviews=tuple(r for r in reviews if r.verdict and r.test.triple == triple),
-        verified=checked.of(triple) if checked else None,
-    )
+    reviews = [r for r in read_reviews(run_id).records if r.verdict and r.test.triple == triple]
+    checked = read_kept(Verification, run_id)
+    verified = checked.of(triple) if checked else None
+    found = replace(explanation, run=run, model=model, kinds=kinds, reviews=tuple(reviews))
+    return replace(found, head=replace(head, validation=tested), verified=verified)
 
 
 def triple_of(test: pd.Series) -> tuple[str, str, str]:
     """Return the triple of a test or of a training fact, with the names in the data set."""
     return (str(test["head_id"]), str(test["relation_id"]), str(test["tail_id"]))
-
-
-NUM_DRAWN_PATHS = 8
-NUM_DRAWN_FACTS = 9
-NUM_PATHS = 12
-NUM_FACTS = 25
-NO_PROOF = (
-    "Influence estimates which training facts changed the model's prediction. It does not show why "
-    "the prediction is true. A model can be right for a bad reason, and wrong for a good reason."
-)
-ONE_RUN = (
-    "The scores come from one training run. With another random seed, some of the facts would be "
-    "different."
-)
 
 
 def picture_of(explanation: SharedExplanation) -> Markup:
@@ -224,3 +240,154 @@ def _origin(explanation: SharedExplanation) -> dict[str, str]:
         "Version of Clew": tags.get(names.TAG_VERSION, ""),
         "Checkpoints": ", ".join(str(c.step) for c in head.model.checkpoints),
     }
+
+
+def trapi_json(explanation: SharedExplanation) -> str:
+    """Return an explanation as the JSON text of a TRAPI response, checked by reasoner-pydantic."""
+    with extra("trapi"):
+        from reasoner_pydantic import Response
+    content = _response(explanation)
+    Response.model_validate(content, context={"normalize": False})
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _response(explanation: SharedExplanation) -> Content:
+    test = explanation.test
+    if biolink.is_denied(str(test["relation_id"])):
+        problem = f"{quoted(explanation.title)} is a denial, which a TRAPI message cannot state"
+        raise ConfigError(f"{problem}; write the explanation as html")
+    found = explanation.paths
+    denied, on_paths = (
+        facts["relation_id"].astype(str).map(biolink.is_denied).astype(bool)
+        for facts in (explanation.facts, found.facts)
+    )
+    helping = explanation.facts[~denied & (explanation.facts["influence"] > 0)]
+    proponents = helping.head(MAX_PROPONENTS)
+    left_out = set(found.facts.loc[on_paths, "rank"])
+    paths = [path for path in found.found[:MAX_PATHS] if not left_out & set(path.ranks)]
+    shown = pd.concat([proponents, found.facts_of(paths).drop(columns="rank")])
+    shown = shown.drop_duplicates(TRAIN_KEY)
+    ids = {triple_of(fact): f"fact-{n}" for n, (_, fact) in enumerate(shown.iterrows(), 1)}
+    graphs = _support_graphs(proponents, found, paths, ids)
+    head, tail = (biolink.as_curie(str(test[end])) for end in ("head_id", "tail_id"))
+    edges = {PREDICTION: _predicted(test, list(graphs))}
+    meaning = f"{explanation.head.form.sentence} {POSITIVE}"
+    edges |= {ids[triple_of(fact)]: _fact(fact, meaning) for _, fact in shown.iterrows()}
+    question: Content = {"subject": HEAD, "object": TAIL, "knowledge_type": "inferred"}
+    question["predicates"] = [edges[PREDICTION]["predicate"]]
+    ends = {HEAD: [_binding(head)], TAIL: [_binding(tail)]}
+    analyses = [_analysis(float(test["rank"]), list(graphs))]
+    missing = int(denied.sum())
+    note = f" (without {counted(missing, 'denied fact')}, as TRAPI has no denials)" * bool(missing)
+    return {
+        "message": {
+            "query_graph": {
+                "nodes": {HEAD: {"ids": [head]}, TAIL: {"ids": [tail]}},
+                "edges": {ANSWER: question},
+            },
+            "knowledge_graph": {"nodes": _nodes(explanation, shown), "edges": edges},
+            "results": [{"node_bindings": ends, "analyses": analyses}],
+            "auxiliary_graphs": graphs,
+        },
+        "schema_version": TRAPI_VERSION,
+        "biolink_version": biolink.terms().version,
+        "status": "Success",
+        "description": f"Clew: the training facts behind an answer, {explanation.title}{note}. "
+        + " ".join([explanation.head.label.sentence, *explanation.head.notes()]),
+    }
+
+
+def _analysis(rank: float, support_graphs: list[str]) -> Content:
+    return {
+        "resource_id": RESOURCE,
+        **({"score": 1 / rank} if rank >= 1 else {}),
+        "scoring_method": "reciprocal of the filtered rank",
+        "edge_bindings": {ANSWER: [_binding(PREDICTION)]},
+        "support_graphs": support_graphs,
+    }
+
+
+def _binding(key: str) -> Content:
+    return {"id": key, "attributes": []}
+
+
+def _nodes(explanation: SharedExplanation, facts: pd.DataFrame) -> dict[str, Content]:
+    found: dict[str, Content] = {}
+    for row in [explanation.test, *(fact for _, fact in facts.iterrows())]:
+        for end in ("head", "tail"):
+            name = str(row[f"{end}_id"])
+            kind = explanation.kinds.get(name, "")
+            node = {
+                "name": str(row[end]),
+                "categories": [biolink.category_of(kind) or biolink.NAMED_THING],
+                "attributes": [_named("biolink:category", "kind", kind)] if kind else [],
+            }
+            found.setdefault(biolink.as_curie(name), node)
+    return found
+
+
+def _predicted(test: pd.Series, graphs: list[str]) -> Content:
+    numbers = {"score": test["score"], "rank": test["rank"]}
+    attributes = [
+        {"attribute_type_id": "biolink:support_graphs", "value": graphs},
+        *_knowledge("prediction", "computational_model"),
+        *(_named(NUMBER, name, float(value)) for name, value in numbers.items() if pd.notna(value)),
+    ]
+    return _edge(test, attributes)
+
+
+def _fact(fact: pd.Series, meaning: str) -> Content:
+    """Return a training fact as an edge; its knowledge level says that its origin is unknown."""
+    value = float(fact["influence"])
+    influence = [_named(NUMBER, "influence", value) | {"description": meaning}]
+    origin = _knowledge("not_provided", "not_provided")
+    if not math.isfinite(value):
+        influence = []
+    elif pd.notna(fact["rank"]):
+        influence.append(_named("biolink:has_count", "rank by influence", int(fact["rank"])))
+    return _edge(fact, [*influence, *origin])
+
+
+def _edge(row: pd.Series, attributes: list[Content]) -> Content:
+    name, label = str(row["relation_id"]), str(row["relation"])
+    predicate, qualifiers = biolink.predicate_of(label)
+    if biolink.predicate_of(name)[0] != biolink.RELATED_TO:
+        predicate, qualifiers = biolink.predicate_of(name)
+    listed = [{"qualifier_type_id": k, "qualifier_value": value} for k, value in qualifiers]
+    return {
+        "subject": biolink.as_curie(str(row["head_id"])),
+        "predicate": predicate,
+        "object": biolink.as_curie(str(row["tail_id"])),
+        **({"qualifiers": listed} if listed else {}),
+        "sources": [{"resource_id": RESOURCE, "resource_role": "primary_knowledge_source"}],
+        "attributes": [*attributes, _named("biolink:original_predicate", "relation", name)],
+    }
+
+
+def _knowledge(level: str, agent: str) -> list[Content]:
+    kinds = {"biolink:knowledge_level": level, "biolink:agent_type": agent}
+    return [{"attribute_type_id": key, "value": value} for key, value in kinds.items()]
+
+
+def _named(kind: str, name: str, value: str | float) -> Content:
+    """Return an attribute with its original name, which can be more specific than `kind`."""
+    return {"attribute_type_id": kind, "value": value, "original_attribute_name": name}
+
+
+def _support_graphs(
+    proponents: pd.DataFrame,
+    found: Paths,
+    paths: Sequence[FactPath],
+    ids: Mapping[tuple[str, str, str], str],
+) -> dict[str, Content]:
+    graphs: dict[str, Content] = {}
+    if len(proponents):
+        strongest = [ids[triple_of(fact)] for _, fact in proponents.iterrows()]
+        graphs[PROPONENTS] = {"edges": strongest, "attributes": []}
+    for number, path in enumerate(paths, 1):
+        facts = found.facts.set_index("rank").loc[list(path.ranks)]
+        name = f"influence{path.of}"
+        total = [] if math.isnan(path.influence) else [_named(NUMBER, name, path.influence)]
+        edges = [ids[triple_of(fact)] for _, fact in facts.iterrows()]
+        graphs[f"path-{number}"] = {"edges": edges, "attributes": total}
+    return graphs

@@ -219,10 +219,8 @@ def place_text(rank: float, over: str = "") -> str:
 def answer(test: pd.Series, settings: Mapping[str, Any], runs: int = 0) -> Markup:
     """Return the question of an explanation and the model's answer, as HTML.
 
-    Args:
-        test: A row of the report's tests.
-        settings: Settings of the report; the oldest reports have no direction and rank the tail.
-        runs: Number of runs of an ensemble.
+    `runs` is the number of runs of an ensemble. The oldest reports have no direction in their
+    settings and rank the tail.
     """
     said = _ANSWERS.get(str(settings.get("direction")), _ANSWERS["tail"])
     ends = {key: spaced(test[key]) for key in ("head", "relation", "tail")}
@@ -242,10 +240,7 @@ def untrained_sentence(labels: Sequence[str]) -> str:
 def summary(facts: pd.DataFrame, scored: int, train_size: int | None = None) -> str:
     """Return a sentence about how many facts helped, and how concentrated their influence is.
 
-    Args:
-        facts: The facts in the report.
-        scored: How many facts were scored for the report.
-        train_size: How many facts the model was trained on; None if the report does not say.
+    The report has these `facts` of the `scored` ones; `train_size` is None if it is not known.
     """
     values = facts["influence"].to_numpy(float)
     helping, opposing = int((values > 0).sum()), int((values < 0).sum())

@@ -38,6 +38,8 @@ S = TypeVar("S", int, str)
 
 HEADLINES = {kind.task: names.metric("valid", kind.metrics[0]) for kind in TASK_KINDS.values()}
 """The main validation metric of each task."""
+HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
+"""Parameter that is false if the metrics `valid/` of a run are those of its test examples."""
 
 
 def headline_key(run: RunRecord) -> str:
@@ -231,10 +233,6 @@ class Estimate:
         return cls(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.rounds)
 
 
-HELD_OUT = f"{names.PARAMETER_PREFIX}data.hold_out_validation"
-"""Parameter that is false if the metrics `valid/` of a run are those of its test examples."""
-
-
 def own_metric(runs: Sequence[RunRecord]) -> str:
     """Return the default metric for choosing among the runs: the main metric of their task.
 
@@ -253,12 +251,9 @@ def find_best_run(experiment: str, metric: str = "") -> tuple[RunRecord, int]:
     query = RunQuery((experiment_id_of(experiment),), kind=names.KIND_TRAIN, status="FINISHED")
     runs = list(every_run(query))
     if not runs:
-        raise TrackingError(
-            f"experiment {experiment!r} has no finished training run; train one (`clew train`) or "
-            "give another experiment"
-        )
-    where = f" of experiment {experiment!r}"
-    return best_of_runs(runs, metric or own_metric(runs), where)
+        advice = "train one (`clew train`) or give another experiment"
+        raise TrackingError(f"experiment {experiment!r} has no finished training run; {advice}")
+    return best_of_runs(runs, metric or own_metric(runs), f" of experiment {experiment!r}")
 
 
 def best_of_runs(runs: Sequence[RunRecord], metric: str, where: str = "") -> tuple[RunRecord, int]:
@@ -266,19 +261,15 @@ def best_of_runs(runs: Sequence[RunRecord], metric: str, where: str = "") -> tup
     tested = [run for run in runs if run.params.get(HELD_OUT, "").lower() == "false"]
     having = [run for run in runs if metric in run.metrics and run not in tested]
     if not having:
-        known = sorted({key for run in runs for key in run.metrics})
-        raise TrackingError(
-            f"no run{where} has metric {metric!r} of validation examples; they have "
-            f"{', '.join(key for key in known if key.startswith('valid/')) or 'none'}"
-        )
+        valid = {key for run in runs for key in run.metrics if key.startswith("valid/")}
+        known = f"they have {', '.join(sorted(valid)) or 'none'}"
+        raise TrackingError(f"no run{where} has metric {metric!r} of validation examples; {known}")
     choose = max if maximizes(metric) else min
     rated = [(value_at_best(run, metric), run) for run in having]
     finite = [(value, run) for value, run in rated if math.isfinite(value)]
     if not finite:
-        raise TrackingError(
-            f"{metric!r} is NaN or infinite in all {len(having)} runs{where} that have it; choose "
-            "by another metric"
-        )
+        problem = f"{metric!r} is NaN or infinite in all {len(having)} runs{where} that have it"
+        raise TrackingError(f"{problem}; choose by another metric")
     return choose(finite, key=lambda rating: rating[0])[1], len(finite)
 
 

@@ -11,15 +11,16 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from mlflow import artifacts
 from mlflow.entities.model_registry import ModelVersion
 
 from clew import names
 from clew.errors import DataError, TrackingError
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
+from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import RunRecord, client, fetched
 from clew.runs.reading.search import find_runs, quoted
+from clew.runs.registry import Registry
 
 VOCABULARY_FOLDER = "vocabulary"
 MODEL_FOLDER = "artifacts/model"
@@ -121,16 +122,10 @@ def version_of(
     found: ModelVersion, aliases: Mapping[str, int], run: RunRecord | None = None
 ) -> Version:
     """Convert an MLflow version to a `Version`, with the aliases that point to it."""
-    number = int(found.version)
-    return Version(
-        model=found.name,
-        version=number,
-        run_id=found.run_id or "",
-        created_ms=int(found.creation_timestamp or 0),
-        aliases=tuple(sorted(a for a, version in aliases.items() if int(version) == number)),
-        tags=dict(found.tags or {}),
-        run=run,
-    )
+    number, created_ms = int(found.version), int(found.creation_timestamp or 0)
+    own = tuple(sorted(alias for alias, version in aliases.items() if int(version) == number))
+    tags = dict(found.tags or {})
+    return Version(found.name, number, found.run_id or "", created_ms, own, tags, run)
 
 
 def read_vocabulary(run_id: str) -> ModelNames:
@@ -172,7 +167,8 @@ class Learned:
     """What a version was trained on: examples, and the kinds of the ends of each relation."""
 
     examples: tuple[tuple[str, str, str], ...]
-    """One training triple for each of the most frequent relations."""
+    """Questions with a training triple of each of the most frequent relations: the first asks for
+    tails, the second for heads, the third about a whole triple. What is asked for is empty."""
     uses: Mapping[str, Mapping[End, Mapping[str, int]]]
     """By relation and end, how often it has an entity of each kind; empty: the kind is unknown."""
 
@@ -210,30 +206,20 @@ def read_learned(model: RegisteredModel, version: int) -> Learned:
             for (relation, code), count in counted.items():
                 found = uses[relations[relation]].setdefault(end, {})
                 found[str(kinds.categories[code])] = int(count)
-        names_of = (entities[rows["head"]], relations[rows["relation"]], entities[rows["tail"]])
-        return Learned(tuple(zip(*(found.tolist() for found in names_of), strict=True)), uses)
+        heads, tails = entities[rows["head"]].astype(object), entities[rows["tail"]].astype(object)
+        heads[1:2] = tails[:1] = ""
+        asked = zip(heads, relations[rows["relation"]].tolist(), tails, strict=True)
+        return Learned(tuple(asked), uses)
     except IndexError:
-        raise DataError(
-            f"the triples of {model.name} version {version} do not match the names of the model; "
-            "promote it again"
-        ) from None
+        problem = f"the triples of {model.name} version {version} do not match its names"
+        raise DataError(f"{problem}; promote it again") from None
 
 
 @contextmanager
 def _of_version(model: RegisteredModel, version: int, path: str) -> Iterator[Path]:
-    what = f"{path} of {model.name} version {version}"
+    wanted = RegisteredVersion(model.name, str(version), "", {})
     with tempfile.TemporaryDirectory(prefix="clew-artifact-") as folder:
-        with store.using(what):
-            connected = client()
-            location = connected.get_model_version_download_uri(model.name, str(version))
-            address = f"{location}/{MODEL_FOLDER}/{path}"
-            try:
-                found = artifacts.download_artifacts(
-                    artifact_uri=address, dst_path=folder, tracking_uri=connected.tracking_uri
-                )
-            except OSError as error:
-                raise TrackingError(f"{what} cannot be fetched ({error})") from None
-        yield Path(found)
+        yield Registry(client()).download(wanted, Path(folder), f"{MODEL_FOLDER}/{path}")
 
 
 def complete(entries: Sequence[Entry], text: str, limit: int = 50) -> list[Entry]:

@@ -32,6 +32,14 @@ FURTHER_COLUMNS = (forms.COSINE_COLUMN, forms.SPREAD_COLUMN, forms.AGREEING_COLU
 SPLIT = (forms.PART_PREFIX, forms.CHECKPOINT_PREFIX)
 """What the columns begin with that add up to a score."""
 INFLUENCE_TABLE = "an influence table"
+REPORT_FILES = {
+    "json": names.INFLUENCE_JSON,
+    "parquet": names.INFLUENCE_PARQUET,
+    "text": window_report.TEXT_INFLUENCE_JSON,
+    "sequence": window_report.SEQUENCE_INFLUENCE_JSON,
+    "picture": window_report.SEQUENCE_INFLUENCE_PICTURE,
+}
+"""File name of each field of `ReportFiles`."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +61,8 @@ class ReportFiles:
         try:
             states = [(path, path.stat()) for path in vars(self).values() if path]
         except OSError as error:
-            raise DataError(
-                f"{error.filename}: the file no longer exists ({error.strerror}); reload the page, "
-                "or trace again"
-            ) from None
+            problem = f"{error.filename}: the file no longer exists ({error.strerror})"
+            raise DataError(f"{problem}; reload the page, or trace again") from None
         return tuple((str(path), state.st_mtime_ns, state.st_size) for path, state in states)
 
 
@@ -144,16 +150,6 @@ def _json_rows(path: Path, test_index: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=None if rows else [*forms.TERM_COLUMNS, forms.SCORE_COLUMN])
 
 
-REPORT_FILES = {
-    "json": names.INFLUENCE_JSON,
-    "parquet": names.INFLUENCE_PARQUET,
-    "text": window_report.TEXT_INFLUENCE_JSON,
-    "sequence": window_report.SEQUENCE_INFLUENCE_JSON,
-    "picture": window_report.SEQUENCE_INFLUENCE_PICTURE,
-}
-"""File name of each field of `ReportFiles`."""
-
-
 def report_files(run_id: str, folder: Path) -> ReportFiles:
     """Return the report files of a trace run; remote files are downloaded into `folder` once."""
     run = find_run(run_id)
@@ -166,10 +162,9 @@ def report_files(run_id: str, folder: Path) -> ReportFiles:
         if path in sizes:
             found[kind] = _local_copy(run, path, sizes[path], folder)
     if not found:
-        raise TrackingError(
-            f"run {run_id} ({run.name}) has no influence files under {names.ARTIFACT_INFLUENCE}/ "
-            f"in {store.in_use()}; it may still be running or may have failed: check its status"
-        )
+        where = f"under {names.ARTIFACT_INFLUENCE}/ in {store.in_use()}"
+        why = "it may still be running or may have failed: check its status"
+        raise TrackingError(f"run {run_id} ({run.name}) has no influence files {where}; {why}")
     return ReportFiles(**found)
 
 

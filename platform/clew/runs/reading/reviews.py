@@ -17,7 +17,7 @@ from mlflow.exceptions import MlflowException
 from pydantic import TypeAdapter, ValidationError
 
 from clew import names
-from clew.errors import DataError, TrackingError, described
+from clew.errors import DataError, TrackingError, described, refusing
 from clew.runs import store
 from clew.runs.reading.runs import RunRecord, client, fetched, find_run, list_artifact_folders
 from clew.spreadsheets import csv_text
@@ -31,6 +31,7 @@ Verdict = Literal["plausible", "implausible", "unsure"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 FactVerdict = Literal["wrong", "right"]
 FACT_VERDICTS: tuple[FactVerdict, ...] = get_args(FactVerdict)
+Group = Literal["relation", "run", "reviewer"]
 
 
 @dataclass(frozen=True)
@@ -104,28 +105,20 @@ def append_review(review: Review) -> Review:
     if review.verdict not in VERDICTS and not (about_fact and review.verdict is None):
         raise DataError(f"verdict is {review.verdict!r}; expected one of {', '.join(VERDICTS)}")
     if review.final and not 0 < len(review.reviewer.strip()) <= MAX_PERSON_CHARACTERS:
-        raise DataError(
-            f"a final review names who decided, in 1 to {MAX_PERSON_CHARACTERS} characters; give "
-            "your name"
-        )
+        wanted = f"names who decided, in 1 to {MAX_PERSON_CHARACTERS} characters"
+        raise DataError(f"a final review {wanted}; give your name")
     if len(review.comment) > MAX_COMMENT_CHARACTERS:
-        raise DataError(
-            f"the comment has {len(review.comment)} characters; write at most "
-            f"{MAX_COMMENT_CHARACTERS}"
-        )
+        advice = f"write at most {MAX_COMMENT_CHARACTERS}"
+        raise DataError(f"the comment has {len(review.comment)} characters; {advice}")
     now = datetime.now(UTC)
     review = replace(review, created=now.isoformat(), review_id=uuid.uuid4().hex)
     content = {"schema_version": SCHEMA_VERSION} | asdict(review)
     name = f"{FOLDER}/{now:%Y%m%dT%H%M%S}-{review.review_id}.json"
     _mark_reviewed(review.run_id)
-    try:
-        text = json.dumps(content, ensure_ascii=False, indent=1)
-        client().log_text(review.run_id, text, name)
-    except (MlflowException, OSError) as error:
-        raise TrackingError(
-            f"{FOLDER} of run {review.run_id} could not be written ({described(error)}); is its "
-            "artifact store writable from here?"
-        ) from None
+    what = f"{FOLDER} of run {review.run_id} could not be written"
+    advice = "; is its artifact store writable from here?"
+    with refusing(what, MlflowException, OSError, advice=advice, error=TrackingError):
+        client().log_text(review.run_id, json.dumps(content, ensure_ascii=False, indent=1), name)
     return review
 
 
@@ -158,10 +151,8 @@ def read_reviews(run_id: str) -> Kept:
 def _decoded(content: Any, run_id: str) -> Review:
     if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
         raise DataError(f"not a review of schema version {SCHEMA_VERSION}")
-    try:
+    with refusing("not a complete review", ValidationError):
         review = _REVIEW.validate_python(content)
-    except ValidationError as error:
-        raise DataError(f"not a complete review ({described(error)})") from None
     if review.verdict is None and not review.final:
         raise DataError("not a complete review (verdict: missing)")
     return replace(review, run_id=run_id)  # a run that was copied has another id
@@ -177,9 +168,6 @@ def latest_of_each(reviews: Iterable[Review]) -> list[Review]:
         if not review.final:
             latest[review.about, review.reviewer or review.review_id] = review
     return list(latest.values())
-
-
-Group = Literal["relation", "run", "reviewer"]
 
 
 def group_of(review: Review, by: Group) -> str:

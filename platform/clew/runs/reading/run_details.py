@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from clew import names
 from clew.config.files import SHIPPED, STUDIES
-from clew.errors import ConfigError, TrackingError, described
+from clew.errors import ConfigError, TrackingError, refusing
 from clew.input_files import columns_of, read_columns
 from clew.runs import store
 from clew.runs.influence_forms import VALUES_CSV_COLUMNS
@@ -31,6 +31,8 @@ from clew.runs.reading.runs import RunRecord, client, fetched, read_record
 from clew.runs.reading.search import RunQuery, find_runs, quoted, search_runs
 from clew.runs.validation_record import ScoreSettings, ValidationRecord, ValidationSummary
 from clew.spreadsheets import changed, restored
+
+logger = logging.getLogger(__name__)
 
 MAX_FILES = 500
 PROGRAMS_TAGS = ("clew.", "mlflow.")
@@ -53,6 +55,11 @@ RESULTS = {
     names.KIND_VALUE: "values of facts",
     names.KIND_COMPARE: "study",
 }
+TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
+"""What a row of the trials begins with; then come the settings, and `problem`."""
+STUDY_FILE = "study/study.json"
+NEWEST = 20
+"""Number of newest tests that are read; a run can be tested alone and in several ensembles."""
 
 
 def list_files(run_id: str) -> list[FileInfo]:
@@ -111,15 +118,13 @@ def read_text(run_id: str, *path: str) -> str:
 def read_data_report(run_id: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what looks wrong in a run's data, and the pairs of relations that say the same."""
     with fetched(run_id, names.ARTIFACT_DATA_REPORT) as path:
-        try:
+        what = f"run {run_id}: {path.name} is not a report on data"
+        with refusing(what, OSError, ValueError, LookupError, TypeError, error=TrackingError):
             content = json.loads(path.read_bytes())
             findings = [(f["what"], f["count"], "; ".join(f["examples"]), f["mend"])
                         for f in content["findings"]]  # fmt: skip
             keys = ("first", "second", "kind", "common", "share")
             pairs = [[pair[key] for key in keys] for pair in content["pairs"]]
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            problem = f"{path.name} is not a report on data ({described(error)})"
-            raise TrackingError(f"run {run_id}: {problem}") from None
     columns = ["What looks wrong", "Count", "Such as", "What to do"]
     said = ["Relation", "Says the same as", "As", "Facts in common", "Share"]
     return pd.DataFrame(findings, columns=columns), pd.DataFrame(pairs, columns=said)
@@ -182,10 +187,6 @@ def describe_run(run: RunRecord, description: str, tags: Mapping[str, str]) -> N
             connected.delete_tag(run.run_id, key)
 
 
-TRIAL_COLUMNS = ("trial", "state", "value", "epoch", "seconds", "run_id")
-"""What a row of the trials begins with; then come the settings, and `problem`."""
-
-
 def read_trials(run_id: str) -> pd.DataFrame:
     path = f"{names.ARTIFACT_TUNE}/{names.TRIALS_CSV}"
     return _read_csv(run_id, path, TRIAL_COLUMNS, ("trial", "value", "epoch", "seconds"))
@@ -200,18 +201,14 @@ def _read_csv(
     run_id: str, path: str, columns: Sequence[str], numbers: Sequence[str]
 ) -> pd.DataFrame:
     with fetched(run_id, path) as file:
-        try:
+        what = f"run {run_id}: {path} is not a table"
+        with refusing(what, OSError, ValueError, error=TrackingError):
             cells = pd.read_csv(file, dtype=str, keep_default_na=False)
             found = cells.apply(lambda column: changed(pa.array(column), restored).to_pandas())
-        except (OSError, ValueError) as error:
-            raise TrackingError(f"run {run_id}: {path} is not a table ({error})") from None
     if missing := [column for column in columns if column not in found]:
         raise TrackingError(f"run {run_id}: {path} has no column {missing[0]}")
     table: pd.DataFrame = found.rename(columns=restored)
     return table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers})
-
-
-STUDY_FILE = "study/study.json"
 
 
 class StudyRatio(BaseModel):
@@ -249,12 +246,6 @@ def read_study(run_id: str) -> StudyResult:
 def shipped_studies() -> list[StudyResult]:
     files = sorted((SHIPPED / STUDIES / "results").glob("*.json"))
     return [StudyResult.model_validate_json(file.read_bytes()) for file in files]
-
-
-logger = logging.getLogger(__name__)
-
-NEWEST = 20
-"""Number of newest tests that are read; a run can be tested alone and in several ensembles."""
 
 
 def find_validation(model: ReportModel, settings: Mapping[str, Any]) -> ValidationSummary | None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from clew import names
 from clew.config.files import read_yaml
-from clew.errors import ConfigError, TrackingError, described, masked
+from clew.errors import ConfigError, TrackingError, described, masked, refusing
 from clew.runs import store
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 HEARTBEAT_LIMIT_SECONDS = 120.0
 """A running run whose heartbeats stopped counts as stuck after this time; they come every 15 s."""
+
+
+class RunGoneError(TrackingError):
+    """The store has no such run, or it was deleted."""
+
 
 Model = TypeVar("Model", bound=BaseModel)
 State = Literal["running", "stuck", "finished", "failed", "stopped", "scheduled"]
@@ -66,10 +71,8 @@ def client() -> "MlflowClient":
     uri = store.tracking_uri()
     store.check_answers(uri)
     if store.is_missing(uri):
-        raise TrackingError(
-            f"no tracking store at {store.database_path(uri)}; train a first run (`clew train`), "
-            "or set MLFLOW_TRACKING_URI to the address of a store"
-        )
+        advice = "train a first run (`clew train`), or set MLFLOW_TRACKING_URI to a store's address"
+        raise TrackingError(f"no tracking store at {store.database_path(uri)}; {advice}")
     with store.using("opening it"), store.creation_lock(uri):
         return _client(uri)
 
@@ -97,7 +100,7 @@ def find_run(run_id: str) -> RunRecord:
 
 def record_of(run: "Run") -> RunRecord:
     """Convert an MLflow run to a `RunRecord`."""
-    is_foreign = names.TAG_KIND not in run.data.tags
+    prefix = names.PARAMETER_PREFIX if names.TAG_KIND in run.data.tags else ""
     # The times of the last values are only in the message that the server would send.
     newest = run.data.to_proto().metrics if run.info.status == "RUNNING" else ()
     return RunRecord(
@@ -108,11 +111,7 @@ def record_of(run: "Run") -> RunRecord:
         started_ms=run.info.start_time or 0,
         ended_ms=run.info.end_time,
         tags=dict(run.data.tags),
-        params={
-            key: value
-            for key, value in run.data.params.items()
-            if is_foreign or key.startswith(names.PARAMETER_PREFIX)
-        },
+        params={k: value for k, value in run.data.params.items() if k.startswith(prefix)},
         metrics={key: stored_number(value) for key, value in run.data.metrics.items()},
         artifact_uri=run.info.artifact_uri or "",
         last_metric_ms=max((metric.timestamp for metric in newest), default=0),
@@ -203,12 +202,11 @@ def fetched(run_id: str, path: str) -> Iterator[Path]:
 
 def read_record(run_id: str, path: str, kind: type[Model], what: str) -> Model:
     """Return a JSON file of the run's artifacts as a record; `what` it is, is for the message."""
-    with fetched(run_id, path) as file:
-        try:
-            return kind.model_validate_json(file.read_bytes())
-        except (OSError, ValidationError) as error:
-            problem = f"{path} is not {what} ({described(error)})"
-            raise TrackingError(f"run {run_id}: {problem}") from None
+    reading = refusing(
+        f"run {run_id}: {path} is not {what}", OSError, ValidationError, error=TrackingError
+    )
+    with fetched(run_id, path) as file, reading:
+        return kind.model_validate_json(file.read_bytes())
 
 
 def download_artifact(run_id: str, path: str, folder: Path) -> Path:
@@ -240,14 +238,11 @@ def _downloaded(run_id: str, path: str, folder: str) -> Path:
         parent, _, name = path.rpartition("/")
         present = list_artifacts(run_id, parent)
         if name in present:
-            raise TrackingError(
-                f"run {run_id}: artifact {path} cannot be read ({described(error)}); is its "
-                "artifact store reachable from here?"
-            ) from None
-        raise TrackingError(
-            f"run {run_id} has no artifact {path}; {parent or 'it'} has "
-            f"{', '.join(present) or 'none'}"
-        ) from None
+            problem = f"run {run_id}: artifact {path} cannot be read ({described(error)})"
+            advice = "is its artifact store reachable from here?"
+            raise TrackingError(f"{problem}; {advice}") from None
+        there = f"{parent or 'it'} has {', '.join(present) or 'none'}"
+        raise TrackingError(f"run {run_id} has no artifact {path}; {there}") from None
 
 
 def keep_folder(run_id: str, folder: Path, place: str) -> None:
@@ -281,11 +276,10 @@ def _here(run_id: str, path: str) -> Path | None:
 def get_run(connected: "MlflowClient", run_id: str, named_by: str = "") -> "Run":
     """Return a run as an MLflow object.
 
-    Args:
-        connected: A client of the store.
-        run_id: Id of the run.
-        named_by: Prefix for error messages that says where the id comes from, such as
-            `MLFLOW_RUN_ID: `.
+    `named_by` begins a message and says where the id comes from, such as `MLFLOW_RUN_ID: `.
+
+    Raises:
+        RunGoneError: The store has no such run, or it was deleted.
     """
     from mlflow.exceptions import MlflowException
 
@@ -295,13 +289,10 @@ def get_run(connected: "MlflowClient", run_id: str, named_by: str = "") -> "Run"
         except MlflowException as error:
             if error.error_code not in store.MISSING:
                 raise
-            raise TrackingError(
-                f"{named_by}no run {run_id} in {masked(connected.tracking_uri)}; give the id "
-                "of an existing run, or set MLFLOW_TRACKING_URI to the store of this run"
-            ) from None
+            problem = f"{named_by}no run {run_id} in {masked(connected.tracking_uri)}"
+            advice = "give an existing run's id, or set MLFLOW_TRACKING_URI to this run's store"
+            raise RunGoneError(f"{problem}; {advice}") from None
     if run.info.lifecycle_stage != "active":
-        raise TrackingError(
-            f"{named_by}run {run_id} is deleted; bring it back with `mlflow runs restore --run-id "
-            f"{run_id}`"
-        )
+        advice = f"bring it back with `mlflow runs restore --run-id {run_id}`"
+        raise RunGoneError(f"{named_by}run {run_id} is deleted; {advice}")
     return run

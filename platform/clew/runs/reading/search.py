@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow import MlflowClient, entities
-from mlflow.entities import LifecycleStage, ViewType
+from mlflow import MlflowClient
+from mlflow.entities import LifecycleStage
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.search_utils import SearchUtils
 from pydantic import TypeAdapter, ValidationError
@@ -85,10 +85,17 @@ class RunPage:
     more: bool
 
 
-def list_experiments() -> dict[str, str]:
-    """Return the ids of the experiments by their names."""
+def list_experiments(connected: MlflowClient | None = None) -> dict[str, str]:
+    """Return the ids of the active experiments by their names, the latest first."""
+    found: dict[str, str] = {}
+    token: str | None = None
     with store.using("the list of experiments"):
-        return {found.name: str(found.experiment_id) for found in experiments_of(client())}
+        connected = connected or client()
+        while True:
+            page = connected.search_experiments(max_results=EXPERIMENTS_PER_PAGE, page_token=token)
+            found |= {each.name: str(each.experiment_id) for each in page}
+            if not (token := page.token):
+                return found
 
 
 def experiment_id_of(name: str) -> str:
@@ -102,13 +109,10 @@ def experiment_id_of(name: str) -> str:
 def search_runs(query: RunQuery, *, offset: int = 0, limit: int = 50) -> RunPage:
     with store.using("the list of runs"):
         connected = client()
+        ids, text = experiment_ids_of(connected, query), filter_string(query)
+        order, token = [query.order_by], page_token(offset)
         found = connected.search_runs(
-            experiment_ids_of(connected, query),
-            filter_string(query),
-            ViewType.ACTIVE_ONLY,
-            max_results=limit,
-            order_by=[query.order_by],
-            page_token=page_token(offset),
+            ids, text, max_results=limit, order_by=order, page_token=token
         )
     return RunPage(tuple(record_of(run) for run in found), offset, bool(found.token))
 
@@ -186,19 +190,7 @@ def filter_string(query: RunQuery) -> str:
 
 def experiment_ids_of(connected: MlflowClient, query: RunQuery) -> list[str]:
     """Return the ids of a query's experiments, or of all experiments if the query names none."""
-    return list(query.experiment_ids) or [str(e.experiment_id) for e in experiments_of(connected)]
-
-
-def experiments_of(connected: MlflowClient) -> list[entities.Experiment]:
-    """Return all active experiments of a store, the latest first."""
-    found: list[entities.Experiment] = []
-    token: str | None = None
-    while True:
-        page = connected.search_experiments(max_results=EXPERIMENTS_PER_PAGE, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
+    return list(query.experiment_ids) or list(list_experiments(connected).values())
 
 
 def page_token(offset: int) -> str | None:
@@ -229,10 +221,8 @@ def count_runs(query: RunQuery, *, near: int = 0) -> int:
                 return int(session.query(func.count(SqlRun.run_uuid)).filter(*wanted).scalar())
 
         def reaches(offset: int) -> bool:
-            page = connected.search_runs(
-                ids, text, ViewType.ACTIVE_ONLY, max_results=1, page_token=page_token(offset)
-            )
-            return len(page) > 0
+            token = page_token(offset)
+            return len(connected.search_runs(ids, text, max_results=1, page_token=token)) > 0
 
         return first_unreached(reaches, near)
 
