@@ -124,9 +124,15 @@ def _prediction(prediction: dict[str, Any], shown_with: About, *, key: str) -> N
         if "–" not in set(table["Known"]):  # its title says it of all rows
             table = table.drop(columns="Known")
         with st.container() if rows is new else st.expander(f"{len(rows):,} {called}"):
-            own, first = f"answers-{key}-{called}", linked if linked in rows else best
-            look: Any = {"alt": f"The {called}, the best first", "column_config": COLUMNS}
-            ticked += tables.ticked(table, rows, key=own, first=first, most=MAX_HEIGHT, **look)
+            ticked += tables.ticked(
+                table,
+                rows,
+                key=f"answers-{key}-{called}",
+                first=linked if linked in rows else best,
+                alt=f"The {called}, the best first",
+                most=MAX_HEIGHT,
+                column_config=COLUMNS,
+            )
     with beside:
         for answer in ticked:
             name, own = answer.get("label") or answer.get(end, ""), f"why-{key}-{answer.get(end)}"

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -151,9 +151,15 @@ def form(run_id: str, test: pd.Series, shown: pd.DataFrame, following: int | Non
         # First, so that they are in view; a verdict saves what is ticked and written below.
         with st.container(horizontal=True):
             verdict = verdict_buttons(VERDICTS, MEANINGS, key, "review", by_number=True)
-            about = "The next explanation of this run that you have not judged."
-            given: Any = {"args": (following,), "disabled": following is None, "shortcut": "n"}
-            st.button("Next", f"{key}-next", about, on_click=open_test, **given)
+            st.button(
+                "Next",
+                key=f"{key}-next",
+                shortcut="n",
+                disabled=following is None,
+                help="The next explanation of this run that you have not judged.",
+                on_click=open_test,
+                args=(following,),
+            )
         st.caption("A verdict saves the facts that you ticked and your comment.")
         ticked = _ticked(key, shown)
         comment = comment_box("Comment", key)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import streamlit as st
 
@@ -199,16 +198,29 @@ def asked_question(
     listed = [*dict.fromkeys([*([chosen] if chosen in labels else []), *(fitting or labels)])]
     if chosen not in labels:
         st.session_state[RELATION] = listed[0]
-    about = "The most frequent ones of such a head and tail first."
-    named = {name: shown(name, label) for name, label in labels.items()}.__getitem__
-    own: Any = {"on_change": _changed, "args": (OWN_RELATION,), "filter_mode": "contains"}
-    relation = second.selectbox("Relation", listed, 0, named, RELATION, about, **own)
+    relation = second.selectbox(
+        "Relation",
+        listed,
+        key=RELATION,
+        on_change=_changed,
+        args=(OWN_RELATION,),
+        format_func=lambda name: shown(name, labels[name]),
+        filter_mode="contains",
+        help="The most frequent ones of such a head and tail first.",
+    )
     with fourth.popover("Options", width="stretch"):
         st.number_input("New answers", 1, NUM_ASKED, 10, key=MOST, bind="query-params")
-        about = "Mark a set of answers that has the new answer with at least this probability: "
-        about += "calibrated on validation data, measured on test data."
-        bound: Any = {"bind": "query-params", "on_change": _changed}
-        level = LEVELS[st.selectbox("Answer set", list(LEVELS), key="set", help=about, **bound)]
+        level = LEVELS[
+            st.selectbox(
+                "Answer set",
+                list(LEVELS),
+                key="set",
+                bind="query-params",
+                on_change=_changed,
+                help="Mark a set of answers that has the new answer with at least this "
+                "probability: calibrated on validation data, measured on test data.",
+            )
+        ]
     sentence.header(_asks(vocabulary, learned, head, relation, tail), anchor=False)
     entities = dict(vocabulary.entities)
     is_question = bool(start[0] or start[2]) and start[1] in labels
