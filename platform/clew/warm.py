@@ -84,8 +84,7 @@ def perform(asked: object, folder: Path, say: Say) -> None:
     match asked:
         case work.Question():
             asking, most = [query(asked.head, asked.relation, asked.tail)], work.NUM_ASKED
-            found = predict(asked.model, asking, top_k=most, level=asked.level, apart=True)
-            tell(found.as_dict())
+            tell(predict(asked.model, asking, top_k=most, level=asked.level, apart=True).as_dict())
         case work.AskedText():
             sampling = Sampling(asked.temperature, top_p=asked.top_p)
             request = TextRequest(asked.prompt, asked.max_tokens, sampling, asked.seed)

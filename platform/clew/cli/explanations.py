@@ -174,8 +174,7 @@ def validate_influence(options: ValidateInfluenceOptions) -> None:
     from clew.workflows.explaining.validate_influence import validate_influence as workflow
 
     progress = progress_bar("retrainings", as_json=False)
-    result = workflow(options, say=tell, progress=progress)
-    tell(result.table())
+    tell(workflow(options, say=tell, progress=progress).table())
 
 
 class VerifyOptions(Printed):
@@ -228,8 +227,7 @@ def value_facts(options: ValueFactsOptions) -> None:
     from clew.workflows.explaining.value_facts import value_facts as workflow
 
     bars = [progress_bar(unit, as_json=False) for unit in ("steps", "retrainings")]
-    result = workflow(options, progress=bars[0], retrained=bars[1])
-    tell(result.table())
+    tell(workflow(options, progress=bars[0], retrained=bars[1]).table())
 
 
 class ReportOptions(Options):

@@ -13,10 +13,9 @@ from clew.cli.output import in_json, progress_bar, tell
 if TYPE_CHECKING:
     from clew.link_prediction.candidates import Limits
 
-LIMITS = ("head_kind", "tail_kind", "heads", "tails", "seen")
 GRAPH = (
     *("head", "relation", "tail", "input", "triples", "top_k", "filter_known", "conformal"),
-    *LIMITS,
+    *("head_kind", "tail_kind", "heads", "tails", "seen"),
 )
 TEXT = ("prompt", "prompt_file", "max_tokens", "temperature", "top_p", "seed", "state")
 FRAMES = ("frames", "confidence")
@@ -282,5 +281,4 @@ def export(options: ExportOptions) -> None:
     from clew.workflows.export import export as run_export
 
     embeddings = options.embeddings or None
-    result = run_export(options.model, options.output_dir, embeddings, onnx=options.onnx)
-    tell(result.table())
+    tell(run_export(options.model, options.output_dir, embeddings, onnx=options.onnx).table())

@@ -36,8 +36,7 @@ class Heartbeat(logging.Handler):
 
     def __enter__(self) -> Self:
         logging.getLogger("clew").addHandler(self)
-        thread = threading.Thread(target=self._watch, name="clew-heartbeat", daemon=True)
-        thread.start()
+        threading.Thread(target=self._watch, name="clew-heartbeat", daemon=True).start()
         BEATING.append(self)
         return self
 

@@ -16,7 +16,7 @@ from clew import names
 from clew.cli.options import Configured, Option, Options, Printed, command, dashed
 from clew.cli.output import in_json, tell
 from clew.config.data import ImportSettings
-from clew.errors import UsageError, counted, described, printable
+from clew.errors import UsageError, counted, printable, refusing
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
@@ -262,15 +262,12 @@ def ui(options: UiOptions) -> int:
             "the package streamlit is not installed; install it with pip install 'clew[ui]'"
         )
     port, address, base_path = str(options.port), options.address, options.base_path.strip("/")
+    wrong = f"--port {port} at {address} cannot be used"
+    advice = "; if a dashboard is already running there, open it, else give another --port"
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with refusing(wrong, OSError, UnicodeError, advice=advice, error=UsageError):
             probe.bind((address, options.port))
-        except (OSError, UnicodeError) as error:
-            raise UsageError(
-                f"--port {port} at {address} cannot be used ({described(error)}); if a dashboard "
-                "is already running there, open it, else give another --port"
-            ) from None
     command = [sys.executable, "-m", "clew.ui.serve"]
     command += ["--server.port", port, "--server.address", address]
     command += ["--server.baseUrlPath", base_path] if base_path else []

@@ -24,6 +24,7 @@ from clew.cli.output import BEATING, in_json, is_main_process, tell
 from clew.config.base import COMMAS
 from clew.config.services import ClusterRequest, SearchBudget
 from clew.errors import ConfigError, ProtectedStop, harmless
+from clew.files import write_json
 from clew.names import NEWEST
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ def train(options: TrainOptions) -> int:
     if not is_main_process():
         return 0
     if options.result_file:
-        content = json.dumps(dataclasses.asdict(result))
-        options.result_file.write_text(content, encoding="utf-8")
+        write_json(options.result_file, dataclasses.asdict(result))
     tell(result.table(everything=options.all))
     is_unsent = result.run_id is not None and (spool_root() / result.run_id).exists()
     # A study that reads the file goes on with the result.
@@ -102,8 +102,7 @@ def import_(options: ImportOptions) -> None:
     other = read_other_model(path, options.names or path.parent, given, options.norm)
     settings = other.settings | {"training.num_epochs": 1} | given
     config = options.model_copy(update={"overrides": settings}).configuration()
-    result = train(config, output_dir=options.output_dir, imported=other)
-    tell(result.table())
+    tell(train(config, output_dir=options.output_dir, imported=other).table())
 
 
 def _resumed(options: TrainOptions) -> "FindPoint":

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from clew.errors import ConfigError, described, printable, quoted, valid_names
+from clew.errors import ConfigError, described, printable, quoted, refusing, valid_names
 from clew.files import expanded
 
 logger = logging.getLogger(__name__)
@@ -74,13 +74,10 @@ MAX_DEPTH = 50
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that contains one mapping."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_CHARACTERS + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text ({described(error)})") from None
+    wrong = f"{path}: cannot be read as UTF-8 text"
+    refused = refusing(wrong, OSError, UnicodeDecodeError, error=ConfigError)
+    with refused, path.open(encoding="utf-8") as file:
+        text = file.read(MAX_CHARACTERS + 1)
     try:
         content = parse_yaml(text)
     except ConfigError as error:
@@ -102,16 +99,14 @@ def parse_yaml(text: str) -> Any:
         if _size(node, {}) > MAX_NODES:
             raise ConfigError(f"aliases (*name) expand to more than {MAX_NODES:,} values")
         return loader.construct_document(node)
+    except ConfigError:
+        raise
     except yaml.YAMLError as error:
-        said = printable(" ".join(str(error).split()))
-        raise ConfigError(f"not valid YAML ({said[:300]})") from None
+        said = printable(" ".join(str(error).split()))[:300]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        if isinstance(error, ConfigError):
-            raise
         # The constructors of dates, numbers and tags raise these for a text that is not one.
-        raise ConfigError(
-            f"not valid YAML (a value does not fit its type: {described(error)})"
-        ) from None
+        said = f"a value does not fit its type: {described(error)}"
+    raise ConfigError(f"not valid YAML ({said})")
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:

@@ -5,7 +5,6 @@ with a cluster, on one of its nodes.
 """
 
 import hashlib
-import json
 import logging
 import shlex
 import statistics
@@ -19,7 +18,7 @@ from clew import __version__, names
 from clew.config.services import ClusterRequest, TrackingConfig
 from clew.config.study import Study, metric_name
 from clew.errors import ClewError, Interrupted, UsageError, counted, printable, similar_name
-from clew.files import expanded, working_folder, write_whole
+from clew.files import expanded, working_folder, write_json, write_whole
 from clew.runs.base import Tracker
 from clew.runs.hardware import Machine, describe_machine, git_commit, why_no_result_file
 from clew.runs.mlflow_store import open_tracker
@@ -66,10 +65,6 @@ class StudyReport:
     run_ids: list[str]
     nodes: tuple[Machine, ...] = ()
     """On a cluster, the machines that the cells ran on, instead of this one."""
-
-    @property
-    def has_gpu(self) -> bool:
-        return any(machine.gpus for machine in self.nodes or (self.machine,))
 
     @property
     def machines(self) -> str:
@@ -119,7 +114,7 @@ class StudyReport:
             "date": self.date,
             "commit": self.commit,
             "machine": self.machines,
-            "has_gpu": self.has_gpu,
+            "has_gpu": any(machine.gpus for machine in self.nodes or (self.machine,)),
             "torch": self.machine.torch,
             "method": METHOD,
             "reference": self.study.reference,
@@ -261,7 +256,7 @@ def compare(
         said = of_study(report, typed or study.name, run_id=tracker.run_id, kept=kept)
         tracker.tags(as_note(said))
     if output is not None and not obstacle:
-        write_whole(output, json.dumps(report.as_dict(), indent=1) + "\n")
+        write_json(output, report.as_dict())
     yield from said
     yield from ["", *report.markdown()] if everything else []
 
@@ -306,13 +301,10 @@ def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -
 
 
 def _store(report: StudyReport, tracker: Tracker) -> None:
-    with working_folder("study") as name:
-        folder = name / "study"
-        folder.mkdir()
-        content = json.dumps(report.as_dict(), indent=1)
-        (folder / "study.json").write_text(content, encoding="utf-8")
-        (folder / "study.md").write_text("\n".join([*report.markdown(), ""]), encoding="utf-8")
-        tracker.artifact(folder)
+    with working_folder("study") as work:
+        write_json(work / "study" / "study.json", report.as_dict())
+        write_whole(work / "study" / "study.md", "\n".join([*report.markdown(), ""]))
+        tracker.artifact(work / "study")
         tracker.metrics(report.ratios(), step=0)
 
 

@@ -188,10 +188,14 @@ def device_of(config: RunConfig) -> torch.device:
 
 def check_fingerprint(source: ModelSource, fingerprint: str) -> None:
     """Refuse data that differ from the model's training data."""
-    if fingerprint != source.manifest.data_fingerprint:
+    require_same_data(source.manifest, fingerprint, source.title, "restore the files as they were")
+
+
+def require_same_data(manifest: Manifest, fingerprint: str, title: str, advice: str) -> None:
+    if fingerprint != manifest.data_fingerprint:
         raise CheckpointError(
-            f"{source.title} was trained on data {source.manifest.data_fingerprint}, the data now "
-            f"has fingerprint {fingerprint}; restore the files as they were"
+            f"{title} was trained on data {manifest.data_fingerprint}, the data now has "
+            f"fingerprint {fingerprint}; {advice}"
         )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -297,11 +298,9 @@ def _variants(planner: MemoryPlanner, config: RunConfig) -> list[Variant]:
         changes["half the microbatch"] = split(config, config.training.batch_size // 2)
     found = []
     for name, settings in changes.items():
-        try:
+        with suppress(ConfigError):  # this model does not support the optimization
             memory = planner.predict(with_settings(config, settings))
-        except ConfigError:
-            continue  # this model does not support the optimization
-        found.append(Variant(name, settings, memory))
+            found.append(Variant(name, settings, memory))
     return found
 
 

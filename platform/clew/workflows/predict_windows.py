@@ -7,8 +7,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from clew.config.data import TokenData, require_shared
-from clew.config.eigenstate import EigenstateLMModel
+from clew.config.data import TokenData
 from clew.config.image_sequences import ImageSequenceData
 from clew.errors import CheckpointError, ConfigError, DataError, TrackingError, UsageError, counted
 from clew.files import working_folder
@@ -28,8 +27,8 @@ from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import present_values
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.packed_tokens import read_manifest
+from clew.language_modeling.task import LanguageModeling
 from clew.language_modeling.tokenizers import BPE, BYTES, TOKENIZER_FILE, load_tokenizer
-from clew.language_modeling.tokens import load_tokens
 from clew.language_modeling.writer import (
     TOKENS_FILE,
     TextModel,
@@ -40,7 +39,6 @@ from clew.language_modeling.writer import (
 from clew.training.checkpoints import weights_digest
 from clew.workflows.model_source import (
     ModelSource,
-    check_fingerprint,
     device_of,
     open_model,
     own_task,
@@ -106,7 +104,6 @@ def open_text_model(source: ModelSource) -> TextModel:
     The tokenizer is read from the run's record of its tokens. Without such a record, beside a
     copied checkpoint for example, it is read from the training text.
     """
-    config = source.config
     with working_folder("tokens") as work:
         try:
             folder = recorded(source, TOKENS_FILE, work).parent
@@ -115,14 +112,11 @@ def open_text_model(source: ModelSource) -> TextModel:
                 kind, folder = BPE, recorded(source, TOKENIZER_FILE, work).parent
             tokenizer = load_tokenizer(kind, folder)
         except (CheckpointError, TrackingError):
-            assert isinstance(config.data, TokenData)
-            assert isinstance(config.model, EigenstateLMModel)
-            require_shared(config.data)
-            tokens = load_tokens(config.data, window=config.model.max_seq_len)
-            text, tokenizer = tokens.packed.manifest, tokens.tokenizer
-            check_fingerprint(source, text.fingerprint)
+            task = own_task(source)
+            assert isinstance(task, LanguageModeling)
+            text, tokenizer = task.splits.packed.manifest, task.splits.tokenizer
     found = load_text_model(source.checkpoint, text, tokenizer)
-    found.model.to(device_of(config))
+    found.model.to(device_of(source.config))
     return found
 
 

@@ -14,7 +14,6 @@ cannot be loaded, is not registered.
 """
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from typing import Any
 from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
-from clew.files import working_folder
+from clew.files import working_folder, write_json
 from clew.names import maximizes
 from clew.runs.base import DataSet, RegisteredVersion, Tracker
 from clew.runs.mlflow_store import open_tracker
@@ -360,7 +359,7 @@ class Challenge:
         tracker.tags({key: value for key, value in decision.items() if value})
         with working_folder("promotion") as folder:
             path = folder / names.ARTIFACT_PROMOTION
-            path.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+            write_json(path, result.as_dict())
             tracker.artifact(path)
 
     @property

@@ -31,6 +31,7 @@ from clew.training.checkpoints import load_training_values, require_whole
 from clew.training.hardware import Hardware, fit_to_hardware
 from clew.training.manifest import MANIFEST_FILE, MODEL_FILE, Manifest, read_manifest
 from clew.training.precision import resolve_device
+from clew.workflows.model_source import require_same_data
 from clew.workflows.open_run import OpenedRun
 from clew.workflows.warm_start import with_named_start
 
@@ -103,12 +104,8 @@ class ResumePoint:
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse data that differ from the run's."""
-        if fingerprint != self.manifest.data_fingerprint:
-            raise CheckpointError(
-                f"run {self.run_id} was trained on data {self.manifest.data_fingerprint}, the "
-                f"data now has fingerprint {fingerprint}; resume with the same files, or start a "
-                "new run"
-            )
+        advice = "resume with the same files, or start a new run"
+        require_same_data(self.manifest, fingerprint, f"run {self.run_id}", advice)
 
 
 def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
@@ -119,8 +116,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
         CheckpointError: The run has no checkpoint to resume from.
         ConfigError: The run is not a training run, or an override changes a fixed setting.
     """
-    run = runs.find_run(run_id)
-    kind = run.tags.get(names.TAG_KIND, "none")
+    kind = runs.find_run(run_id).tags.get(names.TAG_KIND, "none")
     if kind != names.KIND_TRAIN:
         raise ConfigError(
             f"--resume {run_id}: its {names.TAG_KIND} is {kind!r}, expected {names.KIND_TRAIN!r}; "
@@ -140,8 +136,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     checkpoints = [] if place is None else [path for path in place.iterdir() if path.is_dir()]
     best = best or folder / names.ARTIFACT_BEST
     (*earlier, last), best_or_none = _good(checkpoints, best, opened.title)
-    manifest = read_manifest(last)
-    return ResumePoint(run_id, last, manifest, config, tuple(earlier), best_or_none)
+    return ResumePoint(run_id, last, read_manifest(last), config, tuple(earlier), best_or_none)
 
 
 def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
@@ -221,17 +216,11 @@ def find_in_folder(
     _refuse_changes(manifest.run_id, original, config)
     end_if_dead(manifest.run_id)
     logger.info("continuing from %s", last)
-    unused = {
-        *place.glob(".*.tmp"),
-        *best.parent.glob(f".{best.name}.*.tmp"),
-        *found,
-        *([best] if best.is_dir() else []),
-    }
-    unused -= {*earlier, last, best_or_none}
-    run_id = manifest.run_id
-    return ResumePoint(
-        run_id, last, manifest, config, tuple(earlier), best_or_none, unused=tuple(unused)
-    )
+    left = {*place.glob(".*.tmp"), *best.parent.glob(f".{best.name}.*.tmp"), *found}
+    left |= {best} if best.is_dir() else set()
+    unused = tuple(left - {*earlier, last, best_or_none})
+    run_id, before = manifest.run_id, tuple(earlier)
+    return ResumePoint(run_id, last, manifest, config, before, best_or_none, unused)
 
 
 def _continued(run_id: str, original: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:

@@ -28,7 +28,7 @@ from clew import names
 from clew.config.load import with_settings
 from clew.config.schema import RunConfig
 from clew.config.study import Parameter, SearchSpace, Value, takes_whole_numbers
-from clew.errors import ConfigError, Interrupted, ProtectedStop, described
+from clew.errors import ConfigError, Interrupted, ProtectedStop, refusing
 from clew.runs.base import Tracker
 from clew.training.optimizer import is_better
 from clew.training.progress import Watch
@@ -193,21 +193,17 @@ def opened_study(
 
 def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        return optuna.create_study(
+    wrong, kinds = f"{path}: not a file with trials of a search", (ValueError, KeyError, TypeError)
+    advice = "; name another folder with --output-dir"
+    with refusing(wrong, *kinds, advice=advice, error=ConfigError):
+        study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))),
             study_name=NAME,
             load_if_exists=True,
             direction="maximize" if maximize else "minimize",
-            pruner=optuna.pruners.MedianPruner(
-                n_startup_trials=space.unpruned_trials, n_warmup_steps=space.unpruned_epochs
-            ),
+            pruner=optuna.pruners.MedianPruner(space.unpruned_trials, space.unpruned_epochs),
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"{path}: not a file with trials of a search ({described(error)}); name another folder "
-            "with --output-dir"
-        ) from None
+    return study
 
 
 def _distribution(parameter: Parameter, *, whole: bool) -> BaseDistribution:

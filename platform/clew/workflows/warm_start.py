@@ -76,10 +76,16 @@ def check_start(task: Task[Any], earlier: str | OtherModel) -> None:
         _find(task.build_model(), task, earlier)
 
 
+@torch.no_grad()
 def start_warm(model: nn.Module, task: Task[Any], earlier: str | OtherModel) -> WarmStart:
     """Copy the parameters of an earlier model, or of another library's, into a model, in place."""
     before, rows, found = _find(model, task, earlier)
-    _copy(before, model, rows)
+    for name, tensor in model.state_dict().items():
+        if name in rows:
+            source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in rows[name])
+            tensor[target.to(tensor.device)] = before[name][source].to(tensor.device)
+        else:
+            tensor.copy_(before[name])
     logger.info(
         "started from %s: %d entities taken over, %d new; %d relations taken over, %d new",
         *vars(found).values(),
@@ -154,13 +160,3 @@ def _check_fits(earlier: OtherModel, model: nn.Module) -> None:
                 f"{before.get(name, '(no such parameter)')}, but here "
                 f"{after.get(name, '(no such parameter)')}; use its settings in the section model"
             )
-
-
-@torch.no_grad()
-def _copy(before: dict[str, Tensor], model: nn.Module, rows: dict[str, Rows]) -> None:
-    for name, tensor in model.state_dict().items():
-        if name in rows:
-            source, target = (torch.from_numpy(ids.astype(np.int64)) for ids in rows[name])
-            tensor[target.to(tensor.device)] = before[name][source].to(tensor.device)
-        else:
-            tensor.copy_(before[name])

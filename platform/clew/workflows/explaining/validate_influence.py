@@ -12,7 +12,7 @@ from clew import names
 from clew.config.schema import RunConfig
 from clew.config.services import ValidationRequest
 from clew.errors import ConfigError
-from clew.files import working_folder
+from clew.files import working_folder, write_whole
 from clew.influence.outcomes import Examiner
 from clew.influence.retraining import NOTHING, KeptRetrainings, Retrainer
 from clew.link_prediction.triples import Triples
@@ -59,18 +59,8 @@ class ValidationResult:
             "Trained again with the same seed and all facts, log-probabilities differ from the "
             f"run's by up to {self.record.largest_difference:.2g}."
         )
-        return "\n".join(
-            [
-                *head,
-                *self.record.markdown(),
-                "",
-                note,
-                again,
-                *self.notes,
-                "",
-                *self.record.labels(),
-            ]
-        )
+        said = ["", note, again, *self.notes, ""]
+        return "\n".join([*head, *self.record.markdown(), *said, *self.record.labels()])
 
 
 def validate_influence(
@@ -173,12 +163,8 @@ def identity(source: TraceSource, tests: Triples, config: RunConfig | None = Non
 def _store(tracker: Tracker, record: ValidationRecord, source: TraceSource, seconds: float) -> None:
     with working_folder("validation") as temporary:
         folder = temporary / names.ARTIFACT_VALIDATION
-        folder.mkdir()
-        for name, content in (
-            (names.VALIDATION_JSON, record.model_dump_json(indent=1)),
-            ("validation.md", "\n".join(record.markdown())),
-        ):
-            (folder / name).write_text(content + "\n", encoding="utf-8")
+        write_whole(folder / names.VALIDATION_JSON, record.model_dump_json(indent=1) + "\n")
+        write_whole(folder / "validation.md", "\n".join([*record.markdown(), ""]))
         tracker.artifact(folder)
         metrics = _metrics(record, source.tracer.settings.score)
         metrics[names.TIME_TOTAL_SECONDS] = seconds
