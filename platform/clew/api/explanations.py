@@ -4,7 +4,7 @@
 """
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +30,7 @@ from clew.runs.window_report import (
     WindowReport,
     numbers_of,
 )
+from clew.workflows.explaining.members import Progress
 from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
 from clew.workflows.explaining.value_facts import FactValues
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 SHOWN_ROWS = 10
 SPLIT_COLUMNS = (CHECKPOINT_PREFIX, PART_PREFIX)
 Report = InfluenceReport | TextInfluenceReport | SequenceInfluenceReport
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -211,12 +211,12 @@ def attribute(
     Raises:
         UsageError: If the model, its checkpoints or the examples to explain cannot be used.
     """
-    if sum(given is not None for given in (triples, prompt, frame)) > 1:
+    given = [one for one in (triples, prompt, frame) if one is not None]
+    if len(given) > 1:
         raise ConfigError("more than one of triples, prompt and frame is given; give one of them")
     if continuation and prompt is None:
         raise ConfigError("a continuation is given without a prompt; give the text before it")
-    nothing = triples is None and prompt is None and frame is None
-    if nothing and isinstance(model, Model) and model.explained_with:  # others choose a window
+    if not given and isinstance(model, Model) and model.explained_with:  # others choose a window
         raise ConfigError(f"{model.title} is a {model.task} model; give {model.explained_with}")
     reference = reference_of(model)
     settings = {"influence.top_k": top_k} | full_settings(overrides or {})

@@ -170,8 +170,7 @@ def load_source(source: ModelSource, *, data: DataConfig | None = None) -> Loade
             data = data.model_copy(update={"inverse_relations": own.inverse_relations})
         source = replace(source, config=source.config.model_copy(update={"data": data}))
     task, device = own_task(source), device_of(source.config)
-    model = read_model(source.checkpoint, task.build_model)
-    return LoadedModel(task, model.to(device), device)
+    return LoadedModel(task, read_model(source.checkpoint, task.build_model).to(device), device)
 
 
 def own_task(source: ModelSource) -> Task[Any]:

@@ -112,11 +112,9 @@ class OpenedRun:
                 "influence is a sum over them: train with tracking.log_checkpoints=true",
             )
         records = list_checkpoints(place)
-        if not records and self.folder is None:
-            raise CheckpointError(f"{self.title}: {place.name} is empty; train again")
         if not records:
             raise CheckpointError(
-                f"{self.folder}: no checkpoints; expected folders with {MANIFEST_FILE}, such as "
+                f"{self.title}: no checkpoints; expected folders with {MANIFEST_FILE}, such as "
                 "epoch-0005"
             )
         return records

@@ -272,11 +272,10 @@ def _good(
         except CheckpointError as error:
             problems.append(str(error).replace(f"{path.parent}/", ""))
     found.sort()
-    has_best = True
-    try:
+    has_best = False
+    with suppress(CheckpointError):
         require_whole(best)
-    except CheckpointError:
-        has_best = False
+        has_best = True
     if found and (best_step := found[-1][2]) >= 0 and not has_best:
         problems.append(f"{best.name} is damaged or missing")
         found = [entry for entry in found if entry[0] < best_step]

@@ -118,8 +118,7 @@ def watched_at(config: RunConfig, tracker: Tracker) -> str:
     if tracker.run_id is not None:
         places.append(f"clew ui, or MLflow: {in_use()}, run {tracker.run_id}")
     if config.tracking.tensorboard:
-        folder = as_typed(Path(config.tracking.tensorboard_dir))
-        places.append(f"tensorboard --logdir {folder}")
+        places.append(f"tensorboard --logdir {as_typed(Path(config.tracking.tensorboard_dir))}")
     return "; ".join(places) or "nowhere, because nothing is recorded"
 
 

@@ -37,8 +37,6 @@ from clew.workflows.training_run import task_tags
 from clew.workflows.trials import PARENT, Ending, TrialRecord, TrialStudy, opened_study, train_trial
 from clew.workflows.warm_start import with_named_start
 
-FILES = (names.BEST_YAML, names.TRIALS_CSV)
-
 
 def shown(settings: dict[str, Value]) -> str:
     """Return settings in one line."""
@@ -167,8 +165,8 @@ class Search:
     def store(self) -> None:
         """Store the files of the search as artifacts of its run."""
         self._write()
-        for path in (self.folder / name for name in FILES):
-            if path.is_file():
+        for name in (names.BEST_YAML, names.TRIALS_CSV):
+            if (path := self.folder / name).is_file():
                 self.tracker.artifact(path, names.ARTIFACT_TUNE)
 
     def _is_time_up(self) -> bool:

@@ -105,17 +105,12 @@ def _find(
     entities = rows_by_name(earlier.entities, graph.entities)
     relations = rows_by_name(earlier.relations, graph.relations)
     taken = len(entities[1]), len(relations[1])
-    found = WarmStart(
-        source=earlier.source,
-        entities_taken=taken[0],
-        entities_new=graph.num_entities - taken[0],
-        relations_taken=taken[1],
-        relations_new=graph.num_relations - taken[1],
-    )
-    if not taken[0] or (is_other and found.entities_new + found.relations_new):
+    new = graph.num_entities - taken[0], graph.num_relations - taken[1]
+    found = WarmStart(earlier.source, taken[0], new[0], taken[1], new[1])
+    if not taken[0] or (is_other and any(new)):
         raise ConfigError(
-            f"{earlier.source} has {found.entities_taken:,} of the {graph.num_entities:,} entities "
-            f"and {found.relations_taken:,} of the {graph.num_relations:,} relations of "
+            f"{earlier.source} has {taken[0]:,} of the {graph.num_entities:,} entities "
+            f"and {taken[1]:,} of the {graph.num_relations:,} relations of "
             f"{graph.name}: its names are like {earlier.entities.name(0)!r}, here they are like "
             f"{graph.entities.name(0)!r}; give the data that it was trained on"
         )

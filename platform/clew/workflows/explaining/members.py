@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from functools import partial
 from subprocess import Popen
 from typing import Any
 
@@ -132,26 +133,16 @@ def _train(
     logger.info("%s with other seeds to do, %d at once%s", count, at_once, about)
     tags = {names.TAG_MEMBER_OF: parent or title}
     threads, started = max(1, num_cores() // at_once), list[Popen[str]]()
-
-    def train(config: RunConfig, resumes: str) -> str:
-        result = train_in_child(
-            config,
-            parent_run_id=parent,
-            tags=tags,
-            resumes=resumes,
-            num_threads=threads,
-            started=started.append,
-        )
-        assert result.run_id is not None
-        return result.run_id
-
+    train = partial(
+        train_in_child, parent_run_id=parent, tags=tags, num_threads=threads, started=started.append
+    )
     left, found = [(config, _stopped(config)) for config in configs], dict[int, str]()
     progress(0, total)
     with ThreadPoolExecutor(at_once) as pool:
-        ends = {pool.submit(train, *each): each[0].training.seed for each in left}
+        ends = {pool.submit(train, one, resumes=run): one.training.seed for one, run in left}
         try:
             for end in as_completed(ends):
-                found[ends[end]] = end.result()
+                found[ends[end]] = end.result().run_id or ""
                 progress(len(found), total)
         except BaseException as error:
             pool.shutdown(wait=False, cancel_futures=True)

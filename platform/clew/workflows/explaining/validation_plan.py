@@ -195,25 +195,19 @@ def measure(
     """Return how well the scores predict the retrainings."""
     direction = source.tracer.settings.direction
 
+    def losses(seed: int, drop: float) -> Float[np.ndarray, "subset test"]:
+        every = (Retraining(seed, np.flatnonzero(subset)) for subset in plan.subsets[drop])
+        return np.stack([folder.read(one).of(direction).total_loss for one in every])
+
     scores: list[DatamodellingScore] = []
     ceilings: list[Ceiling] = []
-    for drop, subsets in plan.subsets.items():
-        by_seed = {
-            seed: np.stack(
-                [
-                    folder.read(Retraining(seed, np.flatnonzero(subset))).of(direction).total_loss
-                    for subset in subsets
-                ]
-            )
-            for seed in (plan.own_seed, *plan.other_seeds)
-        }
-        scores += _datamodelling_scores(plan, drop, "same", by_seed[plan.own_seed])
-        others = [by_seed[seed] for seed in plan.other_seeds]
+    for drop in plan.subsets:
+        scores += _datamodelling_scores(plan, drop, "same", losses(plan.own_seed, drop))
+        others, ceiling = [losses(seed, drop) for seed in plan.other_seeds], None
         if others:
             scores += _datamodelling_scores(plan, drop, "other", np.mean(others, axis=0))
-        ceilings.append(
-            Ceiling(drop=drop, correlation=outcomes.ceiling(np.stack(others)) if others else None)
-        )
+            ceiling = outcomes.ceiling(np.stack(others))
+        ceilings.append(Ceiling(drop=drop, correlation=ceiling))
     again = folder.read(Retraining(plan.own_seed, NOTHING))
     return ValidationRecord(
         source_run=source.model.run_id or "",
