@@ -66,16 +66,9 @@ def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) 
         against = measure_against(loaded, negatives, split) if negatives else {}
         metrics = measure(loaded, source, split) | against | measure_seen(loaded, split)
         seconds = time.perf_counter() - began
-        with (
-            linked_run(
-                source,
-                loaded,
-                f"evaluate {loaded.task.dataset} {split}",
-                kind=names.KIND_EVALUATE,
-                context="evaluation",
-            ) as tracker,
-            working_folder("evaluation") as folder,
-        ):
+        name, of = f"evaluate {loaded.task.dataset} {split}", names.KIND_EVALUATE
+        run = linked_run(source, loaded, name, kind=of, context="evaluation")
+        with run as tracker, working_folder("evaluation") as folder:
             step = source.manifest.step
             tracker.metrics({names.TIME_EVALUATION_SECONDS: seconds, **metrics}, step)
             report = folder / names.ARTIFACT_EVALUATION

@@ -130,7 +130,7 @@ def predict(
             raise bad[0].error
         if bad:
             notes.append(f"{len(bad):,} of {len(asked):,} queries have no answer; see their error")
-        questions = [query for item in asked if not isinstance(item, Unanswered) for query in item]
+        asking = [query for item in asked if not isinstance(item, Unanswered) for query in item]
         if not predictor.has_inverses and any(q.query.is_triple for q in queries):
             notes.append(
                 "a whole triple is ranked only by its tail, because this model was trained "
@@ -138,24 +138,17 @@ def predict(
             )
         if level is not None:
             calibrate_answer_sets(predictor, source)
-        found = iter(
-            predictor.predict(
-                questions,
-                top_k=top_k,
-                filter_known=filter_known,
-                level=level,
-                limits=limits,
-                apart=apart,
-            )
+        found = predictor.predict(
+            asking, top_k=top_k, filter_known=filter_known, level=level, limits=limits, apart=apart
         )
-        calibration = predictor.calibration
+        left, calibration = iter(found), predictor.calibration
         notes.append(about_probabilities(calibration, limits))
         return PredictResult(
             model=source.title,
             predictions=tuple(
                 part
                 for item in asked
-                for part in ([item] if isinstance(item, Unanswered) else islice(found, len(item)))
+                for part in ([item] if isinstance(item, Unanswered) else islice(left, len(item)))
             ),
             temperature=calibration.temperature if calibration else None,
             is_calibrated=calibration is not None and not calibration.not_fitted_because,

@@ -187,7 +187,7 @@ def predict_frames(
     with open_model(model) as source:
         only = "only models of image sequences predict frames"
         config, data = source.config, require_data(source, ImageSequenceData, only)
-        device = device_of(config)
+        device, at_once = device_of(config), config.evaluation.batch_size
         with working_folder("sequences") as work:
             record = SequencesRecord.read(recorded(source, SEQUENCES_FILE, work))
         regressor, _ = load_sequence_model(source.checkpoint, record)
@@ -199,11 +199,7 @@ def predict_frames(
             if regressor.config.predicts == "change":
                 present_values(windows)
             prediction = predict_windows(
-                regressor,
-                windows,
-                batch_size=config.evaluation.batch_size,
-                device=device,
-                progress=progress,
+                regressor, windows, batch_size=at_once, device=device, progress=progress
             )
         said = {"target": record.target_name, "unit": record.unit, "model": source.title}
         if intervals:

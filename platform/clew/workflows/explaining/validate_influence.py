@@ -80,21 +80,17 @@ def validate_influence(
         retrainer = Retrainer(graph, config, source.model.manifest, source.tracer.device)
         tests = choose_tests(graph.test, request.tests)
         examiner = Examiner(graph, config, tests)
-        name = source.model.run_id or source.model.manifest.config_hash
-        given = request.output_dir or Path("runs") / "validate_influence" / name
+        own = source.model.run_id or source.model.manifest.config_hash
+        given = request.output_dir or Path("runs") / "validate_influence" / own
         folder = KeptRetrainings(given, identity(source, tests))
         trained = examiner.examine(source.tracer.models[-1])
         plan = plan_experiment(request, source, tests, trained)
         every = {one.key: one for one in plan.retrainings}
         missing = [one for one in every.values() if one not in folder]
         _forecast(request, retrainer, len(missing), len(tests), say)
-        with linked_run(
-            source.model,
-            source.loaded,
-            f"validate {source.task.dataset}",
-            kind=names.KIND_VALIDATE,
-            context="explanation",
-        ) as tracker:
+        name, of = f"validate {source.task.dataset}", names.KIND_VALIDATE
+        run = linked_run(source.model, source.loaded, name, kind=of, context="explanation")
+        with run as tracker:
             kept = len(every) - len(missing)
             progress(kept, len(every))
             for done, (one, model) in enumerate(retrainer.train_each(missing), kept + 1):
