@@ -60,6 +60,8 @@ class EvaluateResult:
 
 def evaluate(model: str, split: str = "test", *, negatives: Path | None = None) -> EvaluateResult:
     """Evaluate a model on a split of the run's data, and record a run of kind `evaluate`."""
+    if split not in ("valid", "test"):
+        raise ConfigError(f"split is {split!r}; expected valid or test")
     with open_model(model) as source:
         loaded = load_source(source)
         began = time.perf_counter()
