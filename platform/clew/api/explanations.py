@@ -31,10 +31,11 @@ from clew.runs.window_report import (
     numbers_of,
 )
 from clew.workflows.explaining.members import Progress
-from clew.workflows.explaining.trace_windows import Text, trace_sequences, trace_texts
+from clew.workflows.explaining.trace_windows import trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
 from clew.workflows.explaining.value_facts import FactValues
 from clew.workflows.explaining.value_facts import value_facts as value_all
+from clew.workflows.predict_windows import Text
 
 if TYPE_CHECKING:
     from clew.api.charts import Chart

@@ -153,7 +153,8 @@ class TraceTextOptions(TraceWindowsOptions):
 @command(TraceTextOptions, "clew trace-text newest prompt='To be, or'")
 def trace_text(options: TraceTextOptions) -> None:
     """Find the training windows behind a text. They made its continuation likely."""
-    from clew.workflows.explaining.trace_windows import Text, read_texts, trace_texts
+    from clew.workflows.explaining.trace_windows import trace_texts
+    from clew.workflows.predict_windows import Text, read_texts
 
     if options.prompts is not None and (options.prompt or options.continuation):
         beside = "--prompt" if options.prompt else "--continuation"

@@ -1,5 +1,6 @@
 """The base class of every section of the configuration."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +30,7 @@ def can_be_written(text: str) -> bool:
 
     Text from JSON or from command-line arguments can contain unpaired surrogates, which cannot.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return not re.search("[\ud800-\udfff]", text)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pydantic
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from clew.config.data import TokenData
 from clew.config.image_sequences import ImageSequenceData
-from clew.errors import CheckpointError, ConfigError, DataError, TrackingError, UsageError, counted
+from clew.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    TrackingError,
+    UsageError,
+    counted,
+    described,
+)
 from clew.files import working_folder
 from clew.image_sequences.errors import CONFIDENCE, HeldOutErrors, Intervals
 from clew.image_sequences.files import handed_in_frames
@@ -25,6 +35,7 @@ from clew.image_sequences.prediction import (
 )
 from clew.image_sequences.task import SequenceRegression
 from clew.image_sequences.windows import present_values
+from clew.input_files import read_lines
 from clew.language_modeling.model import Sampling
 from clew.language_modeling.packed_tokens import read_manifest
 from clew.language_modeling.task import LanguageModeling
@@ -118,6 +129,34 @@ def open_text_model(source: ModelSource) -> TextModel:
     found = load_text_model(source.checkpoint, text, tokenizer)
     found.model.to(device_of(source.config))
     return found
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Text:
+    """A continuation of a prompt to explain; if it is empty, the model generates one."""
+
+    prompt: str
+    continuation: str = ""
+
+
+_TEXTS = TypeAdapter(Text)
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Read a file with one JSON object per line, with `prompt` and optionally `continuation`."""
+    texts = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            try:
+                texts.append(_TEXTS.validate_json(line))
+            except ValidationError as error:
+                raise DataError(
+                    f"{path}, line {number}: {described(error)}; expected "
+                    '{"prompt": TEXT, "continuation": TEXT}, the latter is optional'
+                ) from None
+    if not texts:
+        raise DataError(f"{path}: holds no prompt; expected a JSON object with `prompt` per line")
+    return texts
 
 
 def read_prompt(name: str, standard_input: BinaryIO) -> str:

@@ -126,9 +126,7 @@ def goes_on_with(config: RunConfig, tracker: Tracker, checkpoint_dir: Path | Non
     """Return the options that continue a stopped run; empty if no checkpoint is kept."""
     if tracker.run_id is not None and config.tracking.log_checkpoints:
         return f"--resume {tracker.run_id}"
-    if checkpoint_dir is None:
-        return ""
-    return f"--resume --checkpoint-dir {as_typed(checkpoint_dir)}"
+    return f"--resume --checkpoint-dir {as_typed(checkpoint_dir)}" if checkpoint_dir else ""
 
 
 @contextmanager
