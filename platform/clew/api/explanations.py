@@ -172,9 +172,7 @@ class Attribution:
             return shown
         head, *body = shown.split("<tr>")  # the row of the headings has a style of its own
         disputed = rows[AGREEING_COLUMN] < len(self.report.model.runs)
-        marks = [
-            f'<tr style="color: {PLAIN.colour}">' if is_grey else "<tr>" for is_grey in disputed
-        ]
+        marks = [f'<tr style="color: {PLAIN.colour}">' if grey else "<tr>" for grey in disputed]
         return head + "".join(mark + row for mark, row in zip(marks, body, strict=True))
 
 

@@ -148,13 +148,11 @@ class TripleModel(Model):
                 "head and tail are both given, so there is nothing to predict; leave one out, or "
                 "get the rank of the triple with model.place(head, relation, tail)"
             )
-        answering, query = self._ready, Query(relation, head=head or None, tail=tail or None)
-        if conformal is not None and answering.answer_sets is None:
+        ready, query = self._ready, Query(relation, head=head or None, tail=tail or None)
+        if conformal is not None and ready.answer_sets is None:
             with open_model(self.reference) as source:
-                calibrate_answer_sets(answering, source)
-        (found,) = answering.predict(
-            [query], top_k=top_k, filter_known=filter_known, level=conformal
-        )
+                calibrate_answer_sets(ready, source)
+        (found,) = ready.predict([query], top_k=top_k, filter_known=filter_known, level=conformal)
         if found.warning:
             logger.warning("%s", found.warning)
         rows = [vars(answer) for answer in found.answers]

@@ -226,11 +226,9 @@ def flags(verb: str) -> tuple[DeclaredOption, ...]:
                 continue
             main = replace(_option_of(name, field), field="", key=f"{section}.{name}")
             found[name] = main
-            if flag.off:
+            if off := flag.off:
                 same = f"Same as {dashed(name)} false."
-                found[flag.off] = replace(
-                    main, name=flag.off, help=same, switch="false", terminal_only=True
-                )
+                found[off] = replace(main, name=off, help=same, switch="false", terminal_only=True)
     return tuple(found.values())
 
 

@@ -192,9 +192,7 @@ HELP_ALL = click.Option(
 
 def write_short_help(verb: "Verb", formatter: click.HelpFormatter) -> None:
     """Write the options that matter most in groups, each on one line."""
-    known = {
-        option.name: option for option in verb.declared if not option.hidden | option.positional
-    }
+    known = {o.name: o for o in verb.declared if not o.hidden | o.positional}
     with formatter.section("Example"):
         formatter.write_text(verb.example)
     for title, names in GROUPS.items():

@@ -16,7 +16,7 @@ from clew import names
 from clew.cli.options import Configured, Option, Options, Printed, command, dashed
 from clew.cli.output import in_json, tell
 from clew.config.data import ImportSettings
-from clew.errors import UsageError, counted, printable, refusing
+from clew.errors import UsageError, counted, extra, printable, refusing
 
 RunKind = Literal["train", "evaluate", "trace", "compare", "promote", "validate", "tune", "value"]
 
@@ -166,10 +166,8 @@ class RunList:
         if not self.runs:
             return "no such run"
         rows = [asdict(run) for run in self.runs]
-        lines = [
-            [key.replace("_", " ") for key in rows[0]],
-            *(list(map(printable, row.values())) for row in rows),
-        ]
+        lines = [[key.replace("_", " ") for key in rows[0]]]
+        lines += [list(map(printable, row.values())) for row in rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         shown = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         note = ["there are more; --limit shows more of them"] if self.more else []
@@ -257,10 +255,9 @@ def ui(options: UiOptions) -> int:
     from clew.processes import PARENT_VARIABLE, run_child
     from clew.runs.store import tracking_uri
 
-    if find_spec("streamlit") is None:
-        raise UsageError(
-            "the package streamlit is not installed; install it with pip install 'clew[ui]'"
-        )
+    with extra("ui"):
+        if find_spec("streamlit") is None:
+            raise ModuleNotFoundError(name="streamlit")
     port, address, base_path = str(options.port), options.address, options.base_path.strip("/")
     wrong = f"--port {port} at {address} cannot be used"
     advice = "; if a dashboard is already running there, open it, else give another --port"

@@ -113,9 +113,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) not in known:
         known[id(node)] = MAX_NODES  # a node that contains itself would expand forever
         children = node.value if isinstance(node, yaml.CollectionNode) else []
-        inner = (
-            part for child in children for part in (child if type(child) is tuple else [child])
-        )
+        inner = (n for child in children for n in (child if type(child) is tuple else [child]))
         known[id(node)] = 1 + sum(_size(part, known) for part in inner)
     return known[id(node)]
 
@@ -143,8 +141,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 continue
             key = key_node.value
             if key in seen:
-                raise ConfigError(
-                    f"line {line}: key {quoted(key)} is given twice; keep one of them"
-                )
+                raise ConfigError(f"line {line}: key {quoted(key)} is given twice; keep one")
             seen.add(key)
         return super().construct_mapping(node, deep)

@@ -245,7 +245,5 @@ GraphModelConfig = (
     | RotatEModel
     | RotEModel
 )
-GRAPH_MODELS = tuple(
-    str(model.model_fields["kind"].default) for model in get_args(GraphModelConfig)
-)
+GRAPH_MODELS = tuple(str(m.model_fields["kind"].default) for m in get_args(GraphModelConfig))
 """Every `kind` of graph model; the first is the default."""

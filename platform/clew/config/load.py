@@ -124,9 +124,7 @@ def apply_overrides(content: Mapping[str, Any], overrides: Overrides) -> dict[st
             raise ConfigError(f"{quoted(key)[1:-1]}: no section {quoted(section)}; {known}")
         target = merged.setdefault(section, {})
         if not isinstance(target, dict):
-            raise ConfigError(
-                f"{section} is {quoted(target)}; expected keys such as {quoted(name)}"
-            )
+            raise ConfigError(f"{section} is {quoted(target)}; expected keys like {quoted(name)}")
         if not name:
             raise ConfigError(
                 f"{section} is {quoted(value)}; give each setting with its own key, such as "

@@ -131,9 +131,7 @@ def recorded(source: ModelSource, name: str, work: Path) -> Path:
     if found is not None:
         return found
     if source.run_id is None:
-        raise CheckpointError(
-            f"{source.title}: {name} is not next to it; give the run's id instead"
-        )
+        raise CheckpointError(f"{source.title}: {name} is not next to it; give the run's id")
     return download_artifact(source.run_id, name, work)
 
 

@@ -326,10 +326,8 @@ def predict_list(
             triples = [(item.query.head, item.query.relation, item.query.tail) for item in asked]
             wrong = {i: f"{item.where}: {item.error}" for i, item in enumerate(asked) if item.error}
             rows = scored_triples(predictor, triples, limits, wrong)
-            if num_bad := rows.num_rows - rows["error"].null_count:
-                notes.append(
-                    f"{num_bad:,} of {rows.num_rows:,} rows have no score; see their error"
-                )
+            if bad := rows.num_rows - rows["error"].null_count:
+                notes.append(f"{bad:,} of {rows.num_rows:,} rows have no score; see their error")
         notes.append(about_probabilities(predictor.calibration, limits))
         if predictor.calibration is not None and predictor.has_inverses:
             notes.append("the probability of a pair is the mean of its tail's and its head's")

@@ -90,11 +90,8 @@ class PromotionResult:
             tried = self.checks and not self.refused
             return self.outcome + (f"\nnext: clew promote {self.run_id}" if tried else "")
         uri = shlex.quote(self.uri)
-        commands = (
-            f"mlflow models serve -m {uri} --env-manager local",
-            f"clew evaluate --model {uri}",
-        )
-        return "\n".join([self.outcome, self.uri, *(f"next: {command}" for command in commands)])
+        serve = f"next: mlflow models serve -m {uri} --env-manager local"
+        return "\n".join([self.outcome, self.uri, serve, f"next: clew evaluate --model {uri}"])
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"uri": self.uri}

@@ -209,12 +209,10 @@ def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
 def _distribution(parameter: Parameter, *, whole: bool) -> BaseDistribution:
     if parameter.choices is not None:
         return CategoricalDistribution(parameter.choices)
-    low, high = parameter.ends
+    (low, high), step = parameter.ends, parameter.step
     if whole:
-        return IntDistribution(
-            int(low), int(high), log=parameter.log, step=int(parameter.step or 1)
-        )
-    return FloatDistribution(low, high, log=parameter.log, step=parameter.step)
+        return IntDistribution(int(low), int(high), log=parameter.log, step=int(step or 1))
+    return FloatDistribution(low, high, log=parameter.log, step=step)
 
 
 class TrialPruned(Interrupted):

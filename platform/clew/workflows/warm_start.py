@@ -136,9 +136,7 @@ def _of_run(reference: str, task: LinkPrediction) -> OtherModel:
         )
     if earlier.has_inverses != task.inverse_relations:
         trained = str(earlier.has_inverses).lower()
-        raise ConfigError(
-            f"{title}, trained with data.inverse_relations={trained}; set the same here"
-        )
+        raise ConfigError(f"{title}, trained with data.inverse_relations={trained}; set the same")
     state = earlier.model.state_dict()
     return OtherModel(source.title, {}, state, earlier.entities, earlier.relations)
 

@@ -206,10 +206,8 @@ def _draw(folder: Path, source: TraceSource, num_tests: int) -> None:
     """Draw the first explanations beside their report, for MLflow's own pages."""
     entities = source.task.graph.entities
     kinds = dict[str, str]()
-    if entities.category_array is not None:
-        pairs = zip(
-            entities.name_array.to_pylist(), entities.category_array.to_pylist(), strict=True
-        )
+    if (categories := entities.category_array) is not None:
+        pairs = zip(entities.name_array.to_pylist(), categories.to_pylist(), strict=True)
         kinds = {name: kind for name, kind in pairs if kind}
     for index in range(min(num_tests, NUM_PICTURES)):
         shown = replace(open_explanation(str(folder), index), kinds=kinds)

@@ -77,9 +77,7 @@ class ValidationPlan:
 def choose_tests(test: Triples, count: int) -> Triples:
     """Return up to `count` test triples, in a random order that is always the same."""
     if not len(test):
-        raise DataError(
-            "the data has no test triples, so there is nothing to explain; give data.test"
-        )
+        raise DataError("the data has no test triples, so nothing to explain; give data.test")
     return test[np.random.default_rng(0).permutation(len(test))[:count]]
 
 
@@ -264,9 +262,7 @@ def _datamodelling_scores(
 def deletion_effects(
     plan: ValidationPlan, folder: KeptRetrainings, direction: Question
 ) -> list[DeletionEffect]:
-    nothing = {
-        seed: folder.read(Retraining(seed, NOTHING)).of(direction) for seed in plan.other_seeds
-    }
+    nothing = {s: folder.read(Retraining(s, NOTHING)).of(direction) for s in plan.other_seeds}
     falls: dict[tuple[str, int], list[np.ndarray]] = {}
     for deletion in plan.deletions:
         places, differences = list(deletion.tests), []

@@ -192,9 +192,7 @@ def _weighted_tests(request: ValueRequest, graph: KnowledgeGraph) -> tuple[Tripl
     weights = request.weights
     tests = tests_of(request.test, graph) if request.test else graph.valid
     if not len(tests):
-        raise DataError(
-            f"{graph.name} has no validation triples; give a file of triples with --test"
-        )
+        raise DataError(f"{graph.name} has no validation triples; give triples with --test")
     if isinstance(weights, Path):
         return tests, read_weights(weights, len(tests))
     return tests, np.full(len(tests), 1.0 / len(tests)) if weights is None else np.array(weights)
@@ -204,9 +202,7 @@ def read_weights(path: Path, count: int) -> np.ndarray:
     """Read one number per line."""
     lines = read_lines(path)
     if len(lines) != count:
-        raise DataError(
-            f"{path}: expected {count} lines, one number per triple, but it has {len(lines)}"
-        )
+        raise DataError(f"{path}: {len(lines)} lines; expected {count}, one number per triple")
     weights: np.ndarray = pd.to_numeric(pd.Series(lines), errors="coerce").to_numpy(float)
     if len(wrong := np.flatnonzero(~np.isfinite(weights))):
         line = lines[wrong[0]]
