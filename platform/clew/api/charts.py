@@ -31,11 +31,8 @@ def influence_chart(
 
     The frame is a table of `clew.api.explanations`, the heading the name and unit of its scores.
     """
-    strongest = frame[frame["rank"] <= num_examples]
-    panels = [
-        _panel(strongest[strongest[TEST] == number], title, heading)
-        for number, title in enumerate(titles)
-    ]
+    drawn = frame[frame["rank"] <= num_examples]
+    panels = [_panel(drawn[drawn[TEST] == i], title, heading) for i, title in enumerate(titles)]
     return panels[0] if len(panels) == 1 else alt.vconcat(*panels)
 
 

@@ -187,11 +187,8 @@ def open_predictor(source: ModelSource) -> tuple[Predictor, list[str]]:
     A registered model contains everything. For a run or a checkpoint, the known answers are read
     from the data set. Without the data set, the names that the run recorded are enough to answer.
     """
-    require_data(
-        source,
-        TripleData,
-        "only link prediction answers queries by name and has embeddings with names",
-    )
+    only = "only link prediction answers queries by name and has embeddings with names"
+    require_data(source, TripleData, only)
     if (source.checkpoint / VOCABULARY_FOLDER).is_dir():
         return load_predictor(source.checkpoint), []
     try:
@@ -365,11 +362,8 @@ def _of_line(line: str, where: str) -> Asked:
     try:
         is_json = line.lstrip().startswith("{")
         parts = _PARTS.validate_json(line) if is_json else _parts_of_tabs(line)
-        query = Query(
-            parts.get("relation") or "",
-            head=parts.get("head") or None,
-            tail=parts.get("tail") or None,
-        )
+        head, tail = parts.get("head") or None, parts.get("tail") or None
+        query = Query(parts.get("relation") or "", head=head, tail=tail)
         _ = query.is_triple or query.asks_for
         return Asked(query, where)
     except ValidationError as error:

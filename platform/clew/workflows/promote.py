@@ -270,20 +270,18 @@ class Challenge:
         return result
 
     def _decide(self, tracker: Tracker) -> PromotionResult:
-        checks = self._checks()
+        checks, gate, registry = self._checks(), self.gate, self.registry
         if (final := _final(checks)) is not None:
             outcome = f"run {self.run_id} is not promoted and not registered: {final}"
             return self._result(None, checks, outcome, refused=True)
         failed = [check for check in checks if not check.passed]
-        tags = self.gate.describe_candidate()
+        tags = gate.describe_candidate()
         if failed and not self.force and (kept := self._kept(tags)):
             return self._refuse(kept, checks, _reasons(failed))
         tags |= {names.TAG_PROMOTE_RUN: tracker.run_id or ""}
-        version = self.registry.register(
-            self.name, self.gate.package, run_id=self.run_id, tags=tags
-        )
-        self.registry.describe(version, self.gate.card(version.uri))
-        served = self.gate.served(self.registry, version)
+        version = registry.register(self.name, gate.package, run_id=self.run_id, tags=tags)
+        registry.describe(version, gate.card(version.uri))
+        served = gate.served(registry, version)
         checks.append(served)
         self.report(served)
         if not served.passed:
@@ -298,14 +296,14 @@ class Challenge:
                 names.TAG_REFUSED_BECAUSE: _reasons(failed),
             }
             tracker.tags({names.TAG_FORCED_BECAUSE: self.force})
-        self.registry.tag(version, verdict | {names.TAG_PROMOTED_BY: acting_person()})
+        registry.tag(version, verdict | {names.TAG_PROMOTED_BY: acting_person()})
         try:
-            hand_over(self.registry, version, self.alias, self.gate.champion)
+            hand_over(registry, version, self.alias, gate.champion)
         except PromotionRefused as error:
             return self._refuse(version, checks, str(error))
         outcome = f"{'forced' if failed else 'promoted'}: version {version.number} of {self.name} "
         outcome += f"is {self.alias}"
-        if former := self.gate.champion:
+        if former := gate.champion:
             previous = alias_beside(self.alias, names.ALIAS_PREVIOUS)
             outcome += f", version {former.number} is {previous}"
         return self._result(version.number, checks, outcome)

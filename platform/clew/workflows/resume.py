@@ -76,10 +76,8 @@ class ResumePoint:
 
     def __post_init__(self) -> None:
         """Refuse a checkpoint that is beyond the configured end of training."""
-        for key, reached in (
-            ("num_epochs", self.manifest.epoch),
-            ("max_steps", self.manifest.step),
-        ):
+        done = {"num_epochs": self.manifest.epoch, "max_steps": self.manifest.step}
+        for key, reached in done.items():
             wanted = getattr(self.config.training, key)
             if wanted is not None and reached > wanted:
                 raise ConfigError(

@@ -321,9 +321,8 @@ def trace_run(
     The peaks of process and GPU memory are reset here. They include the memory that is already in
     use, such as the loaded models.
     """
-    with linked_run(
-        source, loaded, run_name, kind=kind, context="explanation", tags=tags
-    ) as tracker:
+    run = linked_run(source, loaded, run_name, kind=kind, context="explanation", tags=tags)
+    with run as tracker:
         reset_gpu_peaks(loaded.device)
         hardware.reset_process_peak()
         started_gib = hardware.process_gib()

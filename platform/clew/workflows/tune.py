@@ -118,12 +118,8 @@ class Search:
 
     def _begin(self, running: dict[int, optuna.Trial]) -> bool:
         before, slots = len(running), self.nodes.slots if self.nodes else 1
-        most = self.request.trials or math.inf
-        while (
-            len(running) < slots
-            and not self._is_time_up()
-            and len(self.study.decided) + len(running) < most
-        ):
+        most = (self.request.trials or math.inf) - len(self.study.decided)
+        while len(running) < min(slots, most) and not self._is_time_up():
             trial = self.study.ask()
             running[trial.number] = trial
             if self.nodes is not None:

@@ -175,9 +175,7 @@ def random_subsets(num_facts: int, fraction: float, count: int) -> Bool[np.ndarr
     return dropped
 
 
-def deletions(
-    scores: Mapping[str, Matrix], tests: Sequence[int], ties: Matrix
-) -> Iterator[Deletion]:
+def deletions(scores: dict[str, Matrix], tests: Sequence[int], ties: Matrix) -> Iterator[Deletion]:
     """Yield the facts that each form of score deletes for each group of test triples."""
     groups = [tuple(tests[i : i + TESTS_PER_GROUP]) for i in range(0, len(tests), TESTS_PER_GROUP)]
     for form, values in scores.items():

@@ -163,7 +163,7 @@ def value_facts(
                 most = request.confirm
                 ends = np.unique([found.order[:most], found.order[::-1][:most]])
                 without[ends] = _rises_without(again, loss, ends, retrained)
-            _record(tracker, source, request, found)
+            _record(tracker, source, found)
             tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
         return found
 
@@ -210,10 +210,8 @@ def read_weights(path: Path, count: int) -> np.ndarray:
     return weights
 
 
-def _record(
-    tracker: Tracker, source: TraceSource, request: ValueRequest, found: FactValues
-) -> None:
-    graph = found.graph
+def _record(tracker: Tracker, source: TraceSource, found: FactValues) -> None:
+    graph, request = found.graph, found.request
     settings = replay_settings(source.model.config, source.checkpoints[-1].step)
     with working_folder("values") as temporary:
         folder = temporary / names.ARTIFACT_VALUES
