@@ -20,13 +20,7 @@ import numpy as np
 from clew import names
 from clew.errors import ConfigError, DataError, printable
 from clew.files import as_typed, working_folder
-from clew.link_prediction.given_negatives import (
-    classification_quality,
-    fit_thresholds,
-    rank_given,
-    read_given_negatives,
-    score_triples,
-)
+from clew.link_prediction import given_negatives
 from clew.link_prediction.models.base import GraphModel
 from clew.link_prediction.query_scores import QueryScores
 from clew.link_prediction.task import LinkPrediction
@@ -128,8 +122,9 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
             )
         return _classify(task, model, negatives)
     graph = task.graph
-    given = read_given_negatives(negatives, graph.entities, graph.relations)
-    return _named(split, names.GIVEN, rank_given(model, given, graph.num_relations).quality())
+    given = given_negatives.read_given_negatives(negatives, graph.entities, graph.relations)
+    ranks = given_negatives.rank_given(model, given, graph.num_relations)
+    return _named(split, names.GIVEN, ranks.quality())
 
 
 def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str, float]:
@@ -144,11 +139,11 @@ def _classify(task: LinkPrediction, model: GraphModel, folder: Path) -> dict[str
         if not path.is_file():
             raise DataError(f"{folder}: no file {path.name}; expected the false {name} triples")
         triples = np.concatenate([true, read_triples(path, graph.entities, graph.relations)])
-        scores = score_triples(model, triples, graph.num_relations)
+        scores = given_negatives.score_triples(model, triples, graph.num_relations)
         scored[name] = scores, np.arange(len(triples)) < len(true), triples[:, RELATION]
-    thresholds = fit_thresholds(*scored["valid"], graph.num_relations)
+    thresholds = given_negatives.fit_thresholds(*scored["valid"], graph.num_relations)
     scores, is_true, relation = scored["test"]
-    quality = classification_quality(scores >= thresholds[relation], is_true)
+    quality = given_negatives.classification_quality(scores >= thresholds[relation], is_true)
     return _named("test", names.CLASSIFICATION, quality)
 
 
