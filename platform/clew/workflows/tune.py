@@ -260,12 +260,8 @@ def tune(
     del task  # each trial reads the data itself and may need the memory
     place = re.sub(r"[^\w.-]+", "-", tags[names.TAG_DATASET])
     folder = request.output_dir or Path("runs") / "tune" / f"{place}-{identity}"
-    with (
-        opened_study(
-            folder, identity=identity, space=space, config=config, seed=request.seed
-        ) as study,
-        opened_cluster(cluster) as nodes,
-    ):
+    opened = opened_study(folder, identity=identity, space=space, config=config, seed=request.seed)
+    with opened as study, opened_cluster(cluster) as nodes:
         if nodes is not None:
             nodes.require_same("the data", data_fingerprint, config)
         for run_id in study.left:

@@ -86,10 +86,8 @@ def start_warm(model: nn.Module, task: Task[Any], earlier: str | OtherModel) -> 
             tensor[target.to(tensor.device)] = before[name][source].to(tensor.device)
         else:
             tensor.copy_(before[name])
-    logger.info(
-        "started from %s: %d entities taken over, %d new; %d relations taken over, %d new",
-        *vars(found).values(),
-    )
+    said = "started from %s: %d entities taken over, %d new; %d relations taken over, %d new"
+    logger.info(said, *vars(found).values())
     return found
 
 

@@ -186,10 +186,8 @@ def tracin(
         check_output(output, described, tests)
         if first_answer is not None:
             write_first_answer(first_answer, source, described, tests)
-        with (
-            open_trace_run(source, run_name(source.task.graph, tests)) as tracker,
-            working_folder("influence") as temporary,
-        ):
+        run = open_trace_run(source, run_name(source.task.graph, tests))
+        with run as tracker, working_folder("influence") as temporary:
             folder = temporary / names.ARTIFACT_INFLUENCE
             findings = explain(source, tests, progress=progress)
             report = write_report(folder, described, findings)
@@ -255,11 +253,8 @@ def write_first_answer(
     near = touching(source.task.graph, tests) > 0
     share = float(near.any(0).mean())
     if source.tracer.settings.goes_through_steps or not 0 < share <= LARGEST_SHARE:
-        logger.info(
-            "no first answer: %d of %d training triples share an entity with the test triples",
-            near.any(0).sum(),
-            len(train),
-        )
+        said = "no first answer: %d of %d training triples share an entity with the test triples"
+        logger.info(said, near.any(0).sum(), len(train))
         return
     findings = explain(source, tests, candidates=near)
     write_influence_json(build_report(described, findings), path)

@@ -111,11 +111,8 @@ def _forecast(
     how = f"{at_once} at once" if at_once > 1 else f"one at a time: {retrainer.why_one_at_a_time}"
     say(f"{count} retrainings ({how}), about {lasts}")
     if request.subsets < FEWEST_SUBSETS or num_tests < FEWEST_TESTS:
-        logger.warning(
-            "too few to say anything: a test needs %d subsets and %d test triples",
-            FEWEST_SUBSETS,
-            FEWEST_TESTS,
-        )
+        fewest = FEWEST_SUBSETS, FEWEST_TESTS
+        logger.warning("too few to say anything: a test needs %d subsets, %d test triples", *fewest)
     if seconds > 3600 * request.max_hours:
         raise ConfigError(
             f"{count} retrainings of this graph take about {lasts}, more than --max-hours "
