@@ -137,13 +137,12 @@ def predict(options: PredictOptions) -> None:
 def _answer(options: PredictOptions) -> None:
     from clew.workflows import predict as workflow
     from clew.workflows.outputs import check_table, write_table
-    from clew.workflows.predict import asked, read_queries
 
     check_table("--output", options.output)
-    one = asked(options.head, options.relation, options.tail)
+    one = workflow.asked(options.head, options.relation, options.tail)
     result = workflow.predict(
         options.model,
-        read_queries(options.input) if options.input else [one],
+        workflow.read_queries(options.input) if options.input else [one],
         top_k=options.top_k,
         filter_known=options.filter_known,
         level=options.conformal,

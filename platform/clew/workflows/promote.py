@@ -24,7 +24,6 @@ from clew import names
 from clew.config.services import TrackingConfig
 from clew.errors import ConfigError, PromotionRefused, TrackingError, quoted
 from clew.files import working_folder, write_json
-from clew.names import maximizes
 from clew.runs.base import DataSet, RegisteredVersion, Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.metrics import find_best_run, own_metric
@@ -116,7 +115,7 @@ def promote(request: PromotionRequest, report: Report = lambda check: None) -> P
     registry = Registry.connect()
     run, tries = _choose_run(request)
     metric = request.metric or own_metric([run])
-    maximize = maximizes(metric)
+    maximize = names.maximizes(metric)
     with working_folder("promote", holds=f"run {run.run_id}") as folder:
         candidate = model_of(OpenedRun(run.run_id, folder, run.run_id))
         name = request.name or names.default_model_name(run.tags.get(names.TAG_DATASET, "model"))
