@@ -342,14 +342,10 @@ def value_facts(
     """
     if weights is not None and triples is None:
         raise ConfigError("weights are given without triples; give the triples that they are for")
-    tests = [] if triples is None else named_triples(triples)
+    tests = () if triples is None else tuple(named_triples(triples))
     numbers = None if weights is None else _numbers(weights, len(tests))
     request = ValueRequest(
-        model=reference_of(model),
-        test=tuple(tests),
-        weights=numbers,
-        direction=direction,
-        confirm=confirm,
+        model=reference_of(model), test=tests, weights=numbers, direction=direction, confirm=confirm
     )
     with progress_of("steps") as progress:
         return _facts_table(value_all(request, progress=progress))

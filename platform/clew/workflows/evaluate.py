@@ -186,12 +186,7 @@ def quality(task: Any, kind: str, metrics: Mapping[str, float]) -> list[str]:
 
 
 def verdict_of_training(
-    task: Any,
-    kind: str,
-    metrics: Mapping[str, float],
-    *,
-    run_id: str | None,
-    output_dir: Path | None,
+    task: Any, kind: str, metrics: dict[str, float], *, run_id: str | None, output_dir: Path | None
 ) -> list[str]:
     """Return the verdict on a training run, in at most seven lines."""
     lines = quality(task, kind, metrics)

@@ -272,7 +272,8 @@ def batch_tracin(
         progress(len(batch.outcomes), len(tests))
         explained = explain_groups(source, waiting)
         if nodes is not None:
-            explained = explain_on_cluster(nodes, of_nodes, waiting, source, identity)
+            group = source.model.config.influence.tests_per_group
+            explained = explain_on_cluster(nodes, of_nodes, waiting, group, identity)
         for found in explained:
             batch.keep(found)
             progress(len(batch.outcomes), len(tests))
@@ -321,17 +322,12 @@ def explain_part(
 
 
 def explain_on_cluster(
-    cluster: Cluster,
-    request: BatchRequest,
-    waiting: Waiting,
-    source: TraceSource,
-    identity: Mapping[str, Any],
+    cluster: Cluster, request: BatchRequest, waiting: Waiting, group: int, identity: dict[str, Any]
 ) -> Iterator[list[Explained]]:
-    """Yield explained test triples as parts end, each of several groups.
+    """Yield explained test triples as parts end, each of several groups of `group` triples.
 
     If a node refuses a part, or every node that tries it dies, all its test triples fail.
     """
-    group = source.model.config.influence.tests_per_group
     num_groups = -(-len(waiting) // group)
     size = group * max(1, -(-num_groups // (cluster.slots * PARTS_PER_SLOT)))
     for start in range(0, len(waiting), size):
