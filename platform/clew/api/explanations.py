@@ -24,12 +24,7 @@ from clew.runs.influence_forms import AGREEING_COLUMN, CHECKPOINT_PREFIX, PART_P
 from clew.runs.influence_report import InfluenceReport, TripleRecord
 from clew.runs.reading.picture import PLAIN
 from clew.runs.verification import Verification
-from clew.runs.window_report import (
-    SequenceInfluenceReport,
-    TextInfluenceReport,
-    WindowReport,
-    numbers_of,
-)
+from clew.runs.window_report import SequenceInfluenceReport, WindowReport, numbers_of
 from clew.workflows.explaining.members import Progress
 from clew.workflows.explaining.trace_windows import trace_sequences, trace_texts
 from clew.workflows.explaining.tracin import in_words, tracin
@@ -42,7 +37,7 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS = 10
 SPLIT_COLUMNS = (CHECKPOINT_PREFIX, PART_PREFIX)
-Report = InfluenceReport | TextInfluenceReport | SequenceInfluenceReport
+Report = InfluenceReport | WindowReport[Any]
 
 
 @dataclass(frozen=True)

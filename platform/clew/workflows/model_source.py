@@ -21,13 +21,7 @@ from clew.runs.base import RegisteredVersion
 from clew.runs.reading.runs import download_artifact
 from clew.subject import Subject
 from clew.training.checkpoints import AVERAGE_FILE, read_model
-from clew.training.manifest import (
-    MANIFEST_FILE,
-    MODEL_FILE,
-    CheckpointRecord,
-    Manifest,
-    read_manifest,
-)
+from clew.training.manifest import MODEL_FILE, CheckpointRecord, Manifest, read_manifest
 from clew.training.precision import resolve_device
 from clew.training.progress import last_step
 from clew.training.task import Task
@@ -96,13 +90,13 @@ def open_version(version: RegisteredVersion, folder: Path) -> ModelSource:
 def model_of(run: OpenedRun) -> ModelSource:
     """Return the best model of a run, after checking that its checkpoint is complete."""
     folder = run.best()
-    manifest = read_manifest(folder)
+    manifest, place = read_manifest(folder), folder / names.CHECKPOINT_MANIFEST
     if not (folder / MODEL_FILE).is_file():
         raise CheckpointError(f"{folder}: no {MODEL_FILE}; the checkpoint is incomplete")
-    config = trained_with(manifest, {}, source=str(folder / MANIFEST_FILE))
+    config = trained_with(manifest, {}, source=str(place))
     if manifest.task != TASK_KINDS[config.data.kind].task:
         raise CheckpointError(
-            f"{folder / MANIFEST_FILE}: the task is {quoted(manifest.task)}, which does not use "
+            f"{place}: the task is {quoted(manifest.task)}, which does not use "
             f"data of kind {config.data.kind}; use another checkpoint"
         )
     run_id = run.run_id or manifest.run_id or None

@@ -14,12 +14,7 @@ from typing import Literal
 import numpy as np
 import optuna
 from filelock import FileLock, Timeout
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -208,7 +203,7 @@ def _begin(path: Path, space: SearchSpace, *, maximize: bool) -> optuna.Study:
 
 def _distribution(parameter: Parameter, *, whole: bool) -> BaseDistribution:
     if parameter.choices is not None:
-        return CategoricalDistribution(parameter.choices)
+        return optuna.distributions.CategoricalDistribution(parameter.choices)
     (low, high), step = parameter.ends, parameter.step
     if whole:
         return IntDistribution(int(low), int(high), log=parameter.log, step=int(step or 1))
