@@ -268,8 +268,7 @@ class ExportOptions(Options):
     def _check(self) -> Self:
         if self.onnx and self.embeddings:
             raise ValueError(
-                "--onnx and --embeddings are both given; --embeddings writes no program; leave "
-                "one of them out"
+                "--onnx is given with --embeddings, which writes no program; leave one of them out"
             )
         return self
 

@@ -84,8 +84,7 @@ def measure(loaded: LoadedModel, source: ModelSource, split: str) -> dict[str, f
     metrics = loaded.metrics(split)
     if not metrics:
         raise DataError(
-            f"{source.title}: its data set {loaded.task.dataset} has no {split} examples; evaluate "
-            "another split"
+            f"{source.title}: {loaded.task.dataset} has no {split} examples; evaluate another split"
         )
     bad = [key for key, value in metrics.items() if not math.isfinite(value)]
     if bad:
@@ -117,8 +116,7 @@ def measure_against(loaded: LoadedModel, negatives: Path, split: str) -> dict[st
     if negatives.is_dir():
         if split != "test":
             raise ConfigError(
-                "split is valid, but the thresholds of triple classification are chosen on it; "
-                "evaluate test"
+                "split is valid, on which triple classification chooses thresholds; evaluate test"
             )
         return _classify(task, model, negatives)
     graph = task.graph

@@ -234,8 +234,7 @@ def words_of(name: str, table: pa.Table) -> list[str]:
     words = [word + "_inverse" * end for word, end in zip(names, ends, strict=True)]
     if len(set(words)) < len(words):
         raise DataError(
-            f"two {name} have one name in word2vec's format, which has no spaces in names; use "
-            "another format"
+            f"two {name} have one name in word2vec's format, without spaces; use another format"
         )
     return words
 

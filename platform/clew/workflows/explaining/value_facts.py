@@ -32,12 +32,7 @@ from clew.runs.base import Tracker
 from clew.runs.reading.disagreements import exclusion_list
 from clew.runs.reading.reviews import DataOrigin
 from clew.workflows.explaining.members import Progress
-from clew.workflows.explaining.trace_source import (
-    TraceSource,
-    open_trace_source,
-    prepare,
-    replay_settings,
-)
+from clew.workflows.explaining.trace_source import open_trace_source, prepare, replay_settings
 from clew.workflows.explaining.tracin import tests_of
 from clew.workflows.outputs import check_new_folder
 from clew.workflows.training_run import trace_run
@@ -163,7 +158,7 @@ def value_facts(
                 most = request.confirm
                 ends = np.unique([found.order[:most], found.order[::-1][:most]])
                 without[ends] = _rises_without(again, loss, ends, retrained)
-            _record(tracker, source, found)
+            _record(tracker, replay_settings(config, source.checkpoints[-1].step), found)
             tracker.metrics({names.VALUE_SECONDS: seconds}, source.model.manifest.step)
         return found
 
@@ -210,9 +205,8 @@ def read_weights(path: Path, count: int) -> np.ndarray:
     return weights
 
 
-def _record(tracker: Tracker, source: TraceSource, found: FactValues) -> None:
+def _record(tracker: Tracker, settings: dict[str, object], found: FactValues) -> None:
     graph, request = found.graph, found.request
-    settings = replay_settings(source.model.config, source.checkpoints[-1].step)
     with working_folder("values") as temporary:
         folder = temporary / names.ARTIFACT_VALUES
         folder.mkdir()
@@ -227,13 +221,13 @@ def _record(tracker: Tracker, source: TraceSource, found: FactValues) -> None:
         write_whole(folder / names.WORST_FACTS, exclusion_list(origin, triples))
         tests = request.test if isinstance(request.test, str) else "triples by name"
         weights = request.weights if isinstance(request.weights, Path | None) else "numbers"
-        settings |= {
+        said = settings | {
             "test": tests or "validation triples",
             "weights": str(weights or "equal"),
             "direction": request.direction,
             "num_tests": found.num_tests,
         }
-        tracker.params({f"value.{key}": value for key, value in settings.items()})
+        tracker.params({f"value.{key}": value for key, value in said.items()})
         tracker.artifact(folder)
         if request.output_dir is not None:
             shutil.copytree(folder, request.output_dir, dirs_exist_ok=True)
