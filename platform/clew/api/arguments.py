@@ -58,6 +58,7 @@ def listed(given: Any) -> Any:
 
 
 Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
 Names = Annotated[Sequence[str], BeforeValidator(listed)]
 
 

@@ -1,13 +1,11 @@
 """The chart of an explanation; outside the dashboard, only this module imports Altair."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import altair as alt
 import pandas as pd
-from pydantic import Field
 
-from clew.api.arguments import checked
+from clew.api.arguments import Count, checked
 from clew.api.explanations import FACT, TEST
 
 FOR, AGAINST = "#1F88CB", "#D55E00"
@@ -21,11 +19,7 @@ Chart = alt.Chart | alt.VConcatChart
 
 @checked
 def influence_chart(
-    frame: pd.DataFrame,
-    titles: Sequence[str],
-    heading: str,
-    *,
-    num_examples: Annotated[int, Field(ge=1)],
+    frame: pd.DataFrame, titles: Sequence[str], heading: str, *, num_examples: Count
 ) -> Chart:
     """Return bars of the strongest examples, one panel with a title for each prediction.
 

@@ -14,7 +14,7 @@ import pandas as pd
 from pydantic import Field, SkipValidation
 from tqdm import tqdm
 
-from clew.api.arguments import Triple, checked, named_triples
+from clew.api.arguments import Count, Triple, checked, named_triples
 from clew.api.models import AnyModel, Model, reference_of
 from clew.config.load import full_settings
 from clew.config.services import Question, ValueRequest
@@ -89,9 +89,7 @@ class Attribution:
         return self._frame.copy()
 
     @checked
-    def verify(
-        self, *, seeds: Annotated[int, Field(ge=1)] = 2, whole: bool = False
-    ) -> Verification:
+    def verify(self, *, seeds: Count = 2, whole: bool = False) -> Verification:
         """Return what happens without the strongest facts, as `clew verify` finds it.
 
         Args:
@@ -180,7 +178,7 @@ def attribute(
     continuation: str = "",
     frame: int | None = None,
     top_k: Annotated[int, Field(ge=0)] = 20,
-    seeds: Annotated[int, Field(ge=1)] | None = None,
+    seeds: Count | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Attribution:
     """Find the training examples behind a prediction, and record the result as a run.

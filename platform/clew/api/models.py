@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import Field, SkipValidation
 
 from clew import names
-from clew.api.arguments import Name, Names, P, R, Triple, checked, named_triples
+from clew.api.arguments import Count, Name, Names, P, R, Triple, checked, named_triples
 from clew.config.data import TokenData, TripleData
 from clew.config.schema import RunConfig
 from clew.errors import ConfigError, UsageError, quoted, similar_name
@@ -114,7 +114,7 @@ class TripleModel(Model):
         relation: str,
         head: str | None = None,
         tail: str | None = None,
-        top_k: Annotated[int, Field(ge=1)] = 10,
+        top_k: Count = 10,
         filter_known: bool = False,
         conformal: Annotated[float | None, Field(gt=0, lt=1)] = None,
     ) -> pd.DataFrame:
@@ -209,7 +209,7 @@ class TripleModel(Model):
         self,
         relation: str,
         *,
-        top_k: Annotated[int, Field(ge=1)] = 1000,
+        top_k: Count = 1000,
         filter_known: bool = True,
         head_kind: str = "",
         tail_kind: str = "",

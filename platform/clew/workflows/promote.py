@@ -322,16 +322,14 @@ class Challenge:
         kept = self.registry.version(self.name, number) if number else None
         return kept if kept and refused.items() <= kept.tags.items() else None
 
-    def _refuse(
-        self, version: RegisteredVersion, checks: list[Check], reason: str
-    ) -> PromotionResult:
+    def _refuse(self, version: RegisteredVersion, checks: list[Check], why: str) -> PromotionResult:
         """Keep the refused version as challenger, with the reason."""
         verdict = {names.TAG_VALIDATION: names.VALIDATION_FAILED}
-        self.registry.tag(version, verdict | {names.TAG_REFUSED_BECAUSE: reason})
+        self.registry.tag(version, verdict | {names.TAG_REFUSED_BECAUSE: why})
         challenger = alias_beside(self.alias, names.ALIAS_CHALLENGER)
         self.registry.set_alias(self.name, challenger, version.number)
         outcome = (
-            f"run {self.run_id} is not promoted: {reason} (kept as version "
+            f"run {self.run_id} is not promoted: {why} (kept as version "
             f"{version.number} of {self.name}, alias {challenger})"
         )
         return self._result(version.number, checks, outcome, refused=True)

@@ -6,15 +6,14 @@ A run whose process died is ended first; a run whose process is alive is not tou
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from clew import names
 from clew.config.data import looked_up_in
-from clew.config.load import flatten, from_mapping, full_settings
+from clew.config.load import Overrides, flatten, from_mapping, full_settings
 from clew.config.schema import RunConfig
 from clew.config.services import TrackingConfig
 from clew.config.training import AUTO_BATCH_SIZE
@@ -106,7 +105,7 @@ class ResumePoint:
         require_same_data(self.manifest, fingerprint, f"run {self.run_id}", advice)
 
 
-def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
+def find_resume_point(run_id: str, overrides: Overrides, folder: Path) -> ResumePoint:
     """Download the files that are needed to continue a run into `folder`.
 
     Raises:
@@ -137,7 +136,7 @@ def find_resume_point(run_id: str, overrides: Mapping[str, Any], folder: Path) -
     return ResumePoint(run_id, last, read_manifest(last), config, tuple(earlier), best_or_none)
 
 
-def find_newest(config: RunConfig, overrides: Mapping[str, Any], folder: Path) -> ResumePoint:
+def find_newest(config: RunConfig, overrides: Overrides, folder: Path) -> ResumePoint:
     """Find the newest run with this configuration that did not finish.
 
     Runs without a usable checkpoint are skipped with a warning.
@@ -186,9 +185,7 @@ def _with_batch(config: RunConfig, batch_size: object, accumulation: object) -> 
     return RunConfig.model_validate(content)
 
 
-def find_in_folder(
-    folder: Path, config: RunConfig | None, overrides: Mapping[str, Any]
-) -> ResumePoint:
+def find_in_folder(folder: Path, config: RunConfig | None, overrides: Overrides) -> ResumePoint:
     """Return the newest good checkpoint of a folder that was given as `--checkpoint-dir`.
 
     The folder contains `checkpoints/`, or the checkpoints themselves. Without a configuration to
@@ -221,7 +218,7 @@ def find_in_folder(
     return ResumePoint(run_id, last, manifest, config, before, best_or_none, unused)
 
 
-def _continued(run_id: str, original: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+def _continued(run_id: str, original: RunConfig, overrides: Overrides) -> RunConfig:
     """Return a run's configuration with overrides; it names no folder where nothing was written."""
     config = from_mapping(original.model_dump(mode="json"), overrides, source="--resume")
     folder, is_given = config.tracking.tensorboard_dir, TENSORBOARD_DIR in full_settings(overrides)

@@ -259,9 +259,7 @@ def identity_of(report: ReportSource | InfluenceReport) -> dict[str, Any]:
     return content | ({"runs": list(model.runs)} if model.runs else {})
 
 
-def _require_same(
-    path: Path, earlier: Mapping[str, Any], now: Mapping[str, Any], otherwise: str
-) -> None:
+def _require_same(path: Path, earlier: dict[str, Any], now: dict[str, Any], otherwise: str) -> None:
     for key in {**now, **earlier}:
         if earlier.get(key) != now.get(key):
             raise ConfigError(
