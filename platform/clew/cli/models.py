@@ -3,9 +3,9 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from clew.cli.options import ModelReference, Option, Options, Printed, Spoken, command, dashed
 from clew.cli.output import in_json, progress_bar, tell
@@ -71,8 +71,7 @@ class PredictOptions(Printed):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.9
     """Share of targets that the intervals of frames should contain."""
 
-    @model_validator(mode="after")
-    def _asks_one_way(self) -> Self:
+    def _check(self) -> None:
         if self.input and (self.head or self.relation or self.tail):
             raise ValueError("--input and a query are both given; give one of them")
         if self.triples and (self.input or self.head or self.relation or self.tail):
@@ -98,7 +97,6 @@ class PredictOptions(Printed):
                 raise ValueError(f"{dashed(name)} and --output are the same file; name another one")
         if self.conformal and (self.triples or self.lists):
             raise ValueError("--conformal is given with a list; it is for questions for one end")
-        return self
 
     @property
     def lists(self) -> bool:
@@ -227,15 +225,13 @@ class PromoteOptions(Spoken, Printed):
     rollback: bool = False
     """Give the alias back to the version that had it before."""
 
-    @model_validator(mode="after")
-    def _rollback_chooses_nothing(self) -> Self:
+    def _check(self) -> None:
         for name in ("run_id", "experiment", "metric", "force") if self.rollback else ():
             if getattr(self, name):
                 raise ValueError(
                     f"--rollback and {dashed(name)} are both given; a rollback restores the "
                     "version that had the alias before and checks nothing; leave one of them out"
                 )
-        return self
 
 
 @command(PromoteOptions, "clew promote newest --dry-run")
@@ -264,13 +260,11 @@ class ExportOptions(Options):
     onnx: bool = False
     """Write the program for ONNX Runtime too."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self) -> None:
         if self.onnx and self.embeddings:
             raise ValueError(
                 "--onnx is given with --embeddings, which writes no program; leave one of them out"
             )
-        return self
 
 
 @command(ExportOptions, "clew export newest output_dir=exported")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from clew import names
 from clew.cli.options import Configured, Option, Options, Printed, command, dashed
@@ -43,8 +43,7 @@ class DataOptions(Configured, ImportSettings):
     output_dir: Path | None = None
     """With FILES: new folder for the data set that is made of them."""
 
-    @model_validator(mode="after")
-    def _belong_together(self) -> Self:
+    def _check(self) -> None:
         if self.sources and (self.config or self.name or self.triples):
             raise ValueError("FILES or --kgx is given with --config, --name or --train; give one")
         if self.sources and self.pack is not None:
@@ -57,7 +56,6 @@ class DataOptions(Configured, ImportSettings):
             raise ValueError(f"{dashed(only[0])} is given without FILES or --kgx; these need it")
         if self.triples and not self.train:
             raise ValueError("--valid or --test is given without --train; give --train too")
-        return self
 
     @property
     def sources(self) -> list[Path]:

@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -23,6 +23,14 @@ class Section(BaseModel):
         if isinstance(value, str) and ("\0" in value or not can_be_written(value)):
             raise ValueError("expected valid Unicode text without NUL characters")
         return value
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        """Refuse, by a ValueError, values that do not fit together."""
 
 
 def can_be_written(text: str) -> bool:

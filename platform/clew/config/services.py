@@ -1,9 +1,9 @@
 """Sections `evaluation`, `influence` and `tracking`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
 from clew.errors import masked
@@ -133,14 +133,12 @@ class InfluenceConfig(Section):
         """Whether scores are derivatives through training steps, not sums over checkpoints."""
         return self.score in {"unrolled", "tuned"}
 
-    @model_validator(mode="after")
-    def _check_seeds(self) -> Self:
+    def _check(self) -> None:
         if self.seeds > 1 and self.goes_through_steps:
             raise ValueError(
                 f"seeds is {self.seeds}, but score {self.score} explains one run; leave seeds at "
                 "1, or choose another score"
             )
-        return self
 
 
 class ValidationRequest(Section):
