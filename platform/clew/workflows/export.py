@@ -204,8 +204,7 @@ def export_program(model: GraphModel, path: Path, write: Writer = torch_program)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 raises it in its own code
-            program = torch.export.export(module, examples[0], dynamic_shapes=shapes)
-            loaded = write(program, path)
+            loaded = write(torch.export.export(module, examples[0], dynamic_shapes=shapes), path)
         pairs = [(loaded(*inputs), module(*inputs)) for inputs in examples]
     except Exception as error:  # torch raises many types of error for models it cannot export
         path.unlink(missing_ok=True)
@@ -229,8 +228,8 @@ def words_of(name: str, table: pa.Table) -> list[str]:
         DataError: Two of them are equal.
     """
     names = (re.sub(r"\s+", "_", given.strip()) for given in table["name"].to_pylist())
-    has_ends = "inverse" in table.column_names
-    ends = table["inverse"].to_pylist() if has_ends else [False] * len(table)
+    has_inverses = "inverse" in table.column_names
+    ends = table["inverse"].to_pylist() if has_inverses else [False] * len(table)
     words = [word + "_inverse" * end for word, end in zip(names, ends, strict=True)]
     if len(set(words)) < len(words):
         raise DataError(

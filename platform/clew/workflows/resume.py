@@ -160,8 +160,7 @@ def _unfinished(config: RunConfig) -> Iterator[RunRecord]:
     """Yield unfinished runs with a configuration, newest first; skip those resumed to the end."""
     completed: set[str] = set()
     # Runs record the configuration without the options that were switched off on this machine.
-    hardware = Hardware.of(resolve_device(config.training.device))
-    config, _ = fit_to_hardware(config, hardware)
+    config, _ = fit_to_hardware(config, Hardware.of(resolve_device(config.training.device)))
     is_auto = config.training.batch_size == AUTO_BATCH_SIZE
     query = RunQuery(kind=names.KIND_TRAIN, config_hash="" if is_auto else config.config_hash)
     for run in every_run(query):

@@ -91,8 +91,7 @@ class TrialStudy:
         """Begin a trial, and return it with the settings to try in its `params`."""
         running = len(self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]))
         entropy = np.random.SeedSequence([self.seed, len(self.decided) + running])
-        seed = int(entropy.generate_state(1)[0])
-        self.study.sampler = optuna.samplers.TPESampler(seed=seed)
+        self.study.sampler = optuna.samplers.TPESampler(seed=int(entropy.generate_state(1)[0]))
         return self.study.ask(dict(self.distributions))
 
     def settle(self, trial: optuna.Trial, ending: "Ending") -> None:
@@ -134,8 +133,7 @@ class TrialStudy:
     def best(self) -> TrialRecord | None:
         """The complete trial with the best validation metric; the first one in case of a tie."""
         complete = [r for r in self.records if r.state == "complete" and r.value is not None]
-        maximize = self.study.direction == optuna.study.StudyDirection.MAXIMIZE
-        choose = max if maximize else min
+        choose = max if self.study.direction == optuna.study.StudyDirection.MAXIMIZE else min
         return choose(complete, key=lambda record: record.value or 0.0, default=None)
 
 

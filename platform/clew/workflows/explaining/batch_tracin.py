@@ -295,8 +295,7 @@ def _record(
     tracker.artifact(batch.output.join(build_report(batch.report, nothing)))
     tracker.artifact(batch.output.root / "summary.json", "influence")
     if done := [outcome.candidates for outcome in outcomes if outcome.status == "done"]:
-        settings = batch.report.settings
-        measured = tracin.metrics_of(len(done), sum(done), batch.seconds, settings)
+        measured = tracin.metrics_of(len(done), sum(done), batch.seconds, batch.report.settings)
         tracker.metrics(measured, batch.source.model.manifest.step)
 
 

@@ -112,8 +112,7 @@ def _check(model: ModelSource, run: RunRecord | None, config: RunConfig) -> None
             f"{model.title} was imported, so it cannot be trained again with other seeds; leave "
             "influence.seeds at 1"
         )
-    hardware = Hardware.of(resolve_device(config.training.device))
-    fitted, remarks = fit_to_hardware(config, hardware)
+    fitted, remarks = fit_to_hardware(config, Hardware.of(resolve_device(config.training.device)))
     if fitted.config_hash != config.config_hash:
         raise ConfigError(
             f"{model.title} was trained with options that do not pay here ({remarks[0]}); train "
@@ -169,5 +168,4 @@ def _at_once(config: RunConfig, run: RunRecord | None, most: int) -> int:
     if resolve_device(config.training.device).type != "cpu":
         return 1
     peak = 0.0 if run is None else run.metrics.get(names.PROCESS_PEAK_GIB, 0.0)
-    fitting = int(available_gib() / peak) if peak else 1
-    return max(1, min(most, num_cores(), fitting))
+    return max(1, min(most, num_cores(), int(available_gib() / peak) if peak else 1))
