@@ -56,3 +56,4 @@ COMMAS = BeforeValidator(lambda given: given.split(",") if isinstance(given, str
 TRAIN_FLAG = Flag(("train", "plan"))
 EXPLAIN_FLAG = Flag(("tracin", "batch_tracin"))
 FILTER_FLAG = Flag(("batch_tracin",))
+NO_CLEANUP = "disable_memory_cleanup"

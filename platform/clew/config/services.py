@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, Flag, Section
+from clew.config.base import COMMAS, EXPLAIN_FLAG, FILTER_FLAG, NO_CLEANUP, Flag, Section
 from clew.errors import masked
 from clew.names import maximizes
 
@@ -109,9 +109,7 @@ class InfluenceConfig(Section):
     """Half-precision type; `auto`: float16 on a GPU, bfloat16 on the CPU."""
     use_gradient_checkpointing: Annotated[bool, EXPLAIN_FLAG] = False
     """Recompute feature maps for the backward pass instead of keeping them."""
-    enable_memory_cleanup: Annotated[
-        bool, Flag(EXPLAIN_FLAG.verbs, off="disable_memory_cleanup")
-    ] = True
+    enable_memory_cleanup: Annotated[bool, Flag(EXPLAIN_FLAG.verbs, off=NO_CLEANUP)] = True
     """Return cached memory to the driver regularly (GPU only; results do not change)."""
     use_last_layers_only: Annotated[bool, EXPLAIN_FLAG] = False
     """Use only the parameters of the last layers: faster, but a different, coarser score."""

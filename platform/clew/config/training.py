@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from clew.config.base import TRAIN_FLAG, Flag, Section
+from clew.config.base import NO_CLEANUP, TRAIN_FLAG, Flag, Section
 
 AUTO_BATCH_SIZE = 0
 """The number that represents `training.batch_size: auto`."""
@@ -122,9 +122,7 @@ class OptimizationsConfig(Section):
     """Half-precision type, instead of the automatic choice."""
     use_gradient_checkpointing: Annotated[bool, TRAIN_FLAG] = False
     """Recompute activations in the backward pass instead of keeping them."""
-    enable_memory_cleanup: Annotated[bool, Flag(TRAIN_FLAG.verbs, off="disable_memory_cleanup")] = (
-        True
-    )
+    enable_memory_cleanup: Annotated[bool, Flag(TRAIN_FLAG.verbs, off=NO_CLEANUP)] = True
     """Delete references early and return cached memory to the driver regularly."""
     memory_cleanup_interval_steps: int = Field(default=8, ge=1)
     """Optimizer steps between two returns of cached memory to the driver."""

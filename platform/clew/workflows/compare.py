@@ -292,9 +292,7 @@ def _report(study: Study, cells: list[CellResult], nodes: tuple[Machine, ...]) -
         machine=describe_machine(),
         commit=git_commit() or "unknown",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        problems=[
-            f"{cell.variant}, seed {cell.seed}: {cell.problem}" for cell in cells if cell.problem
-        ],
+        problems=[f"{c.variant}, seed {c.seed}: {c.problem}" for c in cells if c.problem],
         run_ids=[cell.run_id for cell in cells if cell.run_id],
         nodes=nodes,
     )
