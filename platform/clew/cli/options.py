@@ -308,18 +308,14 @@ class Verb(click.Command):
         self.is_configured = issubclass(options, Configured)
         self.first = next((option for option in self.declared if option.first), None)
         self.example = example or f"clew {name}"
-        settings = [f"{key}=" for key in SHORT_KEYS] if self.is_configured else []
+        known = output.values_of(self.first) if self.first else []
+        known += [f"{key}=" for key in SHORT_KEYS] if self.is_configured else []
+        known += [f"{option.name}=" for option in self.declared if not option.switch]
         words = click.Argument(
             ["words"],
             nargs=-1,
             metavar=(f"[{self.first.name.upper()}] " if self.first else "") + "[NAME=VALUE]...",
-            shell_complete=output.completed(
-                [
-                    *(output.values_of(self.first) if self.first else []),
-                    *settings,
-                    *(f"{option.name}=" for option in self.declared if not option.switch),
-                ]
-            ),
+            shell_complete=output.completed(known),
         )
         super().__init__(
             name.replace("_", "-"),

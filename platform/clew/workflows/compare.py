@@ -32,6 +32,7 @@ from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.evaluate import as_note
 from clew.workflows.outputs import check_file
 from clew.workflows.subjects import data_fingerprint
+from clew.workflows.training_run import open_other_run
 
 logger = logging.getLogger(__name__)
 
@@ -221,15 +222,10 @@ def compare(
     if obstacle:
         logger.warning("%s", obstacle)
     data = fingerprints(study)
-    tracking = study.config(study.reference, study.seeds[0]).tracking
+    config, tags = study.config(study.reference, study.seeds[0]), {names.TAG_STUDY: study.name}
     with (
         opened_cluster(cluster, shows_output=True) as nodes,
-        open_tracker(
-            TrackingConfig(experiment=tracking.experiment),
-            kind=names.KIND_COMPARE,
-            run_name=study.name,
-            tags={names.TAG_STUDY: study.name},
-        ) as tracker,
+        open_other_run(config, names.KIND_COMPARE, study.name, tags) as tracker,
     ):
         forth = list(study.variants)
         turns = [

@@ -35,6 +35,7 @@ from clew.workflows.gate import Check, Gate
 from clew.workflows.model_source import model_of
 from clew.workflows.open_run import OpenedRun
 from clew.workflows.resume import require_dead
+from clew.workflows.training_run import open_other_run
 
 Report = Callable[[Check], None]
 
@@ -250,13 +251,8 @@ class Challenge:
             return self._result(champion.number, (), f"{outcome} with the same weights")
         if dry_run:
             return self._dry_run()
-        tracker = open_tracker(
-            TrackingConfig(experiment=candidate.config.tracking.experiment),
-            kind=names.KIND_PROMOTE,
-            run_name=f"promote {self.name}",
-            tags=dict(tags) | {names.TAG_SOURCE_RUN: self.run_id},
-        )
-        with tracker:
+        kind, own = names.KIND_PROMOTE, dict(tags) | {names.TAG_SOURCE_RUN: self.run_id}
+        with open_other_run(candidate.config, kind, f"promote {self.name}", own) as tracker:
             data = DataSet(
                 name=tags.get(names.TAG_DATASET, ""),
                 fingerprint=tags.get(names.TAG_DATA_FINGERPRINT, ""),

@@ -26,7 +26,7 @@ from clew.runs import hardware
 from clew.runs.base import DataSet, Tracker
 from clew.runs.mlflow_store import open_tracker
 from clew.runs.store import in_use
-from clew.runs.tracker import write_events
+from clew.runs.tracker import MlflowTracker, write_events
 from clew.training.checkpointing import Checkpointer
 from clew.training.distributed import World
 from clew.training.manifest import Manifest, list_checkpoints, read_manifest
@@ -276,6 +276,14 @@ def copy_outputs(folder: Path, output_dir: Path) -> None:
     shutil.copytree(folder / RUN_FILES, output_dir, dirs_exist_ok=True)
 
 
+def open_other_run(
+    config: RunConfig, kind: str, name: str, tags: Mapping[str, str], run_id: str | None = None
+) -> MlflowTracker:
+    """Open a run of another kind than training, in the experiment of a configuration."""
+    tracking = TrackingConfig(experiment=config.tracking.experiment)
+    return open_tracker(tracking, kind=kind, run_name=name, tags=tags, run_id=run_id)
+
+
 @contextmanager
 def linked_run(
     source: ModelSource,
@@ -296,13 +304,7 @@ def linked_run(
         own[names.TAG_SOURCE_RUN] = source.run_id
     if source.version is not None:
         own[names.TAG_MODEL_VERSION] = source.version.uri
-    tracker = open_tracker(
-        TrackingConfig(experiment=source.config.tracking.experiment),
-        kind=kind,
-        run_name=run_name,
-        tags=own | dict(tags or {}),
-    )
-    with tracker:
+    with open_other_run(source.config, kind, run_name, own | dict(tags or {})) as tracker:
         record_data(tracker, source.config, loaded.task, context)
         yield tracker
 

@@ -20,11 +20,10 @@ from clew import names
 from clew.config.image_sequences import ImageSequenceData
 from clew.config.load import flatten, to_yaml, with_settings
 from clew.config.schema import RunConfig
-from clew.config.services import ClusterRequest, SearchBudget, TrackingConfig
+from clew.config.services import ClusterRequest, SearchBudget
 from clew.config.study import SearchSpace, Value, load_space
 from clew.errors import ConfigError, Interrupted, UsageError, counted
 from clew.files import as_typed, write_whole
-from clew.runs.mlflow_store import open_tracker
 from clew.runs.reading.run_details import TRIAL_COLUMNS
 from clew.runs.tracker import MlflowTracker
 from clew.spreadsheets import csv_text
@@ -33,7 +32,7 @@ from clew.workflows.cluster import Cluster, opened_cluster
 from clew.workflows.outputs import check_folder
 from clew.workflows.resume import end_if_dead
 from clew.workflows.subjects import build_task, data_fingerprint
-from clew.workflows.training_run import task_tags
+from clew.workflows.training_run import open_other_run, task_tags
 from clew.workflows.trials import PARENT, Ending, TrialRecord, TrialStudy, opened_study, train_trial
 from clew.workflows.warm_start import with_named_start
 
@@ -315,16 +314,11 @@ def _parent_run(
     if study.parent_run_id is not None:
         # Otherwise the first trial would use the run that `mlflow run` opened for this command.
         os.environ.pop("MLFLOW_RUN_ID", None)
-    tracking = request.config.tracking
-    tracker = open_tracker(
-        TrackingConfig(experiment=tracking.experiment),
-        kind=names.KIND_TUNE,
-        run_name=tracking.run_name or f"tune {tags[names.TAG_DATASET]}",
-        tags=tags,
-        run_id=study.parent_run_id,
-    )
+    config, earlier = request.config, study.parent_run_id
+    name = config.tracking.run_name or f"tune {tags[names.TAG_DATASET]}"
+    tracker = open_other_run(config, names.KIND_TUNE, name, tags, earlier)
     study.study.set_user_attr(PARENT, tracker.run_id)
-    tracker.params(flatten(request.config))
+    tracker.params(flatten(config))
     tracker.params({"tune.seed": request.seed, "tune.space": space.model_dump(mode="json")})
     return tracker
 
