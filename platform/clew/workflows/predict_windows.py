@@ -246,15 +246,8 @@ def predict_frames(
         metadata = {f"clew.{key}": value for key, value in said.items()}
         width = None if intervals is None else intervals.half_width
         write_predictions(output, windows, prediction, width, metadata)
-        return FramesResult(
-            model=source.title,
-            output=str(output),
-            num_windows=len(windows),
-            target_name=record.target_name,
-            unit=record.unit,
-            intervals=intervals,
-            notes=notes,
-        )
+        target = record.target_name, record.unit
+        return FramesResult(source.title, str(output), len(windows), *target, intervals, notes)
 
 
 def _held_out_errors(

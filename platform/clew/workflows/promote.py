@@ -357,16 +357,9 @@ class Challenge:
     def _result(
         self, number: str | None, checks: Sequence[Check], outcome: str, *, refused: bool = False
     ) -> PromotionResult:
-        champion = self.gate.champion
+        former = self.gate.champion.number if self.gate.champion else None
         return PromotionResult(
-            self.name,
-            self.alias,
-            number,
-            former=champion.number if champion else None,
-            run_id=self.run_id,
-            outcome=outcome,
-            refused=refused,
-            checks=tuple(checks),
+            self.name, self.alias, number, former, self.run_id, outcome, refused, tuple(checks)
         )
 
 

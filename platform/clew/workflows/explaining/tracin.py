@@ -228,16 +228,10 @@ def explain(
         explanations = tracer.explain(tests, candidates=candidates, progress=progress)
     scores, ranks = tracer.scores_and_ranks(tests)
     paths = scored_paths(tracer, source.paths, tests, explanations)
-    counts = np.full(len(tests), len(source.task.graph.train))
-    return Findings(
-        tests=tests,
-        explanations=explanations,
-        scores=scores,
-        ranks=ranks,
-        candidates=counts if candidates is None else candidates.sum(1),
-        seconds=time.perf_counter() - began,
-        paths=paths,
-    )
+    every = np.full(len(tests), len(source.task.graph.train))
+    scored = every if candidates is None else candidates.sum(1)
+    seconds = time.perf_counter() - began
+    return Findings(tests, explanations, scores, ranks, scored, seconds, paths)
 
 
 def write_first_answer(
