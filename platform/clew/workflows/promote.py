@@ -253,13 +253,8 @@ class Challenge:
             return self._dry_run()
         kind, own = names.KIND_PROMOTE, dict(tags) | {names.TAG_SOURCE_RUN: self.run_id}
         with open_other_run(candidate.config, kind, f"promote {self.name}", own) as tracker:
-            data = DataSet(
-                name=tags.get(names.TAG_DATASET, ""),
-                fingerprint=tags.get(names.TAG_DATA_FINGERPRINT, ""),
-                source=candidate.config.data.source,
-                context="promotion",
-            )
-            tracker.dataset(data)
+            data = tags.get(names.TAG_DATASET, ""), tags.get(names.TAG_DATA_FINGERPRINT, "")
+            tracker.dataset(DataSet(*data, candidate.config.data.source, "promotion"))
             result = self._decide(tracker)
             self._record(tracker, result)
         return result

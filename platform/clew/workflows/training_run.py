@@ -79,16 +79,9 @@ def open_training_run(
 
 def record_data(tracker: Tracker, config: RunConfig, task: Task[Any], context: str) -> None:
     """Record what data a run reads, of which size; `context` is their purpose, for MLflow."""
-    subject = SUBJECTS[config.data.kind]
-    data = DataSet(
-        name=task.dataset,
-        fingerprint=task.data_fingerprint,
-        source=config.data.source,
-        context=context,
-        sizes=subject.describe_data(task),
-        columns=dict(subject.columns),
-    )
-    tracker.dataset(data)
+    subject, source = SUBJECTS[config.data.kind], config.data.source
+    told = subject.describe_data(task), dict(subject.columns)
+    tracker.dataset(DataSet(task.dataset, task.data_fingerprint, source, context, *told))
 
 
 def origin_of(
