@@ -176,13 +176,8 @@ def _continue(options: PredictOptions) -> None:
 
     file = options.prompt_file
     prompt = read_prompt(file, sys.stdin.buffer) if file else options.prompt
-    request = TextRequest(
-        prompt=prompt,
-        max_tokens=options.max_tokens,
-        sampling=Sampling(options.temperature, top_p=options.top_p),
-        seed=options.seed,
-        state=options.state,
-    )
+    sampling = Sampling(options.temperature, top_p=options.top_p)
+    request = TextRequest(prompt, options.max_tokens, sampling, options.seed, options.state)
     pieces = predict_text(options.model, request, progress_bar("tokens", as_json=False))
     if options.as_json:
         tell(in_json({"model": options.model, "prompt": prompt, "text": "".join(pieces)}))
