@@ -198,7 +198,7 @@ class VerifyOptions(Printed):
 
 
 @command(VerifyOptions, "clew verify newest")
-def verify(options: VerifyOptions) -> int:
+def verify(options: VerifyOptions) -> None:
     """Check an explanation. Its facts are taken away, and the model is trained on."""
     from clew.workflows import verify as workflow
 
@@ -211,7 +211,6 @@ def verify(options: VerifyOptions) -> int:
         following = f"report --explanation {found.run_id} --output why.html"
     said = f"run {found.run_id}\n\n{found}\nnext: clew {following}"
     tell(in_json(found) if options.as_json else said)
-    return 0
 
 
 class ValueFactsOptions(Options, ValueRequest):
