@@ -44,15 +44,11 @@ def tracin(options: TracinOptions) -> None:
     from clew.workflows.explaining.trace_source import GivenFiles
     from clew.workflows.explaining.tracin import tracin as workflow
 
-    result = workflow(
-        options.model,
-        options.test,
-        options.overrides,
-        files=GivenFiles(options.train, options.entity_to_id, options.relation_to_id),
-        output=options.output,
-        progress=progress_bar(_unit(options, "triples"), as_json=options.as_json),
-        trained=progress_bar("training runs", as_json=options.as_json),
-    )
+    asked = options.model, options.test, options.overrides
+    given = GivenFiles(options.train, options.entity_to_id, options.relation_to_id)
+    units = _unit(options, "triples"), "training runs"
+    bars = [progress_bar(unit, as_json=options.as_json) for unit in units]
+    result = workflow(*asked, files=given, output=options.output, progress=bars[0], trained=bars[1])
     if options.as_json:
         tell(in_json(result.as_dict()))
         return
@@ -111,14 +107,9 @@ class TraceWindowsOptions(Configured, Spoken):
 
     def explain(self, trace: Callable[..., Any], model: str, asked: Sequence[object]) -> None:
         """Call a workflow with these options, and print its results."""
-        results = trace(
-            model,
-            asked,
-            self.overrides,
-            num_last_layers=self.num_last_layers,
-            output=self.output,
-            progress=progress_bar(_unit(self, "windows"), as_json=False),
-        )
+        how = {"num_last_layers": self.num_last_layers, "output": self.output}
+        progress = progress_bar(_unit(self, "windows"), as_json=False)
+        results = trace(model, asked, self.overrides, progress=progress, **how)
         tell("\n\n".join(result.table() for result in results))
 
 

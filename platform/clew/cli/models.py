@@ -190,15 +190,11 @@ def _continue(options: PredictOptions) -> None:
 def _predict_frames(options: PredictOptions) -> None:
     from clew.workflows.predict_windows import predict_frames
 
-    assert options.frames is not None
-    assert options.output is not None
-    result = predict_frames(
-        options.model,
-        options.frames,
-        options.output,
-        confidence=options.confidence,
-        progress=progress_bar("windows", as_json=False),
-    )
+    frames, output, share = options.frames, options.output, options.confidence
+    assert frames is not None
+    assert output is not None
+    bar = progress_bar("windows", as_json=False)
+    result = predict_frames(options.model, frames, output, confidence=share, progress=bar)
     tell(in_json(result.as_dict()) if options.as_json else result.table())
 
 

@@ -49,20 +49,18 @@ VERSION, FILES_VERSION = "version_of_files", 3
 NOTE_FILE = "test.json"
 """File next to a finished test triple's results that holds its outcome."""
 REPORT_FILES = (names.INFLUENCE_JSON, names.INFLUENCE_CSV, names.INFLUENCE_PARQUET)
-WITHOUT_EFFECT = frozenset(
-    {
-        "batch_size",
-        "enable_memory_cleanup",
-        "half_precision_deviation",
-        names.SETTING_BEST,
-        "memory_budget_mib",
-        "seeds",  # the report names the runs
-        "tests_per_group",
-        "tests_per_pass",
-        "tile_triples",
-        "use_gradient_checkpointing",
-    }
-)
+WITHOUT_EFFECT = {
+    "batch_size",
+    "enable_memory_cleanup",
+    "half_precision_deviation",
+    names.SETTING_BEST,
+    "memory_budget_mib",
+    "seeds",  # the report names the runs
+    "tests_per_group",
+    "tests_per_pass",
+    "tile_triples",
+    "use_gradient_checkpointing",
+}
 """Settings that change time or memory, or that the rest of a report says, but not the results."""
 
 

@@ -302,12 +302,9 @@ def open_trace_run(source: TraceSource, run_name: str) -> Iterator[Tracker]:
     """Open a run of kind `trace`, linked to the explained run."""
     tags = {names.TAG_VARIANT: variant(source)}
     with trace_run(source.model, source.loaded, run_name, tags=tags) as tracker:
-        tracker.params(
-            {
-                f"{names.PARAMETER_PREFIX}influence.{key}": value
-                for key, value in source.tracer.settings.model_dump(mode="json").items()
-            }
-        )
+        settings = source.tracer.settings.model_dump(mode="json")
+        prefix = f"{names.PARAMETER_PREFIX}influence."
+        tracker.params({f"{prefix}{key}": value for key, value in settings.items()})
         yield tracker
 
 

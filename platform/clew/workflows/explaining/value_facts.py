@@ -140,9 +140,8 @@ def value_facts(
                 raise ConfigError("--confirm cannot judge averaged parameters (training.ema_decay)")
             again = Retrainer(source.task.graph, config, source.model.manifest, device)
         # Opened before the work, so that the store shows a running command and its peak memory.
-        with trace_run(
-            source.model, source.loaded, f"value-facts {source.task.dataset}", kind=names.KIND_VALUE
-        ) as tracker:
+        name = f"value-facts {source.task.dataset}"
+        with trace_run(source.model, source.loaded, name, kind=names.KIND_VALUE) as tracker:
             began = time.perf_counter()
             values = tracer.values(tests, weights, progress=progress)
             seconds = time.perf_counter() - began
