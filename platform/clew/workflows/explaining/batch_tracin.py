@@ -215,11 +215,8 @@ class BatchResult:
             f"{self.count('done')} explained, {self.count('kept')} kept from before, "
             f"{self.count('failed')} failed; results in {self.output_dir}",
         ]
-        lines += [
-            f"  line {outcome.index + 1}: {outcome.message}"
-            for outcome in self.outcomes
-            if outcome.status == "failed"
-        ]
+        failures = (outcome for outcome in self.outcomes if outcome.status == "failed")
+        lines += [f"  line {outcome.index + 1}: {outcome.message}" for outcome in failures]
         return "\n".join([*lines, *self.notes])
 
     def as_dict(self) -> dict[str, Any]:
